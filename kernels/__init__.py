@@ -1,0 +1,1 @@
+"""Triton kernels: the portable one that runs everywhere."""

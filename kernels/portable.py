@@ -1,0 +1,322 @@
+"""portable: plain tl.dot with masks and strides, on every GPU that Triton knows and on the CPU.
+
+Idea: leave tiles, pipelines and instructions to Triton; any strides, any sizes, any architecture.
+Parent: none.
+Changes: none to a parent. Edges are masked only where a tile can overhang, and offsets are 64-bit only where they must
+    be: both are decided on the host, per call, as is all that the compiler is told about alignment.
+Why it pays: it is the fallback of every other kernel, and through Triton's interpreter the one that runs without a GPU.
+Source: beyond the seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime.interpreter import InterpretedFunction
+
+from ..operands import Problem, dtype_name
+from ..registry import Kernel
+from .portable_config import (
+    CANDIDATES,
+    INT32_MAX,
+    MAX_PROGRAMS,
+    PortableConfig,
+    choose,
+    invalid_reason,
+    kept_dims,
+    needs_int64,
+    pieces_of,
+    tiles,
+)
+
+__all__ = ["CANDIDATES", "KERNEL", "Config", "choose", "compile_for", "invalid_reason", "plan", "unsupported"]
+
+Config = PortableConfig
+
+Tensor = torch.Tensor
+Launch = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], None]
+
+_ON_CPU = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
+_TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+def _readable_name(specialization: Any) -> str:
+    blocks = "x".join(str(specialization.constants[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    return f"outblas_portable_{blocks}_{specialization.signature['a'].removeprefix('*')}"
+
+
+@triton.jit(repr=_readable_name)  # type: ignore[untyped-decorator]
+def matmul_kernel(  # type: ignore[no-untyped-def]
+    a, b, c, out, alpha, beta,
+    M, N, K, inner,
+    a_outer, a_inner, a_m, a_k,
+    b_outer, b_inner, b_k, b_n,
+    c_outer, c_inner, c_m, c_n,
+    out_outer, out_inner, out_m, out_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED_K: tl.constexpr,
+):  # fmt: skip
+    """One tile of out[outer, inner, M, N] = alpha A B + beta C (c is None without one).
+
+    Masked lanes may compute offsets that wrap around; every offset that is used is in range. The interpreter needs K as
+    a Python number to walk a range (INTERPRETED_K, 0 when compiled), and operands in fp32: its bf16 products are wrong.
+    """
+    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
+    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0) % (tiles_m * tiles_n)
+    product = tl.program_id(0) // (tiles_m * tiles_n)
+    outer_index = (product // inner).to(tl.int64)
+    inner_index = (product % inner).to(tl.int64)
+    in_group = tile % (GROUP_M * tiles_n)
+    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
+    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
+
+    m = (first_m + in_group % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (in_group // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    if WIDE:
+        m = m.to(tl.int64)
+        n = n.to(tl.int64)
+        k = k.to(tl.int64)
+    inside_m = m[:, None] < M
+    inside_n = n[None, :] < N
+
+    a_tile_ptr = a + outer_index * a_outer + inner_index * a_inner + (m[:, None] * a_m + k[None, :] * a_k)
+    b_tile_ptr = b + outer_index * b_outer + inner_index * b_inner + (k[:, None] * b_k + n[None, :] * b_n)
+    acc = tl.full((BLOCK_M, BLOCK_N), 0, tl.float32)
+    # A `while` loop would not be pipelined.
+    for start in range(0, INTERPRETED_K if INTERPRETED_K else K, BLOCK_K):
+        if EVEN_K and EVEN_M:
+            a_tile = tl.load(a_tile_ptr)
+        elif EVEN_K:
+            a_tile = tl.load(a_tile_ptr, mask=inside_m, other=0.0)
+        elif EVEN_M:
+            a_tile = tl.load(a_tile_ptr, mask=k[None, :] < K - start, other=0.0)
+        else:
+            a_tile = tl.load(a_tile_ptr, mask=inside_m & (k[None, :] < K - start), other=0.0)
+        if EVEN_K and EVEN_N:
+            b_tile = tl.load(b_tile_ptr)
+        elif EVEN_K:
+            b_tile = tl.load(b_tile_ptr, mask=inside_n, other=0.0)
+        elif EVEN_N:
+            b_tile = tl.load(b_tile_ptr, mask=k[:, None] < K - start, other=0.0)
+        else:
+            b_tile = tl.load(b_tile_ptr, mask=(k[:, None] < K - start) & inside_n, other=0.0)
+        if INTERPRETED_K:
+            a_tile = a_tile.to(tl.float32)
+            b_tile = b_tile.to(tl.float32)
+        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+        a_tile_ptr += BLOCK_K * a_k
+        b_tile_ptr += BLOCK_K * b_k
+
+    acc *= alpha
+    if c is not None:
+        c_tile_ptr = c + outer_index * c_outer + inner_index * c_inner + (m[:, None] * c_m + n[None, :] * c_n)
+        if EVEN_M and EVEN_N:
+            acc += beta * tl.load(c_tile_ptr).to(tl.float32)
+        else:
+            acc += beta * tl.load(c_tile_ptr, mask=inside_m & inside_n, other=0.0).to(tl.float32)
+    out_tile_ptr = out + outer_index * out_outer + inner_index * out_inner + (m[:, None] * out_m + n[None, :] * out_n)
+    if EVEN_M and EVEN_N:
+        tl.store(out_tile_ptr, acc.to(out.dtype.element_ty))
+    else:
+        tl.store(out_tile_ptr, acc.to(out.dtype.element_ty), mask=inside_m & inside_n)
+
+
+_interpreted = InterpretedFunction(matmul_kernel.fn)
+_interpreter_lock = threading.Lock()  # the interpreter keeps its grid, and patches triton.language, globally
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """All that the compiler is told: argument types, constants and divisors by position, launch options."""
+
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[int, Any], ...]
+    divisors: tuple[tuple[int, int], ...]
+    num_warps: int
+    num_stages: int
+
+
+def unsupported(problem: Problem, config: PortableConfig | None = None) -> str | None:
+    """Why this kernel cannot take a call (with this config); None if it can."""
+    if problem.dtype not in _TYPES or problem.out_dtype not in _TYPES:
+        names = dtype_name(problem.dtype), dtype_name(problem.out_dtype)
+        return f"needs bfloat16, float16 or float32, and was given {names[0]} operands for {names[1]} outputs"
+    if problem.device.type not in ("cpu", "cuda"):
+        return f"needs CUDA or CPU tensors, and was given tensors on {problem.device}"
+    if problem.device.type == "cuda" and not isinstance(matmul_kernel, triton.JITFunction):
+        return "needs CPU tensors while TRITON_INTERPRET=1 is set, and was given CUDA tensors"
+    if config is not None:
+        limit = None if problem.device.type == "cpu" else _shared_memory_limit(problem.device)
+        if reason := invalid_reason(config, problem.dtype, limit):
+            return reason
+        if tiles(config, problem) > MAX_PROGRAMS:
+            return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(config, problem)}"
+    return None
+
+
+def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
+    """Compiles for a call and returns its launch. Raises ValueError when the call or the config is not supported.
+
+    The launch takes the tensors of any call with this `Problem`, on the current device and its current stream. Without
+    a config, `choose` picks one for the device.
+    """
+    if reason := unsupported(problem, config):
+        raise ValueError(f"kernel 'portable': {reason}")
+    if problem.device.type == "cpu":
+        config = config or _ON_CPU
+        runs = [(piece.offsets, _interpreter(piece.programs)) for piece in pieces_of(problem, config)]
+        tail = tuple(_arguments(problem, config, "ieee", interpreted=True).values())
+    else:
+        arch = _arch(problem.device)
+        if config is None:
+            sm_count = torch.cuda.get_device_properties(problem.device).multi_processor_count
+            config = choose(problem, sm_count, arch, _shared_memory_limit(problem.device))
+        with torch.cuda.device(problem.device):
+            compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
+            runs = [(piece.offsets, compiled[piece.programs, 1, 1]) for piece in pieces_of(problem, config)]
+        tail = tuple(_arguments(problem, config, _precision(problem, arch), interpreted=False).values())
+    has_c = problem.c is not None
+
+    def launch(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
+        run(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
+
+    def launch_pieces(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
+        for offsets, run in runs:
+            tensors = (a, b, c if has_c else None, out)
+            shifted = (None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=True))
+            run(*shifted, float(alpha), float(beta), *tail)
+
+    if len(runs) > 1:
+        return launch_pieces
+    run = runs[0][1]
+    return launch
+
+
+def compile_for(problem: Problem, config: PortableConfig, arch: int) -> CompiledKernel:
+    """The kernel that `plan` would launch on an architecture (90 is sm_90); needs no GPU, and loads nothing on one."""
+    return _compile(_specialize(problem, config, arch), arch, None)
+
+
+@cache
+def _compile(specialization: Specialization, arch: int, device: int | None) -> CompiledKernel:
+    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
+    source = ASTSource(
+        matmul_kernel,
+        dict(specialization.signature),
+        {(i,): value for i, value in specialization.constants},
+        {(i,): [["tt.divisibility", divisor]] for i, divisor in specialization.divisors},
+    )
+    options = {
+        "num_warps": specialization.num_warps,
+        "num_stages": specialization.num_stages,
+        "maxnreg": min(255, 65536 // (32 * specialization.num_warps)),  # without it ptxas spills to raise occupancy
+        "enable_fp_fusion": True,
+        "sanitize_overflow": False,  # offsets of masked lanes wrap
+    }
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:
+    """Types and divisors from the problem alone, so that a plan holds for every call that shares it."""
+    signature: dict[str, str] = {}
+    constants: list[tuple[int, Any]] = []
+    divisors: list[tuple[int, int]] = []
+    pieces = pieces_of(problem, config)
+    alignment = dict(zip(("a", "b", "out", "c"), problem.alignment, strict=False))
+    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.dtype, "out": problem.out_dtype}
+    for i, (name, dtype) in enumerate(dtypes.items()):
+        if name == "c" and problem.c is None:
+            signature[name] = "constexpr"
+            constants.append((i, None))
+        else:
+            signature[name] = _TYPES[dtype]
+            starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
+            divisors.append((i, math.gcd(alignment[name], *starts)))
+    signature |= {"alpha": "fp32", "beta": "fp32"}
+    arguments = _arguments(problem, config, _precision(problem, arch), interpreted=False)
+    for i, (name, value) in enumerate(arguments.items(), start=len(signature)):
+        if (name.isupper() and name not in "MNK") or value == 1:
+            signature[name] = "constexpr"
+            constants.append((i, value))
+        else:
+            wide = value > INT32_MAX or (name in "MNK" and arguments["WIDE"])
+            signature[name] = "i64" if wide else "i32"
+            divisors.append((i, math.gcd(value, 16)))
+    return Specialization(
+        tuple(signature.items()), tuple(constants), tuple(divisors), config.num_warps, config.num_stages
+    )
+
+
+def _arguments(problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool) -> dict[str, Any]:
+    """Arguments of the kernel after the tensors, alpha and beta, in order."""
+    M, N, K = problem.M, problem.N, problem.K
+    kept = kept_dims(problem)
+    operands = {"a": (problem.a, "mk"), "b": (problem.b, "kn"), "c": (problem.c, "mn"), "out": (problem.out, "mn")}
+    strides: dict[str, int] = {}
+    for name, (steps, axes) in operands.items():
+        steps = steps or (1,) * (len(problem.batch) + 2)
+        outer, inner = ([0, 0] + [steps[i] for i in kept])[-2:]
+        strides |= {f"{name}_outer": outer, f"{name}_inner": inner}
+        strides |= {f"{name}_{axis}": step for axis, step in zip(axes, steps[-2:], strict=True)}
+    return {
+        "M": M, "N": N, "K": K, "inner": problem.batch[kept[-1]] if kept else 1,
+        **strides,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        "EVEN_M": M % config.block_m == 0, "EVEN_N": N % config.block_n == 0, "EVEN_K": K % config.block_k == 0,
+        "WIDE": needs_int64(problem, config), "PRECISION": precision, "INTERPRETED_K": K if interpreted else 0,
+    }  # fmt: skip
+
+
+def _shift(t: Tensor, offset: int) -> Tensor:
+    """A view that starts `offset` elements later: kernels take no address arithmetic from the host."""
+    return torch.as_strided(t, (1,), (1,), t.storage_offset() + offset) if offset else t
+
+
+def _interpreter(programs: int) -> Callable[..., None]:
+    def run(*arguments: Any) -> None:
+        with _interpreter_lock, np.errstate(all="ignore"):
+            _interpreted[(programs,)](*arguments)
+
+    return run
+
+
+def _precision(problem: Problem, arch: int) -> str:
+    return "tf32" if problem.tf32 and arch >= 80 else "ieee"
+
+
+def _arch(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _shared_memory_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a CTA may ask for."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+KERNEL = Kernel(
+    name="portable",
+    ladder="portable",
+    idea="plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU through the interpreter",
+    parent=None,
+    source="beyond the seeds",
+    dtypes=("bfloat16", "float16", "float32"),
+    min_arch=75,
+    max_arch=None,
+    dsl="triton",
+)

@@ -1,0 +1,260 @@
+"""Plans of the portable kernel: tile configs, their budgets, the presets, the rule that picks one, and the launches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, fields
+
+import torch
+
+from ..operands import Problem, span
+
+INT32_MAX = 2**31 - 1
+MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
+_MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
+
+
+@dataclass(frozen=True)
+class PortableConfig:
+    """One CTA computes block_m × block_n outputs, block_k terms a step, in `num_warps` warps.
+
+    `group_m` tile rows are walked together, column by column, so that neighbours in time share operands in L2;
+    `num_stages` is the depth of Triton's software pipeline.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 64
+    group_m: int = 8
+    num_warps: int = 4
+    num_stages: int = 3
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.num_warps
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 accumulators a thread."""
+        return self.block_m * self.block_n // self.threads
+
+    def shared_memory(self, dtype: torch.dtype) -> int:
+        """Bytes of shared memory, at most: the stages, or the tile of outputs (fp32) on its way to wide stores."""
+        stage = (self.block_m + self.block_n) * self.block_k * dtype.itemsize
+        return max(self.num_stages * stage, self.block_m * self.block_n * 4)
+
+    def registers(self, vector_a: int, vector_b: int) -> int:
+        """Registers a thread that accumulators and load addresses hold, for loads of that many elements."""
+        addresses = self.block_m * self.block_k // vector_a + self.block_k * self.block_n // vector_b
+        return self.accumulators + 2 * addresses // self.threads
+
+
+def invalid_reason(config: PortableConfig, dtype: torch.dtype, shared_memory_limit: int | None) -> str | None:
+    """Why a config cannot run on operands of `dtype` with so many bytes of shared memory a CTA; None if it can.
+
+    Without a limit (the interpreter) only the form of the config is judged.
+    """
+    for name in ("block_m", "block_n", "block_k"):
+        size = getattr(config, name)
+        if not _power_of_two(size) or size < 16:
+            return f"{name} is {size}, expected a power of two of at least 16"
+    if not _power_of_two(config.num_warps) or config.num_warps > 32:
+        return f"num_warps is {config.num_warps}, expected 1, 2, 4, 8, 16 or 32"
+    for name in ("group_m", "num_stages"):
+        if getattr(config, name) < 1:
+            return f"{name} is {getattr(config, name)}, expected at least 1"
+    if config.accumulators > _MAX_ACCUMULATORS:
+        return (
+            f"block_m x block_n in {config.num_warps} warps is {config.accumulators} accumulators a thread, "
+            f"expected at most {_MAX_ACCUMULATORS}"
+        )
+    needed = config.shared_memory(dtype)
+    if shared_memory_limit is not None and needed > shared_memory_limit:
+        return f"{describe(config)} needs {needed} bytes of shared memory, the device has {shared_memory_limit}"
+    return None
+
+
+def describe(config: PortableConfig) -> str:
+    """`block_m=128,block_n=256,...`"""
+    return ",".join(f"{field.name}={getattr(config, field.name)}" for field in fields(config))
+
+
+def _power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+def _presets(*rows: tuple[int, int, int, int, int]) -> tuple[PortableConfig, ...]:
+    return tuple(PortableConfig(m, n, k, 8, warps, stages) for m, n, k, warps, stages in rows)
+
+
+# For tensor cores. Of configs with equal cost, `choose` takes the first that fits.
+TENSOR_CORE = _presets(
+    (128, 256, 64, 8, 3),
+    (128, 256, 64, 8, 4),
+    (256, 128, 64, 8, 3),
+    (256, 128, 64, 8, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 3),
+    (128, 256, 32, 8, 3),
+    (128, 128, 32, 8, 4),
+    (128, 128, 32, 8, 3),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (128, 64, 32, 4, 3),
+    (64, 128, 32, 4, 3),
+    (64, 64, 64, 4, 4),
+    (64, 64, 32, 4, 3),
+    (64, 32, 64, 4, 4),
+    (32, 64, 64, 4, 4),
+    (32, 32, 64, 4, 4),
+    (32, 32, 32, 4, 3),
+    (16, 128, 32, 4, 6),
+    (128, 16, 64, 4, 4),
+    (16, 64, 128, 4, 4),
+    (64, 16, 128, 4, 4),
+    (16, 32, 128, 4, 4),
+    (32, 16, 128, 4, 4),
+    (16, 16, 128, 4, 4),
+    (16, 16, 32, 2, 3),
+)
+
+# For fused multiply-adds: IEEE fp32, and every dtype below sm_80, where tl.dot has no tensor cores.
+FMA = _presets(
+    (128, 128, 16, 8, 3),
+    (128, 64, 16, 8, 3),
+    (64, 128, 16, 8, 3),
+    (64, 64, 16, 4, 3),
+    (64, 32, 16, 4, 3),
+    (32, 64, 16, 4, 3),
+    (32, 32, 16, 4, 3),
+    (16, 64, 32, 4, 3),
+    (64, 16, 32, 4, 3),
+    (16, 32, 32, 4, 3),
+    (32, 16, 32, 4, 3),
+    (16, 16, 32, 2, 3),
+)
+
+CANDIDATES: tuple[PortableConfig, ...] = tuple(dict.fromkeys(TENSOR_CORE + FMA))
+
+
+def uses_fma(problem: Problem, arch: int) -> bool:
+    """Whether tl.dot becomes fused multiply-adds on this architecture (90 is sm_90) instead of tensor-core products."""
+    return arch < 80 or (problem.dtype == torch.float32 and not problem.tf32)
+
+
+def candidates(problem: Problem, arch: int, shared_memory_limit: int) -> tuple[PortableConfig, ...]:
+    """Presets for a problem that fit the device and do not spill there."""
+    vectors = vector(problem, "a", arch), vector(problem, "b", arch)
+    return tuple(
+        config
+        for config in (FMA if uses_fma(problem, arch) else TENSOR_CORE)
+        if invalid_reason(config, problem.dtype, shared_memory_limit) is None
+        and config.registers(*vectors) <= _register_budget(problem, arch, min(vectors))
+    )
+
+
+def _register_budget(problem: Problem, arch: int, narrowest: int) -> int:
+    """Registers for accumulators and addresses; the rest of the 255 holds operands and what else a step needs."""
+    if uses_fma(problem, arch):
+        return 80 if problem.dtype == torch.float32 else 64  # 16-bit operands are widened in registers
+    if not _reads_shared_memory(arch):
+        return 112
+    if problem.dtype == torch.float32 or narrowest * problem.dtype.itemsize < 4:
+        return 128  # 16-bit loads too narrow for cp.async pass through registers
+    return 160
+
+
+def _reads_shared_memory(arch: int) -> bool:
+    """Whether tensor cores read operands from shared memory (wgmma, tcgen05) and not from registers (mma.sync)."""
+    return 90 <= arch < 120
+
+
+def vector(problem: Problem, operand: str, arch: int) -> int:
+    """Elements (a power of two, at most 16 bytes) that one copy of operand "a" or "b" moves to shared memory."""
+    strides, extents = (problem.a, (problem.M, problem.K)) if operand == "a" else (problem.b, (problem.K, problem.N))
+    if 1 not in strides[-2:]:
+        return 1
+    unit = -1 if strides[-1] == 1 else -2
+    along_k = unit == (-1 if operand == "a" else -2)
+    if problem.tf32 and _reads_shared_memory(arch) and not along_k:
+        return 1  # such tensor cores take 32-bit operands along K only: the copy transposes
+    others = [stride for i, stride in enumerate(strides, start=-len(strides)) if i != unit]
+    alignment = problem.alignment["ab".index(operand)] // problem.dtype.itemsize
+    return math.gcd(max(alignment, 1), extents[unit], *others)
+
+
+def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:
+    """The cheapest preset by `cycles`. Raises ValueError when none fits."""
+    fitting = candidates(problem, arch, shared_memory_limit)
+    if not fitting:
+        raise ValueError(f"no preset of the portable kernel fits {shared_memory_limit} bytes of shared memory")
+    return min(fitting, key=lambda config: cycles(config, problem, sm_count, arch))
+
+
+def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -> float:
+    """Estimated SM cycles of a call: waves of tiles, times the steps of a tile, times products plus loads of a step."""
+    if uses_fma(problem, arch):
+        products = 128
+    else:
+        products = 2048 if problem.dtype.itemsize == 2 else 1024
+        if arch >= 90 and config.block_m < 64:
+            products //= 2  # mma.sync in place of wgmma
+    loaded = 64  # bytes a cycle from L2
+    per_k = config.block_m * config.block_n / products
+    per_k += (config.block_m + config.block_n) * problem.dtype.itemsize / loaded
+    step = config.block_k * per_k + 40  # barriers and address arithmetic
+    tile = math.ceil(problem.K / config.block_k) * step + 1000  # first loads, last stores
+    return math.ceil(tiles(config, problem) * math.prod(problem.batch) / sm_count) * tile
+
+
+def tiles(config: PortableConfig, problem: Problem) -> int:
+    """Tiles of one product of the batch."""
+    return -(-problem.M // config.block_m) * -(-problem.N // config.block_n)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One launch: how far into a, b, c and out it starts, in elements, and its CTAs."""
+
+    offsets: tuple[int, int, int, int]
+    programs: int
+
+
+def needs_int64(problem: Problem, config: PortableConfig) -> bool:
+    """Whether an index past the edge, or the offset of an element within one matrix, needs 64 bits."""
+    M, N, K = problem.M, problem.N, problem.K
+    reach = max(M + config.block_m, N + config.block_n, K + config.block_k)
+    shapes = [((M, K), problem.a), ((K, N), problem.b), ((M, N), problem.out), ((M, N), problem.c)]
+    return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
+
+
+def kept_dims(problem: Problem) -> list[int]:
+    """Batch dimensions that the grid walks: the two largest."""
+    largest = sorted(range(len(problem.batch)), key=lambda i: problem.batch[i])[-2:]
+    return sorted(largest)
+
+
+def pieces_of(problem: Problem, config: PortableConfig) -> list[Piece]:
+    """Launches of a call: one, unless there are batch dimensions beyond two or the grid would be too large."""
+    kept = kept_dims(problem)
+    outer, inner = ([1, 1] + [problem.batch[i] for i in kept])[-2:]
+    per_product = tiles(config, problem)
+    room = MAX_PROGRAMS // per_product  # products of a launch
+    rows = min(outer, max(room // inner, 1))
+    columns = min(inner, room)
+    ranges = [range(size) for size in problem.batch]
+    if kept:
+        ranges[kept[-1]] = range(0, inner, columns)
+    if len(kept) == 2:
+        ranges[kept[0]] = range(0, outer, rows)
+    pieces = []
+    for index in itertools.product(*ranges):
+        first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]
+        products = min(rows, outer - first_outer) * min(columns, inner - first_inner)
+        a, b, c, out = (
+            sum(i * stride for i, stride in zip(index, strides or (), strict=False))
+            for strides in (problem.a, problem.b, problem.c, problem.out)
+        )
+        pieces.append(Piece((a, b, c, out), products * per_product))
+    return pieces

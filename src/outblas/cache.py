@@ -1,0 +1,136 @@
+"""Files that outlive the process: compiled kernels now, tuning results later.
+
+Everything lies below `OUTBLAS_CACHE_DIR`, or else the user's cache directory. Kernels are native code, so the directory
+must belong to the user and be closed to others' writing; if it is not, or cannot be written, or the disk is full, the
+cache costs speed only: callers compile again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SIZE_LIMIT = 1 << 30  # bytes of compiled kernels kept; the least recently written go first
+LOCK_TIMEOUT = 300.0  # seconds to wait for another process that compiles the same kernel
+
+
+def directory() -> Path:
+    """Where the cache lies, whether or not it exists."""
+    if chosen := os.environ.get("OUTBLAS_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("outblas"))
+
+
+def unusable_reason(path: Path) -> str | None:
+    """Why `path` cannot hold the cache, or None. Creates it (mode 0700) when absent."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} is no directory"
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        return f"{path} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} can be written by others (chmod 700 it)"
+    return None
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"outblas keeps no compiled kernels: {reason}", stacklevel=4)
+
+
+def digest(facts: dict[str, object]) -> str:
+    """A file name for what `facts` determine."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def fetch(
+    facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None], load: Callable[[Path], T]
+) -> T:
+    """The object that `facts` determine: loaded from disk, or built, saved and returned.
+
+    Of several processes that want one object at once, one builds it while the others wait. `save(object, path)` writes
+    `path`; `load(path)` reads it. A file whose checksum does not match is built anew.
+    """
+    folder = directory() / "objects"
+    if reason := unusable_reason(folder.parent) or unusable_reason(folder):
+        _warn_once(reason)
+        return build()
+    path = folder / f"{digest(facts)}.o"
+    if _intact(path):
+        return load(path)
+    with _locked(path.with_suffix(".lock")):
+        if _intact(path):
+            return load(path)
+        built = build()
+        try:
+            _write(path, facts, lambda target: save(built, target))
+            prune(folder)
+        except OSError as error:
+            _warn_once(f"{folder}: {error.strerror}")
+            return built
+        return load(path)
+
+
+def prune(folder: Path, limit: int = SIZE_LIMIT) -> None:
+    """Deletes the oldest objects until what is left takes at most `limit` bytes."""
+    objects = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*.o")), reverse=True)
+    total = 0
+    for _, size, path in objects:
+        total += size
+        if total > limit:
+            for stale in (path, path.with_suffix(".json"), path.with_suffix(".lock")):
+                stale.unlink(missing_ok=True)
+
+
+def _intact(path: Path) -> bool:
+    try:
+        record = json.loads(path.with_suffix(".json").read_text())
+        return bool(record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -> None:
+    """Writes the object, then its record: a reader that finds the record finds the object it describes."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as scratch:
+        target = Path(scratch) / path.name
+        save(target)
+        record = {"sha256": hashlib.sha256(target.read_bytes()).hexdigest(), **facts}
+        note = target.with_suffix(".json")
+        note.write_text(json.dumps(record, sort_keys=True, default=str, indent=1))
+        os.replace(target, path)
+        os.replace(note, path.with_suffix(".json"))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a file lock; goes on without one where locks cannot be had or their holder takes too long."""
+    import filelock
+
+    lock = filelock.FileLock(path, timeout=LOCK_TIMEOUT)
+    try:
+        lock.acquire()
+    except (OSError, filelock.Timeout):
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,42 @@
+"""Kernel configs as text: `tile_m=128,stages=4`, the form of the command line and of operator arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any, TypeVar
+
+ConfigT = TypeVar("ConfigT")
+
+
+@lru_cache(maxsize=1024)
+def to_text(config: Any) -> str:
+    """Every field of a frozen config, `name=value` joined by commas."""
+    return ",".join(f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config))
+
+
+@lru_cache(maxsize=1024)
+def from_text(kind: type[ConfigT], text: str) -> ConfigT:
+    """A config of type `kind`; fields that `text` does not name keep their defaults.
+
+    Raises ValueError for an unknown field or a value of the wrong type.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, int | bool | str] = {}
+    for item in filter(None, text.split(",")):
+        name, separator, value = item.partition("=")
+        if not separator or name not in fields:
+            raise ValueError(f"config has {item!r}, expected name=value with a name from: {', '.join(fields)}")
+        values[name] = _parse(name, value, type(fields[name].default))
+    return kind(**values)
+
+
+def _parse(name: str, value: str, kind: type) -> int | bool | str:
+    if kind is bool:
+        if value.lower() not in ("true", "false", "1", "0"):
+            raise ValueError(f"config {name} is {value!r}, expected True or False")
+        return value.lower() in ("true", "1")
+    try:
+        return int(value) if kind is int else value
+    except ValueError:
+        raise ValueError(f"config {name} is {value!r}, expected an integer") from None

@@ -1,0 +1,199 @@
+"""From a call to a launch: chooses the kernel, plans once per kind of call, and remembers the plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from . import configs, fallback, operands, registry
+from .operands import Problem
+
+Tensor = torch.Tensor
+
+
+class Call(NamedTuple):
+    """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
+    out: Tensor | None
+    out_dtype: torch.dtype | None
+    alpha: Any
+    beta: Any
+    kernel: str
+    config: str
+
+
+Plan = Callable[[Call], Tensor]
+
+_plans: dict[tuple[Any, ...], Plan] = {}
+_PLAN_LIMIT = 8192  # kinds of call remembered; beyond it, start over
+
+
+def run(call: Call) -> Tensor:
+    """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together."""
+    a, b, c, out = call.a, call.b, call.c, call.out
+    key = (
+        a.shape,
+        a.stride(),
+        a.dtype,
+        a.device,
+        a.data_ptr() & 15,
+        b.shape,
+        b.stride(),
+        b.dtype,
+        b.device,
+        b.data_ptr() & 15,
+        None if c is None else (*_traits(c), call.alpha == 1, call.beta == 0),
+        None if out is None else _traits(out),
+        call.out_dtype,
+        call.kernel,
+        call.config,
+        a.dtype is torch.float32 and tf32_requested(),
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _PLAN_LIMIT:
+            _plans.clear()
+        plan = _plans[key] = _prepare(call)
+    return plan(call)
+
+
+def _traits(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+
+
+def tf32_requested() -> bool:
+    """Whether torch's own settings ask for tf32 in CUDA fp32 products."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def _prepare(call: Call) -> Plan:
+    """Checks the call and decides how calls like it run."""
+    a, b, c, out = call.a, call.b, call.c, call.out
+    shape = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+    dtype = operands.check_out_dtype(call.out_dtype, a.dtype)
+    if out is not None:
+        operands.check_out(out, shape, dtype, a.device)
+    addend = None if c is None or call.beta == 0 else c
+    sample = a.new_empty(shape, dtype=dtype) if out is None else out
+    scaled = addend is not None or (c is not None and call.alpha != 1)
+    tf32 = a.dtype is torch.float32 and tf32_requested()
+    problem = operands.problem(a, b, sample, addend, tf32=tf32, scaled=scaled)
+
+    if call.kernel:
+        record = registry.find(call.kernel)
+        if reason := lacks(record, problem):
+            raise ValueError(f"kernel {call.kernel!r} {reason}")
+    elif reason := _no_default(problem):
+        return lambda call: _by_torch(call, reason)
+    launch = _launcher(call.kernel or "portable", call.config, problem)
+    device, on_gpu = problem.device, problem.device.type == "cuda"
+
+    def execute(call: Call) -> Tensor:
+        out = call.out
+        if out is None:
+            out = call.a.new_empty(shape, dtype=dtype)
+        else:
+            check_separate(call)
+        if on_gpu and torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                launch(call.a, call.b, call.c, out, call.alpha, call.beta)
+        else:
+            launch(call.a, call.b, call.c, out, call.alpha, call.beta)
+        return out
+
+    return execute
+
+
+def check_separate(call: Call) -> None:
+    """`out` may be `c` itself, and otherwise shares memory with no operand that is read."""
+    out, c = call.out, call.c
+    assert out is not None
+    operands.check_overlap(out, a=call.a, b=call.b)
+    if c is not None and call.beta != 0:
+        same = c.data_ptr() == out.data_ptr() and c.shape == out.shape and c.stride() == out.stride()
+        if not same:
+            operands.check_overlap(out, c=c)
+
+
+def _by_torch(call: Call, reason: str) -> Tensor:
+    fallback.notice(reason)
+    if call.out is not None:
+        check_separate(call)
+    if call.c is None:
+        return fallback.matmul(call.a, call.b, call.out, call.out_dtype)
+    return fallback.addmm(call.c, call.a, call.b, call.alpha, call.beta, call.out)
+
+
+def lacks(record: registry.Kernel, problem: Problem) -> str | None:
+    """What a kernel needs, by its record, that this call does not have: device, architecture, dtype."""
+    if reason := lacks_device(record, problem.device):
+        return reason
+    name = operands.dtype_name(problem.dtype)
+    if name not in record.dtypes:
+        return f"needs operands of dtype {' or '.join(record.dtypes)}, and was given {name}"
+    return None
+
+
+def lacks_device(record: registry.Kernel, device: torch.device) -> str | None:
+    """What a kernel needs that this device is not, or None."""
+    if device.type == "cpu":
+        return None if record.dsl == "triton" else "needs an NVIDIA GPU, and was given CPU tensors"
+    if torch.version.cuda is None:
+        return "needs an NVIDIA GPU, and torch was built for another"
+    major, minor = torch.cuda.get_device_capability(device)
+    arch = 10 * major + minor
+    if arch >= record.min_arch and (record.max_arch is None or arch <= record.max_arch):
+        return None
+    if record.max_arch == record.min_arch:
+        wanted = f"sm_{record.min_arch}"
+    else:
+        wanted = f"sm_{record.min_arch} " + ("or newer" if record.max_arch is None else f"to sm_{record.max_arch}")
+    return f"needs {wanted}, and {torch.cuda.get_device_name(device)} is sm_{arch}"
+
+
+def _no_default(problem: Problem) -> str | None:
+    """Why a call that names no kernel goes to torch."""
+    if problem.device.type == "cpu":
+        return "CPU tensors"
+    if reason := lacks(registry.find("portable"), problem):
+        return f"the portable kernel {reason}"
+    try:
+        module = registry.load("portable")
+    except ImportError as error:
+        return str(error)
+    return _unsupported(module, problem, None)
+
+
+def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | None:
+    reason: str | None = module.unsupported(problem, config)
+    return reason
+
+
+def _launcher(kernel: str, config: str, problem: Problem) -> Callable[..., None]:
+    """The launch of a named kernel, or what stands for it when there is nothing to multiply."""
+    module = registry.load(kernel)
+    chosen = configs.from_text(module.Config, config) if config else None
+    if 0 in (problem.M, problem.N, *problem.batch):
+        return lambda *_: None
+    if problem.K == 0:
+        return _scale
+    if reason := _unsupported(module, problem, chosen):
+        raise ValueError(f"kernel {kernel!r}: {reason}")
+    with contextlib.nullcontext() if problem.device.type == "cpu" else torch.cuda.device(problem.device):
+        launch: Callable[..., None] = module.plan(problem, chosen)
+    return launch
+
+
+def _scale(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any) -> None:
+    """K = 0: the product is zero."""
+    if c is None or beta == 0:
+        out.zero_()
+    else:
+        torch.mul(c.expand_as(out), beta, out=out)

@@ -1,0 +1,56 @@
+"""What happens when no kernel of ours covers a call: torch takes it, and says so once per cause."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+_OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+_seen: set[str] = set()
+
+
+class FallbackWarning(UserWarning):
+    """outblas handed a call to torch. Shown once per cause; with OUTBLAS_STRICT=1 it is a RuntimeError instead."""
+
+
+def notice(cause: str) -> None:
+    """Warns once that torch takes calls of this kind; raises RuntimeError when OUTBLAS_STRICT=1."""
+    if torch.compiler.is_compiling():
+        return
+    if os.environ.get("OUTBLAS_STRICT") == "1":
+        raise RuntimeError(f"OUTBLAS_STRICT=1 forbids the fallback to torch: {cause}")
+    if cause not in _seen:
+        _seen.add(cause)
+        message = f"torch takes this call: {cause} (shown once; OUTBLAS_STRICT=1 makes it an error)"
+        warnings.warn(message, FallbackWarning, stacklevel=_caller_level())
+
+
+def _caller_level() -> int:
+    """Frames from `notice` to the first one outside this package and torch's dispatcher."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
+    """torch.matmul; operands are widened first when a wider product is asked for."""
+    if out_dtype is not None and out_dtype != a.dtype:
+        a, b = a.to(out_dtype), b.to(out_dtype)
+    if out is None:
+        return torch.matmul(a, b)
+    if out.dim() == max(a.dim(), b.dim()):
+        return torch.matmul(a, b, out=out)
+    return out.copy_(torch.matmul(a, b))  # torch would resize an `out` that 1-D operands leave without a dimension
+
+
+def addmm(
+    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float, out: torch.Tensor | None
+) -> torch.Tensor:
+    if out is None:
+        return torch.addmm(c, a, b, alpha=alpha, beta=beta)
+    return torch.addmm(c, a, b, alpha=alpha, beta=beta, out=out)

@@ -1,0 +1,265 @@
+"""The only checker of shapes, dtypes, strides and devices: turns call arguments into a `Problem`, or raises.
+
+A `Problem` is what kernels plan for: C[*batch, M, N] = A[*batch, M, K] B[*batch, K, N], with strides in elements. 1-D
+operands have become matrices, broadcast batch dimensions have stride 0, adjacent batch dimensions that one stride can
+walk are merged, and a batch of rows times one shared B has been folded into M.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Strides = tuple[int, ...]
+
+_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 → "bfloat16"."""
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One multiplication: sizes, strides in elements (batch dimensions first, then rows, columns), dtypes, device.
+
+    `c` holds the strides of the addend of addmm, None without one (or with beta = 0). `alignment` holds, for
+    a, b, out (and c), the largest power of two up to 16 that divides the address in bytes. `tf32`: torch asks for tf32
+    in fp32 products. `scaled`: alpha is not 1, or there is an addend.
+    """
+
+    M: int
+    N: int
+    K: int
+    batch: tuple[int, ...]
+    a: Strides
+    b: Strides
+    c: Strides | None
+    out: Strides
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    device: torch.device
+    alignment: tuple[int, ...]
+    tf32: bool = False
+    scaled: bool = False
+
+    @property
+    def layout(self) -> str:
+        """Two letters, A then B: n as stored row-major, t as stored transposed (B stored (N, K) is t)."""
+        return ("n" if self.a[-1] == 1 else "t") + ("n" if self.b[-1] == 1 else "t")
+
+
+def check_tensor(name: str, value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a torch.Tensor")
+    return value
+
+
+def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """Checks dimensions, dtype and device of two operands; returns the shape of their product, as torch.matmul."""
+    for name, t in (("a", a), ("b", b)):
+        if t.dim() == 0:
+            raise ValueError(f"{name} has 0 dimensions, expected at least 1")
+    _same(a, b, "b")
+    inner_b = b.dim() - 2 if b.dim() > 1 else 0
+    if a.shape[-1] != b.shape[inner_b]:
+        raise ValueError(f"a.shape[{a.dim() - 1}] is {a.shape[-1]} but b.shape[{inner_b}] is {b.shape[inner_b]}")
+    batch_a, batch_b = a.shape[:-2], b.shape[:-2]
+    if not all(x == y or 1 in (x, y) for x, y in zip(batch_a[::-1], batch_b[::-1], strict=False)):
+        raise ValueError(
+            f"a.shape[:-2] is {tuple(batch_a)} but b.shape[:-2] is {tuple(batch_b)}, expected batches that broadcast"
+        )
+    rows = (a.shape[-2],) if a.dim() > 1 else ()
+    columns = (b.shape[-1],) if b.dim() > 1 else ()
+    return (*_broadcast_shapes(batch_a, batch_b), *rows, *columns)
+
+
+def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
+    """Checks the operands of addmm (2-D a and b, c broadcastable to the product); returns the product's shape."""
+    for name, t in (("a", a), ("b", b)):
+        if t.dim() != 2:
+            raise ValueError(f"{name} has {t.dim()} dimensions, expected 2")
+    M, N = check_pair(a, b)
+    _same(a, c, "c")
+    if c.dim() > 2 or any(have not in (1, want) for have, want in zip(c.shape[::-1], (N, M), strict=False)):
+        raise ValueError(f"c.shape is {tuple(c.shape)}, expected a shape that broadcasts to {(M, N)}")
+    return M, N
+
+
+def check_out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Checks that `out` can hold the product and that no two of its elements share memory."""
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"out.shape is {tuple(out.shape)}, expected {tuple(shape)}")
+    if out.dtype != dtype:
+        raise ValueError(f"out.dtype is {out.dtype}, expected {dtype}")
+    if out.device != device:
+        raise ValueError(f"out is on {out.device} but a is on {device}")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError("out requires grad, expected a tensor that does not (or torch.no_grad())")
+    if _overlaps_itself(out):
+        raise ValueError(f"out has strides {out.stride()} for shape {tuple(out.shape)}: its elements share memory")
+
+
+def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the product: that of the operands, or float32 for 16-bit floating operands."""
+    if out_dtype is None:
+        return dtype
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
+    if out_dtype != dtype and not (out_dtype == torch.float32 and dtype in (torch.float16, torch.bfloat16)):
+        raise ValueError(f"out_dtype is {out_dtype}, expected {dtype} or, for 16-bit operands, torch.float32")
+    return out_dtype
+
+
+def check_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
+    """Raises when `out` shares memory with an input. Column slices of one buffer that interleave do not."""
+    start, end = address_range(out)
+    for name, t in inputs.items():
+        low, high = address_range(t)
+        if start < high and low < end and _share_memory(out, t):
+            raise ValueError(f"out overlaps {name} in memory, expected separate memory")
+
+
+def address_range(t: torch.Tensor) -> tuple[int, int]:
+    """First byte, and one past the last."""
+    start = t.data_ptr()
+    return start, start + span(t.shape, t.stride()) * t.element_size()
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to one past the last that a strided tensor touches."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _same(a: torch.Tensor, t: torch.Tensor, name: str) -> None:
+    if t.device != a.device:
+        raise ValueError(f"{name} is on {t.device} but a is on {a.device}")
+    if t.dtype != a.dtype:
+        raise ValueError(f"{name}.dtype is {t.dtype} but a.dtype is {a.dtype}")
+
+
+def _overlaps_itself(t: torch.Tensor) -> bool:
+    """True unless each dimension steps past all that the smaller ones reach (exotic disjoint views count as True)."""
+    if t.numel() == 0:
+        return False
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Exact test of two strided views, numpy's, on addresses alone; a test too hard to finish counts as sharing."""
+    import numpy as np
+
+    patience: Any = 100_000  # numpy's stubs know two of the values it takes
+
+    class View:
+        def __init__(self, t: torch.Tensor) -> None:
+            size = t.element_size()
+            self.__array_interface__ = {
+                "version": 3,
+                "typestr": f"|V{size}",
+                "shape": tuple(t.shape),
+                "strides": tuple(stride * size for stride in t.stride()),
+                "data": (t.data_ptr(), True),
+            }
+
+    try:
+        return bool(np.shares_memory(np.asarray(View(x)), np.asarray(View(y)), max_work=patience))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def problem(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    tf32: bool = False,
+    scaled: bool = False,
+) -> Problem:
+    """The normal form of a checked call; `c` is the addend of addmm."""
+    M, K = (1, a.shape[0]) if a.dim() == 1 else tuple(a.shape[-2:])
+    N = 1 if b.dim() == 1 else b.shape[-1]
+    batch = _broadcast_shapes(a.shape[:-2], b.shape[:-2])
+
+    sa, sb = list(a.stride()), list(b.stride())
+    sa = [0, *sa] if a.dim() == 1 else sa
+    sb = [*sb, 0] if b.dim() == 1 else sb
+    so = list(out.stride())
+    if a.dim() == 1:
+        so.insert(len(batch), 0)
+    if b.dim() == 1:
+        so.append(0)
+    views = [_broadcast(sa, a.shape[:-2], batch), _broadcast(sb, b.shape[:-2], batch), so]
+    if c is not None:
+        views.append(list(c.expand(M, N).stride()))
+
+    batch, views = _merge(batch, views)
+    while batch and _folds(views, len(batch) - 1, M):
+        views = [_fold(v, len(batch) - 1, M, shared=i == 1) for i, v in enumerate(views)]
+        M *= batch.pop()
+    strides = [tuple(v) for v in views]
+    tensors = [t for t in (a, b, out, c) if t is not None]
+    return Problem(
+        M=M,
+        N=N,
+        K=K,
+        batch=tuple(batch),
+        a=strides[0],
+        b=strides[1],
+        c=strides[3] if c is not None else None,
+        out=strides[2],
+        dtype=a.dtype,
+        out_dtype=out.dtype,
+        device=a.device,
+        alignment=tuple(math.gcd(t.data_ptr(), 16) for t in tensors),
+        tf32=tf32,
+        scaled=scaled,
+    )
+
+
+def _broadcast_shapes(x: Sequence[int], y: Sequence[int]) -> list[int]:
+    """As torch.broadcast_shapes, whose first call imports sympy: seconds."""
+    return [n if m == 1 else m for m, n in itertools.zip_longest(x[::-1], y[::-1], fillvalue=1)][::-1]
+
+
+def _broadcast(strides: list[int], shape: Sequence[int], batch: list[int]) -> list[int]:
+    """Strides of the batch dimensions of `shape` once broadcast to `batch`, then rows and columns."""
+    lead = [0] * (len(batch) - len(shape))
+    own = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=False)]
+    return lead + own + strides[-2:]
+
+
+def _merge(batch: list[int], views: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Drops batch dimensions of size 1 and merges neighbours that every operand walks with one stride."""
+    keep = [i for i, size in enumerate(batch) if size != 1]
+    sizes, steps = [batch[i] for i in keep], [[v[i] for i in keep] for v in views]
+    for i in range(len(sizes) - 2, -1, -1):
+        if all(s[i] == s[i + 1] * sizes[i + 1] for s in steps):
+            sizes[i : i + 2] = [sizes[i] * sizes[i + 1]]
+            for s in steps:
+                del s[i]
+    return sizes, [s + v[-2:] for s, v in zip(steps, views, strict=True)]
+
+
+def _folds(views: list[list[int]], dim: int, M: int) -> bool:
+    """Whether batch dimension `dim` shares one B and stacks the rows of the others (one row stacks at any stride)."""
+    a, b, *others = views
+    return b[dim] == 0 and all(M == 1 or v[dim] == v[dim + 1] * M for v in (a, *others))
+
+
+def _fold(view: list[int], dim: int, M: int, *, shared: bool) -> list[int]:
+    return [*view[:dim], view[dim] if M == 1 and not shared else view[dim + 1], view[-1]]

@@ -1,0 +1,228 @@
+"""The operators `torch.ops.outblas.*`, their fakes, and the public calls that check and reach them.
+
+`torch.library.Library` costs less than half of what the `custom_op` decorator costs per call, so definitions and
+implementations are registered by hand. Gradients are torch's: inputs that need them never reach the operators.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from . import configs, fallback, operands, registry
+from .dispatch import Call, run
+
+Tensor = torch.Tensor
+
+_library = torch.library.Library("outblas", "DEF")
+_CHOICE = "str kernel='', str config=''"  # defaults cost nothing per call: the dispatcher passes them on unseen
+_library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
+_library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
+_library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
+_library.define(
+    f"addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> ()"
+)
+
+
+def _matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "") -> Tensor:
+    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config))
+
+
+def _matmul_out(
+    a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = ""
+) -> None:
+    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config))
+
+
+def _addmm(
+    c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
+) -> Tensor:
+    return run(Call(a, b, c, None, None, alpha, beta, kernel, config))
+
+
+def _addmm_out(
+    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
+) -> None:
+    run(Call(a, b, c, out, None, alpha, beta, kernel, config))
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("matmul", _matmul, _key)
+    _library.impl("matmul_out", _matmul_out, _key)
+    _library.impl("addmm", _addmm, _key)
+    _library.impl("addmm_out", _addmm_out, _key)
+
+
+@torch.library.register_fake("outblas::matmul", lib=_library)
+def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "") -> Tensor:
+    return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
+
+
+@torch.library.register_fake("outblas::matmul_out", lib=_library)
+def _(
+    a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = ""
+) -> None:
+    operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
+
+
+@torch.library.register_fake("outblas::addmm", lib=_library)
+def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = "") -> Tensor:
+    return a.new_empty(operands.check_addend(c, a, b))
+
+
+@torch.library.register_fake("outblas::addmm_out", lib=_library)
+def _(
+    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
+) -> None:
+    operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
+
+
+_matmul_op = torch.ops.outblas.matmul.default
+_matmul_out_op = torch.ops.outblas.matmul_out.default
+_addmm_op = torch.ops.outblas.addmm.default
+_addmm_out_op = torch.ops.outblas.addmm_out.default
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    kernel: str | None = None,
+    config: Any = None,
+) -> Tensor:
+    """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
+
+    Args:
+        a: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        b: (K), (K, N) or (..., K, N), of a's dtype and device, any strides.
+        out: where the product goes: of its exact shape and dtype, with any strides that keep elements apart, sharing no
+            memory with a or b.
+        out_dtype: dtype of the product: a's (the default), or float32 for 16-bit operands.
+        kernel: a name from `outblas list`; by default the best kernel known. A named kernel runs or raises, it never
+            falls back. "portable" takes CPU tensors too, through Triton's interpreter.
+        config: the named kernel's configuration, e.g. `outblas.hopper.config.HopperConfig(tile_m=128)`.
+
+    Sums are accumulated in fp32. fp32 products are IEEE unless torch's fp32 precision setting asks for tf32. What no
+    kernel covers goes to `torch.matmul` with one `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: operands do not fit together, or the named kernel cannot take them. Nothing is written.
+    """
+    cause = _outside_operators(a, b) if out is None else _outside_operators(a, b, out)
+    if cause is None and kernel is None and config is None and out_dtype is None:
+        if out is None:
+            result: Tensor = _matmul_op(a, b)
+            return result
+        _matmul_out_op(a, b, out)
+        return out
+    _check_tensors(a=a, b=b, out=out)
+    operands.check_out_dtype(out_dtype, a.dtype)
+    name, text = _choice(kernel, config)
+    if cause is not None:
+        shape = operands.check_pair(a, b)
+        dtype = operands.check_out_dtype(out_dtype, a.dtype)
+        if out is not None:
+            operands.check_out(out, shape, dtype, a.device)
+        _refuse_or_notice(name, cause)
+        return fallback.matmul(a, b, out, out_dtype)
+    if out is None:
+        result = _matmul_op(a, b, out_dtype, name, text)
+        return result
+    _matmul_out_op(a, b, out, out_dtype, name, text)
+    return out
+
+
+def addmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+    config: Any = None,
+) -> Tensor:
+    """beta * c + alpha * (a @ b), as `torch.addmm`, scaled and added in fp32 and rounded once.
+
+    Args:
+        c: broadcasts to (M, N); of a's dtype and device. Not read when beta is 0, NaN and all.
+        a: (M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        b: (K, N), of a's dtype and device, any strides.
+        alpha, beta: numbers.
+        out: as in `matmul`; may be `c` itself.
+        kernel, config: as in `matmul`.
+
+    Raises TypeError and ValueError as `matmul`; nothing is written then.
+    """
+    for key, value in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"{key} is {type(value).__name__}, expected a real number")
+    cause = _outside_operators(c, a, b) if out is None else _outside_operators(c, a, b, out)
+    name, text = _choice(kernel, config)
+    if cause is not None:
+        _check_tensors(c=c, a=a, b=b, out=out)
+        shape = operands.check_addend(c, a, b)
+        if out is not None:
+            operands.check_out(out, shape, a.dtype, a.device)
+        _refuse_or_notice(name, cause)
+        return fallback.addmm(c, a, b, alpha, beta, out)
+    if out is None:
+        result: Tensor = _addmm_op(c, a, b, alpha, beta, name, text)
+        return result
+    _addmm_out_op(c, a, b, out, alpha, beta, name, text)
+    return out
+
+
+def _outside_operators(*tensors: Tensor) -> str | None:
+    """Why a call must not reach our operators, or None: they take plain strided tensors and know no transforms."""
+    for t in tensors:
+        kind = type(t)
+        if kind is not Tensor and kind is not torch.nn.Parameter:
+            return f"tensor subclass {kind.__name__}"
+        if t.requires_grad and torch.is_grad_enabled():
+            return "inputs that need gradients"
+        if not (t.is_cuda or t.is_cpu):
+            return f"{t.device.type} tensors"
+        if t.layout is not torch.strided or t.is_nested:
+            return f"tensors of layout {'nested' if t.is_nested else t.layout}"
+    if torch.is_autocast_enabled("cuda" if tensors[0].is_cuda else "cpu"):
+        return "autocast"
+    if not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    ):
+        return "torch.func transforms and forward-mode gradients"
+    return None
+
+
+def _check_tensors(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not (name == "out" and value is None):
+            operands.check_tensor(name, value)
+
+
+def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
+    """The kernel's name and its config's text, as operator arguments."""
+    if kernel is None:
+        if config is not None:
+            raise ValueError("config is given without kernel, expected the kernel that it configures")
+        return "", ""
+    name = registry.find(kernel).name
+    if config is None:
+        return name, ""
+    kind = registry.load(name).Config
+    if type(config) is not kind:
+        raise TypeError(f"config is {type(config).__name__}, expected {kind.__name__} for kernel {name!r}")
+    return name, configs.to_text(config)
+
+
+def _refuse_or_notice(kernel: str, cause: str) -> None:
+    if kernel:
+        raise ValueError(f"kernel {kernel!r} needs plain tensors outside autograd, and was given {cause}")
+    fallback.notice(cause)

@@ -1,0 +1,99 @@
+"""The registry of kernels: one frozen record per rung, read without importing any DSL.
+
+Every rung file ends in `KERNEL = Kernel(...)` with literal arguments. Listing reads that record from the file's source,
+so `outblas list` works where triton or CuTe DSL is absent; the module itself is imported when its kernel is first used.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from . import requirements
+
+# Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's package.
+LADDERS: dict[str, tuple[str, ...]] = {
+    "portable": ("portable",),
+    "hopper": ("hopper.tma_wgmma",),
+}
+_PACKAGES = {"portable": "outblas.kernels", "hopper": "outblas.hopper"}
+
+# What to install for a module that kernels import.
+_DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One rung of a ladder.
+
+    `dtypes` are the operand dtypes it takes, `min_arch` and `max_arch` the compute capabilities it runs on (90 is
+    sm_90; `None`: no upper limit), `dsl` one of "triton", "gluon", "cute"; `source` names the document it implements.
+    """
+
+    name: str
+    ladder: str
+    idea: str
+    parent: str | None
+    source: str
+    dtypes: tuple[str, ...]
+    min_arch: int
+    max_arch: int | None
+    dsl: str
+
+
+_NAMES = tuple(name for names in LADDERS.values() for name in names)
+
+
+def _module(name: str) -> str:
+    ladder, _, rung = name.rpartition(".")
+    return f"{_PACKAGES[ladder or name]}.{rung}"
+
+
+@cache
+def _read(name: str) -> Kernel:
+    spec = importlib.util.find_spec(_module(name))
+    if spec is None or spec.origin is None:
+        raise ImportError(f"the registry lists {name}, but {_module(name)} is not installed")
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="KERNEL")], value=ast.Call(keywords=keywords)):
+                return Kernel(**{str(k.arg): ast.literal_eval(k.value) for k in keywords})
+    raise ImportError(f"{_module(name)} defines no KERNEL = Kernel(...)")
+
+
+def ladder(name: str | None = None) -> tuple[Kernel, ...]:
+    """The kernels of one ladder from the ground up, or of all ladders.
+
+    Raises ValueError when `name` is no ladder.
+    """
+    if name is not None and name not in LADDERS:
+        raise ValueError(f"name is {name!r}, expected a ladder: {', '.join(LADDERS)}")
+    return tuple(_read(kernel) for kernel in (_NAMES if name is None else LADDERS[name]))
+
+
+def find(name: str) -> Kernel:
+    """The record called `name`, e.g. "hopper.tma_wgmma". Raises TypeError or ValueError."""
+    if not isinstance(name, str):
+        raise TypeError(f"kernel is {type(name).__name__}, expected a name (str): {', '.join(_NAMES)}")
+    if name not in _NAMES:
+        raise ValueError(f"kernel is {name!r}, expected one of: {', '.join(_NAMES)}")
+    return _read(name)
+
+
+@cache
+def load(name: str) -> ModuleType:
+    """Import the module of a kernel. Raises ImportError that says what to install when its DSL is missing."""
+    kernel = find(name)
+    try:
+        return importlib.import_module(_module(name))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in _DISTRIBUTIONS:
+            raise
+        hint = requirements.install_command(_DISTRIBUTIONS[missing])
+        raise ImportError(f"kernel {kernel.name!r} needs {missing}, which is not installed: {hint}") from error

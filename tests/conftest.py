@@ -1,0 +1,57 @@
+"""Fixtures of all tests: a private cache, one warning per cause for each test, a watchdog around GPU tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outblas import fallback
+from outblas.verify.watchdog import real_stderr, watchdog
+
+GPU_TEST_SECONDS = 120
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    real_stderr()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    for item in items:
+        if item.get_closest_marker("sm90"):
+            item.add_marker(pytest.mark.gpu)
+            if capability is not None and capability != (9, 0):
+                item.add_marker(pytest.mark.skip(reason="needs sm_90"))
+        if item.get_closest_marker("gpu") and capability is None:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A kernel that hangs ends the run with every stack dumped, in the test that launched it."""
+    if not item.get_closest_marker("gpu"):
+        return (yield)
+    seconds = GPU_TEST_SECONDS * (10 if item.get_closest_marker("slow") else 1)
+    with watchdog(seconds, item.nodeid):
+        result = yield
+        torch.cuda.synchronize()
+        return result
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = os.environ.get("OUTBLAS_CACHE_DIR")
+    os.environ["OUTBLAS_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("OUTBLAS_CACHE_DIR")
+    if before is not None:
+        os.environ["OUTBLAS_CACHE_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def _fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "_seen", set())
+    monkeypatch.delenv("OUTBLAS_STRICT", raising=False)

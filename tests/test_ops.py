@@ -1,0 +1,57 @@
+"""The operators as torch sees them: schema, fake, mutation, tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import outblas
+
+ops = torch.ops.outblas
+A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (6, 4)))
+
+CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "matmul": (ops.matmul.default, (A, B)),
+    "matmul batched": (ops.matmul.default, (A.expand(3, 6, 5), B)),
+    "matmul 1-D": (ops.matmul.default, (A[0], B)),
+    "matmul wide": (ops.matmul.default, (A.half(), B.half(), torch.float32)),
+    "matmul named": (ops.matmul.default, (A, B, None, "portable", "block_m=32")),
+    "matmul_out": (ops.matmul_out.default, (A, B, torch.empty(6, 4))),
+    "addmm": (ops.addmm.default, (C, A, B, 0.5, 2.0)),
+    "addmm row": (ops.addmm.default, (C[0], A, B)),
+    "addmm_out": (ops.addmm_out.default, (C, A, B, torch.empty(6, 4), 0.5, 2.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name: str) -> None:
+    op, arguments = CALLS[name]
+    torch.library.opcheck(op, arguments)
+
+
+def test_fake_checks_like_the_real_one() -> None:
+    with FakeTensorMode() as mode:
+        a, b = mode.from_tensor(A), mode.from_tensor(B)
+        assert ops.matmul(a, b).shape == (6, 4)
+        assert ops.matmul(a.half(), b.half(), torch.float32).dtype == torch.float32
+        with pytest.raises(ValueError, match=r"a.shape\[1\] is 5 but b.shape\[0\] is 4"):
+            ops.matmul(a, b[:4])
+        with pytest.raises(ValueError, match=r"out\.dtype is"):
+            ops.matmul_out(a, b, mode.from_tensor(torch.empty(6, 4, dtype=torch.float64)))
+
+
+def test_torch_compile_keeps_one_graph() -> None:
+    graphs = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    compiled = torch.compile(lambda a, b: outblas.matmul(a, b) + 1, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(A, B), A @ B + 1)
+    targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    assert ops.matmul.default in targets
