@@ -1,0 +1,1 @@
+"""Oracles: whether a kernel wrote the right product, all of it, and nothing else."""

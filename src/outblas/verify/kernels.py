@@ -1,0 +1,42 @@
+"""The oracles on kernels by name, through the public API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import ops
+from .call import Run
+from .cases import Case
+from .oracle import ORACLES, Result
+
+
+class Refused(Exception):
+    """A kernel by name does not take a case, and said why."""
+
+
+def caller(kernel: str, config: Any = None) -> Run:
+    """A kernel as what oracles run. The callable raises `Refused` when the kernel does not take the call."""
+
+    def run(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor, alpha: float, beta: float
+    ) -> None:
+        try:
+            if c is None:
+                ops.matmul(a, b, out=out, out_dtype=out.dtype, kernel=kernel, config=config)
+            else:
+                ops.addmm(c, a, b, alpha=alpha, beta=beta, out=out, kernel=kernel, config=config)
+        except ValueError as error:
+            if str(error).startswith(f"kernel {kernel!r}"):
+                raise Refused(str(error)) from None
+            raise
+
+    return run
+
+
+def check(
+    kernel: str, case: Case, oracle: str = "exact", device: torch.device | str = "cuda", config: Any = None
+) -> Result:
+    """What one oracle says of one call. Raises `Refused` when the kernel does not take it."""
+    return ORACLES[oracle](caller(kernel, config), case, device)

@@ -1,0 +1,245 @@
+"""The oracles: run a kernel on a `Case` and say whether its result, and nothing else, was written, and is right."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .call import Call, Fill, Run, prepare
+from .cases import Case
+from .report import describe, where
+
+# Largest integers to multiply: up to them a dtype holds every one. 4095 in fp32 needs a bit more than tf32 has.
+_LARGEST = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 4095}
+_EXACT = 1 << 24  # fp32 holds every integer up to it
+_FP16_LIMIT = 65504.0
+_UNIT = 2.0**-24  # unit roundoff of fp32
+_TF32_UNIT = 2.0**-10  # of tf32 where it truncates, as mma.sync does with plain fp32 registers
+# Rounding errors are near independent, so the norm of n of them varies by about 1/√n: 6% at 256 elements. A factor of 2
+# between two such norms is then no accident; of fewer elements it may be.
+_STATISTIC = 256
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one oracle says of one call. `message` holds figures when ok, and what went wrong when not."""
+
+    case: Case
+    oracle: str
+    ok: bool
+    message: str
+
+    def record(self) -> dict[str, str | bool]:
+        """For JSON."""
+        return {"case": str(self.case), "oracle": self.oracle, "ok": self.ok, "message": self.message}
+
+
+def exact(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
+    """Small integers, whose every partial sum fp32 holds: the result is the float64 product rounded once, bit for bit.
+
+    Only the sign of zero is free: that of an exact zero sum depends on the order of its terms and on what the sum
+    started from, and neither torch nor IEEE 754 prescribes those. Raises ValueError if K, alpha or beta leave no room.
+    """
+    ra, rb, rc = integer_ranges(case)
+    call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
+    call.run(run)
+    # torch rounds float64 to 16 bits by way of fp32, which holds these sums: that is one rounding.
+    wrong = _mask(call, lambda got, want, _: got != want.to(got.dtype))
+    return _result("exact", call, wrong, f"a within ±{ra}, b within ±{rb}")
+
+
+def bounded(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
+    """Normal data: elementwise |out - out₆₄| ≤ 2·K·2⁻²⁴·(|A||B|) + ½ ulp(out), and a Frobenius error like torch's.
+
+    An addend counts as two more terms. The relative Frobenius error may be twice that of torch in the same dtype on the
+    same device, or `plain_sum_error` where torch, splitting K, does better; below 256 elements it is not judged.
+    """
+    call = prepare(case, device, _normal, _normal, _normal)
+    call.run(run)
+    theirs = call.torch_product()
+    sums = torch.zeros(3, dtype=torch.float64, device=theirs.device)  # our error², torch's, norm²
+    worst = torch.zeros((), dtype=torch.float64, device=theirs.device)
+
+    def judge(got: torch.Tensor, want: torch.Tensor, rows: slice) -> torch.Tensor:
+        error = (got.double() - want).abs_()
+        allowed = _allowance(call, want, rows)
+        if error.numel():
+            torch.maximum(worst, (error / allowed).nan_to_num_(nan=0.0, posinf=math.inf).max(), out=worst)
+        sums.add_(torch.stack([t.square().sum() for t in (error, theirs[..., rows, :].double() - want, want)]))
+        return ~(error <= allowed)
+
+    wrong = _mask(call, judge)
+    figures = [f"largest error {float(worst):.3g} of its bound"]
+    faults = []
+    if wrong.numel() < _STATISTIC or case.K == 0:
+        figures.append(f"no Frobenius statistic of {wrong.numel()} elements")
+    else:
+        ours, torchs = (float(x) for x in (sums[:2] / sums[2]).sqrt())
+        limit = max(2 * torchs, plain_sum_error(case))
+        figures.append(f"relative Frobenius error {ours:.3g}, torch's {torchs:.3g}, allowed {limit:.3g}")
+        if ours > limit and not bool(wrong.any()):
+            faults = [figures[-1]]
+    return _result("bounded", call, wrong, "; ".join(figures), faults)
+
+
+def nonfinite(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
+    """NaN, ±Inf and 0 · Inf in the operands: NaN, +Inf, -Inf and finite results stand where torch.matmul has them.
+
+    The reference is the float64 product, which follows IEEE 754 as torch.matmul does, but for bf16 of odd K on the CPU:
+    oneDNN pads K there and makes NaN of Inf times padding.
+    """
+    call = prepare(case, device, _nonfinite_a, _nonfinite_b, _nonfinite_c)
+    call.run(run)
+
+    def judge(got: torch.Tensor, want: torch.Tensor, rows: slice) -> torch.Tensor:
+        return (got.isnan() != want.isnan()) | (got.isposinf() != want.isposinf()) | (got.isneginf() != want.isneginf())
+
+    wrong = _mask(call, judge)
+    return _result("nonfinite", call, wrong, f"{int((~call.out.view.isfinite()).sum())} NaN or Inf in the right places")
+
+
+def determinism(run: Run, case: Case, device: torch.device | str = "cpu", times: int = 10) -> Result:
+    """The same call gives the same bits `times` times; on a GPU every other time beside work on another stream."""
+    call = prepare(case, device, _normal, _normal, _normal)
+    call.run(run)
+    first = call.out.bits().clone()
+    differs = torch.zeros(call.out.shape, dtype=torch.bool, device=first.device)
+    differing = 0
+    for repeat in range(1, times):
+        call.out.reset()
+        if repeat % 2 and first.is_cuda:
+            _disturb(first.device)
+        call.run(run)
+        changed = call.out.bits() != first
+        differing += bool(changed.any())
+        differs |= changed
+    faults = [f"{differing} of {times - 1} repeats differ from the first call in {where(differs)}"] if differing else []
+    return _result("determinism", call, call.out.unwritten(), f"{times} calls, equal bits", faults)
+
+
+ORACLES: dict[str, Callable[[Run, Case, torch.device | str], Result]] = {
+    "exact": exact,
+    "bounded": bounded,
+    "nonfinite": nonfinite,
+    "determinism": determinism,
+}
+
+
+def integer_ranges(case: Case) -> tuple[int, int, int]:
+    """The largest |a|, |b| and |c| of the exact oracle.
+
+    Every intermediate must be a multiple of one power of two, less than 2²⁴ of it in size: A B in whole numbers, and
+    alpha · A B and beta · C, which get half of the room each, in the last bit of alpha and beta. An fp16 result stays
+    finite: its largest or, of many terms, eight standard deviations below 65504. fp32 operands are unequal, a wide one
+    times a narrow one, because a wide one shows a rounding to tf32.
+    """
+    quantum = 1 / max(case.alpha.as_integer_ratio()[1], case.beta.as_integer_ratio()[1])
+    half = 0.5 if case.beta else 1.0
+    room = half * _EXACT * quantum
+    ceiling = half * _FP16_LIMIT if case.result_dtype == torch.float16 else math.inf
+    largest = 2048 if case.tf32 else _LARGEST[case.dtype]
+
+    def fits(ra: int, rb: int) -> bool:
+        peak = case.K * ra * rb
+        likely = 8 * math.sqrt(case.K * ra * (ra + 1) * rb * (rb + 1)) / 3
+        alpha = abs(case.alpha)
+        return peak < _EXACT and alpha * peak < room and alpha * min(peak, likely) < ceiling
+
+    def most(condition: Callable[[int], bool]) -> int:
+        return bisect_left(range(1, largest + 1), True, key=lambda r: not condition(r))
+
+    rc = most(lambda r: abs(case.beta) * r < min(room, ceiling))
+    ra = rb = most(lambda r: fits(r, r))
+    if case.dtype == torch.float32 and not case.tf32 and fits(largest, 1):
+        ra, rb = largest, most(lambda r: fits(largest, r))
+    if min(ra, rb, rc) < 1:
+        raise ValueError(
+            f"K is {case.K}, alpha {case.alpha} and beta {case.beta}, expected K < 2**24, and alpha and beta of few "
+            "bits: fp32 cannot hold every partial sum"
+        )
+    return ra, rb, rc
+
+
+def ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Spacing of `dtype` at each |x| (float64): of the binade that a power of two opens; subnormals share one."""
+    info = torch.finfo(dtype)
+    mantissa, _ = torch.frexp(x)  # in [½, 1): x / mantissa is a power of two, and exact
+    power = (x / mantissa).abs_().div_(2).nan_to_num_(nan=0.0)
+    return power.clamp_(min=info.smallest_normal).mul_(info.eps)
+
+
+def plain_sum_error(case: Case) -> float:
+    """Relative Frobenius error that a plain sum over K, in order, may have before it is rounded to the output dtype.
+
+    Rounding to nearest after every term is a random walk, about 0.3·√K·2⁻²⁴; tensor cores truncate, every 16 terms or
+    more, which drifts by less than K/16·2⁻²⁴. torch does better where it splits K.
+    """
+    walk = math.sqrt(case.K)
+    terms = walk if case.dtype == torch.float32 and not case.tf32 else max(walk, case.K / 16)
+    return terms * _UNIT + _TF32_UNIT * case.tf32
+
+
+def _allowance(call: Call, want: torch.Tensor, rows: slice) -> torch.Tensor:
+    case = call.case
+    unit = 2 * _UNIT * (case.K + 2 * bool(case.addend)) + 2 * _TF32_UNIT * case.tf32
+    slack = call.product(rows, absolute=True).mul_(unit)
+    # The sum that is rounded lies up to `slack` from `want`, perhaps in the next binade.
+    return slack.add_(ulp(want.abs() + slack, case.result_dtype), alpha=0.5)
+
+
+def _mask(call: Call, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]) -> torch.Tensor:
+    """Which elements `judge(got, want, rows)` calls wrong."""
+    wrong = torch.empty(call.out.shape, dtype=torch.bool, device=call.out.storage.device)
+    for rows in call.slabs():
+        wrong[..., rows, :] = judge(call.out.view[..., rows, :], call.product(rows), rows)
+    return wrong
+
+
+def _result(oracle: str, call: Call, wrong: torch.Tensor, figures: str, faults: list[str] | None = None) -> Result:
+    faults = [*describe(call, wrong), *(faults or []), *call.violations()]
+    return Result(call.case, oracle, not faults, "; ".join(faults) or figures)
+
+
+def _integers(largest: int) -> Fill:
+    return lambda t, generator: t.random_(-largest, largest + 1, generator=generator)
+
+
+def _normal(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return t.normal_(generator=generator)
+
+
+def _nonfinite_a(t: torch.Tensor, generator: torch.Generator) -> None:
+    """+Inf at the last row and the last k; NaN in a middle row at the first k."""
+    _normal(t, generator)
+    if t.numel():
+        if t.shape[-2] > 2:
+            t[..., t.shape[-2] // 2, 0] = math.nan
+        t[..., -1, -1] = math.inf
+
+
+def _nonfinite_b(t: torch.Tensor, generator: torch.Generator) -> None:
+    """0 where A's Inf meets the first column; -Inf in the last column at a middle k."""
+    _normal(t, generator)
+    if t.numel():
+        t[..., -1, 0] = 0.0
+        t[..., t.shape[-2] // 2, -1] = -math.inf
+
+
+def _nonfinite_c(t: torch.Tensor, generator: torch.Generator) -> None:
+    """-Inf in the last column."""
+    _normal(t, generator)
+    if t.numel():
+        t[..., -1] = -math.inf
+
+
+def _disturb(device: torch.device) -> None:
+    """A millisecond of work, or a few, on another stream."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        x = torch.ones(2048, 2048, device=device)
+        for _ in range(4):
+            x = x @ x
