@@ -1,0 +1,5 @@
+"""Timing of GEMMs against cuBLAS."""
+
+from .burst import Timing, burst
+
+__all__ = ["Timing", "burst"]

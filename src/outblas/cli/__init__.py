@@ -1,0 +1,17 @@
+"""The command `outblas`."""
+
+import typer
+
+from . import demo, doctor, listing, verify
+
+app = typer.Typer(
+    name="outblas",
+    help="GEMM kernels in Python DSLs, checked and measured against cuBLAS.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("list")(listing.list_kernels)
+app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)

@@ -1,0 +1,121 @@
+"""`outblas demo`: the main job, on whatever machine this is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from .. import dispatch, registry
+from .common import console, table
+
+if TYPE_CHECKING:
+    from ..verify.cases import Case
+
+N = 4096
+KERNEL_SECONDS = 90
+
+
+def demo() -> None:
+    """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU, the machine code."""
+    import torch
+
+    passed = _on_gpu() if torch.cuda.is_available() else _without_gpu()
+    raise typer.Exit(0 if passed else 1)
+
+
+def _on_gpu() -> bool:
+    """Every kernel that runs here at N = 4096 in bf16: the exact oracle, then the burst protocol."""
+    import torch
+
+    from ..bench import burst
+    from ..ops import matmul
+    from ..verify.cases import Case
+    from ..verify.watchdog import watchdog
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    case = Case(N, N, N, torch.bfloat16, layout="nt")
+    console.print(f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} bf16, B stored N×K.")
+    checks = {}
+    for kernel in registry.ladder():
+        if dispatch.lacks_device(kernel, device) is None and "bfloat16" in kernel.dtypes:
+            status = console.status(f"{kernel.name}: compiling, and checking {N * N} elements")
+            with status, watchdog(KERNEL_SECONDS, kernel.name):
+                checks[kernel.name] = _check(kernel.name, case, "cuda")
+    a, b, c = (torch.randn(N, N, device=device).bfloat16() for _ in range(3))
+    calls = {"cuBLAS": lambda: torch.mm(a, b.t(), out=c)}
+    for name, fault in checks.items():
+        if fault is None:
+            calls[name] = lambda name=name: matmul(a, b.t(), out=c, kernel=name)
+    with console.status("timing"):
+        timings = burst(calls, base="cuBLAS")
+    rows = [("cuBLAS", "–", *_figures(timings["cuBLAS"]))]
+    for name, fault in checks.items():
+        rows.append((name, fault or "exact", *(_figures(timings[name]) if fault is None else ("–",) * 3)))
+    table("Burst: idle, one warm call, 8 timed", ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS"), rows)
+    return not any(checks.values())
+
+
+def _figures(timing: object) -> tuple[str, str, str]:
+    from ..bench import Timing
+
+    assert isinstance(timing, Timing)
+    spread = f"{timing.ratio:.3f} ({timing.ratio_low:.3f}–{timing.ratio_high:.3f})"
+    return f"{timing.us:.1f}", f"{2 * N**3 / timing.us / 1e6:.0f}", spread
+
+
+def _without_gpu() -> bool:
+    """The portable kernel on small matrices through the interpreter, and the Hopper rungs compiled."""
+    import torch
+
+    from ..verify.cases import Case
+
+    console.print("No NVIDIA GPU: small products run through Triton's interpreter, Hopper kernels are only compiled.")
+    cases = [
+        Case(128, 128, 128, torch.bfloat16, layout="nt"),
+        Case(200, 120, 72, torch.float16),
+        Case(65, 130, 257, torch.float32, layout="tn"),
+        Case(33, 40, 50, torch.bfloat16, batch_a=(2, 1), batch_b=(3,)),
+        Case(1, 300, 1000, torch.float32, layout="nt"),
+    ]
+    rows, passed = [], True
+    for case in cases:
+        with console.status(f"portable: {case}"):
+            fault = _check("portable", case, "cpu")
+        rows.append((str(case), "every element exact" if fault is None else fault))
+        passed &= fault is None
+    table("portable, interpreted: C = A·B against float64", ("product", "check"), rows)
+    return _compile_hopper() and passed
+
+
+def _check(kernel: str, case: Case, device: str) -> str | None:
+    """What is wrong with a kernel's product of small integers, or None when every bit is right."""
+    from ..verify.kernels import check
+
+    try:
+        result = check(kernel, case, "exact", device)
+    except ImportError as error:
+        return str(error)
+    return None if result.ok else result.message
+
+
+def _compile_hopper() -> bool:
+    """What the assembler makes of every Hopper rung for sm_90a; false if registers spill."""
+    from ..inspect import read_cubin
+
+    rows, passed = [], True
+    for kernel in registry.ladder("hopper"):
+        try:
+            module = registry.load(kernel.name)
+        except ImportError as error:
+            console.print(str(error), markup=False)
+            return False
+        with console.status(f"{kernel.name}: compiling for sm_90a"):
+            code = read_cubin(module.cubin())
+        passed &= code.spills == 0
+        wgmma, tma = code.count("HGMMA"), code.count("UTMALDG")
+        shared = module.Config().shared_memory_bytes
+        rows.append((kernel.name, code.registers, code.spills, f"{shared} B", f"{wgmma} × {code.first('HGMMA')}", tma))
+    columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
+    table("Compiled for sm_90a, bf16, B stored N×K", columns, rows)
+    return passed

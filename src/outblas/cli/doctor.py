@@ -1,0 +1,115 @@
+"""`outblas doctor`."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import typer
+
+from .. import __version__, cache, dispatch, registry, requirements
+from .common import JsonOption, console, print_json, table
+
+
+def doctor(json: JsonOption = False) -> None:
+    """GPU, driver, versions against the tested ranges, cache, and what runs here. Exit code 1 if something is amiss."""
+    report = examine()
+    if json:
+        print_json(report)
+    else:
+        _show(report)
+    raise typer.Exit(1 if report["problems"] else 0)
+
+
+def examine() -> dict[str, Any]:
+    """Everything the command prints, as JSON-able values; `problems` lists what keeps a kernel from running well."""
+    versions = [
+        {"name": s.name, "installed": s.installed, "tested": s.tested, "problem": s.problem}
+        for s in requirements.statuses()
+    ]
+    gpus = _gpus()
+    store = _cache()
+    problems = [f"{v['name']}: {v['problem']}" for v in versions if v["problem"]]
+    problems += [f"cache: {store['problem']}"] if store["problem"] else []
+    return {
+        "outblas": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "driver": _driver(),
+        "gpus": gpus,
+        "versions": versions,
+        "cache": store,
+        "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()],
+        "problems": problems,
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": p.name,
+                "arch": 10 * p.major + p.minor,
+                "sms": p.multi_processor_count,
+                "memory_gib": round(p.total_memory / 2**30, 1),
+            }
+        )
+    return found
+
+
+def _driver() -> str | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+def _cache() -> dict[str, Any]:
+    folder = cache.directory()
+    problem = cache.unusable_reason(folder)
+    objects = [] if problem else list((folder / "objects").glob("*.o"))
+    return {
+        "directory": str(folder),
+        "problem": problem,
+        "objects": len(objects),
+        "bytes": sum(path.stat().st_size for path in objects),
+    }
+
+
+def _runs(kernel: registry.Kernel) -> str:
+    """Where a kernel runs on this machine, or what it lacks."""
+    import torch
+
+    try:
+        registry.load(kernel.name)
+    except ImportError as error:
+        return f"no: {error}"
+    if not torch.cuda.is_available():
+        gap = dispatch.lacks_device(kernel, torch.device("cpu"))
+        return "on the CPU, through the interpreter" if gap is None else f"no: {gap}; it compiles here"
+    gaps = [dispatch.lacks_device(kernel, torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
+    return "yes" if None in gaps else f"no: {gaps[0]}"
+
+
+def _show(report: dict[str, Any]) -> None:
+    console.print(f"outblas {report['outblas']}, Python {report['python']}, {report['platform']}")
+    if report["gpus"]:
+        rows = [(g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB") for g in report["gpus"]]
+        table(f"GPUs (driver {report['driver'] or 'unknown'})", ("name", "arch", "SMs", "memory"), rows)
+    else:
+        console.print("No NVIDIA GPU: torch takes every call that names no kernel.")
+    rows = [(v["name"], v["installed"] or "–", v["tested"], v["problem"] or "") for v in report["versions"]]
+    table("Versions", ("package", "installed", "tested", "problem"), rows)
+    store = report["cache"]
+    state = store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
+    console.print(f"Cache {store['directory']}: {state}", markup=False)
+    table("Kernels", ("name", "runs here"), [(k["name"], k["runs"]) for k in report["kernels"]])
+    for problem in report["problems"]:
+        console.print(f"! {problem}", style="yellow", markup=False)

@@ -1,0 +1,137 @@
+"""`outblas verify`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import track
+
+from .. import dispatch, registry
+from .common import JsonOption, console, parse_shapes, print_json, save_json, split, table, usage_error
+
+if TYPE_CHECKING:
+    from ..verify.cases import Case
+
+CASE_SECONDS = 120
+CHECKED = ("exact", "bounded", "nonfinite")
+
+
+@dataclass
+class Tally:
+    """What came of one kernel and dtype."""
+
+    kernel: str
+    dtype: str
+    passed: int = 0
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def verify(
+    kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all that run here by default.")] = None,
+    shapes: Annotated[
+        str, typer.Option(help="quick, full, or sizes: 4096, 640x72x96, comma-separated. Default: full on a GPU.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes.")] = "",
+    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt. Default: all.")] = "",
+    json: JsonOption = False,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+) -> None:
+    """Checks kernels with the exact oracle, the error bound and NaN and Inf. Exit code 1 if any check fails."""
+    import torch
+
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        chosen = [registry.find(name) for name in kernels or _runnable(device)]
+        tallies = [
+            _tally(kernel, name, device, shapes, split(layout), quiet=json)
+            for kernel in chosen
+            for name in split(dtype) or kernel.dtypes
+        ]
+    except ValueError as error:
+        raise usage_error(error) from None
+    report = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "results": [
+            {"kernel": t.kernel, "dtype": t.dtype, "passed": t.passed, "failed": t.failures, "refused": dict(t.refused)}
+            for t in tallies
+        ],
+    }
+    if save is not None:
+        save_json(save, report)
+    if json:
+        print_json(report)
+    else:
+        _show(report["device"], tallies)
+    raise typer.Exit(1 if any(t.failures or not t.passed for t in tallies) else 0)
+
+
+def _runnable(device: Any) -> list[str]:
+    return [kernel.name for kernel in registry.ladder() if dispatch.lacks_device(kernel, device) is None]
+
+
+def _tally(kernel: registry.Kernel, dtype: str, device: Any, shapes: str, layouts: list[str], *, quiet: bool) -> Tally:
+    from ..verify.kernels import Refused, check
+    from ..verify.watchdog import watchdog
+
+    if reason := dispatch.lacks_device(kernel, device):
+        raise ValueError(f"kernel {kernel.name!r} {reason}")
+    if dtype not in kernel.dtypes:
+        raise ValueError(f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}")
+    tally = Tally(kernel.name, dtype)
+    cases = list(_cases(dtype, device, shapes, layouts))
+    for case in track(cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True):
+        for oracle in CHECKED:
+            try:
+                with watchdog(CASE_SECONDS, f"{kernel.name} {case} {oracle}"):
+                    result = check(kernel.name, case, oracle, device)
+            except Refused as refusal:
+                tally.refused[_kind(str(refusal))] += 1
+                break
+            if result.ok:
+                tally.passed += 1
+            else:
+                tally.failures.append(result.record())
+    return tally
+
+
+def _kind(refusal: str) -> str:
+    """A refusal without the figures of the call."""
+    return refusal.split(", and ")[0]
+
+
+def _cases(dtype: str, device: Any, shapes: str, layouts: list[str]) -> Iterator[Case]:
+    import torch
+
+    from ..verify import cases
+
+    for letter in layouts:
+        if letter not in cases.LAYOUTS:
+            raise ValueError(f"--layout is {letter!r}, expected one of {', '.join(cases.LAYOUTS)}")
+    kind = getattr(torch, dtype)
+    match shapes or ("quick" if device.type == "cpu" else "full"):
+        case "quick":
+            found = cases.quick(kind)
+        case "full":
+            found = cases.full(kind)
+        case sizes:
+            found = (cases.Case(*s, kind, layout=letter) for s in parse_shapes(sizes) for letter in cases.LAYOUTS)
+    return (case for case in found if not layouts or case.layout in layouts)
+
+
+def _show(device: str, tallies: list[Tally]) -> None:
+    rows = [
+        (t.kernel, t.dtype, t.passed, len(t.failures), sum(t.refused.values()), "FAIL" if t.failures else "ok")
+        for t in tallies
+    ]
+    table(f"Verified on {device}", ("kernel", "dtype", "passed", "failed", "cases not taken", ""), rows)
+    for t in tallies:
+        for reason, count in t.refused.items():
+            console.print(f"{t.dtype}: {count} × {reason}", markup=False, style="dim")
+        for failure in t.failures[:10]:
+            console.print(f"{t.kernel} {failure['oracle']} {failure['case']}: {failure['message']}", markup=False)

@@ -1,0 +1,134 @@
+"""Commands: what they print, as tables and as JSON, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from outblas import registry
+from outblas.cli import app
+from outblas.kernels import portable
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="checks what a machine without a GPU is told")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_list() -> None:
+    result = invoke("list")
+    assert result.exit_code == 0
+    assert all(kernel.name in result.stdout for kernel in registry.ladder())
+    records = json.loads(invoke("list", "hopper", "--json").stdout)
+    keys = ["name", "ladder", "idea", "parent", "source", "dtypes", "min_arch", "max_arch", "dsl"]
+    assert all(list(record) == keys for record in records)
+    assert records[0]["name"] == "hopper.tma_wgmma"
+
+
+def test_list_of_an_unknown_ladder() -> None:
+    result = invoke("list", "nothing")
+    assert result.exit_code == 2
+    assert "expected a ladder" in result.stderr
+
+
+def test_doctor() -> None:
+    result = invoke("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == (1 if report["problems"] else 0)
+    versions = {row["name"]: row for row in report["versions"]}
+    assert versions["torch"]["installed"] == torch.__version__
+    assert versions["triton"]["tested"] == "<3.10,>=3.6"
+    assert {kernel["name"] for kernel in report["kernels"]} == {kernel.name for kernel in registry.ladder()}
+    assert report["cache"]["problem"] is None
+    assert "hopper.tma_wgmma" in invoke("doctor").stdout
+
+
+def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outblas import requirements
+
+    installed = requirements._installed
+    monkeypatch.setattr(requirements, "_installed", lambda name: "3.5.0" if name == "triton" else installed(name))
+    result = invoke("doctor")
+    assert result.exit_code == 1
+    assert "triton: outside the tested range: pip install 'triton" in result.stdout
+
+
+@pytest.mark.interpreter
+@no_gpu
+def test_verify(tmp_path: Path) -> None:
+    saved = tmp_path / "verify.json"
+    result = invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", str(saved))
+    assert result.exit_code == 0, result.stdout
+    report = json.loads(saved.read_text())
+    assert report == {
+        "device": "cpu",
+        "results": [{"kernel": "portable", "dtype": "float16", "passed": 24, "failed": [], "refused": {}}],
+    }
+    assert json.loads(invoke("verify", "--shapes", "8", "--layout", "tt", "--dtype", "float32", "--json").stdout)
+
+
+@pytest.mark.interpreter
+@no_gpu
+def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = portable.plan
+
+    def broken(*arguments: Any) -> Any:
+        launch = plan(*arguments)
+
+        def run(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: Any, beta: Any) -> None:
+            launch(a, b, c, out, alpha, beta)
+            out[0, 0] += 1
+
+        return run
+
+    monkeypatch.setattr(portable, "plan", broken)
+    result = invoke("verify", "portable", "--shapes", "23", "--dtype", "float32", "--layout", "nn")
+    assert result.exit_code == 1
+    assert "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing",), "kernel is 'nothing'"),
+        (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
+        (("portable", "--dtype", "int8"), "--dtype is 'int8'"),
+        (("portable", "--layout", "xy"), "--layout is 'xy'"),
+    ],
+)
+def test_verify_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+    result = invoke("verify", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@no_gpu
+def test_verify_of_a_kernel_that_cannot_run_here() -> None:
+    result = invoke("verify", "hopper.tma_wgmma")
+    assert result.exit_code == 2
+    assert "needs an NVIDIA GPU" in result.stderr
+
+
+@pytest.mark.interpreter
+@pytest.mark.compile
+@no_gpu
+def test_demo() -> None:
+    result = invoke("demo")
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.count("every element exact") == 5
+    assert "HGMMA.64x64x16.F32.BF16" in result.stdout
+
+
+def test_burst_statistics() -> None:
+    from outblas.bench.burst import summarize
+
+    timing = summarize([2.0, 4.0, 1.0, 2.0, 2.0], [1.0, 2.0, 1.0, 1.0, 3.0])
+    assert (timing.us, timing.ratio) == (2.0, 0.5)
+    assert timing.ratio_low == 0.5
+    assert 1.0 < timing.ratio_high <= 1.5

@@ -1,0 +1,285 @@
+"""Every kernel on a GPU: the oracles over the whole matrix of cases, streams, graphs, configs, cold starts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outblas
+from outblas import FallbackWarning, dispatch, registry
+from outblas.hopper.config import HopperConfig, invalid_reason
+from outblas.kernels.portable import CANDIDATES
+from outblas.verify import cases
+from outblas.verify.cases import Case
+from outblas.verify.kernels import Refused, check
+from outblas.verify.oracle import determinism
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+HOPPER = [kernel.name for kernel in registry.ladder("hopper")]
+TILES = {"portable": (128, 128, 64), "hopper": (64, 64, 64)}
+
+
+def matrix() -> Iterator[Any]:
+    for kernel in registry.ladder():
+        marks = [pytest.mark.sm90] if kernel.ladder == "hopper" else []
+        for dtype in kernel.dtypes:
+            for case in cases.full(getattr(torch, dtype), *TILES[kernel.ladder]):
+                yield pytest.param(kernel.name, case, marks=marks, id=f"{kernel.name}-{case}")
+
+
+def tma_takes(case: Case) -> bool:
+    """Whether TMA can stride over A and B, said independently of the kernel's own rule."""
+    if case.addend or (case.batch_a and case.batch_b) or case.batch_b or case.offset % 8:
+        return False
+    if case.batch_a and (case.layout[0] == "t" or case.pad):
+        return False  # rows of consecutive matrices do not follow at one stride
+    stored = (
+        ((case.M, case.K), case.layout[0], case.expand == "a"),
+        ((case.K, case.N), case.layout[1], case.expand == "b"),
+    )
+    for shape, letter, expanded in stored:
+        outer, inner = shape if letter == "n" else shape[::-1]
+        if outer > 1 and not expanded and (inner + case.pad) % 8:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("kernel", "case"), list(matrix()))
+def test_oracles(kernel: str, case: Case) -> None:
+    for oracle in ("exact", "bounded", "nonfinite"):
+        try:
+            result = check(kernel, case, oracle)
+        except Refused as refusal:
+            assert kernel in HOPPER
+            assert not tma_takes(case), refusal
+            return
+        assert result.ok, f"{oracle}: {result.message}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_default_is_right_without_a_fallback(dtype: torch.dtype) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        for shapes in (((65, 70), (70, 33)), ((3, 1, 5, 70), (2, 70, 9)), ((70,), (70,)), ((4, 0), (0, 3))):
+            a, b = (torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in shapes)
+            torch.full((1 << 20,), torch.nan, device="cuda")  # what freed memory holds
+            assert torch.equal(outblas.matmul(a, b), torch.matmul(a.double(), b.double()).to(dtype))
+        c = torch.randint(-8, 9, (33,), device="cuda").to(dtype)
+        a, b = (torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in ((65, 70), (70, 33)))
+        want = (0.5 * c.double() - 2 * (a.double() @ b.double())).to(dtype)
+        assert torch.equal(outblas.addmm(c, a, b, alpha=-2, beta=0.5), want)
+
+
+def test_tf32_only_when_torch_asks_for_it() -> None:
+    a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
+    want = a.double() @ b.double()
+
+    def error() -> float:
+        return float((outblas.matmul(a, b) - want).norm() / want.norm())
+
+    assert error() < 1e-6
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert 1e-5 < error() < 2e-3
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert error() < 1e-6
+
+
+KERNELS = [pytest.param("portable"), *(pytest.param(name, marks=pytest.mark.sm90) for name in HOPPER)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_runs_on_the_current_stream(kernel: str) -> None:
+    a, b = torch.randn(512, 512, device="cuda").bfloat16(), torch.randn(512, 512, device="cuda").bfloat16()
+    want = outblas.matmul(a, b, kernel=kernel)
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(a)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(a)
+        got = outblas.matmul(late, b, kernel=kernel)
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_captured_in_a_cuda_graph(kernel: str) -> None:
+    a, b = torch.randn(256, 256, device="cuda").bfloat16(), torch.randn(256, 256, device="cuda").bfloat16()
+    out = outblas.matmul(a, b, kernel=kernel)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outblas.matmul(a, b, out=out, kernel=kernel)
+    a.copy_(torch.randn_like(a))
+    want = outblas.matmul(a, b, kernel=kernel)
+    out.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_deterministic_alone_and_beside_other_streams(kernel: str) -> None:
+    result = check(kernel, Case(1000, 520, 2048, BF16, layout="nt"), "determinism")
+    assert result.ok, result.message
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize("kernel", HOPPER)
+def test_two_hundred_jittered_calls_give_equal_bits(kernel: str) -> None:
+    from outblas.verify.kernels import caller
+
+    case = Case(200, 333, 456, BF16, layout="nt")
+    assert check(kernel, case, config=HopperConfig(jitter=True)).ok
+    result = determinism(caller(kernel, HopperConfig(jitter=True)), case, "cuda", times=200)
+    assert result.ok, result.message
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize("kernel", HOPPER)
+def test_every_hopper_config_runs_or_says_why_not(kernel: str) -> None:
+    for m, n, k in itertools.product((64, 100, 128, 192, 256), (16, 24, 48, 64, 96, 128, 256), (16, 32, 64, 100, 128)):
+        config = HopperConfig(tile_m=m, tile_n=n, tile_k=k)
+        case = Case(2 * m + 3, n + 9, 2 * k + 8, BF16, layout="nt", seed=m + n)
+        if reason := invalid_reason(config):
+            with pytest.raises(Refused, match="config: "):
+                check(kernel, case, config=config)
+            assert "expected" in reason
+        else:
+            for layout in ("nt", "tn") if n % 16 == 0 else ("nt",):
+                padded = Case(case.M, case.N, case.K, BF16, layout=layout, pad=-(case.M if layout == "tn" else 0) % 8)
+                result = check(kernel, padded if tma_takes(padded) else case, config=config)
+                assert result.ok, f"{config}: {result.message}"
+
+
+@pytest.mark.parametrize("config", CANDIDATES, ids=str)
+def test_every_portable_preset_runs_or_says_why_not(config: Any) -> None:
+    for dtype in (BF16, torch.float32):
+        case = Case(config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt")
+        try:
+            result = check("portable", case, config=config)
+        except Refused as refusal:
+            assert "shared memory" in str(refusal)
+            continue
+        assert result.ok, result.message
+
+
+BAD = [
+    (ValueError, "b is on cpu but a is on cuda:0", lambda a: outblas.matmul(a, a.cpu())),
+    (ValueError, "a is on cpu|b is on cuda:0 but a is on cpu", lambda a: outblas.matmul(a.cpu(), a)),
+    (ValueError, "out is on cpu but a is on cuda:0", lambda a: outblas.matmul(a, a, out=a.cpu())),
+    (ValueError, "b.dtype is torch.float16", lambda a: outblas.matmul(a, a.half())),
+    (ValueError, "out overlaps a", lambda a: outblas.matmul(a, a, out=a)),
+    (ValueError, r"a.shape\[1\] is 64 but b.shape\[0\] is 63", lambda a: outblas.matmul(a, a[:63])),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BAD)))
+def test_bad_input_on_the_gpu(case: int) -> None:
+    kind, message, call = BAD[case]
+    a = torch.ones(64, 64, device="cuda", dtype=BF16)
+    with pytest.raises(kind, match=message):
+        call(a)
+    torch.cuda.synchronize()
+    assert torch.equal(a, torch.ones_like(a))
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize("kernel", HOPPER)
+def test_what_tma_cannot_take_is_refused_by_name(kernel: str) -> None:
+    a = torch.ones(64, 63, device="cuda", dtype=BF16)
+    with pytest.raises(ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"):
+        outblas.matmul(a, torch.ones(63, 64, device="cuda", dtype=BF16), kernel=kernel)
+    with pytest.raises(ValueError, match=rf"kernel '{kernel}': .* given an addend"):
+        outblas.addmm(a[:, :1], a, a.t(), kernel=kernel)
+    with pytest.raises(ValueError, match=rf"kernel '{kernel}' needs operands of dtype .* given float32"):
+        outblas.matmul(a.float(), a.float().t(), kernel=kernel)
+
+
+def test_kernels_for_other_architectures_are_refused() -> None:
+    major, minor = torch.cuda.get_device_capability()
+    arch = 10 * major + minor
+    for kernel in registry.ladder():
+        runs = kernel.min_arch <= arch and (kernel.max_arch is None or arch <= kernel.max_arch)
+        assert (dispatch.lacks_device(kernel, torch.device("cuda")) is None) == runs
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_runs_on_the_operands_device(kernel: str) -> None:
+    a = torch.randn(256, 256, device="cuda:1").bfloat16()
+    with torch.cuda.device(0):
+        assert torch.equal(
+            outblas.matmul(a, a, kernel=kernel), outblas.matmul(a.to("cuda:0"), a.to("cuda:0")).to(a.device)
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(cases.huge(BF16)), ids=str)
+def test_more_than_two_to_the_31_elements(case: Case) -> None:
+    for kernel in ("portable", *HOPPER):
+        try:
+            result = check(kernel, case)
+        except Refused as refusal:
+            assert kernel in HOPPER
+            assert not tma_takes(case), refusal
+            continue
+        assert result.ok, f"{kernel}: {result.message}"
+
+
+def run(code: str, cache: Path) -> str:
+    # Byte code must be kept: without it every start compiles its imports.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["OUTBLAS_CACHE_DIR"] = str(cache)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.sm90
+def test_first_call_of_a_process_with_a_warm_cache(tmp_path: Path) -> None:
+    code = """
+import time, torch, cutlass, outblas
+a = torch.randn(64, 64, device="cuda").bfloat16()
+torch.cuda.synchronize()
+start = time.perf_counter()
+out = outblas.matmul(a, a, kernel="hopper.tma_wgmma")
+torch.cuda.synchronize()
+print(1000 * (time.perf_counter() - start))
+"""
+    milliseconds = [float(run(code, tmp_path / "cache")) for _ in range(4)]
+    assert min(milliseconds[1:]) < 100, milliseconds
+
+
+@pytest.mark.sm90
+def test_eight_cold_processes_compile_each_key_once(tmp_path: Path) -> None:
+    code = f"""
+import torch, outblas
+from outblas.hopper import host
+compile_variant = host.compile_variant
+def logged(gemm, variant, *options):
+    with open({str(tmp_path / "log")!r}, "a") as log:
+        log.write(variant.name + "\\n")
+    return compile_variant(gemm, variant, *options)
+host.compile_variant = logged
+a = torch.randint(-8, 9, (128, 128), device="cuda").bfloat16()
+for b in (a, a.t()):
+    assert torch.equal(outblas.matmul(a, b, kernel="hopper.tma_wgmma"), torch.matmul(a.double(), b.double()).bfloat16())
+"""
+    environment = {**os.environ, "OUTBLAS_CACHE_DIR": str(tmp_path / "cache")}
+    processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(8)]
+    assert [process.wait(timeout=110) for process in processes] == [0] * 8
+    names = (tmp_path / "log").read_text().split()
+    assert len(names) == len(set(names)) == 2
