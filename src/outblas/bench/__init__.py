@@ -1,5 +1,6 @@
 """Timing of GEMMs against cuBLAS."""
 
 from .burst import Timing, burst
+from .environment import driver, environment
 
-__all__ = ["Timing", "burst"]
+__all__ = ["Timing", "burst", "driver", "environment"]

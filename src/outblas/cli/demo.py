@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import dispatch, registry
-from .common import console, table
+from .common import console, save_json, table
 
 if TYPE_CHECKING:
     from ..verify.cases import Case
@@ -16,19 +19,19 @@ N = 4096
 KERNEL_SECONDS = 90
 
 
-def demo() -> None:
+def demo(save: Annotated[Path | None, typer.Option(help="Write the times to a JSON file.")] = None) -> None:
     """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU, the machine code."""
     import torch
 
-    passed = _on_gpu() if torch.cuda.is_available() else _without_gpu()
+    passed = _on_gpu(save) if torch.cuda.is_available() else _without_gpu()
     raise typer.Exit(0 if passed else 1)
 
 
-def _on_gpu() -> bool:
+def _on_gpu(save: Path | None) -> bool:
     """Every kernel that runs here at N = 4096 in bf16: the exact oracle, then the burst protocol."""
     import torch
 
-    from ..bench import burst
+    from ..bench import burst, environment
     from ..ops import matmul
     from ..verify.cases import Case
     from ..verify.watchdog import watchdog
@@ -43,25 +46,35 @@ def _on_gpu() -> bool:
             with status, watchdog(KERNEL_SECONDS, kernel.name):
                 checks[kernel.name] = _check(kernel.name, case, "cuda")
     a, b, c = (torch.randn(N, N, device=device).bfloat16() for _ in range(3))
-    calls = {"cuBLAS": lambda: torch.mm(a, b.t(), out=c)}
-    for name, fault in checks.items():
-        if fault is None:
-            calls[name] = lambda name=name: matmul(a, b.t(), out=c, kernel=name)
+    calls = {"cuBLAS": partial(torch.mm, a, b.t(), out=c)}
+    calls |= {name: partial(matmul, a, b.t(), out=c, kernel=name) for name, fault in checks.items() if fault is None}
     with console.status("timing"):
         timings = burst(calls, base="cuBLAS")
-    rows = [("cuBLAS", "–", *_figures(timings["cuBLAS"]))]
-    for name, fault in checks.items():
-        rows.append((name, fault or "exact", *(_figures(timings[name]) if fault is None else ("–",) * 3)))
-    table("Burst: idle, one warm call, 8 timed", ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS"), rows)
+    results = [
+        {
+            "provider": name,
+            "shape": [N, N, N],
+            "dtype": "bfloat16",
+            "layout": "nt",
+            "mode": "burst",
+            "check": checks.get(name) or ("–" if name == "cuBLAS" else "exact"),
+            **({"tflops": 2 * N**3 / timings[name].us / 1e6, **asdict(timings[name])} if name in timings else {}),
+        }
+        for name in ("cuBLAS", *checks)
+    ]
+    columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
+    table("Burst: idle, one warm call, 8 timed", columns, map(_row, results))
+    if save is not None:
+        save_json(save, {"environment": environment(), "results": results})
     return not any(checks.values())
 
 
-def _figures(timing: object) -> tuple[str, str, str]:
-    from ..bench import Timing
-
-    assert isinstance(timing, Timing)
-    spread = f"{timing.ratio:.3f} ({timing.ratio_low:.3f}–{timing.ratio_high:.3f})"
-    return f"{timing.us:.1f}", f"{2 * N**3 / timing.us / 1e6:.0f}", spread
+def _row(result: dict[str, Any]) -> tuple[str, ...]:
+    figures = ("–",) * 3
+    if "us" in result:
+        spread = f"{result['ratio']:.3f} ({result['ratio_low']:.3f}–{result['ratio_high']:.3f})"
+        figures = (f"{result['us']:.1f}", f"{result['tflops']:.0f}", spread)
+    return (result["provider"], result["check"], *figures)
 
 
 def _without_gpu() -> bool:

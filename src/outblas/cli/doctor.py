@@ -23,6 +23,8 @@ def doctor(json: JsonOption = False) -> None:
 
 def examine() -> dict[str, Any]:
     """Everything the command prints, as JSON-able values; `problems` lists what keeps a kernel from running well."""
+    from ..bench import driver
+
     versions = [
         {"name": s.name, "installed": s.installed, "tested": s.tested, "problem": s.problem}
         for s in requirements.statuses()
@@ -35,7 +37,7 @@ def examine() -> dict[str, Any]:
         "outblas": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "driver": _driver(),
+        "driver": driver(),
         "gpus": gpus,
         "versions": versions,
         "cache": store,
@@ -59,16 +61,6 @@ def _gpus() -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _driver() -> str | None:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
 
 
 def _cache() -> dict[str, Any]:

@@ -55,8 +55,9 @@ def verify(
         ]
     except ValueError as error:
         raise usage_error(error) from None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": name,
         "results": [
             {"kernel": t.kernel, "dtype": t.dtype, "passed": t.passed, "failed": t.failures, "refused": dict(t.refused)}
             for t in tallies
@@ -67,7 +68,7 @@ def verify(
     if json:
         print_json(report)
     else:
-        _show(report["device"], tallies)
+        _show(name, tallies)
     raise typer.Exit(1 if any(t.failures or not t.passed for t in tallies) else 0)
 
 
