@@ -94,12 +94,24 @@ def _prepare(call: Call) -> Plan:
         return lambda call: _by_torch(call, reason)
     launch = _launcher(call.kernel or "portable", call.config, problem)
     device, on_gpu = problem.device, problem.device.type == "cuda"
+    bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
+
+    def separate(call: Call, out: Tensor) -> bool:
+        """Whether the address ranges leave no doubt."""
+        start = out.data_ptr()
+        end = start + bytes_out
+        pa, pb = call.a.data_ptr(), call.b.data_ptr()
+        apart = (pa >= end or pa + bytes_a <= start) and (pb >= end or pb + bytes_b <= start)
+        if apart and bytes_c and call.c is not None:
+            pc = call.c.data_ptr()
+            apart = pc >= end or pc + bytes_c <= start
+        return apart
 
     def execute(call: Call) -> Tensor:
         out = call.out
         if out is None:
             out = call.a.new_empty(shape, dtype=dtype)
-        else:
+        elif not separate(call, out):
             check_separate(call)
         if on_gpu and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):

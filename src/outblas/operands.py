@@ -129,7 +129,12 @@ def check_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
 def address_range(t: torch.Tensor) -> tuple[int, int]:
     """First byte, and one past the last."""
     start = t.data_ptr()
-    return start, start + span(t.shape, t.stride()) * t.element_size()
+    return start, start + span_bytes(t)
+
+
+def span_bytes(t: torch.Tensor) -> int:
+    """Bytes from the first to one past the last that a tensor touches."""
+    return span(t.shape, t.stride()) * t.element_size()
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:

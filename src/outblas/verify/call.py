@@ -60,12 +60,20 @@ class Call:
 
     def torch_product(self) -> torch.Tensor:
         """What torch computes for this call, in the dtype of the product and on the same device."""
-        dtype = self.case.result_dtype
-        a, b = self.a.armed.to(dtype), self.b.armed.to(dtype)
         with _fp32_precision(self.case):
-            if self.c is None:
-                return a @ b
-            return torch.addmm(self.c.armed.to(dtype), a, b, alpha=self.case.alpha, beta=self.case.beta)
+            if self.c is not None:
+                return torch.addmm(self.c.armed, self.a.armed, self.b.armed, alpha=self.case.alpha, beta=self.case.beta)
+            if self.case.result_dtype == self.case.dtype:
+                return self.a.armed @ self.b.armed
+            return self._widened()
+
+    def _widened(self) -> torch.Tensor:
+        """16-bit operands, fp32 product: on a GPU by cuBLAS's own kernels for it, which the CPU does not have."""
+        case, (a, b) = self.case, (self.a.armed, self.b.armed)
+        if not a.is_cuda:
+            return a.float() @ b.float()
+        a, b = (t.expand(*case.batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (a, b))
+        return torch.bmm(a, b, out_dtype=case.result_dtype).reshape(*case.batch, case.M, case.N)
 
     def violations(self) -> list[str]:
         """Every stray write of the run."""
