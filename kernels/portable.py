@@ -27,28 +27,22 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ..operands import Problem, dtype_name
 from ..registry import Kernel
-from .portable_config import (
-    CANDIDATES,
-    INT32_MAX,
-    MAX_PROGRAMS,
-    PortableConfig,
-    choose,
-    invalid_reason,
-    kept_dims,
-    needs_int64,
-    pieces_of,
-    tiles,
-)
+from . import portable_config
+from .portable_config import PortableConfig, choose, invalid_reason, kept_dims, needs_int64, pieces_of, tiles, uses_fma
 
 __all__ = ["CANDIDATES", "KERNEL", "Config", "choose", "compile_for", "invalid_reason", "plan", "unsupported"]
 
 Config = PortableConfig
+CANDIDATES = portable_config.CANDIDATES
 
 Tensor = torch.Tensor
 Launch = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], None]
 
 _ON_CPU = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
 _TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+_ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
 
 def _readable_name(specialization: Any) -> str:
@@ -90,49 +84,45 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         m = m.to(tl.int64)
         n = n.to(tl.int64)
         k = k.to(tl.int64)
-    inside_m = m[:, None] < M
-    inside_n = n[None, :] < N
+    # A mask of ones compiles away.
+    inside_m = tl.full((BLOCK_M, 1), 1, tl.int1) if EVEN_M else m[:, None] < M
+    inside_n = tl.full((1, BLOCK_N), 1, tl.int1) if EVEN_N else n[None, :] < N
 
     a_tile_ptr = a + outer_index * a_outer + inner_index * a_inner + (m[:, None] * a_m + k[None, :] * a_k)
     b_tile_ptr = b + outer_index * b_outer + inner_index * b_inner + (k[:, None] * b_k + n[None, :] * b_n)
     acc = tl.full((BLOCK_M, BLOCK_N), 0, tl.float32)
+    ones = tl.full((BLOCK_M, BLOCK_N), 1, tl.float32)
     # A `while` loop would not be pipelined.
     for start in range(0, INTERPRETED_K if INTERPRETED_K else K, BLOCK_K):
-        if EVEN_K and EVEN_M:
-            a_tile = tl.load(a_tile_ptr)
-        elif EVEN_K:
-            a_tile = tl.load(a_tile_ptr, mask=inside_m, other=0.0)
-        elif EVEN_M:
-            a_tile = tl.load(a_tile_ptr, mask=k[None, :] < K - start, other=0.0)
-        else:
-            a_tile = tl.load(a_tile_ptr, mask=inside_m & (k[None, :] < K - start), other=0.0)
-        if EVEN_K and EVEN_N:
-            b_tile = tl.load(b_tile_ptr)
-        elif EVEN_K:
-            b_tile = tl.load(b_tile_ptr, mask=inside_n, other=0.0)
-        elif EVEN_N:
-            b_tile = tl.load(b_tile_ptr, mask=k[:, None] < K - start, other=0.0)
-        else:
-            b_tile = tl.load(b_tile_ptr, mask=(k[:, None] < K - start) & inside_n, other=0.0)
+        inside_k = tl.full((BLOCK_K,), 1, tl.int1) if EVEN_K else k < K - start
+        a_tile = tl.load(a_tile_ptr, mask=inside_m & inside_k[None, :], other=0.0)
+        b_tile = tl.load(b_tile_ptr, mask=inside_k[:, None] & inside_n, other=0.0)
         if INTERPRETED_K:
             a_tile = a_tile.to(tl.float32)
             b_tile = b_tile.to(tl.float32)
-        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+        if PRECISION == "tf32":
+            # Tensor cores would drop the low bits: twice cuBLAS's error, and a bias towards zero.
+            a_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1)
+            b_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1)
+        if a_tile.dtype == tl.float32 and PRECISION == "ieee":
+            # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As an addition the
+            # compiler would fold it into the product.
+            acc = tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
+        else:
+            acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
         a_tile_ptr += BLOCK_K * a_k
         b_tile_ptr += BLOCK_K * b_k
 
     acc *= alpha
     if c is not None:
         c_tile_ptr = c + outer_index * c_outer + inner_index * c_inner + (m[:, None] * c_m + n[None, :] * c_n)
-        if EVEN_M and EVEN_N:
-            acc += beta * tl.load(c_tile_ptr).to(tl.float32)
-        else:
-            acc += beta * tl.load(c_tile_ptr, mask=inside_m & inside_n, other=0.0).to(tl.float32)
+        acc += beta * tl.load(c_tile_ptr, mask=inside_m & inside_n, other=0.0).to(tl.float32)
+    if INTERPRETED_K and out.dtype.element_ty == tl.bfloat16:  # the interpreter truncates
+        bits = acc.to(tl.int32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+        acc = tl.where(acc == acc, nearest, acc)
     out_tile_ptr = out + outer_index * out_outer + inner_index * out_inner + (m[:, None] * out_m + n[None, :] * out_n)
-    if EVEN_M and EVEN_N:
-        tl.store(out_tile_ptr, acc.to(out.dtype.element_ty))
-    else:
-        tl.store(out_tile_ptr, acc.to(out.dtype.element_ty), mask=inside_m & inside_n)
+    tl.store(out_tile_ptr, acc.to(out.dtype.element_ty), mask=inside_m & inside_n)
 
 
 _interpreted = InterpretedFunction(matmul_kernel.fn)
@@ -148,6 +138,7 @@ class Specialization:
     divisors: tuple[tuple[int, int], ...]
     num_warps: int
     num_stages: int
+    max_registers: int | None
 
 
 def unsupported(problem: Problem, config: PortableConfig | None = None) -> str | None:
@@ -163,8 +154,8 @@ def unsupported(problem: Problem, config: PortableConfig | None = None) -> str |
         limit = None if problem.device.type == "cpu" else _shared_memory_limit(problem.device)
         if reason := invalid_reason(config, problem.dtype, limit):
             return reason
-        if tiles(config, problem) > MAX_PROGRAMS:
-            return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(config, problem)}"
+        if tiles(config, problem) > portable_config.MAX_PROGRAMS:
+            return f"needs at most {portable_config.MAX_PROGRAMS} tiles, and was given {tiles(config, problem)}"
     return None
 
 
@@ -223,7 +214,7 @@ def _compile(specialization: Specialization, arch: int, device: int | None) -> C
     options = {
         "num_warps": specialization.num_warps,
         "num_stages": specialization.num_stages,
-        "maxnreg": min(255, 65536 // (32 * specialization.num_warps)),  # without it ptxas spills to raise occupancy
+        "maxnreg": specialization.max_registers,
         "enable_fp_fusion": True,
         "sanitize_overflow": False,  # offsets of masked lanes wrap
     }
@@ -253,11 +244,15 @@ def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Speciali
             signature[name] = "constexpr"
             constants.append((i, value))
         else:
-            wide = value > INT32_MAX or (name in "MNK" and arguments["WIDE"])
+            wide = value > portable_config.INT32_MAX or (name in "MNK" and arguments["WIDE"])
             signature[name] = "i64" if wide else "i32"
             divisors.append((i, math.gcd(value, 16)))
+    # Without a limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels with masks take all of them.
+    masked = not (arguments["EVEN_M"] and arguments["EVEN_N"] and arguments["EVEN_K"])
+    unlimited = masked and arch >= 80 and uses_fma(problem, arch)
+    limit = None if unlimited else min(255, 65536 // config.threads)
     return Specialization(
-        tuple(signature.items()), tuple(constants), tuple(divisors), config.num_warps, config.num_stages
+        tuple(signature.items()), tuple(constants), tuple(divisors), config.num_warps, config.num_stages, limit
     )
 
 

@@ -12,6 +12,7 @@ from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
 MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
+_BARRIERS = 64  # bytes; tcgen05 waits on one
 _MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
 
 
@@ -39,10 +40,15 @@ class PortableConfig:
         """fp32 accumulators a thread."""
         return self.block_m * self.block_n // self.threads
 
+    @property
+    def widened_operands(self) -> float:
+        """Registers a thread for one step of operands: FMA on 16-bit operands widens them ahead of the products."""
+        return 2 * math.sqrt(self.accumulators) * self.block_k
+
     def shared_memory(self, dtype: torch.dtype) -> int:
-        """Bytes of shared memory, at most: the stages, or the tile of outputs (fp32) on its way to wide stores."""
+        """Bytes of shared memory, at most: barriers, and the stages or an fp32 tile of outputs before wide stores."""
         stage = (self.block_m + self.block_n) * self.block_k * dtype.itemsize
-        return max(self.num_stages * stage, self.block_m * self.block_n * 4)
+        return _BARRIERS + max(self.num_stages * stage, self.block_m * self.block_n * 4)
 
     def registers(self, vector_a: int, vector_b: int) -> int:
         """Registers a thread that accumulators and load addresses hold, for loads of that many elements."""
@@ -90,10 +96,11 @@ def _presets(*rows: tuple[int, int, int, int, int]) -> tuple[PortableConfig, ...
 
 # For tensor cores. Of configs with equal cost, `choose` takes the first that fits.
 TENSOR_CORE = _presets(
-    (128, 256, 64, 8, 3),
     (128, 256, 64, 8, 4),
-    (256, 128, 64, 8, 3),
     (256, 128, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 4, 4),
     (128, 128, 64, 4, 3),
     (128, 128, 64, 8, 3),
     (128, 256, 32, 8, 3),
@@ -109,7 +116,7 @@ TENSOR_CORE = _presets(
     (32, 64, 64, 4, 4),
     (32, 32, 64, 4, 4),
     (32, 32, 32, 4, 3),
-    (16, 128, 32, 4, 6),
+    (16, 128, 64, 4, 4),
     (128, 16, 64, 4, 4),
     (16, 64, 128, 4, 4),
     (64, 16, 128, 4, 4),
@@ -121,15 +128,16 @@ TENSOR_CORE = _presets(
 
 # For fused multiply-adds: IEEE fp32, and every dtype below sm_80, where tl.dot has no tensor cores.
 FMA = _presets(
-    (128, 128, 16, 8, 3),
+    (64, 64, 32, 4, 3),
     (128, 64, 16, 8, 3),
     (64, 128, 16, 8, 3),
+    (128, 128, 16, 8, 3),
     (64, 64, 16, 4, 3),
     (64, 32, 16, 4, 3),
     (32, 64, 16, 4, 3),
     (32, 32, 16, 4, 3),
-    (16, 64, 32, 4, 3),
-    (64, 16, 32, 4, 3),
+    (16, 64, 16, 4, 3),
+    (64, 16, 16, 4, 3),
     (16, 32, 32, 4, 3),
     (32, 16, 32, 4, 3),
     (16, 16, 32, 2, 3),
@@ -151,13 +159,14 @@ def candidates(problem: Problem, arch: int, shared_memory_limit: int) -> tuple[P
         for config in (FMA if uses_fma(problem, arch) else TENSOR_CORE)
         if invalid_reason(config, problem.dtype, shared_memory_limit) is None
         and config.registers(*vectors) <= _register_budget(problem, arch, min(vectors))
+        and not (uses_fma(problem, arch) and problem.dtype.itemsize == 2 and config.widened_operands > 192)
     )
 
 
 def _register_budget(problem: Problem, arch: int, narrowest: int) -> int:
     """Registers for accumulators and addresses; the rest of the 255 holds operands and what else a step needs."""
     if uses_fma(problem, arch):
-        return 80 if problem.dtype == torch.float32 else 64  # 16-bit operands are widened in registers
+        return 80 if problem.dtype == torch.float32 else 64
     if not _reads_shared_memory(arch):
         return 112
     if problem.dtype == torch.float32 or narrowest * problem.dtype.itemsize < 4:
@@ -195,16 +204,26 @@ def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int)
 def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -> float:
     """Estimated SM cycles of a call: waves of tiles, times the steps of a tile, times products plus loads of a step."""
     if uses_fma(problem, arch):
-        products = 128
+        # A term costs a thread its products and reads of 4 operands, 4 cycles each. Copies and the ends of a tile hide
+        # behind other CTAs, unless one CTA fills the registers of an SM.
+        alone = 1.2 if config.accumulators > 32 else 1
+        reads = 2 * math.sqrt(config.accumulators)
+        if problem.b[-1] != 1:
+            reads *= 8  # bank conflicts, where B is not stored by rows: fitted to an H100
+        issued = config.accumulators + reads
+        step = config.block_k * alone * config.threads * issued / 128 + 40
+        tile = math.ceil(problem.K / config.block_k) * step
     else:
         products = 2048 if problem.dtype.itemsize == 2 else 1024
         if arch >= 90 and config.block_m < 64:
             products //= 2  # mma.sync in place of wgmma
-    loaded = 64  # bytes a cycle from L2
-    per_k = config.block_m * config.block_n / products
-    per_k += (config.block_m + config.block_n) * problem.dtype.itemsize / loaded
-    step = config.block_k * per_k + 40  # barriers and address arithmetic
-    tile = math.ceil(problem.K / config.block_k) * step + 1000  # first loads, last stores
+        if arch >= 90 and config.block_n > 128 and problem.b[-1] != 1:
+            products = products * 3 // 4  # measured on an H100: 256 columns of a B that is not stored by rows
+        loaded = 64  # bytes a cycle from L2
+        per_k = config.block_m * config.block_n / products
+        per_k += (config.block_m + config.block_n) * problem.dtype.itemsize / loaded
+        step = config.block_k * per_k + 40  # barriers and address arithmetic
+        tile = math.ceil(problem.K / config.block_k) * step + 1000  # first loads, last stores
     return math.ceil(tiles(config, problem) * math.prod(problem.batch) / sm_count) * tile
 
 
