@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
+from ..configs import to_text
 from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
@@ -77,13 +78,8 @@ def invalid_reason(config: PortableConfig, dtype: torch.dtype, shared_memory_lim
         )
     needed = config.shared_memory(dtype)
     if shared_memory_limit is not None and needed > shared_memory_limit:
-        return f"{describe(config)} needs {needed} bytes of shared memory, the device has {shared_memory_limit}"
+        return f"{to_text(config)} needs {needed} bytes of shared memory, the device has {shared_memory_limit}"
     return None
-
-
-def describe(config: PortableConfig) -> str:
-    """`block_m=128,block_n=256,...`"""
-    return ",".join(f"{field.name}={getattr(config, field.name)}" for field in fields(config))
 
 
 def _power_of_two(value: int) -> bool:
