@@ -126,7 +126,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 _interpreted = InterpretedFunction(matmul_kernel.fn)
-_interpreter_lock = threading.Lock()  # the interpreter keeps its grid, and patches triton.language, globally
+_interpreter_lock = threading.Lock()  # the interpreter patches triton.language for every thread: nothing may compile
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,8 @@ def _compile(specialization: Specialization, arch: int, device: int | None) -> C
         "enable_fp_fusion": True,
         "sanitize_overflow": False,  # offsets of masked lanes wrap
     }
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with _interpreter_lock:
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:

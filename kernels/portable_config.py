@@ -13,6 +13,7 @@ from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
 MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
+_LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
 _MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
 
@@ -64,13 +65,13 @@ def invalid_reason(config: PortableConfig, dtype: torch.dtype, shared_memory_lim
     """
     for name in ("block_m", "block_n", "block_k"):
         size = getattr(config, name)
-        if not _power_of_two(size) or size < 16:
-            return f"{name} is {size}, expected a power of two of at least 16"
+        if not _power_of_two(size) or not 16 <= size <= _LARGEST_BLOCK:
+            return f"{name} is {size}, expected a power of two from 16 to {_LARGEST_BLOCK}"
     if not _power_of_two(config.num_warps) or config.num_warps > 32:
         return f"num_warps is {config.num_warps}, expected 1, 2, 4, 8, 16 or 32"
-    for name in ("group_m", "num_stages"):
-        if getattr(config, name) < 1:
-            return f"{name} is {getattr(config, name)}, expected at least 1"
+    for name, most in (("group_m", 1024), ("num_stages", 64)):
+        if not 1 <= getattr(config, name) <= most:
+            return f"{name} is {getattr(config, name)}, expected 1 to {most}"
     if config.accumulators > _MAX_ACCUMULATORS:
         return (
             f"block_m x block_n in {config.num_warps} warps is {config.accumulators} accumulators a thread, "

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,7 @@ def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> Non
     ignored = torch.full(shape, torch.nan)
     assert torch.equal(outblas.addmm(ignored, a, b, beta=0, kernel=kernel), a @ b)
     assert torch.equal(outblas.addmm(c, a[:, :0], b[:0], beta=3, kernel=kernel), (3 * c).expand(6, 4))
+    assert torch.equal(outblas.addmm(c, a * torch.nan, b, alpha=0, kernel=kernel), c.expand(6, 4))
 
 
 @pytest.mark.usefixtures("quiet")
@@ -159,6 +161,69 @@ def test_interpreter_needs_no_gradients_when_they_are_off() -> None:
         outblas.matmul(A.clone().requires_grad_(), B, kernel="portable")
 
 
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("kernel", [None, "portable"])
+def test_out_of_every_kind(kernel: str | None) -> None:
+    a, b = torch.randint(-8, 9, (3, 2, 3)).float(), torch.randint(-8, 9, (3, 2)).float()
+    unfoldable = torch.empty(60).as_strided((3, 2, 2), (2, 6, 1))
+    assert torch.equal(outblas.matmul(a, b, out=unfoldable, kernel=kernel), a @ b)
+    negated = torch.zeros(3, 2, 2, dtype=torch.complex64).conj().imag
+    assert outblas.matmul(a, b, out=negated, kernel=kernel) is negated
+    assert torch.equal(negated, a @ b)
+    lazy = torch.ones(2, 2, dtype=torch.complex64).conj().imag
+    assert torch.equal(outblas.addmm(lazy, a[0], b, out=lazy, kernel=kernel), a[0] @ b - 0.0)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("kernel", [None, "portable"])
+def test_writing_out_is_seen_by_autograd(kernel: str | None) -> None:
+    out, weight = torch.rand(6, 4), torch.rand(6, 4, requires_grad=True)
+    loss = (weight * out).sum()
+    outblas.matmul(A, B, out=out, kernel=kernel)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_compiled_transforms_keep_their_gradients() -> None:
+    gradient = torch.func.grad(lambda a: outblas.matmul(a, B).sum())
+    assert torch.allclose(torch.compile(gradient, backend="eager")(A), B.sum(1).expand(6, 5))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_overlap_is_checked_on_every_path() -> None:
+    s = torch.rand(6, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="out overlaps a"):
+        outblas.addmm(torch.zeros(6), s, torch.rand(6, 6), out=s)
+    with pytest.raises(ValueError, match="out overlaps a"):
+        outblas.matmul(s.as_subclass(Tagged), torch.rand(6, 6), out=s)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_nested_tensors_go_to_torch() -> None:
+    x = torch.nested.nested_tensor([torch.rand(2, 5), torch.rand(3, 5)])
+    y = torch.nested.nested_tensor([B, B])
+    assert all(map(torch.equal, outblas.matmul(x, y).unbind(), torch.matmul(x, y).unbind()))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_scalars_of_numpy() -> None:
+    c = torch.rand(6, 4)
+    got = outblas.addmm(c, A, B, alpha=np.float32(0.5), beta=np.int64(2))
+    assert torch.allclose(got, torch.addmm(c, A, B, alpha=0.5, beta=2))
+    for value in (2**70 * 10**40, 10**400, 1e300):
+        with pytest.raises(ValueError, match=r"alpha is .* expected a number that float32 can hold"):
+            outblas.addmm(c, A, B, alpha=value)
+
+
+def test_a_wrong_config_spoils_no_equal_one() -> None:
+    with pytest.raises(TypeError, match=r"config num_warps is 4.0 \(float\), expected int"):
+        outblas.matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4.0))  # type: ignore[arg-type]
+    outblas.matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4))
+    with pytest.raises(ValueError, match="group_m is 429496730, expected 1 to 1024"):
+        outblas.matmul(A, B, kernel="portable", config=PortableConfig(group_m=429496730))
+
+
 BUFFER = torch.randn(20, 20)
 
 BAD: dict[str, tuple[type[Exception], str, Callable[[torch.Tensor], Any]]] = {
@@ -214,6 +279,16 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[torch.Tensor], Any]]] = {
         ValueError,
         r"out has strides \(0, 1\)",
         lambda o: outblas.matmul(A, B, out=torch.empty(1, 4).expand(6, 4)),
+    ),
+    "out and gradients": (
+        ValueError,
+        "out is given with inputs that need gradients",
+        lambda o: outblas.matmul(A.clone().requires_grad_(), B, out=o),
+    ),
+    "sparse out": (
+        ValueError,
+        "out has layout torch.sparse_coo",
+        lambda o: outblas.matmul(A, B, out=torch.zeros(6, 4).to_sparse()),
     ),
     "out needs grad": (
         ValueError,

@@ -86,6 +86,22 @@ def test_full_disk_costs_speed_only(folder: Path) -> None:
     assert not list((folder / "objects").glob("*.o"))
 
 
+def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path) -> None:
+    def unloadable(path: Path) -> str:
+        raise RuntimeError("cannot map")
+
+    fetch("first")
+    with pytest.warns(UserWarning, match="cannot map"):
+        got = cache.fetch(FACTS, build=lambda: "second", save=lambda b, p: p.write_text(b) and None, load=unloadable)
+    assert got == "second"
+
+
+def test_folder_below_one_that_others_can_write_is_not_used(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+    with pytest.warns(UserWarning, match="can be written by others"):
+        assert fetch() == "built"
+
+
 def test_prune_keeps_the_newest(folder: Path) -> None:
     for i in range(4):
         fetch("x" * 100, {"i": i})

@@ -28,16 +28,21 @@ LOCK_TIMEOUT = 300.0  # seconds to wait for another process that compiles the sa
 def directory() -> Path:
     """Where the cache lies, whether or not it exists."""
     if chosen := os.environ.get("OUTBLAS_CACHE_DIR"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen)).absolute()
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("outblas"))
+    return Path(platformdirs.user_cache_dir("outblas")).absolute()
 
 
 def unusable_reason(path: Path) -> str | None:
-    """Why `path` cannot hold the cache, or None. Creates it (mode 0700) when absent."""
+    """Why `path` cannot hold the cache, or None. Creates it, and parents that are missing, with mode 0700."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+            mode = folder.stat().st_mode
+            if mode & (stat.S_IWGRP | stat.S_IWOTH) and not (mode & stat.S_ISVTX and folder != path):
+                return f"{folder} can be written by others (chmod 700 it)"
         status = path.stat()
     except OSError as error:
         return f"{path}: {error.strerror}"
@@ -45,8 +50,6 @@ def unusable_reason(path: Path) -> str | None:
         return f"{path} is no directory"
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         return f"{path} belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} can be written by others (chmod 700 it)"
     return None
 
 
@@ -73,30 +76,44 @@ def fetch(
         _warn_once(reason)
         return build()
     path = folder / f"{digest(facts)}.o"
-    if _intact(path):
-        return load(path)
+    found = _read(path, load)
+    if found is not None:
+        return found
     with _locked(path.with_suffix(".lock")):
-        if _intact(path):
-            return load(path)
+        found = _read(path, load)
+        if found is not None:
+            return found
         built = build()
         try:
             _write(path, facts, lambda target: save(built, target))
-            prune(folder)
-        except OSError as error:
-            _warn_once(f"{folder}: {error.strerror}")
+            prune(folder, keep=path)
+        except Exception as error:  # whatever the disk or the exporter says: the kernel is at hand
+            _warn_once(f"{folder}: {error}")
             return built
+        saved = _read(path, load)
+        return built if saved is None else saved
+
+
+def _read(path: Path, load: Callable[[Path], T]) -> T | None:
+    """The object at `path`, None when it is absent or damaged or cannot be loaded here (it is built anew then)."""
+    if not _intact(path):
+        return None
+    try:
         return load(path)
+    except Exception as error:
+        _warn_once(f"{path}: {error}")
+        return None
 
 
-def prune(folder: Path, limit: int = SIZE_LIMIT) -> None:
-    """Deletes the oldest objects until what is left takes at most `limit` bytes."""
+def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> None:
+    """Deletes the oldest objects until what is left takes at most `limit` bytes; `keep` stays."""
     objects = sorted(((p.stat().st_mtime, p.stat().st_size, p) for p in folder.glob("*.o")), reverse=True)
     total = 0
     for _, size, path in objects:
         total += size
-        if total > limit:
-            for stale in (path, path.with_suffix(".json"), path.with_suffix(".lock")):
-                stale.unlink(missing_ok=True)
+        if total > limit and path != keep:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _intact(path: Path) -> bool:

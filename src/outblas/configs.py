@@ -9,10 +9,15 @@ from typing import Any, TypeVar
 ConfigT = TypeVar("ConfigT")
 
 
-@lru_cache(maxsize=1024)
 def to_text(config: Any) -> str:
-    """Every field of a frozen config, `name=value` joined by commas."""
-    return ",".join(f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config))
+    """Every field of a frozen config, `name=value` joined by commas. Raises TypeError for a value of the wrong type."""
+    items = []
+    for field in dataclasses.fields(config):
+        value, kind = getattr(config, field.name), type(field.default)
+        if type(value) is not kind:
+            raise TypeError(f"config {field.name} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
+        items.append(f"{field.name}={value}")
+    return ",".join(items)
 
 
 @lru_cache(maxsize=1024)

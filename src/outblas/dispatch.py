@@ -49,7 +49,7 @@ def run(call: Call) -> Tensor:
         b.dtype,
         b.device,
         b.data_ptr() & 15,
-        None if c is None else (*_traits(c), call.alpha == 1, call.beta == 0),
+        None if c is None else (*_traits(c), call.alpha == 1, call.alpha == 0, call.beta == 0),
         None if out is None else _traits(out),
         call.out_dtype,
         call.kernel,
@@ -92,7 +92,7 @@ def _prepare(call: Call) -> Plan:
             raise ValueError(f"kernel {call.kernel!r} {reason}")
     elif reason := _no_default(problem):
         return lambda call: _by_torch(call, reason)
-    launch = _launcher(call.kernel or "portable", call.config, problem)
+    launch = _launcher(call.kernel or "portable", call.config, problem, nothing=problem.K == 0 or call.alpha == 0)
     device, on_gpu = problem.device, problem.device.type == "cuda"
     bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
 
@@ -188,13 +188,13 @@ def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | Non
     return reason
 
 
-def _launcher(kernel: str, config: str, problem: Problem) -> Callable[..., None]:
-    """The launch of a named kernel, or what stands for it when there is nothing to multiply."""
+def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> Callable[..., None]:
+    """The launch of a named kernel, or what stands for it when there is nothing to write or to multiply."""
     module = registry.load(kernel)
     chosen = configs.from_text(module.Config, config) if config else None
     if 0 in (problem.M, problem.N, *problem.batch):
         return lambda *_: None
-    if problem.K == 0:
+    if nothing:
         return _scale
     if reason := _unsupported(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
@@ -204,7 +204,7 @@ def _launcher(kernel: str, config: str, problem: Problem) -> Callable[..., None]
 
 
 def _scale(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any) -> None:
-    """K = 0: the product is zero."""
+    """K = 0 or alpha = 0: the product is zero, whatever A and B hold."""
     if c is None or beta == 0:
         out.zero_()
     else:

@@ -19,10 +19,10 @@ class FallbackWarning(UserWarning):
 
 def notice(cause: str) -> None:
     """Warns once that torch takes calls of this kind; raises RuntimeError when OUTBLAS_STRICT=1."""
-    if torch.compiler.is_compiling():
-        return
     if os.environ.get("OUTBLAS_STRICT") == "1":
         raise RuntimeError(f"OUTBLAS_STRICT=1 forbids the fallback to torch: {cause}")
+    if torch.compiler.is_compiling():
+        return
     if cause not in _seen:
         _seen.add(cause)
         message = f"torch takes this call: {cause} (shown once; OUTBLAS_STRICT=1 makes it an error)"
@@ -43,9 +43,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype
         a, b = a.to(out_dtype), b.to(out_dtype)
     if out is None:
         return torch.matmul(a, b)
-    if out.dim() == max(a.dim(), b.dim()):
+    if out.is_contiguous() and out.dim() == max(a.dim(), b.dim()):
         return torch.matmul(a, b, out=out)
-    return out.copy_(torch.matmul(a, b))  # torch would resize an `out` that 1-D operands leave without a dimension
+    return out.copy_(torch.matmul(a, b))  # torch resizes, or cannot fold, some of these
 
 
 def addmm(

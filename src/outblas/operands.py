@@ -100,6 +100,10 @@ def check_out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, devic
         raise ValueError(f"out.dtype is {out.dtype}, expected {dtype}")
     if out.device != device:
         raise ValueError(f"out is on {out.device} but a is on {device}")
+    if out.layout is not torch.strided:
+        raise ValueError(f"out has layout {out.layout}, expected {torch.strided}")
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError("out is an inference tensor, expected a normal one outside torch.inference_mode()")
     if out.requires_grad and torch.is_grad_enabled():
         raise ValueError("out requires grad, expected a tensor that does not (or torch.no_grad())")
     if _overlaps_itself(out):

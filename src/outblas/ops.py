@@ -6,14 +6,15 @@ implementations are registered by hand. Gradients are torch's: inputs that need 
 
 from __future__ import annotations
 
+import math
 import numbers
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.autograd import forward_ad
 
 from . import configs, fallback, operands, registry
-from .dispatch import Call, run
+from .dispatch import Call, check_separate, run
 
 Tensor = torch.Tensor
 
@@ -35,6 +36,7 @@ def _matmul_out(
     a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = ""
 ) -> None:
     run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config))
+    _written(out)
 
 
 def _addmm(
@@ -47,6 +49,13 @@ def _addmm_out(
     c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
 ) -> None:
     run(Call(a, b, c, out, None, alpha, beta, kernel, config))
+    _written(out)
+
+
+def _written(out: Tensor) -> None:
+    """Lets autograd see that saved values of `out` are gone."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
 
 
 for _key in ("CPU", "CUDA"):
@@ -114,6 +123,10 @@ def matmul(
         TypeError: an argument is of the wrong type.
         ValueError: operands do not fit together, or the named kernel cannot take them. Nothing is written.
     """
+    if _lazy(out):
+        _check_tensors(a=a, b=b)
+        fresh = matmul(a, b, out=_fresh(out, a=a, b=b), out_dtype=out_dtype, kernel=kernel, config=config)
+        return out.copy_(fresh)
     cause = _outside_operators(a, b) if out is None else _outside_operators(a, b, out)
     if cause is None and kernel is None and config is None and out_dtype is None:
         if out is None:
@@ -125,11 +138,13 @@ def matmul(
     operands.check_out_dtype(out_dtype, a.dtype)
     name, text = _choice(kernel, config)
     if cause is not None:
-        shape = operands.check_pair(a, b)
-        dtype = operands.check_out_dtype(out_dtype, a.dtype)
-        if out is not None:
-            operands.check_out(out, shape, dtype, a.device)
-        _refuse_or_notice(name, cause)
+        if not _nested(a, b):
+            shape = operands.check_pair(a, b)
+            if out is not None:
+                operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
+        _refuse(name, cause, out)
+        _check_apart(Call(a, b, None, out, out_dtype, 1, 0, name, text))
+        fallback.notice(cause)
         return fallback.matmul(a, b, out, out_dtype)
     if out is None:
         result = _matmul_op(a, b, out_dtype, name, text)
@@ -161,23 +176,30 @@ def addmm(
 
     Raises TypeError and ValueError as `matmul`; nothing is written then.
     """
-    for key, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, numbers.Real):
-            raise TypeError(f"{key} is {type(value).__name__}, expected a real number")
+    _check_tensors(c=c, a=a, b=b, out=out)
+    alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
+    if _lazy(out):
+        fresh = _fresh(out, a=a, b=b) if out is c else _fresh(out, a=a, b=b, c=c)
+        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, kernel=kernel, config=config))
     cause = _outside_operators(c, a, b) if out is None else _outside_operators(c, a, b, out)
     name, text = _choice(kernel, config)
     if cause is not None:
-        _check_tensors(c=c, a=a, b=b, out=out)
-        shape = operands.check_addend(c, a, b)
-        if out is not None:
-            operands.check_out(out, shape, a.dtype, a.device)
-        _refuse_or_notice(name, cause)
+        if not _nested(c, a, b):
+            shape = operands.check_addend(c, a, b)
+            if out is not None:
+                operands.check_out(out, shape, a.dtype, a.device)
+        _refuse(name, cause, out)
+        _check_apart(Call(a, b, c, out, None, alpha, beta, name, text))
+        fallback.notice(cause)
         return fallback.addmm(c, a, b, alpha, beta, out)
     if out is None:
         result: Tensor = _addmm_op(c, a, b, alpha, beta, name, text)
         return result
     _addmm_out_op(c, a, b, out, alpha, beta, name, text)
     return out
+
+
+_GRADIENTS = "inputs that need gradients"
 
 
 def _outside_operators(*tensors: Tensor) -> str | None:
@@ -187,16 +209,14 @@ def _outside_operators(*tensors: Tensor) -> str | None:
         if kind is not Tensor and kind is not torch.nn.Parameter:
             return f"tensor subclass {kind.__name__}"
         if t.requires_grad and torch.is_grad_enabled():
-            return "inputs that need gradients"
+            return _GRADIENTS
         if not (t.is_cuda or t.is_cpu):
             return f"{t.device.type} tensors"
         if t.layout is not torch.strided or t.is_nested:
             return f"tensors of layout {'nested' if t.is_nested else t.layout}"
     if torch.is_autocast_enabled("cuda" if tensors[0].is_cuda else "cpu"):
         return "autocast"
-    if not torch.compiler.is_compiling() and (
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    ):
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return "torch.func transforms and forward-mode gradients"
     return None
 
@@ -222,7 +242,50 @@ def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
     return name, configs.to_text(config)
 
 
-def _refuse_or_notice(kernel: str, cause: str) -> None:
+def _lazy(out: object) -> TypeGuard[Tensor]:
+    """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it to an operator."""
+    return out is not None and isinstance(out, Tensor) and (out.is_neg() or out.is_conj())
+
+
+def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
+    """Memory for a product that goes to a lazy `out` afterwards."""
+    operands.check_overlap(out, **inputs)
+    return torch.empty(out.shape, dtype=out.dtype, device=out.device)
+
+
+def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
+    """alpha or beta as a Python number that fp32 can hold. Raises TypeError or ValueError."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a real number")
+    try:
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        fits = not math.isfinite(number) or abs(float(number)) <= torch.finfo(torch.float32).max
+    except OverflowError:
+        raise ValueError(f"{name} is {value}, expected a number that float32 can hold") from None
+    if not fits and dtype.itemsize <= 4:
+        raise ValueError(f"{name} is {value}, expected a number that float32 can hold")
+    return number if -(2**63) <= number < 2**63 else float(number)
+
+
+def _nested(*tensors: Tensor) -> bool:
+    return any(t.is_nested for t in tensors)
+
+
+def _refuse(kernel: str, cause: str, out: Tensor | None) -> None:
     if kernel:
         raise ValueError(f"kernel {kernel!r} needs plain tensors outside autograd, and was given {cause}")
-    fallback.notice(cause)
+    if out is not None and cause == _GRADIENTS:
+        raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
+
+
+def _check_apart(call: Call) -> None:
+    """Checks overlap where tensors have addresses; what is fake, sparse or transformed has none."""
+    tensors = [t for t in (call.a, call.b, call.c, call.out) if t is not None]
+    plain = all(t.layout is torch.strided and not t.is_nested and (t.is_cuda or t.is_cpu) for t in tensors)
+    if call.out is not None and plain and not torch.compiler.is_compiling():
+        try:
+            addressed = all(t.data_ptr() or not t.numel() for t in tensors)
+        except RuntimeError:
+            return
+        if addressed:
+            check_separate(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,12 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+def check_writable(path: Path | None) -> None:
+    """Raises ValueError for a file that could not be written once the work is done."""
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--save is {str(path)!r}, expected a file in a folder that can be written")
 
 
 def save_json(path: Path, value: Any) -> None:
@@ -48,6 +55,8 @@ def split(text: str) -> list[str]:
 def parse_shapes(text: str) -> list[tuple[int, int, int]]:
     """`4096,640x72x96` as (M, N, K). Raises ValueError."""
     found = []
+    if not split(text):
+        raise ValueError(f"--shapes is {text!r}, expected N or MxNxK, comma-separated")
     for part in split(text):
         sizes = part.lower().split("x")
         if len(sizes) not in (1, 3) or not all(size.isdecimal() for size in sizes):

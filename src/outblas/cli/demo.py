@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import dispatch, registry
-from .common import console, save_json, table
+from .common import check_writable, console, save_json, table, usage_error
 
 if TYPE_CHECKING:
     from ..verify.cases import Case
@@ -23,6 +23,10 @@ def demo(save: Annotated[Path | None, typer.Option(help="Write the times to a JS
     """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU, the machine code."""
     import torch
 
+    try:
+        check_writable(save)
+    except ValueError as error:
+        raise usage_error(error) from None
     passed = _on_gpu(save) if torch.cuda.is_available() else _without_gpu()
     raise typer.Exit(0 if passed else 1)
 

@@ -12,7 +12,7 @@ import typer
 from rich.progress import track
 
 from .. import dispatch, registry
-from .common import JsonOption, console, parse_shapes, print_json, save_json, split, table, usage_error
+from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
 
 if TYPE_CHECKING:
     from ..verify.cases import Case
@@ -47,6 +47,7 @@ def verify(
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
+        check_writable(save)
         chosen = [registry.find(name) for name in kernels or _runnable(device)]
         tallies = [
             _tally(kernel, name, device, shapes, split(layout), quiet=json)
