@@ -11,6 +11,7 @@ import numbers
 from typing import Any, TypeGuard
 
 import torch
+from packaging.version import Version
 from torch.autograd import forward_ad
 
 from . import configs, fallback, operands, registry
@@ -88,6 +89,9 @@ def _(
 ) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
+
+# Before torch 2.13, Dynamo does not see torch.func transforms, and gradients through an operator would be lost.
+COMPILES = Version(torch.__version__) >= Version("2.13")
 
 _matmul_op = torch.ops.outblas.matmul.default
 _matmul_out_op = torch.ops.outblas.matmul_out.default
@@ -204,6 +208,8 @@ _GRADIENTS = "inputs that need gradients"
 
 def _outside_operators(*tensors: Tensor) -> str | None:
     """Why a call must not reach our operators, or None: they take plain strided tensors and know no transforms."""
+    if not COMPILES and torch.compiler.is_compiling():
+        return "torch.compile before torch 2.13"
     for t in tensors:
         kind = type(t)
         if kind is not Tensor and kind is not torch.nn.Parameter:
