@@ -67,11 +67,7 @@ class HopperGemm:
         tiles_m, tiles_n = cute.ceil_div(c.shape[0], config.tile_m), cute.ceil_div(c.shape[1], config.tile_n)
         k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
         self.kernel(tma_a, mA, tma_b, mB, c, a.element_type, mma, layout_a, layout_b, tiles_m, k_tiles).launch(
-            grid=(self.grid(tiles_m * tiles_n), 1, 1),
-            block=(self.threads(), 1, 1),
-            stream=stream,
-            min_blocks_per_mp=getattr(self, "occ", 0),
-            preferred_smem_carveout=100 if getattr(self, "occ", 0) else None,
+            grid=(self.grid(tiles_m * tiles_n), 1, 1), block=(self.threads(), 1, 1), stream=stream
         )
 
     @cute.kernel

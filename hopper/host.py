@@ -24,7 +24,7 @@ from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
 from .. import cache
 from ..configs import to_text
-from ..operands import Problem, dtype_name
+from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
 from .base import HopperGemm
 from .config import HopperConfig, invalid_reason
@@ -38,8 +38,6 @@ _NUMERIC = {
     torch.float32: cutlass.Float32,
 }
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-
-Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
 
 
 @dataclass(frozen=True)

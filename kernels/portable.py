@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from ..operands import Problem, dtype_name
+from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
 from . import portable_config
 from .portable_config import PortableConfig, choose, invalid_reason, kept_dims, needs_int64, pieces_of, tiles, uses_fma
@@ -36,7 +36,6 @@ Config = PortableConfig
 CANDIDATES = portable_config.CANDIDATES
 
 Tensor = torch.Tensor
-Launch = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], None]
 
 _ON_CPU = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
 _TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}

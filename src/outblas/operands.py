@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Strides = tuple[int, ...]
+
+# launch(a, b, c, out, alpha, beta): what a kernel's plan returns; takes the raw tensors of a call.
+Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
@@ -48,11 +51,6 @@ class Problem:
     alignment: tuple[int, ...]
     tf32: bool = False
     scaled: bool = False
-
-    @property
-    def layout(self) -> str:
-        """Two letters, A then B: n as stored row-major, t as stored transposed (B stored (N, K) is t)."""
-        return ("n" if self.a[-1] == 1 else "t") + ("n" if self.b[-1] == 1 else "t")
 
 
 def check_tensor(name: str, value: object) -> torch.Tensor:
