@@ -8,6 +8,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from cutlass.base_dsl.dsl import BaseDSL
 from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
 from .. import cache
+from ..artifact import Artifact, cta_threads, example
 from ..configs import to_text
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
@@ -109,31 +111,45 @@ def _tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int
 
 def entry(
     kernel: Kernel, gemm: type[HopperGemm]
-) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., bytes]]:
-    """What a rung's module offers: `unsupported`, `plan` and `cubin`."""
-    return unsupported, functools.partial(plan, kernel.name, gemm), functools.partial(cubin, kernel.name, gemm)
+) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
+    """What a rung's module offers: `unsupported`, `plan` and `artifact`."""
+    return unsupported, functools.partial(plan, kernel.name, gemm), functools.partial(artifact, kernel.name, gemm)
 
 
 def plan(kernel: str, gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
-    a_strides = _tma_strides(problem.M, problem.K, problem.a)
-    b_strides = _tma_strides(problem.K, problem.N, problem.b)
-    assert a_strides, "plan() takes problems for which unsupported() is None"
-    assert b_strides, "plan() takes problems for which unsupported() is None"
-    row_major = problem.out[1] == 1 or problem.N == 1
-    layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
-    row = problem.out[0] if problem.M > 1 else 0
-    aligned = problem.alignment[2] % (2 * problem.out_dtype.itemsize) == 0
-    pairs = row_major and aligned and row % 2 == 0 and problem.N % 2 == 0
-    chosen = config or HopperConfig()
-    run = load(gemm, Variant(kernel, chosen, problem.dtype, problem.out_dtype, layout, row_major, pairs))
+    a_strides, b_strides = _operand_strides(problem)
+    variant = _variant(kernel, problem, config or HopperConfig())
+    run = load(gemm, variant)
     shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
-    out_strides = (row, 1) if row_major else problem.out
+    out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
 
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         run(_view(a, shape_a, a_strides), _view(b, shape_b, b_strides), _view(out, shape_out, out_strides))
 
     return launch
+
+
+def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
+    """The compile that serves a supported problem."""
+    a_strides, b_strides = _operand_strides(problem)
+    layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
+    row_major = problem.out[1] == 1 or problem.N == 1
+    aligned = problem.alignment[2] % (2 * problem.out_dtype.itemsize) == 0
+    pairs = row_major and aligned and _row_stride(problem) % 2 == 0 and problem.N % 2 == 0
+    return Variant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, pairs)
+
+
+def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
+    a_strides = _tma_strides(problem.M, problem.K, problem.a)
+    b_strides = _tma_strides(problem.K, problem.N, problem.b)
+    assert a_strides, "plan() takes problems for which unsupported() is None"
+    assert b_strides, "plan() takes problems for which unsupported() is None"
+    return a_strides, b_strides
+
+
+def _row_stride(problem: Problem) -> int:
+    return problem.out[0] if problem.M > 1 else 0
 
 
 def _view(t: torch.Tensor, shape: tuple[int, int], strides: tuple[int, ...]) -> torch.Tensor:
@@ -197,19 +213,56 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
         return cute.compile(gemm(variant.config, pairs=variant.pairs), a, b, c, stream, options=f"{OPTIONS} {options}")
 
 
-def cubin(
+def artifact(
     kernel: str,
     gemm: type[HopperGemm],
     config: HopperConfig | None = None,
+    *,
+    arch: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     out_dtype: torch.dtype | None = None,
     layout: str = "nt",
-) -> bytes:
-    """The machine code that serves aligned, row-major products; needs no GPU."""
-    variant = Variant(kernel, config or HopperConfig(), dtype, out_dtype or dtype, layout, row_major=True, pairs=True)
+    shape: tuple[int, int, int] = (4096, 4096, 4096),
+) -> Artifact:
+    """What `plan` would launch for aligned, row-major operands; needs no GPU.
+
+    Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
+    """
+    if arch not in (None, 90):
+        raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
+    config = config or HopperConfig()
+    problem = example(dtype, out_dtype, layout, shape)
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
+    if reason := unsupported(problem, config):
+        raise ValueError(reason)
     with tempfile.TemporaryDirectory() as folder, _lock:
-        code = compile_variant(gemm, variant, f"--keep-cubin --dump-dir={folder}").__cubin__
-    return bytes(code)
+        remarks = Path(folder) / "remarks.yaml"
+        keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
+        compiled = compile_variant(gemm, _variant(kernel, problem, config), keep)
+        log = _assembler_log(remarks.read_text(encoding="utf-8"))
+    ptx = str(compiled.__ptx__)
+    return Artifact(
+        kernel=kernel,
+        arch=ARCH,
+        config=to_text(config),
+        dtype=dtype_name(dtype),
+        out_dtype=dtype_name(problem.out_dtype),
+        layout=layout,
+        cubin=bytes(compiled.__cubin__),
+        ptx=ptx,
+        log=log,
+        threads=cta_threads(ptx),
+        smem_bytes=config.shared_memory_bytes,
+        stages=gemm.slots,
+        tile=(config.tile_m, config.tile_n, config.tile_k),
+    )
+
+
+def _assembler_log(remarks: str) -> str:
+    """The output of ptxas -v inside the DSL's YAML remarks, a quoted scalar that spans lines."""
+    logs = re.findall(r"- Remark: +'ptxas output: ((?:[^']|'')*)'", remarks)
+    return "\n".join(log.replace("''", "'").strip() for log in logs) + "\n"
 
 
 @contextlib.contextmanager

@@ -56,4 +56,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, cubin = host.entry(KERNEL, TmaWgmma)
+unsupported, plan, artifact = host.entry(KERNEL, TmaWgmma)

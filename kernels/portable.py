@@ -25,12 +25,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
+from .. import machines
+from ..artifact import Artifact, example
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
 from . import portable_config
 from .portable_config import PortableConfig, choose, invalid_reason, kept_dims, needs_int64, pieces_of, tiles, uses_fma
 
-__all__ = ["CANDIDATES", "KERNEL", "Config", "choose", "compile_for", "invalid_reason", "plan", "unsupported"]
+__all__ = [
+    "CANDIDATES",
+    "KERNEL",
+    "Config",
+    "artifact",
+    "choose",
+    "compile_for",
+    "invalid_reason",
+    "plan",
+    "unsupported",
+]
 
 Config = PortableConfig
 CANDIDATES = portable_config.CANDIDATES
@@ -199,6 +211,41 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
 def compile_for(problem: Problem, config: PortableConfig, arch: int) -> CompiledKernel:
     """The kernel that `plan` would launch on an architecture (90 is sm_90); needs no GPU, and loads nothing on one."""
     return _compile(_specialize(problem, config, arch), arch, None)
+
+
+def artifact(
+    config: PortableConfig | None = None,
+    *,
+    arch: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
+    layout: str = "nt",
+    shape: tuple[int, int, int] = (4096, 4096, 4096),
+) -> Artifact:
+    """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no GPU.
+
+    Without a config, `choose` picks one for `shape`. Raises ValueError for what the kernel cannot take.
+    """
+    from ..device import triton_artifact  # imports Gluon, which no launch needs
+
+    machine = machines.reference(90 if arch is None else arch)
+    given = example(dtype, out_dtype, layout, shape)
+    if dtype not in _TYPES:
+        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16, float16 or float32")
+    if config is None:
+        config = choose(given, machine.sms, machine.arch, machine.shared_memory_per_cta)
+    elif reason := invalid_reason(config, given.dtype, machine.shared_memory_per_cta):
+        raise ValueError(f"config: {reason}")
+    return triton_artifact.from_compiled(
+        compile_for(given, config, machine.arch),
+        kernel=KERNEL.name,
+        config=config,
+        dtype=given.dtype,
+        out_dtype=given.out_dtype,
+        layout=layout,
+        stages=config.num_stages,
+        tile=(config.block_m, config.block_n, config.block_k),
+    )
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 from outblas import cache, operands, registry
 from outblas.hopper import host
 from outblas.hopper.config import SHARED_MEMORY, HopperConfig, invalid_reason
-from outblas.inspect import read_cubin
+from outblas.inspect import inspect
 
 NAMES = [kernel.name for kernel in registry.ladder("hopper")]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -98,29 +98,23 @@ def rung(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 def test_machine_code_of_every_layout(rung: ModuleType, layout: str) -> None:
-    code = read_cubin(rung.cubin(layout=layout))
+    # STG: pairs, half as many stores as accumulators.
+    has = {"HGMMA.64x64x16.F32.BF16": 4, "UTMALDG.2D": 2, "STG": 16, "STG.E": 16}
+    code = inspect(rung.KERNEL.name, layout=layout).require(stack=0, max_registers=64, min_ctas=8, has=has)
     assert code.name.startswith(f"outblas_{rung.KERNEL.name.replace('.', '_')}_64x64x64_{layout}_bf16_bf16")
-    assert code.spills == code.stack == 0
-    assert code.registers <= 64  # 8 CTAs an SM
-    assert code.count("HGMMA.64x64x16.F32.BF16") == 4
-    assert code.count("UTMALDG.2D") == 2
-    assert code.count("STG") == code.count("STG.E") == 16  # pairs: half as many stores as accumulators
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "wgmma", "store"),
     [
-        (BF16, F32, "HGMMA.64x64x16.F32.BF16", "STG.E.64"),
-        (F16, F16, "HGMMA.64x64x16.F32", "STG.E"),
-        (F16, F32, "HGMMA", "STG.E.64"),
+        ("bfloat16", "float32", "HGMMA.64x64x16.F32.BF16", "STG.E.64"),
+        ("float16", "float16", "HGMMA.64x64x16.F32", "STG.E"),
+        ("float16", "float32", "HGMMA", "STG.E.64"),
     ],
 )
-def test_machine_code_of_every_dtype(
-    rung: ModuleType, dtype: torch.dtype, out_dtype: torch.dtype, wgmma: str, store: str
-) -> None:
-    code = read_cubin(rung.cubin(dtype=dtype, out_dtype=out_dtype))
-    assert (code.spills, code.count(wgmma), code.count(store)) == (0, 4, 16)
+def test_machine_code_of_every_dtype(rung: ModuleType, dtype: str, out_dtype: str, wgmma: str, store: str) -> None:
+    inspect(rung.KERNEL.name, dtype=dtype, out_dtype=out_dtype).require(has={wgmma: 4, store: 16})
 
 
 @pytest.mark.compile
@@ -137,16 +131,14 @@ def test_machine_code_of_every_dtype(
 def test_configs_show_in_the_machine_code(
     rung: ModuleType, config: HopperConfig, wgmma: dict[str, int], layout: str
 ) -> None:
-    code = read_cubin(rung.cubin(config, layout=layout))
-    assert code.spills == 0
-    assert {name: code.count(name) for name in wgmma} == wgmma
+    inspect(rung.KERNEL.name, config=config, layout=layout).require(has=wgmma)
 
 
 @pytest.mark.compile
 def test_invalid_config_compiles_nothing(rung: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.cute, "compile", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(ValueError, match="tile_m is 80, expected 64, 128, 192 or 256"):
-        rung.cubin(HopperConfig(tile_m=80))
+        rung.artifact(HopperConfig(tile_m=80))
 
 
 @pytest.mark.compile
@@ -154,7 +146,7 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(rung: ModuleType, m
     """The producer would announce what never lands, and every CTA would wait for it."""
     monkeypatch.setattr(HopperConfig, "slot_bytes", property(lambda self: 16384 + 128))
     with pytest.raises(Exception, match="16384 bytes land in a slot, the config announces 16512"):
-        rung.cubin()
+        rung.artifact()
 
 
 @pytest.mark.compile

@@ -20,6 +20,12 @@ def to_text(config: Any) -> str:
     return ",".join(items)
 
 
+def brief(config: Any) -> str:
+    """As `to_text`, only the fields that differ from their defaults."""
+    values = [(field.name, getattr(config, field.name), field.default) for field in dataclasses.fields(config)]
+    return ",".join(f"{name}={value}" for name, value, default in values if value != default)
+
+
 @lru_cache(maxsize=1024)
 def from_text(kind: type[ConfigT], text: str) -> ConfigT:
     """A config of type `kind`; fields that `text` does not name keep their defaults.

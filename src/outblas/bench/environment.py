@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import platform
+from importlib import metadata
 from typing import Any
 
 import torch
 
 from .. import requirements
+from .power import EnergyMeter
 
 
 def driver() -> str | None:
@@ -22,12 +25,25 @@ def driver() -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """GPU, driver and versions, as JSON-able values."""
+    """GPU with its power limit, driver, versions and date, as JSON-able values."""
     versions = {status.name: status.installed for status in requirements.statuses()}
     return {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "date": datetime.date.today().isoformat(),
+        "outblas": metadata.version("outblas"),
+        **_gpu(),
         "driver": driver(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         **{name: versions.get(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi")},
     }
+
+
+def _gpu() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        return {"gpu": None, "sms": None, "power_limit_w": None}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    try:
+        limit = EnergyMeter().power_limit()
+    except RuntimeError:
+        limit = None
+    return {"gpu": properties.name, "sms": properties.multi_processor_count, "power_limit_w": limit}

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import demo, doctor, listing, verify
+from . import bench, demo, doctor, inspect, listing, profile, verify
 
 app = typer.Typer(
     name="outblas",
@@ -15,3 +15,6 @@ app.command("demo")(demo.demo)
 app.command("list")(listing.list_kernels)
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
+app.command("profile")(profile.profile)
+app.command("inspect")(inspect.inspect)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import dispatch, registry
+from .. import registry
 from .common import check_writable, console, save_json, table, usage_error
 
 if TYPE_CHECKING:
+    from ..bench.record import Record
     from ..verify.cases import Case
 
 N = 4096
-KERNEL_SECONDS = 90
 
 
 def demo(save: Annotated[Path | None, typer.Option(help="Write the times to a JSON file.")] = None) -> None:
@@ -35,50 +33,27 @@ def _on_gpu(save: Path | None) -> bool:
     """Every kernel that runs here at N = 4096 in bf16: the exact oracle, then the burst protocol."""
     import torch
 
-    from ..bench import burst, environment
-    from ..ops import matmul
-    from ..verify.cases import Case
-    from ..verify.watchdog import watchdog
+    from ..bench import environment
+    from ..bench.campaign import Campaign
+    from ..bench.providers import BASE, parse, runnable
 
     device = torch.device("cuda", torch.cuda.current_device())
-    case = Case(N, N, N, torch.bfloat16, layout="nt")
     console.print(f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} bf16, B stored N×K.")
-    checks = {}
-    for kernel in registry.ladder():
-        if dispatch.lacks_device(kernel, device) is None and "bfloat16" in kernel.dtypes:
-            status = console.status(f"{kernel.name}: compiling, and checking {N * N} elements")
-            with status, watchdog(KERNEL_SECONDS, kernel.name):
-                checks[kernel.name] = _check(kernel.name, case, "cuda")
-    a, b, c = (torch.randn(N, N, device=device).bfloat16() for _ in range(3))
-    calls = {"cuBLAS": partial(torch.mm, a, b.t(), out=c)}
-    calls |= {name: partial(matmul, a, b.t(), out=c, kernel=name) for name, fault in checks.items() if fault is None}
-    with console.status("timing"):
-        timings = burst(calls, base="cuBLAS")
-    results = [
-        {
-            "provider": name,
-            "shape": [N, N, N],
-            "dtype": "bfloat16",
-            "layout": "nt",
-            "mode": "burst",
-            "check": checks.get(name) or ("–" if name == "cuBLAS" else "exact"),
-            **({"tflops": 2 * N**3 / timings[name].us / 1e6, **asdict(timings[name])} if name in timings else {}),
-        }
-        for name in ("cuBLAS", *checks)
-    ]
+    with console.status("compiling, and checking every element") as status:
+        campaign = Campaign([parse(BASE), *runnable(device, "bfloat16")], progress=status.update)
+        records = list(campaign.run([(N, N, N)], ["nt"], ["burst"]))
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
-    table("Burst: idle, one warm call, 8 timed", columns, map(_row, results))
+    table("Burst: idle, one warm call, 8 timed", columns, map(_row, records))
     if save is not None:
-        save_json(save, {"environment": environment(), "results": results})
-    return not any(checks.values())
+        save_json(save, {"environment": environment(), "results": [record.record() for record in records]})
+    return all(record.passed for record in records)
 
 
-def _row(result: dict[str, Any]) -> tuple[str, ...]:
-    figures = ("–",) * 3
-    if "us" in result:
-        spread = f"{result['ratio']:.3f} ({result['ratio_low']:.3f}–{result['ratio_high']:.3f})"
-        figures = (f"{result['us']:.1f}", f"{result['tflops']:.0f}", spread)
-    return (result["provider"], result["check"], *figures)
+def _row(record: Record) -> tuple[str, ...]:
+    r, figures = record, ("–",) * 3
+    if r.us is not None:
+        figures = (f"{r.us:.1f}", f"{r.tflops:.0f}", f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})")
+    return (r.label, r.check, *figures)
 
 
 def _without_gpu() -> bool:
@@ -117,22 +92,22 @@ def _check(kernel: str, case: Case, device: str) -> str | None:
 
 
 def _compile_hopper() -> bool:
-    """What the assembler makes of every Hopper rung for sm_90a; false if registers spill."""
-    from ..inspect import read_cubin
+    """What the assembler makes of every Hopper rung for sm_90a; false if registers spill or it warns."""
+    from ..inspect import inspect
 
     rows, passed = [], True
     for kernel in registry.ladder("hopper"):
         try:
-            module = registry.load(kernel.name)
+            with console.status(f"{kernel.name}: compiling for sm_90a"):
+                found = inspect(kernel.name)
         except ImportError as error:
             console.print(str(error), markup=False)
             return False
-        with console.status(f"{kernel.name}: compiling for sm_90a"):
-            code = read_cubin(module.cubin())
-        passed &= code.spills == 0
-        wgmma, tma = code.count("HGMMA"), code.count("UTMALDG")
-        shared = module.Config().shared_memory_bytes
-        rows.append((kernel.name, code.registers, code.spills, f"{shared} B", f"{wgmma} × {code.first('HGMMA')}", tma))
+        spilled = found.spill_stores + found.spill_loads
+        passed &= not spilled and not found.warnings
+        wgmma = " ".join(f"{n} × {op}" for op, n in found.instructions.items() if op.startswith("HGMMA"))
+        tma = found.count("UTMALDG")
+        rows.append((kernel.name, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma))
     columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
     table("Compiled for sm_90a, bf16, B stored N×K", columns, rows)
     return passed

@@ -1,4 +1,4 @@
-"""Registers, stack, spills and instruction counts of a cubin, through the CUDA tools inside the triton wheel."""
+"""Registers, spills and instructions of a cubin and of PTX, through the CUDA tools inside the triton wheel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+
+from . import sass as assembly
 
 
 @dataclass(frozen=True)
@@ -17,13 +21,20 @@ class MachineCode:
 
     `registers` a thread, `stack` bytes a thread, `spills` the instructions that move registers to and from local
     memory, `instructions` from SASS mnemonic with its shape ("HGMMA.64x64x16.F32.BF16") to its count.
+
+    `spill_stores` and `spill_loads` are the bytes a thread that STL and LDL move, each instruction counted once. Where
+    local memory holds nothing but spills they equal `ptxas -v`'s "bytes spill stores" and "bytes spill loads"; arrays
+    that are indexed at run time are counted here, and not by ptxas.
     """
 
     name: str
     registers: int
     stack: int
     spills: int
+    spill_stores: int
+    spill_loads: int
     instructions: dict[str, int]
+    sass: str = field(repr=False)
 
     def count(self, prefix: str) -> int:
         """Instructions whose mnemonic starts with `prefix`."""
@@ -44,19 +55,53 @@ def tool(name: str) -> Path:
     raise FileNotFoundError(f"{name} comes inside the triton wheel, which is not installed")
 
 
+@lru_cache(maxsize=64)
 def read_cubin(cubin: bytes) -> MachineCode:
-    """Disassembles a cubin that holds one kernel."""
+    """Disassembles a cubin that holds one kernel; the same bytes once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         usage = _run(tool("cuobjdump"), "--dump-resource-usage", path)
-        sass = _run(tool("cuobjdump"), "--dump-sass", path)
+        text = _run(tool("nvdisasm"), "--print-code", "--no-dataflow", path)
     resources = re.search(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
     if resources is None:
         raise ValueError(f"cuobjdump named no kernel: {usage[:200]!r}")
-    counts = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass, re.MULTILINE))
-    spills = sum(n for name, n in counts.items() if re.match(r"(LDL|STL)\b", name))
-    return MachineCode(resources[1], int(resources[2]), int(resources[3]), spills, dict(counts))
+    instructions = assembly.parse(text)
+    stores = [i.name for i in instructions if re.match(r"STL\b", i.name)]
+    loads = [i.name for i in instructions if re.match(r"LDL\b", i.name)]
+    return MachineCode(
+        name=resources[1],
+        registers=int(resources[2]),
+        stack=int(resources[3]),
+        spills=len(stores) + len(loads),
+        spill_stores=_bytes(stores),
+        spill_loads=_bytes(loads),
+        instructions=dict(Counter(i.name for i in instructions)),
+        sass=text,
+    )
+
+
+def _bytes(names: Iterable[str]) -> int:
+    return sum(assembly.width(name) for name in names)
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_STATEMENT = re.compile(
+    r"(?:^|(?<=[;{}]))\s*(?:[$\w]+:\s)?\s*(?:@!?[%\w]+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?=[\s;])", re.MULTILINE
+)
+
+
+def ptx_instructions(ptx: str) -> dict[str, int]:
+    """From PTX opcode with its shape ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") to its count."""
+    return dict(Counter(_STATEMENT.findall(_COMMENT.sub("", ptx))))
+
+
+_WARNING = re.compile(r"^ptxas.*?(?:\b(?:info|warning)\s*:\s*(\(C\d+\).*)|\bwarning\s*:\s*(.*))$", re.MULTILINE)
+
+
+def warnings(log: str) -> list[str]:
+    """What the assembler warned of, without its prefix: "(C7510) Potential Performance Loss: ... serialized ..."."""
+    return [(numbered or plain).strip() for numbered, plain in _WARNING.findall(log)]
 
 
 def _run(*command: object) -> str:

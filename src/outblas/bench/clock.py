@@ -1,0 +1,85 @@
+"""The true SM clock: cycles that every SM counted between two points of a stream, over the nanoseconds between them.
+
+NVML's clock is sampled a few times a second and says nothing of a burst of a millisecond.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from typing import Any
+
+import torch
+
+CTAS_PER_SM = 4  # enough that every SM stamps at least once
+
+
+@cache
+def _kernel() -> Any:
+    """Compiled when first used: importing outblas.bench needs no Triton."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit(do_not_specialize=["wait"])
+    def outblas_clock_stamp(out, wait):  # type: ignore[no-untyped-def]
+        """Row i of out: the SM, its clock64 and globaltimer (ns), `wait` ns after the CTA began."""
+        lane = tl.arange(0, 1)
+        seed = tl.full((1,), 0, tl.int64)
+        wait = seed + wait
+        begun = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1)
+        tl.inline_asm_elementwise(
+            "{ .reg .u64 t; .reg .pred p; loop: mov.u64 t, %globaltimer; sub.u64 t, t, $1; setp.lt.u64 p, t, $2; "
+            "@p bra loop; mov.u64 $0, t; }",
+            "=l,l,l",
+            [begun, wait],
+            tl.int64,
+            False,
+            1,
+        )
+        sm = tl.inline_asm_elementwise(
+            "{ .reg .u32 s; mov.u32 s, %smid; cvt.u64.u32 $0, s; }", "=l,l", [seed], tl.int64, False, 1
+        )
+        cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l,l", [seed], tl.int64, False, 1)
+        nanoseconds = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1)
+        row = out + tl.program_id(0) * 3 + lane
+        tl.store(row, sm)
+        tl.store(row + 1, cycles)
+        tl.store(row + 2, nanoseconds)
+
+    return outblas_clock_stamp
+
+
+class Clock:
+    """Two stamps on the current device and stream; allocates once, so that nothing is allocated while timing."""
+
+    def __init__(self) -> None:
+        sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        self._rows = sms * CTAS_PER_SM
+        self._stamps = torch.zeros(2, self._rows, 3, dtype=torch.int64, device="cuda")
+        self.start()
+        self.stop()
+        torch.cuda.synchronize()
+
+    def start(self, wait_us: float = 0.0) -> None:
+        """Stamps after keeping every SM busy for `wait_us`: time for the host to enqueue what is to be timed."""
+        self._stamp(0, wait_us)
+
+    def stop(self) -> None:
+        self._stamp(1, 0.0)
+
+    def mhz(self) -> float:
+        """The median clock of the SMs between the stamps, in MHz; waits for the device."""
+        return mhz(*self._stamps.tolist())
+
+    def _stamp(self, which: int, wait_us: float) -> None:
+        _kernel()[(self._rows,)](self._stamps[which], int(wait_us * 1000), num_warps=1)
+
+
+def mhz(before: list[list[int]], after: list[list[int]]) -> float:
+    """From rows (SM, cycles, nanoseconds) of two stamps: each SM counts its own cycles, and the median SM speaks."""
+    ends = {row[0]: row for row in after}
+    return statistics.median(
+        1000 * (ends[sm][1] - cycles) / (ends[sm][2] - nanoseconds)
+        for sm, (_, cycles, nanoseconds) in {row[0]: row for row in before}.items()
+        if sm in ends
+    )

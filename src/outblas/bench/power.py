@@ -1,0 +1,68 @@
+"""Energy of the current GPU by NVML: joules counted by the board, not a sampled power."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+
+class EnergyMeter:
+    """Samples the board's energy counter (mJ, renewed about ten times a second) while work runs.
+
+    Power is taken between the first and the last renewal seen, so that a counter which stands still between renewals
+    costs no accuracy. On an H100 at constant load renewals still differ by ±15%: a second gives watts to about 2%.
+    Raises RuntimeError where NVML has no counter.
+    """
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = _handle(pynvml)
+            self._read()
+        except pynvml.NVMLError as error:
+            raise RuntimeError(f"no energy counter: {error}") from None
+        self._renewals: list[tuple[float, int]] = []
+        self._last: int | None = None
+
+    def reset(self) -> None:
+        self._renewals, self._last = [], None
+
+    def sample(self) -> None:
+        """Reads the counter (3 ms on an H100); call it more often than the counter is renewed."""
+        value = self._read()
+        if self._last is not None and value != self._last:
+            self._renewals.append((time.perf_counter(), value))
+        self._last = value
+
+    def watts(self) -> float | None:
+        """Mean power since the reset; None if fewer than two renewals were seen."""
+        return mean_power(self._renewals)
+
+    def power_limit(self) -> float | None:
+        """The enforced power limit in watts."""
+        try:
+            return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1000
+        except self._nvml.NVMLError:
+            return None
+
+    def _read(self) -> int:
+        return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+
+
+def mean_power(renewals: list[tuple[float, int]]) -> float | None:
+    """Watts between the first and the last (seconds, mJ); None of fewer than two."""
+    if len(renewals) < 2:
+        return None
+    (start, first), *_, (end, last) = renewals
+    return (last - first) / 1000 / (end - start)
+
+
+def _handle(nvml: Any) -> Any:
+    """NVML counts GPUs in its own order, and sees those that CUDA_VISIBLE_DEVICES hides: match by UUID."""
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -1,0 +1,103 @@
+"""What is reported of a provider at a shape, and how figures follow from times, clocks and watts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..inspect import machines
+from ..shapes import Shape, flop
+from .statistics import Ratio
+
+UNCHECKED = "–"
+REFUSED = "refused: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One provider at one shape. `check` is "exact", "–" for cuBLAS, or why there are no figures (then all are None).
+
+    `us` a call on the device, `host_us` of an eager call on the host, `ratio` cuBLAS's time over this one's (above 1
+    is faster), its 10th and 90th percentile, `ratio_apart` with a foreign kernel between calls; `graph`: inside a CUDA
+    graph of `calls` calls; `clock_mhz` counted by the SMs; `joules` a call.
+    """
+
+    provider: str
+    config: str
+    shape: Shape
+    dtype: str
+    layout: str
+    mode: str
+    check: str
+    rounds: int | None = None
+    calls: int | None = None
+    graph: bool | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    verdict: str | None = None
+    ratio_apart: float | None = None
+    us_apart: float | None = None
+    tflops: float | None = None
+    us: float | None = None
+    host_us: float | None = None
+    clock_mhz: float | None = None
+    utilisation: float | None = None
+    watts: float | None = None
+    joules: float | None = None
+    pj_per_flop: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.provider}[{self.config}]" if self.config else self.provider
+
+    @property
+    def passed(self) -> bool:
+        """False for a wrong product; a call that a kernel does not take is no failure."""
+        return self.check in ("exact", UNCHECKED) or self.check.startswith(REFUSED)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Device:
+    """FLOP that all SMs of the device can do in a clock, in the campaign's dtype; None where no table says."""
+
+    flops_per_clock: int | None
+
+    @classmethod
+    def current(cls, dtype: str) -> Device:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        machine = machines.of_device(properties.name)
+        per_sm = machine.flops_per_sm_clock.get(dtype) if machine else None
+        return cls(per_sm * properties.multi_processor_count if per_sm else None)
+
+
+def figures(shape: Shape, us: Sequence[float], mhz: Sequence[float], spread: Ratio, device: Device) -> dict[str, Any]:
+    """Medians over rounds. Utilisation is FLOP/s over what the SMs can do at the clock of the same round."""
+    work, peak = flop(shape), device.flops_per_clock
+    return {
+        "us": statistics.median(us),
+        "tflops": work / statistics.median(us) / 1e6,
+        "ratio": spread.median,
+        "ratio_low": spread.low,
+        "ratio_high": spread.high,
+        "clock_mhz": statistics.median(mhz),
+        "utilisation": statistics.median(work / (t * f * peak) for t, f in zip(us, mhz, strict=True)) if peak else None,
+    }
+
+
+def energy(shape: Shape, us: Sequence[float], watts: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean watts over turns, joules a call and pJ/FLOP; None unless every turn has its watts."""
+    powers = [w for w in watts if w is not None]
+    if len(powers) < len(us):
+        return {"watts": None, "joules": None, "pj_per_flop": None}
+    power = statistics.fmean(powers)
+    joules = power * statistics.median(us) / 1e6
+    return {"watts": power, "joules": joules, "pj_per_flop": joules * 1e12 / flop(shape)}

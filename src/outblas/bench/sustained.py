@@ -1,0 +1,93 @@
+"""The sustained protocol: turns of seconds, the first half discarded, the base before and after every other provider.
+
+Power, not the SMs, limits large products. A turn shorter than a second or two still runs on the last one's heat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from . import schedule
+from .clock import Clock
+from .power import EnergyMeter
+from .turn import Batch
+
+TURN_SECONDS = 2.0
+BATCH_US = 8000.0  # work enqueued between two readings of the energy counter
+_QUEUED = 3  # batches in flight: the device never waits for the host
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: µs a call, MHz, and watts (None without a counter), of its second half."""
+
+    us: float
+    mhz: float
+    watts: float | None
+
+
+def run(
+    batches: Mapping[str, Batch],
+    base: str,
+    clock: Clock,
+    meter: EnergyMeter | None,
+    *,
+    passes: int,
+    seconds: float = TURN_SECONDS,
+    progress: Callable[[], None] = lambda: None,
+) -> list[tuple[str, Turn]]:
+    """The turns in the order they ran; `schedule.turns` says which. Batches should last about `BATCH_US`."""
+    done = []
+    for name in schedule.turns(base, [name for name in batches if name != base], passes):
+        done.append((name, _turn(batches[name], clock, meter, seconds)))
+        progress()
+    return done
+
+
+def pair(done: list[tuple[str, Turn]], base: str) -> dict[str, tuple[list[Turn], list[float]]]:
+    """By provider: its turns, and for each the base's µs, the mean of the turns before and after.
+
+    The base's own turns are held against themselves.
+    """
+    paired: dict[str, tuple[list[Turn], list[float]]] = {}
+    for i, (name, turn) in enumerate(done):
+        turns, bases = paired.setdefault(name, ([], []))
+        turns.append(turn)
+        bases.append(turn.us if name == base else (done[i - 1][1].us + done[i + 1][1].us) / 2)
+    return paired
+
+
+def _turn(batch: Batch, clock: Clock, meter: EnergyMeter | None, seconds: float) -> Turn:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    queue: deque[torch.cuda.Event] = deque()
+
+    def work(until: float) -> int:
+        calls = 0
+        while calls == 0 or time.perf_counter() < until:
+            batch.run()
+            calls += batch.calls
+            queue.append(torch.cuda.Event())
+            queue[-1].record()
+            if meter is not None:
+                meter.sample()
+            if len(queue) > _QUEUED:
+                queue.popleft().synchronize()
+        return calls
+
+    begun = time.perf_counter()
+    work(begun + seconds / 2)
+    if meter is not None:
+        meter.reset()
+    clock.start()
+    start.record()
+    calls = work(begun + seconds)
+    end.record()
+    clock.stop()
+    watts = meter.watts() if meter is not None else None
+    end.synchronize()
+    return Turn(float(start.elapsed_time(end)) * 1000 / calls, clock.mhz(), watts)

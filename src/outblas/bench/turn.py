@@ -1,0 +1,113 @@
+"""One provider at one shape, ready to be timed: eager, inside a CUDA graph, and the host's share of a call."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+SHORT_US = 100.0  # calls shorter than this are timed inside a CUDA graph
+GRAPH_US = 1000.0  # what one replay should last
+CALLS = 8  # of a burst
+FOREIGN_ELEMENTS = 1 << 16
+ROUGH_CALLS = 16
+_LONGEST_GRAPH = 400
+_HOST_SECONDS = 0.2
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`calls` calls of one provider, enqueued by `run()`."""
+
+    run: Call
+    calls: int
+
+
+def eager(call: Call, calls: int = CALLS) -> Batch:
+    """Enqueues the calls one by one."""
+
+    def run() -> None:
+        for _ in range(calls):
+            call()
+
+    return Batch(run, calls)
+
+
+def graph(call: Call, calls: int) -> Batch:
+    """The calls captured in one CUDA graph: nothing of the host stands between them."""
+    captured = _capture([call] * calls)
+    return Batch(captured.replay, calls)
+
+
+def graph_apart(call: Call | None, calls: int) -> Batch:
+    """As `graph`, a small foreign kernel before each call; without a call the foreign kernels alone.
+
+    Kernels that overlap their own next launch cannot overlap a stranger's.
+    """
+    block = torch.zeros(FOREIGN_ELEMENTS, device="cuda")
+
+    def foreign() -> object:
+        return block.add_(1.0)
+
+    captured = _capture([foreign, call] * calls if call else [foreign] * calls)
+    return Batch(captured.replay, calls)
+
+
+def graph_calls(us: float) -> int:
+    """How many calls of that many µs make a graph."""
+    return min(max(CALLS, math.ceil(GRAPH_US / us)), _LONGEST_GRAPH)
+
+
+def _capture(calls: list[Call]) -> torch.cuda.CUDAGraph:
+    """Captures calls that have run before: compiling, loading and autotuning are not allowed in a capture."""
+    captured = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(captured):
+        for call in calls:
+            call()
+    captured.replay()
+    torch.cuda.synchronize()
+    return captured
+
+
+def rough_us(call: Call) -> float:
+    """About how many µs a call takes on the device: enough to choose a protocol by."""
+    call()
+    torch.cuda.synchronize()
+    us = min(elapsed_us(eager(call, 4)) for _ in range(3))
+    # Of calls this short, eager ones may wait for the host.
+    return us if us > SHORT_US else elapsed_us(graph(call, ROUGH_CALLS))
+
+
+def elapsed_us(batch: Batch) -> float:
+    """µs a call by CUDA events around one batch; waits for the device."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    batch.run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1000 / batch.calls
+
+
+def host_us(call: Call, us: float) -> float:
+    """Median µs that the host spends in an eager call of about `us` µs on the device.
+
+    The device stays behind, and few enough calls are queued that the host never waits for it.
+    """
+    calls = max(5, min(200, int(_HOST_SECONDS * 1e6 / max(us, 1.0))))
+    torch.cuda.synchronize()
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(calls):
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    torch.cuda.synchronize()
+    return statistics.median(times) * 1e6

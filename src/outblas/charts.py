@@ -1,0 +1,51 @@
+"""What every chart shares: a canvas without a window system, colours that stay with a name, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+PALETTE = ("#3b6fb6", "#d1642c", "#2f8f5b", "#8b5bb0", "#c2407a", "#8a7a2f", "#4aa3a3", "#b04a3b", "#5c6f7f", "#a68a4f")
+BASE_COLOUR = "#6f6f6f"
+
+
+def check_chart(path: Path | None) -> None:
+    """Raises ValueError for a chart that could not be drawn once the work is done."""
+    if path is None:
+        return
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--chart is {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("--chart needs matplotlib, which is not installed: pip install 'outblas[chart]'") from None
+
+
+def colours(names: list[str]) -> dict[str, str]:
+    """One colour a name; cuBLAS's is grey."""
+    others = [name for name in names if name != "cublas"]
+    return {"cublas": BASE_COLOUR} | {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
+
+
+def canvas(panels: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
+    """A figure of `panels` axes one above the other, `size` in inches, drawn by Agg: no display is needed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    for axis in axes:
+        axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the file; its format follows the suffix. Files of equal figures are equal, byte for byte."""
+    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() in (".svg", ".pdf") else None)

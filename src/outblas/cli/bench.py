@@ -1,0 +1,214 @@
+"""`outblas bench`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .. import registry
+from ..charts import check_chart
+from ..shapes import Shape, to_text
+from .common import (
+    NO_GPU,
+    JsonOption,
+    check_writable,
+    console,
+    make_table,
+    parse_shapes,
+    print_json,
+    save_json,
+    split,
+    usage_error,
+)
+
+if TYPE_CHECKING:
+    from ..bench.campaign import Campaign
+    from ..bench.providers import Provider
+    from ..bench.record import Record
+
+COLUMNS = (
+    "shape", "layout", "mode", "provider", "check", "µs", "TFLOP/s", "× cuBLAS", "apart", "verdict", "host µs", "MHz",
+    "util.", "W", "pJ/FLOP",
+)  # fmt: skip
+
+
+def bench(
+    kernels: Annotated[
+        str,
+        typer.Option(
+            help="Kernels by name, NAME[k=v,...] for a config; cublas (against itself), cublaslt-best, torch.compile. "
+            "Default: all kernels that run here."
+        ),
+    ] = "",
+    ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder.")] = None,
+    shapes: Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated.")] = "4096",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")] = "bfloat16",
+    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")] = "nt",
+    mode: Annotated[str, typer.Option(help="burst, sustained, or both.")] = "burst",
+    rounds: Annotated[
+        int | None, typer.Option(min=2, help="Rounds of burst, at least (15 by default); passes of sustained (3).")
+    ] = None,
+    json: JsonOption = False,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file, renewed with every figure.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Draw the figures: .png, .svg or .pdf.")] = None,
+) -> None:
+    """Times kernels beside cuBLAS, checked first. Exit code 1 if a kernel is wrong, 3 without a GPU."""
+    import torch
+
+    from ..bench.campaign import MODES
+    from ..bench.providers import OPERANDS, parse
+    from ..verify.cases import LAYOUTS
+
+    try:
+        check_writable(save)
+        check_writable(chart, "--chart")
+        check_chart(chart)
+        chosen = _shapes(shapes)
+        modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
+        if dtype not in OPERANDS:
+            raise ValueError(f"--dtype is {dtype!r}, expected one of {', '.join(OPERANDS)}")
+        if ladder is not None:
+            registry.ladder(ladder)
+        named = [parse(name) for name in split_names(kernels)]
+        if not torch.cuda.is_available():
+            typer.echo("No NVIDIA GPU that torch can use: there is nothing to time here.", err=True)
+            raise typer.Exit(NO_GPU)
+        campaign = _campaign(named, ladder, dtype, rounds)
+    except (ValueError, ImportError) as error:
+        raise usage_error(error) from None
+    report, passed = _run(campaign, chosen, layouts, modes, save, quiet=json)
+    if json:
+        print_json(report)
+    if chart is not None:
+        from ..bench.chart import draw
+
+        draw(report, chart)
+    raise typer.Exit(0 if passed else 1)
+
+
+def split_names(text: str) -> list[str]:
+    """`a,b[k=v,k=v]` → a and b[k=v,k=v]: commas inside brackets do not separate."""
+    return [part.strip() for part in re.findall(r"[^,\[]+(?:\[[^\]]*\]?)?[^,]*", text) if part.strip()]
+
+
+def _shapes(text: str) -> list[Shape]:
+    found = parse_shapes(text)
+    for shape in found:
+        if 0 in shape:
+            raise ValueError(f"--shapes has {to_text(shape)}, expected sizes of at least 1")
+    return found
+
+
+def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+    found = split(text)
+    for value in found or [text]:
+        if value not in allowed:
+            raise ValueError(f"{option} is {value!r}, expected of {', '.join(allowed)}")
+    return found
+
+
+def _campaign(named: list[Provider], ladder: str | None, dtype: str, rounds: int | None) -> Campaign:
+    import torch
+
+    from ..bench import providers
+    from ..bench.campaign import ROUNDS, Campaign
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    chosen = list(named)
+    if ladder is not None or not named:
+        chosen += providers.runnable(device, dtype, ladder)
+    _check_kernels(chosen, device, dtype)
+    by_mode = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
+    return Campaign([providers.parse(providers.BASE), *chosen], dtype, by_mode)
+
+
+def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
+    """Raises ValueError for kernels that the device or the dtype rules out."""
+    from .. import dispatch
+    from ..bench.providers import LIBRARIES, OPERANDS
+
+    for provider in chosen:
+        if provider.name in LIBRARIES:
+            continue
+        kernel = registry.find(provider.name)
+        if reason := dispatch.lacks_device(kernel, device):
+            raise ValueError(f"kernel {kernel.name!r} {reason}")
+        if OPERANDS[dtype] not in kernel.dtypes:
+            raise ValueError(f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}")
+
+
+def _run(
+    campaign: Campaign, shapes: list[Shape], layouts: list[str], modes: list[str], save: Path | None, *, quiet: bool
+) -> tuple[dict[str, Any], bool]:
+    """Runs the campaign under a live table, and says whether every product was right.
+
+    An interrupted campaign leaves what is done in `save` and on the screen.
+    """
+    from ..bench import environment
+
+    report: dict[str, Any] = {"environment": environment(), "results": []}
+    rows: list[tuple[str, ...]] = []
+    passed = True
+
+    def view(doing: str = "") -> Group:
+        status = [Text(doing, style="dim")] if doing else []
+        return Group(_view(report["environment"]["gpu"], campaign.dtype, rows), *status)
+
+    with Live(view(), console=console, refresh_per_second=4, transient=quiet) as live:
+        campaign.progress = lambda doing: live.update(view(doing))
+        for record in campaign.run(shapes, layouts, modes):
+            report["results"].append(record.record())
+            rows.append(row(record))
+            passed &= record.passed
+            live.update(view())
+            if save is not None:
+                save_json(save, report)
+        live.update(Group() if quiet else view())
+    return report, passed
+
+
+def _view(gpu: str, dtype: str, rows: list[tuple[str, ...]]) -> Table:
+    """A table without the columns in which nothing was measured; layout and mode go to the title if all share them."""
+    title, kept = f"{gpu}, {dtype}", []
+    for i, column in enumerate(COLUMNS):
+        values = {row[i] for row in rows}
+        if column in ("layout", "mode") and len(values) == 1:
+            title += f", {values.pop()}"
+        elif values != {"–"}:
+            kept.append(i)
+    cells = ([row[i] for i in kept] for row in rows)
+    return make_table(f"{title}; × cuBLAS is its time over the provider's", [COLUMNS[i] for i in kept], cells)
+
+
+def row(record: Record) -> tuple[str, ...]:
+    """The cells of one record; a dash where nothing was measured."""
+    r = record
+    spread = f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else "–"
+
+    def show(value: float | None, digits: int) -> str:
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    return (
+        to_text(r.shape),
+        r.layout,
+        r.mode,
+        r.label,
+        r.check,
+        show(r.us, 1 if r.us is None or r.us >= 100 else 2),
+        show(r.tflops, 0 if r.tflops is None or r.tflops >= 100 else 1),
+        spread,
+        show(r.ratio_apart, 3),
+        r.verdict or "–",
+        show(r.host_us, 1),
+        show(r.clock_mhz, 0),
+        show(r.utilisation, 3),
+        show(r.watts, 0),
+        show(r.pj_per_flop, 3),
+    )

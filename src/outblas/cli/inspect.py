@@ -1,0 +1,164 @@
+"""`outblas inspect`: machine code, resources, occupancy and rooflines, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .. import registry
+from ..inspect.inspection import ARCHS, compilable
+from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
+
+if TYPE_CHECKING:
+    from ..inspect import Inspection
+
+# Columns of the instruction table, and the mnemonics they count.
+_GROUPS = {
+    "products": ("HGMMA", "QGMMA", "HMMA", "QMMA", "FFMA"),
+    "TMA": ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP"),
+    "async copies": ("LDGSTS",),
+    "shared": ("LDSM", "LDS", "STSM", "STS"),
+    "global": ("LDG", "STG"),
+    "local": ("LDL", "STL"),
+    "barriers": ("BAR", "SYNCS", "UCGABAR_ARV", "UCGABAR_WAIT", "LDGDEPBAR"),
+}
+
+
+def inspect(
+    kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all by default.")] = None,
+    config: Annotated[str, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")] = "",
+    arch: Annotated[str, typer.Option(help="75, 80, 90, comma-separated. Default: all that a kernel runs on.")] = "",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    layout: Annotated[str, typer.Option(help="nt, nn, tn or tt.")] = "nt",
+    shapes: Annotated[str, typer.Option(help="One shape, 4096 or MxNxK.")] = "4096",
+    json: JsonOption = False,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+    sass: Annotated[bool, typer.Option("--sass", help="Print the SASS of one kernel for one architecture.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one kernel for one architecture.")] = False,
+) -> None:
+    """Compiles kernels and shows registers, spills, occupancy, instructions, warnings and rooflines; needs no GPU."""
+    try:
+        check_writable(save)
+        variants = _variants(kernels or [], _archs(arch), dtype)
+        if (sass or ptx) and (len(variants) != 1 or json):
+            raise ValueError(
+                f"--sass and --ptx got {len(variants)} variants{' and --json' if json else ''}, "
+                "expected one kernel, one --arch, and no --json"
+            )
+        found = _inspect(variants, config, dtype, layout, _shape(shapes), quiet=json or sass or ptx)
+    except ValueError as error:
+        raise usage_error(error) from None
+    except ImportError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    records = [inspection.record() for inspection in found]
+    if save is not None:
+        save_json(save, records)
+    if json:
+        print_json(records)
+    elif sass or ptx:
+        typer.echo("\n".join(text for text, on in ((found[0].sass, sass), (found[0].ptx_text, ptx)) if on))
+    else:
+        _show(found)
+
+
+def _archs(text: str) -> list[int]:
+    for part in split(text):
+        if part not in map(str, ARCHS):
+            raise ValueError(f"--arch is {part!r}, expected one of {', '.join(map(str, ARCHS))}")
+    return [int(part) for part in dict.fromkeys(split(text))]
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    shapes = parse_shapes(text)
+    if len(shapes) != 1:
+        raise ValueError(f"--shapes is {text!r}, expected one shape")
+    return shapes[0]
+
+
+def _variants(names: Sequence[str], archs: Sequence[int], dtype: str) -> list[tuple[str, int]]:
+    """Kernels and architectures: all of the named kernels', or of all kernels those that the options allow."""
+    variants = []
+    for kernel in [registry.find(name) for name in dict.fromkeys(names)] or registry.ladder():
+        own = compilable(kernel)
+        if names:
+            variants += [(kernel.name, arch) for arch in archs or own]
+        elif dtype in kernel.dtypes:
+            variants += [(kernel.name, arch) for arch in own if not archs or arch in archs]
+    if not variants:
+        raise ValueError(f"--dtype is {dtype!r}, and no kernel takes it on the architectures of --arch")
+    return variants
+
+
+def _inspect(
+    variants: Sequence[tuple[str, int]],
+    config: str,
+    dtype: str,
+    layout: str,
+    shape: tuple[int, int, int],
+    *,
+    quiet: bool,
+) -> list[Inspection]:
+    from ..inspect import inspect
+
+    found = []
+    for kernel, arch in variants:
+        with contextlib.nullcontext() if quiet else console.status(f"{kernel}: compiling for sm_{arch}"):
+            found.append(inspect(kernel, config=config or None, arch=arch, dtype=dtype, layout=layout, shape=shape))
+    return found
+
+
+def _show(found: Sequence[Inspection]) -> None:
+    first = found[0]
+    rows = [
+        (
+            i.kernel, i.arch, i.registers, f"{i.spill_stores} / {i.spill_loads}", f"{i.smem_bytes / 1024:g}", i.stages,
+            i.threads, i.ctas_per_sm, f"{i.warps_per_sm} ({_share(i):.0%})", i.limiter,
+        )
+        for i in found
+    ]  # fmt: skip
+    columns = ("kernel", "arch", "registers", "spill B st / ld", "smem KiB", "stages", "threads", "CTAs/SM", "warps/SM")
+    table(f"Resources, {first.dtype}, {first.layout}", (*columns, "limited by"), rows)
+    groups = [(i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())) for i in found]
+    table("Instructions", ("kernel", "arch", *_GROUPS), groups)
+    bounds = [
+        (i.kernel, machine, f"{b['tflops']:.3g}", b["by"], *(_ceiling(b["ceilings"].get(x), i.intensity.get(x))
+         for x in ("compute", "dram", "shared", "l2")))
+        for i in found
+        for machine, b in i.bound.items()
+    ]  # fmt: skip
+    levels = ("compute", "DRAM", "shared memory", "L2 if nothing merges")
+    table("Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds)
+    for i in found:
+        console.print(f"{i.kernel} {i.arch}: {i.config}", markup=False, style="dim")
+        for access, conflicts in (i.bank_conflicts or {}).items():
+            console.print(f"{i.kernel} {i.arch}: {access}: {conflicts} bank conflicts", markup=False)
+        for warning in i.warnings:
+            console.print(f"{i.kernel} {i.arch}: {warning}", markup=False, style="yellow")
+
+
+def _share(i: Inspection) -> float:
+    from ..machines import reference
+
+    return i.warps_per_sm / reference(int(i.arch[3:5])).warps_per_sm
+
+
+def _group(instructions: Mapping[str, int], operations: Sequence[str]) -> str:
+    """`4 HGMMA.64x64x16.F32.BF16`: products in full, whatever else is counted under the bare operation."""
+    counts: dict[str, int] = {}
+    for mnemonic, n in instructions.items():
+        operation = mnemonic.split(".")[0]
+        if operation in operations:
+            name = mnemonic if operation.endswith("MMA") else operation
+            counts[name] = counts.get(name, 0) + n
+    return "\n".join(f"{n} {name}" for name, n in counts.items()) or "–"
+
+
+def _ceiling(tflops: float | None, intensity: float | None) -> str:
+    if tflops is None:
+        return "–"
+    return f"{tflops:.3g}" if intensity is None else f"{tflops:.3g} ({intensity:.3g})"

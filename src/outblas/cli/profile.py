@@ -1,0 +1,235 @@
+"""`outblas profile`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import configs, dispatch, registry
+from ..inspect import ncu
+from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
+from ..inspect.profiled import CUBLAS, Request
+from .common import (
+    NO_GPU,
+    JsonOption,
+    check_writable,
+    console,
+    parse_shapes,
+    print_json,
+    save_json,
+    split,
+    table,
+    usage_error,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("bfloat16", "float16", "float32")
+NOTE = (
+    "Time is ncu's own: one run, caches flushed, clocks as they come. Speed is measured by `outblas bench`. "
+    "Rates are of the cycles in which SMs are active."
+)
+SMALLEST_STALL = 0.005  # warps per issue; the table leaves out less
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One provider at one shape."""
+
+    provider: str
+    request: Request
+    launches: list[Launch]
+    counters: Counters
+
+    def record(self) -> dict[str, Any]:
+        """The profile as JSON-able values, units as in `Counters`."""
+        request = self.request
+        return {
+            "provider": self.provider,
+            "shape": list(request.shape),
+            "dtype": request.dtype,
+            "layout": request.layout,
+            "config": "" if self.provider == CUBLAS else request.config,
+            "launches": [
+                {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block, "us": launch.values.get(TIME)}
+                for launch in self.launches
+            ],
+            **asdict(self.counters),
+        }
+
+
+def profile(
+    kernel: Annotated[str, typer.Argument(help="A kernel by name, or cublas.")],
+    shapes: Annotated[str, typer.Option(help="4096, 640x72x96 or suite, comma-separated.")] = "4096",
+    config: Annotated[str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")] = "",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32.")] = "bfloat16",
+    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, t as stored transposed.")] = "nt",
+    json: JsonOption = False,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+) -> None:
+    """ncu's counters of a kernel beside cuBLAS's. Exit code 3 where ncu or the GPU is missing, or ncu is refused."""
+    try:
+        check_writable(save)
+        requests = _requests(kernel, shapes, config, dtype, layout)
+        device = _device(kernel)
+        environment = _environment()
+    except ValueError as error:
+        raise usage_error(error) from None
+    except (ncu.CannotMeasure, ImportError) as error:
+        raise _stop(f"cannot measure here: {error}", NO_GPU) from None
+    try:
+        profiles = [each for request in requests for each in _measure(request, device, quiet=json)]
+    except ncu.Refused as error:
+        raise usage_error(error) from None
+    except ncu.CannotMeasure as error:
+        raise _stop(f"cannot measure here: {error}", NO_GPU) from None
+    except RuntimeError as error:
+        raise _stop(f"profiling failed: {error}", 1) from None
+    report = {"environment": environment, "results": [each.record() for each in profiles]}
+    if save is not None:
+        save_json(save, report)
+    if json:
+        print_json(report)
+        return
+    for request in requests:
+        _show(request, [each for each in profiles if each.request is request], environment["gpu"])
+
+
+def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str) -> list[Request]:
+    """The products that the arguments ask for. Raises ValueError for arguments that name none."""
+    from ..verify.cases import LAYOUTS
+
+    names = (CUBLAS, *(each.name for each in registry.ladder()))
+    if kernel not in names:
+        raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(names)}")
+    dtypes = DTYPES if kernel == CUBLAS else registry.find(kernel).dtypes
+    if dtype not in dtypes:
+        raise ValueError(f"--dtype is {dtype!r}, expected for {kernel}: {', '.join(dtypes)}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"--layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    config = ",".join(split(config))
+    if config and kernel == CUBLAS:
+        raise ValueError(f"--config is {config!r}, expected none for {CUBLAS}")
+    if config:
+        configs.from_text(registry.load(kernel).Config, config)
+    sizes = list(dict.fromkeys(parse_shapes(shapes)))
+    for shape in sizes:
+        if 0 in shape:
+            raise ValueError(f"--shapes has {'x'.join(map(str, shape))}, expected sizes of at least 1")
+    return [Request(kernel, shape, dtype, layout, config) for shape in sizes]
+
+
+def _stop(message: str, code: int) -> typer.Exit:
+    typer.echo(message, err=True)
+    return typer.Exit(code)
+
+
+def _device(kernel: str) -> torch.device:
+    """The GPU that calls go to. Raises CannotMeasure without one, ValueError if the kernel does not run on it."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        raise ncu.CannotMeasure("there is no NVIDIA GPU that torch can use")
+    device = torch.device("cuda", torch.cuda.current_device())
+    if kernel != CUBLAS and (reason := dispatch.lacks_device(registry.find(kernel), device)):
+        raise ValueError(f"kernel {kernel!r} {reason}")
+    return device
+
+
+def _environment() -> dict[str, Any]:
+    from ..bench.environment import environment
+
+    return {**environment(), "ncu": ncu.version()}
+
+
+def _measure(request: Request, device: torch.device, *, quiet: bool) -> list[Profile]:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    names = " and ".join(request.providers)
+    with nullcontext() if quiet else console.status(f"ncu: {names} at {_sizes(request)}"):
+        found = ncu.profile(request, 10 * major + minor)
+    return [Profile(name, request, launches, combine(launches, request.flop)) for name, launches in found.items()]
+
+
+def _sizes(request: Request) -> str:
+    return "×".join(map(str, request.shape))
+
+
+def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
+    names = [each.provider for each in profiles]
+    counters = [each.counters for each in profiles]
+    title = f"{_sizes(request)} {request.dtype} {request.layout} on {gpu}"
+    rows = [(label, *cells) for label, *cells in zip(LABELS, *map(_cells, counters), strict=True)]
+    table(title, ("counter", *names), rows)
+    table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))
+    launches = [
+        (each.provider, _kernel(one.kernel), _grid(one.grid), _grid(one.block), _figure(one.values.get(TIME), ".1f"))
+        for each in profiles
+        for one in each.launches
+    ]
+    table("Launches", ("provider", "kernel", "grid", "block", "µs"), launches)
+    console.print(NOTE, markup=False, style="dim")
+
+
+LABELS = (
+    "time in ncu, one cold run (µs)", "L2 hit rate", "L1 hit rate", "DRAM read (MB)", "DRAM written (MB)",
+    "L1 global loads (MB)", "L2 → SM (MB)", "FLOP / DRAM byte", "FLOP / L2→SM byte", "tensor pipe active",
+    "FMA pipe active", "fp32 FMAs (10⁶)", "IPC", "achieved occupancy", "registers / thread",
+    "shared wavefronts: loads", "shared wavefronts: stores", "shared wavefronts: wgmma",
+)  # fmt: skip
+
+
+def _cells(c: Counters) -> tuple[str, ...]:
+    """The column of one provider, in the order of LABELS."""
+    mega = 1e-6
+    return (
+        _figure(c.us, ",.1f"),
+        _figure(c.l2_hit_rate, ".1%"),
+        _figure(c.l1_hit_rate, ".1%"),
+        _figure(c.dram_read_bytes, ",.1f", mega),
+        _figure(c.dram_write_bytes, ",.1f", mega),
+        _figure(c.l1_load_bytes, ",.1f", mega),
+        _figure(c.l2_to_sm_bytes, ",.1f", mega),
+        _figure(c.flop_per_dram_byte, ",.1f"),
+        _figure(c.flop_per_l2_byte, ",.1f"),
+        _figure(c.tensor_active, ".1%"),
+        _figure(c.fma_active, ".1%"),
+        _figure(c.ffma, ",.1f", mega),
+        _figure(c.ipc, ".2f"),
+        _figure(c.occupancy, ".1%"),
+        _figure(c.registers, ".0f"),
+        *map(_wavefronts, c.shared.values()),
+    )
+
+
+def _figure(value: float | None, form: str, scale: float = 1.0) -> str:
+    return "–" if value is None else format(value * scale, form)
+
+
+def _wavefronts(shared: SharedMemory) -> str:
+    share = "" if shared.excess is None else f" ({shared.excess:.1%} conflicts)"
+    return _figure(shared.wavefronts, ",.0f") + share
+
+
+def _kernel(name: str) -> str:
+    """A kernel's name without the parameters of its C++ signature."""
+    head, found, _ = name.partition(">(")
+    return f"{head}>" if found else name
+
+
+def _grid(sizes: tuple[int, ...]) -> str:
+    return "×".join(map(str, sizes))
+
+
+def _stalls(counters: list[Counters]) -> list[tuple[str, ...]]:
+    """Reasons by size, the last provider's before cuBLAS's; what stalls nobody is left out, except not_selected."""
+    sizes = {reason: [c.stalls[reason] for c in counters] for reason in counters[0].stalls}
+    shown = [r for r, of in sizes.items() if r == "not_selected" or any((s or 0) >= SMALLEST_STALL for s in of)]
+    shown.sort(key=lambda reason: [-(size or 0) for size in reversed(sizes[reason])])
+    return [(reason.replace("_", " "), *(_figure(size, ".2f") for size in sizes[reason])) for reason in shown]

@@ -1,0 +1,103 @@
+"""Triton and Gluon kernels as artifacts: what the compiler made, what the assembler said, bank conflicts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel, make_backend
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from ..artifact import Artifact, cta_threads
+from ..configs import to_text
+from ..operands import dtype_name
+
+_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+_lock = threading.Lock()  # standard output is redirected for every thread
+
+
+def from_compiled(
+    compiled: CompiledKernel,
+    *,
+    kernel: str,
+    config: Any,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    layout: str,
+    stages: int,
+    tile: tuple[int, int, int],
+    bank_conflicts: Mapping[str, int] | None = None,
+) -> Artifact:
+    """The artifact of what `triton.compile` returned; `config` is the rung's frozen config, the rest as in Artifact."""
+    ptx = compiled.asm["ptx"]
+    arch = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
+    assert arch, "Triton's PTX names its target"
+    return Artifact(
+        kernel=kernel,
+        arch=arch[1],
+        config=to_text(config),
+        dtype=dtype_name(dtype),
+        out_dtype=dtype_name(out_dtype),
+        layout=layout,
+        cubin=compiled.asm["cubin"],
+        ptx=ptx,
+        log=assembler_log(compiled),
+        threads=cta_threads(ptx),
+        smem_bytes=compiled.metadata.shared,  # Triton declares no static shared memory
+        stages=stages,
+        tile=tile,
+        bank_conflicts=bank_conflicts,
+    )
+
+
+def assembler_log(compiled: CompiledKernel) -> str:
+    """All that ptxas says of a kernel.
+
+    Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by Triton itself, so
+    that the assembler and its options are the same.
+    """
+    metadata = compiled.metadata._asdict()
+    backend = make_backend(metadata["target"])
+    options = backend.parse_options({name: metadata[name] for name in ("enable_fp_fusion", "ptx_options")})
+    said = io.StringIO()
+    with _lock, triton.knobs.nvidia.scope(), contextlib.redirect_stdout(said):
+        triton.knobs.nvidia.dump_ptxas_log = True
+        backend.make_cubin(compiled.asm["ptx"], {}, options, metadata["target"].arch)
+    return said.getvalue()
+
+
+def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Extra wavefronts of each ld.shared or st.shared that moves a tile between two Gluon layouts; 0: no conflicts.
+
+    `registers` is a distributed layout, `shared` a swizzled shared layout, `shape` that of the tile. Compiles a kernel
+    that says it. Raises ValueError for padded layouts, which `gl.bank_conflicts` cannot count: it ends the process.
+    """
+    if isinstance(shared, gl.PaddedSharedLayout):
+        raise ValueError("shared is a PaddedSharedLayout, expected a layout that gl.bank_conflicts can count")
+    constants = {(1,): registers, (2,): shared, (3,): shape, (4,): _TYPES[dtype]}
+    signature = {"out": "*i32", **dict.fromkeys(("REGISTERS", "SHARED", "SHAPE", "DTYPE"), "constexpr")}
+    source = GluonASTSource(_conflicts_kernel, signature, constants)
+    options = {"num_warps": math.prod(registers.warps_per_cta), "enable_fp_fusion": True}
+    ir = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ttgir"]
+    found = re.search(r"arith\.constant (\d+) : i32", ir)
+    assert found, ir
+    return int(found[1])
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _conflicts_kernel(  # type: ignore[no-untyped-def]
+    out, REGISTERS: gl.constexpr, SHARED: gl.constexpr, SHAPE: gl.constexpr, DTYPE: gl.constexpr
+):
+    tile = gl.full(SHAPE, 0, DTYPE, REGISTERS)
+    conflicts: gl.constexpr = gl.bank_conflicts(tile.type, gl.allocate_shared_memory(DTYPE, SHAPE, SHARED).type)
+    gl.store(out, conflicts)

@@ -1,0 +1,34 @@
+"""Gates on machine code: every figure that is not what it should be, named with what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+
+class GateError(AssertionError):
+    """Machine code that fails its gates; `failed` has a line for each."""
+
+    def __init__(self, subject: str, failed: Sequence[str]):
+        super().__init__(f"{subject}:" + "".join(f"\n  {line}" for line in failed))
+        self.failed = tuple(failed)
+
+
+def failures(
+    *,
+    most: Mapping[str, tuple[int, int]],
+    least: Mapping[str, tuple[int, int]],
+    has: Sequence[str] | Mapping[str, int],
+    lacks: Sequence[str],
+    warnings: Sequence[str],
+    count: Callable[[str], int],
+) -> list[str]:
+    """The gates that fail. `most` and `least` map a figure's name to what was found and its limit."""
+    failed = [f"{name}: {found}, expected at most {limit}" for name, (found, limit) in most.items() if found > limit]
+    failed += [f"{name}: {found}, expected at least {limit}" for name, (found, limit) in least.items() if found < limit]
+    if isinstance(has, Mapping):
+        failed += [f"{op}: {count(op)}, expected {wanted}" for op, wanted in has.items() if count(op) != wanted]
+    else:
+        failed += [f"{op}: 0, expected at least 1" for op in has if count(op) == 0]
+    failed += [f"{op}: {count(op)}, expected 0" for op in lacks if count(op)]
+    failed += [f"the assembler warned: {warning}" for warning in warnings]
+    return failed

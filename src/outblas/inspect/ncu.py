@@ -1,0 +1,131 @@
+"""Runs NVIDIA's ncu (Nsight Compute) around one product, and says in one sentence why it could not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .counters import Launch, in_range, metrics, parse
+from .profiled import Request
+
+TIMEOUT_SECONDS = 240.0
+
+_PERMISSION = (
+    "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run it as root, load the nvidia module with "
+    "NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN; see "
+    "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+)
+
+
+class CannotMeasure(RuntimeError):
+    """ncu is missing, or refuses this machine."""
+
+
+class Refused(Exception):
+    """The kernel does not take the product."""
+
+
+def find() -> str:
+    """Path of ncu: on PATH, else where the CUDA toolkit is. Raises CannotMeasure."""
+    if found := shutil.which("ncu"):
+        return found
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [str(Path(root) / "bin") for root in roots if root]
+    if found := shutil.which("ncu", path=os.pathsep.join(folders)):
+        return found
+    raise CannotMeasure(
+        f"ncu (NVIDIA Nsight Compute) is not on PATH, nor in {' or '.join(folders)}: it comes with the CUDA toolkit, "
+        "or alone as nsight-compute from NVIDIA's package repository"
+    )
+
+
+def version() -> str:
+    """ncu's version, "2025.3.1.0". Raises CannotMeasure."""
+    done = subprocess.run([find(), "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"Version (\S+)", done.stdout)
+    if found is None:
+        raise CannotMeasure(f"ncu does not say its version: {' '.join((done.stdout + done.stderr).split())[:200]}")
+    return found[1]
+
+
+def profile(request: Request, arch: int) -> dict[str, list[Launch]]:
+    """The kernel launches of one call of each of `request.providers`, with their counters on sm_`arch`.
+
+    ncu replays every launch once per pass with the caches flushed, and leaves the clocks as they are.
+
+    Raises:
+        CannotMeasure: ncu or the kernel's DSL is missing, or ncu refuses or is not done after TIMEOUT_SECONDS.
+        Refused: the kernel does not take the product.
+        RuntimeError: the profiled process failed.
+    """
+    ncu = find()
+    with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
+        status = Path(folder, "status.json")
+        command = [
+            *(ncu, "--csv", "--page", "raw", "--nvtx", "--clock-control", "none", "--profile-from-start", "off"),
+            *("--metrics", ",".join(metrics(arch))),
+            *(sys.executable, "-P", "-m", "outblas.inspect.profiled", str(status), request.to_text()),
+        ]
+        code, output, errors = _run(command, Path(folder))
+        answer = json.loads(status.read_text()) if status.exists() else {}
+    if "refused" in answer:
+        raise Refused(answer["refused"])
+    if "unavailable" in answer:
+        raise CannotMeasure(answer["unavailable"])
+    try:
+        launches = parse(output)
+    except ValueError as error:
+        raise CannotMeasure(f"ncu's output cannot be read: {error}") from None
+    found = {name: in_range(launches, name) for name in request.providers}
+    if "done" not in answer or not all(found.values()):
+        raise _failure(code, f"{output}\n{errors}", answer)
+    return found
+
+
+def _run(command: list[str], folder: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error. Output goes to files: a pipe that an orphan of ncu keeps open
+    would hold up the reader after a timeout.
+    """
+    output, errors = folder / "output", folder / "errors"
+    environment = {**os.environ, "LC_ALL": "C"}  # ncu writes numbers in the locale's form
+    with output.open("wb") as out, errors.open("wb") as err:
+        try:
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+        except OSError as error:
+            raise CannotMeasure(f"{command[0]} does not start: {error}") from None
+        try:
+            code = process.wait(TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise CannotMeasure(f"ncu was not done after {TIMEOUT_SECONDS:g} s") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)  # ncu and the process it watches
+                process.wait()
+    return code, output.read_text(errors="replace"), errors.read_text(errors="replace")
+
+
+def _failure(code: int, text: str, answer: dict[str, str]) -> RuntimeError:
+    """Why there are no counters, from what ncu and the profiled process said."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith('"')]
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    if "ERR_NVGPUCTRPERM" in text:
+        return CannotMeasure(_PERMISSION)
+    if unsupported := [line for line in errors if "not supported" in line]:
+        return CannotMeasure(f"this ncu does not know this GPU or its driver: {unsupported[0]}")
+    if "failed" in answer:
+        return RuntimeError(answer["failed"])
+    last = " | ".join(lines[-3:]) or "it said nothing"
+    if "started" in answer:
+        return RuntimeError(f"the profiled process ended early, ncu with exit code {code}: {last}")
+    if errors:
+        return CannotMeasure(f"ncu refused: {errors[0]}")
+    if "No kernels were profiled" in text:
+        return CannotMeasure("ncu profiled no kernels: it does not see the process's launches")
+    return CannotMeasure(f"ncu ended with exit code {code} and counted nothing: {last}")

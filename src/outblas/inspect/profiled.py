@@ -1,0 +1,118 @@
+"""The process that ncu watches: `python -m outblas.inspect.profiled STATUS REQUEST`, both as `Request` describes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+CUBLAS = "cublas"
+WARM_CALLS = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """One product to profile: `kernel` by name beside cuBLAS, or "cublas" alone, C[M, N] = A[M, K] B[K, N].
+
+    `shape` is (M, N, K), `layout` two letters as in `verify.cases.Case`, `config` the kernel's configuration as text
+    ("": the kernel's own choice). It travels as a JSON argument. The process answers in a status file: {"started"},
+    then {"done"}, {"refused": why} where the kernel does not take the product, {"unavailable": why} where its DSL is
+    not installed, or {"failed": what}.
+    """
+
+    kernel: str
+    shape: tuple[int, int, int]
+    dtype: str
+    layout: str
+    config: str = ""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Names of the NVTX ranges, in the order of the calls."""
+        return tuple(dict.fromkeys((CUBLAS, self.kernel)))
+
+    @property
+    def flop(self) -> int:
+        M, N, K = self.shape
+        return 2 * M * N * K
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Request:
+        fields = json.loads(text)
+        return cls(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def _calls(request: Request) -> dict[str, Callable[[], object]]:
+    """The call of each provider, on operands normal(0, 1)."""
+    import torch
+
+    from .. import configs, matmul, registry
+
+    M, N, K = request.shape
+    dtype = getattr(torch, request.dtype)
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def operand(rows: int, columns: int, letter: str) -> torch.Tensor:
+        shape = (rows, columns) if letter == "n" else (columns, rows)
+        stored = torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
+        return stored if letter == "n" else stored.t()
+
+    a, b = operand(M, K, request.layout[0]), operand(K, N, request.layout[1])
+    out = torch.empty(M, N, device="cuda", dtype=dtype)
+    calls: dict[str, Callable[[], object]] = {CUBLAS: partial(torch.mm, a, b, out=out)}
+    if request.kernel != CUBLAS:
+        config = None
+        if request.config:
+            config = configs.from_text(registry.load(request.kernel).Config, request.config)
+        calls[request.kernel] = partial(matmul, a, b, out=out, kernel=request.kernel, config=config)
+    return calls
+
+
+def _profile(request: Request) -> None:
+    """Warms every provider, then lets ncu see one call of each, inside an NVTX range of its name."""
+    import torch
+
+    for name, call in _calls(request).items():
+        for _ in range(WARM_CALLS):
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.nvtx.range_push(name)
+        torch.cuda.cudart().cudaProfilerStart()
+        call()
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
+        torch.cuda.nvtx.range_pop()
+
+
+def main(status: str, request: str) -> int:
+    """Profiles a request; exit code 0, 2 if it was refused, 3 without the DSL, 1 if it failed."""
+    os.dup2(2, 1)  # standard output belongs to ncu's CSV
+
+    def say(**answer: object) -> None:
+        Path(status).write_text(json.dumps(answer))
+
+    say(started=True)
+    try:
+        _profile(Request.from_text(request))
+    except ValueError as error:
+        say(refused=" ".join(str(error).split()))
+        return 2
+    except ImportError as error:
+        say(unavailable=" ".join(str(error).split()))
+        return 3
+    except Exception as error:
+        say(failed=f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return 1
+    say(done=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

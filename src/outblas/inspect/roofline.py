@@ -1,0 +1,70 @@
+"""Arithmetic intensity of a kernel at each level of memory, and the speed that each level allows on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..machines import Machine
+from . import sass
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """FLOP per byte. `dram`: A and B read and C written once, none of it in L2 before. `l2`: a CTA's slices of A and B,
+    each fetched by every CTA alone (multicast, and requests of neighbours that coalesce on the way to L2, raise it).
+    `shared`: what the main loop reads out of shared memory, by `sass.shared_bytes`; None if it reads nothing.
+    """
+
+    dram: float
+    l2: float
+    shared: float | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The highest TFLOP/s a machine allows, the level it comes from ("compute", "dram" or "shared"), and what every
+    level allows. "l2" is among the ceilings and never the bound: what neighbouring SMs ask for together leaves L2
+    once, and a kernel whose CTAs run in step has passed this ceiling by 7% on an H100.
+    """
+
+    tflops: float
+    by: str
+    ceilings: Mapping[str, float]
+
+
+def intensity(
+    shape: tuple[int, int, int],
+    tile: tuple[int, int, int],
+    itemsize: int,
+    out_itemsize: int,
+    instructions: Sequence[sass.Instruction],
+) -> Intensity:
+    """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes."""
+    M, N, K = shape
+    tile_m, tile_n, _ = tile
+    loop = sass.hot_loop(instructions)
+    shared = sum(map(sass.shared_bytes, loop))
+    return Intensity(
+        dram=2 * M * N * K / ((M * K + K * N) * itemsize + M * N * out_itemsize),
+        l2=2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize),
+        shared=sum(map(sass.flops, loop)) / shared if shared else None,
+    )
+
+
+def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None = None) -> Bound:
+    """What a machine allows at a clock, by the peak of `unit` (`sass.unit`) and the bandwidth of each level.
+
+    Without a clock, the data sheet's: a GPU that runs faster (an H100 to 1980 MHz in place of 1830) lifts every ceiling
+    but DRAM's. Raises ValueError for a unit that the machine lacks.
+    """
+    clock = (machine.boost_mhz if clock_mhz is None else clock_mhz) * 1e6
+    ceilings = {
+        "compute": machine.peak_tflops(unit, clock_mhz),
+        "dram": given.dram * machine.dram_gbs / 1e3,
+        "l2": given.l2 * machine.l2_bytes_per_clock * clock / 1e12,
+    }
+    if given.shared is not None:
+        ceilings["shared"] = given.shared * machine.shared_bytes_per_clock * machine.sms * clock / 1e12
+    by = min((level for level in ceilings if level != "l2"), key=lambda level: ceilings[level])
+    return Bound(ceilings[by], by, ceilings)

@@ -1,0 +1,86 @@
+"""The bench on a GPU: cuBLAS against itself, cuBLASLt's alternatives, clocks, energy, a wrong kernel."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from outblas.bench import campaign, providers, sustained
+from outblas.bench.campaign import Campaign
+from outblas.bench.clock import Clock
+from outblas.bench.power import EnergyMeter
+from outblas.cli import app
+from outblas.verify.cases import LAYOUTS, Case
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
+
+BASE = providers.parse("cublas")
+
+
+def test_cublas_ties_with_itself() -> None:
+    first, second = Campaign([BASE, BASE]).run([(2048, 2048, 2048)], ["nt"], ["burst"])
+    assert (first.provider, second.provider, second.verdict) == ("cublas", "cublas (2)", "tied")
+    assert second.ratio == pytest.approx(1, abs=0.01)
+    assert second.ratio_apart == pytest.approx(1, abs=0.02)
+    assert first.graph
+    assert 5 < first.host_us < 200  # type: ignore[operator]
+
+
+def test_clock_counts_cycles() -> None:
+    clock = Clock()
+    clock.start(wait_us=2000)
+    torch.cuda._sleep(1_000_000)
+    clock.stop()
+    assert 200 < clock.mhz() < 3000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_cublaslt_best_is_right(dtype: str) -> None:
+    best = providers.parse("cublaslt-best")
+    for layout in LAYOUTS:
+        assert best.fault(Case(256, 384, 512, getattr(torch, dtype), layout=layout)) is None
+
+
+def test_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns too short to be worth anything, but with every figure."""
+    monkeypatch.setattr(sustained.run, "__kwdefaults__", {**sustained.run.__kwdefaults__, "seconds": 1.0})
+    first, ours = Campaign([BASE, providers.kernel("portable")], rounds={"sustained": 2}).run(
+        [(2048, 2048, 2048)], ["nt"], ["sustained"]
+    )
+    assert (ours.check, ours.rounds, first.rounds) == ("exact", 2, 3)
+    try:
+        EnergyMeter()
+    except RuntimeError:
+        assert ours.watts is None
+    else:
+        assert 30 < ours.watts < 2000  # type: ignore[operator]
+        assert ours.joules == pytest.approx(ours.watts * ours.us / 1e6, rel=0.2)  # type: ignore[operator]
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Any:
+        def call() -> None:
+            torch.mm(a, b, out=out)
+            out[-1, -1] = torch.inf
+
+        return call
+
+    monkeypatch.setattr(campaign.turn, "host_us", lambda call, us: 0.0)
+    wrong = providers.Provider("wrong", "", prepare)
+    _, record = Campaign([BASE, wrong], rounds={"burst": 2}).run([(256, 256, 256)], ["nn"], ["burst"])
+    assert record.check.startswith("wrong: 1 of 65536 elements, first at [255, 255]")
+    assert record.us is None
+    assert not record.passed
+
+
+def test_command() -> None:
+    result = CliRunner().invoke(app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["environment"]["gpu"] == torch.cuda.get_device_name()
+    assert [(r["provider"], r["check"]) for r in report["results"]] == [("cublas", "–"), ("portable", "exact")]
+    assert all(r["us"] > 0 and r["clock_mhz"] > 0 for r in report["results"])

@@ -1,0 +1,423 @@
+"""`outblas profile`: ncu's counters read from a recording, ncu's refusals, and the command around them.
+
+`data/ncu_h100.csv` is what ncu 2025.3.1 printed on an H100, less the columns that are not read: 4096³ and then
+16×4096×4096 in bf16, each by cuBLAS, portable and hopper.tma_wgmma; at the second shape cuBLAS launches two kernels.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from outblas.cli import app
+from outblas.inspect import counters, ncu
+from outblas.inspect.counters import Launch, combine, in_range, parse
+from outblas.inspect.profiled import Request
+
+RECORDING = Path(__file__).parent / "data" / "ncu_h100.csv"
+FLOP = {"4096": 2 * 4096**3, "16x4096x4096": 2 * 16 * 4096**2}
+
+# What stands for ncu: it logs its arguments, then acts. `status` and `request` are those of the process to watch.
+FAKE = """#!{python}
+import json, os, subprocess, sys, time
+from pathlib import Path
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 36398880)"))
+status, request = Path(sys.argv[-2]), json.loads(sys.argv[-1])
+with open({log!r}, "a") as log:
+    log.write(json.dumps([*sys.argv[1:], os.environ["LC_ALL"]]) + "\\n")
+{act}
+"""
+REPLAY = """
+lines = Path({recording!r}).read_text().splitlines(keepends=True)
+print("".join(lines[:5] + (lines[5:8] if request["shape"][0] == 4096 else lines[8:])), end="")
+status.write_text('{{"done": true}}')
+"""
+DONE, STARTED = "status.write_text('{\"done\": true}')", "status.write_text('{\"started\": true}')"
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["profile", *arguments])
+
+
+def recorded(shape: str) -> list[Launch]:
+    launches = parse(RECORDING.read_text())
+    return launches[:3] if shape == "4096" else launches[3:]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a program called ncu first on PATH that does what the argument says; returns its log of calls."""
+
+    def install(act: str) -> Path:
+        log = tmp_path / "calls"
+        program = tmp_path / "bin" / "ncu"
+        program.parent.mkdir()
+        program.write_text(FAKE.format(python=sys.executable, log=str(log), act=act))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+        return log
+
+    return install
+
+
+@pytest.fixture
+def replay(fake: Callable[[str], Path]) -> Path:
+    return fake(REPLAY.format(recording=str(RECORDING)))
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch tells what it would tell of an H100. No GPU is touched: the fake ncu starts nothing."""
+    properties = SimpleNamespace(name="H100", multi_processor_count=132, major=9, minor=0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "H100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+
+
+def test_the_recording_is_read_in_base_units() -> None:
+    launches = parse(RECORDING.read_text())
+    providers = ["cublas", "portable", "hopper.tma_wgmma"]
+    assert [launch.ranges for launch in launches] == [(p,) for p in (*providers, "cublas", *providers)]
+    cublas = launches[0]
+    assert cublas.kernel == "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
+    assert (cublas.grid, cublas.block) == ((2, 66, 1), (384, 1, 1))
+    assert cublas.values[counters.TIME] == pytest.approx(179.040)
+    assert cublas.values["dram__bytes_read.sum"] == 150_959_872
+    assert cublas.values["lts__t_sector_hit_rate.pct"] == pytest.approx(0.7254)
+    assert cublas.values[counters.REGISTERS] == 168
+    assert cublas.values[counters.stall("barrier")] == 6.17
+    assert launches[4].kernel.startswith("void cublasLt::splitKreduce_kernel<32, 16, int")
+
+
+@pytest.mark.parametrize(
+    ("unit", "cell", "value"),
+    [("us", "1,234.5", 1234.5), ("msecond", "2", 2000.0), ("ns", "n/a", None), ("ns", "nan", None), ("s", "", None)],
+)
+def test_units_and_values(unit: str, cell: str, value: float | None) -> None:
+    header = '"ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum"'
+    text = f'{header}\n"","","","","{unit}"\n==PROF== Disconnected\n"0","k","(1, 1, 1)","(2, 3, 4)","{cell}"\n'
+    assert parse(text) == [Launch((), "k", (2, 3, 4), (1, 1, 1), {counters.TIME: value})]
+
+
+def test_an_unknown_unit_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"the unit of dram__bytes_read\.sum is 'furlong'"):
+        parse(RECORDING.read_text().replace('"byte"', '"furlong"'))
+
+
+@pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", '"ID","Kernel Name"\n'])
+def test_output_without_launches(text: str) -> None:
+    assert parse(text) == []
+
+
+def test_counters_of_one_launch() -> None:
+    c = combine(in_range(recorded("4096"), "cublas"), FLOP["4096"])
+    assert c.us == pytest.approx(179.04)
+    assert c.tensor_active == pytest.approx(0.9472)
+    assert c.flop_per_dram_byte == pytest.approx(2 * 4096**3 / (150_959_872 + 28_364_800))
+    assert c.flop_per_l2_byte == pytest.approx(2 * 4096**3 / 1_610_624_896)
+    assert (c.registers, c.ffma) == (168, 0)
+    assert c.ipc == pytest.approx(0.47)
+    assert c.shared["st"].wavefronts == 660_937
+    assert c.shared["st"].excess == pytest.approx(141_824 / 660_937)
+    assert c.stalls["gmma"] == pytest.approx(3.66)
+    assert set(c.stalls) == set(counters.STALLS)
+    assert len(c.stalls) == 18
+
+
+def test_split_k_and_its_reduction_add_up() -> None:
+    split, reduce = in_range(recorded("16x4096x4096"), "cublas")
+    c = combine([split, reduce], FLOP["16x4096x4096"])
+    assert c.us == pytest.approx(15.936 + 4.448)
+    assert c.dram_read_bytes == 33_707_264 + 532_992
+    assert c.l2_to_sm_bytes == 37_748_736 + 524_288
+    cycles = 29_347, 8_779
+    assert c.tensor_active == pytest.approx((0.0891 * cycles[0] + 0.0025 * cycles[1]) / sum(cycles))
+    assert c.stalls["long_scoreboard"] == pytest.approx((14.78 * cycles[0] + 12.94 * cycles[1]) / sum(cycles))
+    assert c.registers == 168
+    assert c.shared["st"].excess == pytest.approx(168 / 13_989)
+    assert c.shared["ld"].excess == 0
+    # The recording has no sectors: nothing says how to weigh two hit rates.
+    assert c.l2_hit_rate is None
+
+    def with_counts(launch: Launch, sectors: float, active: float) -> Launch:
+        extra = {"lts__t_sectors.sum": sectors, "l1tex__t_sectors.sum": 0.0, "sm__cycles_active.avg": active}
+        return replace(launch, values={**launch.values, **extra})
+
+    c = combine([with_counts(split, 300, 20_000), with_counts(reduce, 100, 5_000)], 1.0)
+    assert c.l2_hit_rate == pytest.approx((0.0602 * 3 + 0.6660) / 4)
+    assert c.l1_hit_rate is None, "a hit rate of no sectors"
+    assert c.tensor_active == pytest.approx((0.0891 * 4 + 0.0025) / 5)
+
+
+def test_missing_columns_are_none_and_not_zero() -> None:
+    dropped = ("dram__bytes_read.sum", "sm__cycles_elapsed.max", counters.conflicts("st"), counters.stall("wait"))
+    lines = RECORDING.read_text().splitlines()
+    rows = list(csv.reader(lines[3:]))
+    kept = [i for i, name in enumerate(rows[0]) if name not in dropped]
+    assert len(kept) == len(rows[0]) - len(dropped)
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL).writerows([row[i] for i in kept] for row in rows)
+    launches = parse(out.getvalue())
+
+    one = combine(launches[:1], 1.0)
+    assert (one.dram_read_bytes, one.flop_per_dram_byte, one.stalls["wait"]) == (None, None, None)
+    assert (one.shared["st"].wavefronts, one.shared["st"].excess) == (660_937, None)
+    assert (one.shared["gmma"].wavefronts, one.shared["gmma"].excess) == (None, None)
+    assert one.tensor_active == pytest.approx(0.9472), "one launch needs no weight"
+    assert combine(launches[3:5], 1.0).tensor_active is None
+
+
+def test_metrics_by_architecture() -> None:
+    hopper, ampere = counters.metrics(90), counters.metrics(80)
+    assert len(set(hopper)) == len(hopper)
+    assert {name for name in hopper if "gmma" in name} == {
+        counters.stall("gmma"), counters.wavefronts("gmma"), counters.conflicts("gmma"),
+    }  # fmt: skip
+    assert set(hopper) - set(ampere) == {name for name in hopper if "gmma" in name}
+
+
+def test_the_command_that_ncu_gets(h100: None, replay: Path) -> None:
+    assert invoke("hopper.tma_wgmma", "--layout", "tn", "--dtype", "float16", "--config", "tile_m=128, jitter=1").stdout
+    (call,) = map(json.loads, replay.read_text().splitlines())
+    assert call[:8] == ["--csv", "--page", "raw", "--nvtx", "--clock-control", "none", "--profile-from-start", "off"]
+    assert call[8:10] == ["--metrics", ",".join(counters.metrics(90))]
+    assert call[10:14] == [sys.executable, "-P", "-m", "outblas.inspect.profiled"]
+    request = Request("hopper.tma_wgmma", (4096, 4096, 4096), "float16", "tn", "tile_m=128,jitter=1")
+    assert Request.from_text(call[15]) == request
+    assert request.providers == ("cublas", "hopper.tma_wgmma")
+    assert call[16] == "C"
+
+
+def test_tables(h100: None, replay: Path) -> None:
+    result = invoke("hopper.tma_wgmma")
+    assert result.exit_code == 0, result.stderr
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines()]
+    rows = {cells[0]: cells[1:] for cells in lines if cells}
+    assert rows["time in ncu, one cold run (µs)"] == ["179.0", "448.4"]
+    assert rows["tensor pipe active"] == ["94.7%", "35.1%"]
+    assert rows["FLOP / DRAM byte"] == ["766.4", "584.0"]
+    assert rows["shared wavefronts: stores"] == ["660,937 (21.5% conflicts)", "0"]
+    assert rows["shared wavefronts: wgmma"] == ["–", "–"]
+    assert rows["cublas"] == ["nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "2×66×1", "384×1×1", "179.0"]
+    reasons = [name for name in rows if name.replace(" ", "_") in counters.STALLS]
+    assert reasons[:3] == ["long scoreboard", "barrier", "wait"]
+    assert "not selected" in reasons
+    assert "membar" not in reasons, "it stalls nobody"
+    assert "caches flushed" in result.stdout
+    assert "outblas bench" in result.stdout
+
+
+def test_json_of_two_shapes(h100: None, replay: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "profile.json"
+    result = invoke("portable", "--shapes", "4096,16x4096x4096", "--json", "--save", str(saved))
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report == json.loads(saved.read_text())
+    assert report["environment"]["gpu"] == "H100"
+    assert report["environment"]["ncu"] == "2025.3.1.0"
+    results = report["results"]
+    assert [(r["provider"], r["shape"][0]) for r in results] == [
+        ("cublas", 4096), ("portable", 4096), ("cublas", 16), ("portable", 16),
+    ]  # fmt: skip
+    assert [len(r["launches"]) for r in results] == [1, 1, 2, 1]
+    assert results[2]["us"] == pytest.approx(15.936 + 4.448)
+    assert results[2]["launches"][1]["grid"] == [128, 1, 1]
+    assert results[1]["launches"][0]["kernel"] == "outblas_portable_256x128x64_bf16"
+    assert results[1]["tensor_active"] == pytest.approx(0.8303)
+    assert results[1]["shared"]["ld"] == {"wavefronts": 262_144, "excess": 0}
+    assert len(replay.read_text().splitlines()) == 2
+
+
+def test_cublas_alone(h100: None, replay: Path) -> None:
+    result = invoke("cublas", "--json")
+    assert [r["provider"] for r in json.loads(result.stdout)["results"]] == ["cublas"]
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "message"),
+    [
+        (
+            "print('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance "
+            "Counters on the target device 0.\\n==WARNING== No kernels were profiled.')\n"
+            'status.write_text(\'{"failed": "RuntimeError: CUDA error"}\'); sys.exit(1)',
+            3,
+            "cannot measure here: ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)",
+        ),
+        (
+            f"{DONE}; print('==ERROR== Profiling is not supported on device 0. To find out supported GPUs refer "
+            "--list-chips option.\\n==WARNING== No kernels were profiled.', file=sys.stderr)",
+            3,
+            "this ncu does not know this GPU or its driver: Profiling is not supported on device 0",
+        ),
+        (f"{DONE}; print('==WARNING== No kernels were profiled.')", 3, "ncu profiled no kernels"),
+        ("print('==ERROR== Failed to find metric lts__t_sectors.sum'); sys.exit(1)", 3, "ncu refused: Failed to find"),
+        (
+            "print('out of luck', file=sys.stderr); sys.exit(9)",
+            3,
+            "ncu ended with exit code 9 and counted nothing: out",
+        ),
+        ("sys.exit(0)", 3, "ncu ended with exit code 0 and counted nothing: it said nothing"),
+        ('status.write_text(\'{"unavailable": "needs cutlass"}\')', 3, "cannot measure here: needs cutlass"),
+        (f"{STARTED}; print('==PROF== Connected'); sys.exit(11)", 1, "profiling failed: the profiled process ended"),
+        ('status.write_text(\'{"failed": "OutOfMemoryError: 1 TiB"}\')', 1, "profiling failed: OutOfMemoryError: 1 T"),
+        ('status.write_text(\'{"refused": "K is 7, expected 8"}\'); sys.exit(2)', 2, "K is 7, expected 8"),
+    ],
+)
+def test_refusals(h100: None, fake: Callable[[str], Path], act: str, code: int, message: str) -> None:
+    log = fake(act)
+    result = invoke("portable")
+    assert log.exists()
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == "" or "µs" not in result.stdout
+
+
+def test_a_provider_without_launches(h100: None, fake: Callable[[str], Path]) -> None:
+    replayed = REPLAY.format(recording=str(RECORDING)).replace("lines[5:8]", "lines[5:6]")
+    fake(replayed)
+    assert invoke("cublas").exit_code == 0
+    result = invoke("portable")
+    assert result.exit_code == 3
+    assert "counted nothing" in result.stderr
+
+
+def test_output_that_cannot_be_read(h100: None, fake: Callable[[str], Path], tmp_path: Path) -> None:
+    changed = tmp_path / "changed.csv"
+    changed.write_text(RECORDING.read_text().replace('"ns"', '"fortnight"'))
+    fake(REPLAY.format(recording=str(changed)))
+    result = invoke("portable")
+    assert result.exit_code == 3
+    assert "the unit of gpu__time_duration.sum is 'fortnight'" in result.stderr
+
+
+def test_a_run_that_takes_too_long_is_ended(
+    h100: None, fake: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 3.0)
+    watched = tmp_path / "pid"
+    sleep = "[sys.executable, '-S', '-c', 'import time; time.sleep(100)']"
+    fake(f"Path({str(watched)!r}).write_text(str(subprocess.Popen({sleep}).pid)); time.sleep(100)")
+    begin = time.monotonic()
+    result = invoke("portable")
+    assert result.exit_code == 3
+    assert "ncu was not done after 3 s" in result.stderr
+    assert time.monotonic() - begin < 50
+    time.sleep(0.5)
+    state = Path(f"/proc/{int(watched.read_text())}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z", "the watched process lives on"
+
+
+def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    which = ncu.shutil.which
+    monkeypatch.setattr(ncu.shutil, "which", lambda name, path=None: which(name, path=path or str(tmp_path)))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    if Path("/usr/local/cuda/bin/ncu").exists():
+        assert ncu.find() == "/usr/local/cuda/bin/ncu"
+    else:
+        result = invoke("portable")
+        assert result.exit_code == 3
+        assert "is not on PATH, nor in" in result.stderr
+    program = tmp_path / "cuda" / "bin" / "ncu"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    assert ncu.find() == str(program)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checks what a machine without a GPU is told")
+def test_without_a_gpu(replay: Path) -> None:
+    result = invoke("portable")
+    assert result.exit_code == 3
+    assert "cannot measure here: there is no NVIDIA GPU" in result.stderr
+    assert not replay.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing",), "kernel is 'nothing', expected one of: cublas, portable, "),
+        (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
+        (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
+        (("hopper.tma_wgmma", "--dtype", "float32"), "--dtype is 'float32', expected for hopper.tma_wgmma: "),
+        (("cublas", "--dtype", "int8"), "--dtype is 'int8', expected for cublas: "),
+        (("portable", "--layout", "xy"), "--layout is 'xy', expected one of"),
+        (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
+        (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),
+        (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
+    ],
+)
+def test_usage_errors(h100: None, replay: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, ["profile", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not replay.exists(), "ncu has been started"
+
+
+def test_a_kernel_for_another_gpu(h100: None, replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    result = CliRunner().invoke(app, ["profile", "hopper.tma_wgmma"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "kernel 'hopper.tma_wgmma' needs sm_90, and H100 is sm_80" in result.stderr
+    assert not replay.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "answer"),
+    [
+        ("ValueError('K is 7,\\n expected 8')", 2, {"refused": "K is 7, expected 8"}),
+        ("ImportError('no cutlass')", 3, {"unavailable": "no cutlass"}),
+        ("RuntimeError('illegal address')", 1, {"failed": "RuntimeError: illegal address"}),
+    ],
+)
+def test_what_the_profiled_process_answers(tmp_path: Path, error: str, code: int, answer: dict[str, str]) -> None:
+    """Its own output stays out of ncu's."""
+    status = tmp_path / "status.json"
+    request = Request("portable", (8, 8, 7), "bfloat16", "nt").to_text()
+    program = (
+        "import sys\nfrom outblas.inspect import profiled\n"
+        f"def calls(request):\n    print(request, flush=True)\n    raise {error}\n"
+        f"profiled._calls = calls\nsys.exit(profiled.main({str(status)!r}, {request!r}))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert "shape=(8, 8, 7)" in result.stderr
+    assert json.loads(status.read_text()) == answer
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["portable", pytest.param("hopper.tma_wgmma", marks=pytest.mark.sm90)])
+def test_on_a_gpu(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 100.0)
+    result = invoke(kernel, "--shapes", "1024", "--json")
+    if result.exit_code == 3:
+        pytest.skip(result.stderr.strip())
+    assert result.exit_code == 0, result.stderr
+    cublas, ours = json.loads(result.stdout)["results"]
+    assert ours["launches"]
+    assert ours["ffma"] == 0, "the tensor cores multiply"
+    assert all(launch["kernel"].startswith("outblas_") for launch in ours["launches"])
+    assert not any(launch["kernel"].startswith("outblas_") for launch in cublas["launches"])
+    for profile in (cublas, ours):
+        assert profile["us"] > 1
+        assert 0 < profile["tensor_active"] <= 1
+        assert 0 < profile["occupancy"] <= 1
+        assert profile["l2_to_sm_bytes"] >= 2 * 2 * 1024**2, "both operands reach the SMs"
+        assert 0 < profile["flop_per_l2_byte"] <= 2 * 1024**3 / (2 * 2 * 1024**2)
+        assert 0 <= profile["l2_hit_rate"] <= 1
+        assert sum(size or 0 for size in profile["stalls"].values()) > 0
