@@ -115,10 +115,3 @@ app(["doctor"], standalone_mode=False)
     )
     assert "kernel 'portable' needs triton, which is not installed: pip install 'triton" in out
     assert "hopper.tma_wgmma" in out
-
-
-def test_readme_shows_the_newest_results() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "results" / "render.py"), "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -33,9 +33,12 @@ def colours(names: list[str]) -> dict[str, str]:
 
 def canvas(panels: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
     """A figure of `panels` axes one above the other, `size` in inches, drawn by Agg: no display is needed."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Text stays text, and names inside a file follow from what it shows.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outblas"})
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
@@ -46,6 +49,7 @@ def canvas(panels: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
     return figure, list(axes)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes the file; its format follows the suffix. Files of equal figures are equal, byte for byte."""
-    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() in (".svg", ".pdf") else None)
+def save(figure: Figure, path: Path, note: str = "") -> None:
+    """Writes the file; its format follows the suffix. An .svg keeps `note` as its description, and no date."""
+    svg = path.suffix.lower() == ".svg"
+    figure.savefig(path, dpi=120, metadata={"Date": None, "Description": note} if svg else None)

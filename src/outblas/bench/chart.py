@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import charts
 from ..shapes import to_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = dict[str, Any]
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Writes the chart of a bench report. Raises ValueError when it holds no figures."""
+    charts.save(figure(report), path)
+
+
+def figure(report: dict[str, Any]) -> Figure:
+    """The chart of a bench report. Raises ValueError when it holds no figures."""
     results = [r for r in report["results"] if r.get("ratio") is not None]
     if not results:
         raise ValueError("the report holds no figures to draw")
@@ -22,15 +30,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
     energy = [r for r in squares if r.get("pj_per_flop") is not None]
     panels = 1 + bool(squares) + bool(energy)
     groups = list(dict.fromkeys(_group(r) for r in results))
-    figure, axes = charts.canvas(panels, (max(8.0, 0.5 + 0.28 * len(groups) * len(labels)), 3.4 * panels))
+    canvas, axes = charts.canvas(panels, (max(8.0, 0.5 + 0.28 * len(groups) * len(labels)), 3.4 * panels))
     _ratios(axes[0], results, groups, labels, colours)
     if squares:
         _against_n(axes[1], squares, labels, colours, "tflops", "TFLOP/s")
     if energy:
         _against_n(axes[-1], energy, labels, colours, "pj_per_flop", "pJ/FLOP")
     e = report["environment"]
-    figure.suptitle(f"{e['gpu']}, {results[0]['dtype']}, torch {e['torch']}, CUDA {e['cuda']}, driver {e['driver']}")
-    charts.save(figure, path)
+    canvas.suptitle(f"{e['gpu']}, {results[0]['dtype']}, torch {e['torch']}, CUDA {e['cuda']}, driver {e['driver']}")
+    return canvas
 
 
 def label(result: Result) -> str:
@@ -56,7 +64,7 @@ def _ratios(
         axis.bar(
             places, heights, width * 0.92, yerr=whiskers, capsize=2, color=colours[name], label=name, ecolor="#444"
         )
-    axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2)
+    axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, label="cublas")
     axis.set_xticks(range(len(groups)), [_tick(g, groups) for g in groups], rotation=30, ha="right")
     axis.set_ylabel("× cuBLAS (above 1 is faster)")
     axis.legend(frameon=False, ncols=4, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.0))
@@ -69,15 +77,15 @@ def _tick(group: tuple[str, str, str], groups: list[tuple[str, str, str]]) -> st
 
 
 def _against_n(
-    axis: Any, results: list[Result], labels: list[str], colours: dict[str, str], figure: str, unit: str
+    axis: Any, results: list[Result], labels: list[str], colours: dict[str, str], key: str, unit: str
 ) -> None:
     """A line for each provider, layout and mode over square products."""
     lines = list(dict.fromkeys((label(r), r["layout"], r["mode"]) for r in results))
     for name, layout, mode in lines:
         points = sorted(
-            (r["shape"][0], r[figure]) for r in results if (label(r), r["layout"], r["mode"]) == (name, layout, mode)
+            (r["shape"][0], r[key]) for r in results if (label(r), r["layout"], r["mode"]) == (name, layout, mode)
         )
-        style = "--" if mode == "sustained" and figure == "tflops" else "-"
+        style = "--" if mode == "sustained" and key == "tflops" else "-"
         axis.plot(*zip(*points, strict=True), style, marker="o", markersize=4, color=colours[name], label=name)
     axis.set_xscale("log", base=2)
     sizes = sorted({r["shape"][0] for r in results})

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench, demo, doctor, inspect, listing, profile, verify
+from . import bench, demo, doctor, inspect, listing, profile, report, verify
 
 app = typer.Typer(
     name="outblas",
@@ -18,3 +18,4 @@ app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
+app.add_typer(report.app, name="report")

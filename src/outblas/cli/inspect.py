@@ -126,7 +126,7 @@ def _show(found: Sequence[Inspection]) -> None:
     groups = [(i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())) for i in found]
     table("Instructions", ("kernel", "arch", *_GROUPS), groups)
     bounds = [
-        (i.kernel, machine, f"{b['tflops']:.3g}", b["by"], *(_ceiling(b["ceilings"].get(x), i.intensity.get(x))
+        (i.kernel, machine, _figure(b["tflops"]), b["by"], *(_ceiling(b["ceilings"].get(x), i.intensity.get(x))
          for x in ("compute", "dram", "shared", "l2")))
         for i in found
         for machine, b in i.bound.items()
@@ -161,4 +161,8 @@ def _group(instructions: Mapping[str, int], operations: Sequence[str]) -> str:
 def _ceiling(tflops: float | None, intensity: float | None) -> str:
     if tflops is None:
         return "–"
-    return f"{tflops:.3g}" if intensity is None else f"{tflops:.3g} ({intensity:.3g})"
+    return _figure(tflops) if intensity is None else f"{_figure(tflops)} ({_figure(intensity)})"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,71 @@
+"""Budgets and bounds that the seed documents reason with, as formulas.
+
+Sizes are in bytes, intensities in FLOP per byte of memory, bandwidths in TB/s.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..inspect.occupancy import occupancy
+from ..machines import MACHINES
+
+H100, T4 = MACHINES["H100"], MACHINES["T4"]
+N = 4096
+BF16, FP16, FP32 = 2, 2, 4
+
+
+def intensity(tile_m: int, tile_n: int, itemsize: int) -> float:
+    """FLOP per byte of operands of a CTA tile, each slice of A and B fetched once."""
+    return 2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize)
+
+
+def slice_bytes(tile_m: int, tile_n: int, tile_k: int, itemsize: int) -> int:
+    """Shared memory of one slot: a slice of A and one of B."""
+    return (tile_m + tile_n) * tile_k * itemsize
+
+
+def slots_that_fit(tile_m: int, tile_n: int, tile_k: int, beside: int = 0) -> int:
+    """bf16 slots that fit in an H100's CTA beside other bytes of shared memory."""
+    return (H100.shared_memory_per_cta - beside) // slice_bytes(tile_m, tile_n, tile_k, BF16)
+
+
+def v10_shared_bytes() -> int:
+    """003 v10: two slots of 32×16 and 16×64 halves, and the 32×64 fp32 tile of its epilogue, unpadded."""
+    return 2 * slice_bytes(32, 64, 16, FP16) + 32 * 64 * FP32
+
+
+def v11_shared_bytes() -> int:
+    """003 v11: A as 128 rows of 40 halves, B as 32 rows of 136, padding included."""
+    return (128 * 40 + 32 * 136) * FP16
+
+
+def warptile_share() -> float:
+    """000 kernel 7: share of an H100's warps at 165 registers, four warps and 128×16 tiles of A and B in fp32."""
+    return occupancy(H100, 165, slice_bytes(128, 128, 16, FP32), 128).share
+
+
+def v11_ctas() -> int:
+    """003 v11 on a T4: 116 registers, 256 threads."""
+    return occupancy(T4, 116, v11_shared_bytes(), 256).ctas_per_sm
+
+
+def fragment_bandwidth() -> float:
+    """TB/s of operands that 65 TFLOP/s of 16×16×16 fragments read, none reused: 003 v07."""
+    return 65 / (2 * 16**3 / (2 * 16 * 16 * FP16))
+
+
+def warp_lines(bytes_a_lane: int) -> int:
+    """128-byte lines that a warp touches when its lanes load so many bytes each, side by side."""
+    return ceil(32 * bytes_a_lane / 128)
+
+
+def tiles_limit_tflops(n: int, tile_m: int, tile_n: int) -> float:
+    """TFLOP/s of an H100 on which each tile of an n×n product keeps one SM busy, at the data sheet's clock."""
+    tiles = ceil(n / tile_m) * ceil(n / tile_n)
+    return min(1.0, tiles / H100.sms) * H100.peak_tflops("bfloat16")
+
+
+def ridge_share(n: int) -> float:
+    """Intensity of an n×n bf16 product, each matrix moved once, over an H100's ridge point of DRAM and tensor cores."""
+    return (2 * n**3 / (3 * n * n * BF16)) * H100.dram_gbs / (H100.peak_tflops("bfloat16") * 1e3)

@@ -1,0 +1,74 @@
+"""The claims table: what a seed document claims, how that is tested, what came out.
+
+A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement settles in
+`measured`; `settled` tests them all against the results at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .results import Measurements
+
+CONFIRMED, REFUTED, DIFFERS, OPEN = "confirmed", "refuted", "differs", "not yet measured"
+VERDICTS = (CONFIRMED, REFUTED, DIFFERS, OPEN)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a test found: `ours` in words with units, `value` the number behind it, `verdict` one of VERDICTS.
+
+    "refuted": the arithmetic, or a measurement under the claim's own conditions, says otherwise. "differs": ours is
+    another number, and conditions (versions, rounding, meaning) can account for it.
+    """
+
+    ours: str
+    verdict: str
+    value: float | None = None
+
+
+NOT_MEASURED = Finding("–", OPEN)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`source` is the document and its kernel, `text` the claim in our words, `how` the test in a few words."""
+
+    source: str
+    text: str
+    how: str
+    test: Callable[[Measurements], Finding]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A claim beside what its test found."""
+
+    claim: Claim
+    finding: Finding
+
+    def record(self) -> dict[str, object]:
+        """For JSON."""
+        claim, finding = self.claim, self.finding
+        return {
+            "source": claim.source,
+            "claim": claim.text,
+            "how": claim.how,
+            "ours": finding.ours,
+            "value": finding.value,
+            "verdict": finding.verdict,
+        }
+
+
+def settled(measurements: Measurements) -> list[Settled]:
+    """Every claim, tested: arithmetic first, then by measurement in order of the climb."""
+    from . import arithmetic, measured
+
+    return [Settled(claim, claim.test(measurements)) for claim in (*arithmetic.CLAIMS, *measured.CLAIMS)]
+
+
+def count(found: list[Settled]) -> str:
+    """ "12 confirmed, 9 refuted, 3 differs, 40 not yet measured"."""
+    numbers = {verdict: sum(s.finding.verdict == verdict for s in found) for verdict in VERDICTS}
+    return ", ".join(f"{number} {verdict}" for verdict, number in numbers.items() if number)

@@ -1,0 +1,179 @@
+"""Result files of `outblas bench`: read, held to their format, merged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..machines import Machine, of_device
+from ..shapes import Shape
+
+ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
+FOLDER = ROOT / "results"
+BASE = "cublas"
+FIGURES = (
+    "ratio", "ratio_low", "ratio_high", "ratio_apart", "us_apart", "tflops", "us", "host_us", "clock_mhz",
+    "utilisation", "watts", "joules", "pj_per_flop",
+)  # fmt: skip
+MODES = ("burst", "sustained")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One provider at one shape, as `outblas bench` wrote it; a figure that was not measured is None.
+
+    Units as in the file: µs a call, TFLOP/s, MHz, W, J a call, pJ/FLOP; `ratio` is cuBLAS's time over the provider's.
+    """
+
+    environment: dict[str, Any] = field(repr=False, hash=False)
+    provider: str
+    config: str
+    shape: Shape
+    dtype: str
+    layout: str
+    mode: str
+    check: str
+    verdict: str | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    ratio_apart: float | None = None
+    us_apart: float | None = None
+    tflops: float | None = None
+    us: float | None = None
+    host_us: float | None = None
+    clock_mhz: float | None = None
+    utilisation: float | None = None
+    watts: float | None = None
+    joules: float | None = None
+    pj_per_flop: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.provider}[{self.config}]" if self.config else self.provider
+
+    @property
+    def device(self) -> str:
+        return str(self.environment["gpu"])
+
+    @property
+    def machine(self) -> Machine | None:
+        """The GPU model, if the table of machines has it."""
+        return of_device(self.device)
+
+    @property
+    def gpu(self) -> str:
+        """The short name of the GPU: "H100", or the device's own where no table has it."""
+        return self.machine.name if self.machine else self.device
+
+    @property
+    def conditions(self) -> tuple[str, Shape, str, str, str]:
+        """What two measurements must share to be compared."""
+        return self.device, self.shape, self.dtype, self.layout, self.mode
+
+    def record(self) -> dict[str, Any]:
+        """For JSON, without the environment."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "environment"}
+
+
+Measurements = tuple[Measurement, ...]
+
+
+def default_files() -> list[Path]:
+    """Every bench result of the checkout. Raises ValueError outside one, or when it has none."""
+    if not (ROOT / "pyproject.toml").is_file() or not FOLDER.is_dir():
+        raise ValueError("--results is missing, expected FILE,...: this outblas does not run from a checkout")
+    found = [path for path in sorted(FOLDER.glob("*.json")) if _is_bench(_parsed(path))]
+    if not found:
+        raise ValueError(f"--results is missing, expected FILE,...: {FOLDER} holds no result of outblas bench")
+    return found
+
+
+def load(paths: Iterable[Path]) -> Measurements:
+    """Measurements of all files, in order. Raises ValueError that names file and field where one is malformed."""
+    return tuple(measurement for path in paths for measurement in _load(path))
+
+
+def environments(measurements: Measurements) -> list[dict[str, Any]]:
+    """The environments, each once."""
+    found: list[dict[str, Any]] = []
+    for measurement in measurements:
+        if measurement.environment not in found:
+            found.append(measurement.environment)
+    return found
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: is not JSON: {error}") from None
+
+
+def _is_bench(report: Any) -> bool:
+    return isinstance(report, dict) and "environment" in report and "results" in report
+
+
+def _load(path: Path) -> list[Measurement]:
+    report = _parsed(path)
+    if not _is_bench(report):
+        raise ValueError(f"{path}: expected an object with environment and results, as outblas bench writes")
+    environment, results = report["environment"], report["results"]
+    if not isinstance(environment, dict):
+        raise ValueError(f"{path}: environment is {_kind(environment)}, expected an object")
+    if not isinstance(environment.get("gpu"), str):
+        raise ValueError(f"{path}: environment.gpu is {environment.get('gpu')!r}, expected the name of a GPU")
+    if not isinstance(results, list):
+        raise ValueError(f"{path}: results is {_kind(results)}, expected a list")
+    return [_measurement(environment, entry, f"{path}: results[{i}]") for i, entry in enumerate(results)]
+
+
+def _measurement(environment: dict[str, Any], entry: Any, where: str) -> Measurement:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is {_kind(entry)}, expected an object")
+    for name in ("provider", "dtype", "layout", "mode", "check"):
+        if not isinstance(entry.get(name), str):
+            raise ValueError(f"{where}.{name} is {entry.get(name)!r}, expected text")
+    if entry["mode"] not in MODES:
+        raise ValueError(f"{where}.mode is {entry['mode']!r}, expected one of {', '.join(MODES)}")
+    for name, absent in (("config", ""), ("verdict", None)):
+        if not isinstance(entry.get(name, absent), str | None):
+            raise ValueError(f"{where}.{name} is {entry[name]!r}, expected text")
+    shape = entry.get("shape")
+    if not (isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)):
+        raise ValueError(f"{where}.shape is {shape!r}, expected [M, N, K]")
+    figures = {name: _figure(entry.get(name), f"{where}.{name}") for name in FIGURES}
+    spread = [figures[name] for name in ("ratio_low", "ratio", "ratio_high")]
+    if len({value is None for value in spread}) > 1:
+        raise ValueError(f"{where}.ratio, ratio_low and ratio_high are {spread}, expected all three or none")
+    return Measurement(
+        environment=environment,
+        # The first result files wrote the base as torch users do.
+        provider=BASE if entry["provider"] == "cuBLAS" else entry["provider"],
+        config=entry.get("config") or "",
+        shape=(shape[0], shape[1], shape[2]),
+        verdict=entry.get("verdict"),
+        dtype=entry["dtype"],
+        layout=entry["layout"],
+        mode=entry["mode"],
+        check=entry["check"],
+        **figures,
+    )
+
+
+def _figure(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{where} is {value!r}, expected a number above 0 or null")
+    return float(value)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__

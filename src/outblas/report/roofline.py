@@ -1,0 +1,122 @@
+"""All kernels of a ladder on one roofline of one machine: where memory allows them to be, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import charts, registry
+from ..inspect import Inspection, inspect
+from ..inspect.inspection import compilable
+from ..machines import Machine
+from ..shapes import Shape, to_text
+from .measured import find
+from .results import Measurement, Measurements
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+COLUMNS = ("kernel", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "shared allows", "bound", "measured")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A kernel's machine code, and its burst measurement on that machine and shape if there is one."""
+
+    inspection: Inspection
+    machine: Machine
+    ours: Measurement | None
+
+    @property
+    def ceilings(self) -> dict[str, float]:
+        """TFLOP/s by level, "compute" among them."""
+        return dict(self.inspection.bound[self.machine.name]["ceilings"])
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        bound = self.inspection.bound[self.machine.name]
+        measured = self.ours.tflops if self.ours else None
+        return {
+            "kernel": self.inspection.kernel,
+            "arch": self.inspection.arch,
+            "config": self.inspection.config,
+            "machine": self.machine.name,
+            "intensity": dict(self.inspection.intensity),
+            "bound": dict(bound),
+            "measured_tflops": measured,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of COLUMNS."""
+        bound, intensity = self.inspection.bound[self.machine.name], self.inspection.intensity
+        return (
+            self.inspection.kernel,
+            *(_show(intensity[level]) for level in ("l2", "dram")),
+            *(_show(self.ceilings.get(level)) for level in ("l2", "dram", "shared")),
+            f"{_show(bound['tflops'])} ({bound['by']})",
+            _show(self.ours.tflops if self.ours else None),
+        )
+
+
+def points(ladder: str | None, machine: Machine, dtype: str, shape: Shape, measured: Measurements) -> list[Point]:
+    """Every kernel that can be compiled for the machine and takes the dtype. Raises ValueError if there is none."""
+    kernels = [k for k in registry.ladder(ladder) if machine.arch in compilable(k) and dtype in k.dtypes]
+    if not kernels:
+        raise ValueError(f"no kernel of {ladder or 'any ladder'} takes {dtype} on sm_{machine.arch} ({machine.name})")
+    return [
+        Point(
+            inspect(k.name, arch=machine.arch, dtype=dtype, shape=shape),
+            machine,
+            find(measured, k.name, shape, dtype, machine.name),
+        )
+        for k in kernels
+    ]
+
+
+def draw(found: Sequence[Point], shape: Shape) -> Canvas:
+    """Log-log: roofs of DRAM, L2 and compute; each kernel at its L2 intensity, hollow where L2 alone would put it and
+    filled where it was measured."""
+    machine, unit = found[0].machine, found[0].inspection.unit
+    figure, (axis,) = charts.canvas(1, (8.5, 5.2))
+    compute = machine.peak_tflops(unit)
+    dram = machine.dram_gbs / 1e3
+    l2 = machine.l2_bytes_per_clock * machine.boost_mhz / 1e6
+    intensities = [float(p.inspection.intensity[level] or 1) for p in found for level in ("l2", "dram")]
+    low, high = min(1.0, *intensities) / 2, max(compute / dram, *intensities) * 2
+    for slope, name, style in (
+        (dram, f"DRAM {dram:.2f} TB/s", "-"),
+        (l2, f"L2 {l2:.1f} TB/s, if nothing merges", "--"),
+    ):
+        knee = compute / slope
+        axis.plot([low, knee, high], [low * slope, compute, compute], style, color="#9a9a9a", linewidth=1.4)
+        axis.annotate(
+            name, (low * 1.3, low * 1.3 * slope), xytext=(-8, 8), textcoords="offset points", rotation=36,
+            rotation_mode="anchor", fontsize="small", color="#666", va="bottom",
+        )  # fmt: skip
+    axis.annotate(f"{compute:.0f} TFLOP/s", (high, compute), ha="right", va="bottom", fontsize="small", color="#666")
+    colours = charts.colours([p.inspection.kernel for p in found])
+    for p in found:
+        name, x = p.inspection.kernel, float(p.inspection.intensity["l2"] or 1)
+        roof = min(compute, p.ceilings["l2"])
+        axis.plot([x], [roof], "o", markerfacecolor="none", color=colours[name], markersize=8)
+        label = f"{name}: L2 allows {roof:.0f}"
+        if p.ours is not None and p.ours.tflops is not None:
+            axis.plot([x], [p.ours.tflops], "o", color=colours[name], markersize=8)
+            label += f", measured {p.ours.tflops:.0f}"
+        axis.plot([], [], "o", color=colours[name], label=label)
+    at = float(found[0].inspection.intensity["dram"] or 1)
+    axis.axvline(at, color="#bbbbbb", linestyle=":", linewidth=1.2)
+    axis.annotate("A, B, C once\nthrough DRAM", (at, low * dram * 2), fontsize="small", color="#666", ha="right")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(low, high)
+    axis.set_xlabel("FLOP per byte")
+    axis.set_ylabel("TFLOP/s")
+    axis.legend(frameon=False, fontsize="small", loc="lower right")
+    axis.set_title(f"{machine.name}, {found[0].inspection.dtype}, {to_text(shape)}", loc="left", fontsize="medium")
+    return figure
+
+
+def _show(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -1,0 +1,293 @@
+"""Reports: the seeds' figures, claims, ladders, rooflines, HTML pages, and the README's generated parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outblas import machines, registry
+from outblas.cli import app
+from outblas.report import arithmetic, claims, ladder, measured, readme, results, rungs, seeds
+
+ROOT = Path(__file__).parents[1]
+RUNGS = {
+    "simt": "naive coalesced shared strip register vectorized warptile pipelined",
+    "turing": "wmma shared double_buffer vectorized ldmatrix cp_async",
+    "hopper": "tma_wgmma large_tile warp_specialized two_consumers persistent lean_barriers cluster_multicast "
+    "store_tuning tma_store hilbert gemm",
+}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["report", *arguments])
+
+
+def entry(provider: str, ratio: float, **changes: Any) -> dict[str, Any]:
+    known = {
+        "provider": provider, "config": "", "shape": [4096, 4096, 4096], "dtype": "bfloat16", "layout": "nt",
+        "mode": "burst", "check": "exact", "ratio": ratio, "ratio_low": ratio * 0.99, "ratio_high": ratio * 1.01,
+        "verdict": "slower", "tflops": 780 * ratio, "us": 175 / ratio,
+    }  # fmt: skip
+    return known | changes
+
+
+def report(*entries: dict[str, Any]) -> dict[str, Any]:
+    environment = {"gpu": "NVIDIA H100 80GB HBM3", "driver": "5", "cuda": "13.0", "torch": "2", "date": "2026-01-01"}
+    return {"environment": environment, "results": list(entries)}
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    base = entry("cublas", 1.0, check="–")
+    return write(tmp_path / "bench.json", report(base, entry("hopper.tma_wgmma", 0.41), entry("portable", 0.9)))
+
+
+def test_every_planned_rung_has_its_place() -> None:
+    names = [f"{own}.{rung}" for own, text in RUNGS.items() for rung in text.split()]
+    assert set(names) | {"portable"} == set(rungs.planned())
+    built = [kernel.name for kernel in registry.ladder()]
+    assert set(built) <= set(rungs.planned())
+    assert [rung.name for rung in rungs.climb() if rung.built] == sorted(built, key=rungs.planned().index)
+    assert {figure.rung for figure in seeds.FIGURES} | set(seeds.WITHOUT_FIGURE) == set(rungs.planned())
+    assert not {figure.rung for figure in seeds.FIGURES} & set(seeds.WITHOUT_FIGURE)
+    with pytest.raises(ValueError, match="--ladder is 'nothing'"):
+        rungs.climb("nothing")
+
+
+def test_the_seeds_figures() -> None:
+    def first(rung: str) -> seeds.Figure:
+        return seeds.of_rung(rung)[0]
+
+    assert first("hopper.tma_wgmma").tflops == (317.0, 317.0)
+    assert first("hopper.hilbert").ratio == pytest.approx((764 / 716,) * 2)
+    assert first("simt.warptile").ratio == pytest.approx((41.496 / 50.058,) * 2)
+    assert all(f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seeds.FIGURES)
+
+
+def test_claims_that_arithmetic_settles() -> None:
+    found = {(s.claim.source, s.claim.text): s.finding for s in claims.settled(())}
+    by_text = {text: finding for (_, text), finding in found.items()}
+
+    def value(part: str) -> tuple[float | None, str]:
+        (finding,) = [f for text, f in by_text.items() if part in text]
+        return finding.value, finding.verdict
+
+    assert value("4 times the MACs per byte") == (2.0, "refuted")
+    assert value("takes 37 KB") == (14.0, "refuted")
+    assert value("0.25 FLOP per byte it loads") == (0.25, "confirmed")
+    assert value("two CTAs an SM, 49.4%") == (2, "confirmed")
+    ratio, verdict = value("105% of the bandwidth ceiling")
+    assert (ratio, verdict) == (pytest.approx(0.3209, rel=1e-3), "refuted")
+    share, verdict = value("165 registers a thread")
+    assert (share, verdict) == (0.1875, "confirmed")
+    assert value("64512, just under")[1] == "confirmed"
+    assert len(arithmetic.CLAIMS) >= 30
+    assert all(finding.verdict in claims.VERDICTS for finding in by_text.values())
+
+
+def test_claims_without_a_measurement_have_no_number() -> None:
+    for s in claims.settled(()):
+        if s.claim in measured.CLAIMS:
+            assert s.finding == claims.NOT_MEASURED
+
+
+def test_claims_that_a_measurement_settles(file: Path) -> None:
+    found = {s.claim.text: s.finding for s in claims.settled(results.load([file]))}
+    speed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
+    assert (speed.verdict, speed.value) == ("confirmed", pytest.approx(319.8))
+    share = found["hopper.tma_wgmma reaches 44% of cuBLAS at 4096"]
+    assert (share.verdict, share.value) == ("differs", 0.41)
+    assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
+
+
+def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim(tmp_path: Path) -> None:
+    other = report(
+        entry("hopper.tma_wgmma", 0.6, config="tile_m=128"), entry("hopper.tma_wgmma", 0.41, mode="sustained"),
+        entry("hopper.tma_wgmma", 0.41, layout="nn"),
+    )  # fmt: skip
+    elsewhere = report(entry("hopper.tma_wgmma", 0.41))
+    elsewhere["environment"]["gpu"] = "NVIDIA H200"
+    files = [write(tmp_path / "a.json", other), write(tmp_path / "b.json", elsewhere)]
+    assert all(
+        s.finding.verdict == claims.OPEN for s in claims.settled(results.load(files)) if s.claim in measured.CLAIMS
+    )
+
+
+def test_ladder(file: Path) -> None:
+    rows = {row.rung.name: row for row in ladder.rows(results.load([file]), "hopper", 4096)}
+    first = rows["hopper.tma_wgmma"]
+    assert first.ours is not None
+    assert (first.ours.ratio, first.gain) == (0.41, None)
+    assert first.cells()[:4] == ("hopper.tma_wgmma", "001 kernel 2, 004 kernel A (H100, 4096)", "317", "0.44")
+    assert rows["hopper.large_tile"].cells()[4:] == ("not built yet", "–", "–", "–", "–")
+    assert len(rows) == 11
+
+
+def test_gain_over_the_parent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = rungs.climb("hopper")[0], dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma")
+    monkeypatch.setattr(ladder, "climb", lambda name: (parent, child))
+    rows = ladder.rows(results.load([file]), None, 4096)
+    assert rows[1].gain == pytest.approx(0.9 / 0.41)
+    assert rows[1].record()["gain"] == rows[1].gain
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "expected an object with environment and results"),
+        ({"environment": {}, "results": []}, "environment.gpu is None"),
+        (report({}), r"results\[0\].provider is None, expected text"),
+        (report(entry("x", 1.0, mode="fast")), r"results\[0\].mode is 'fast'"),
+        (report(entry("x", 1.0, shape=[1, 2])), r"results\[0\].shape is \[1, 2\]"),
+        (report(entry("x", 1.0), entry("x", 1.0, us=-1)), r"results\[1\].us is -1, expected a number above 0"),
+        (report(entry("x", 1.0, ratio_low=None)), "expected all three or none"),
+    ],
+)
+def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.json", value)
+    with pytest.raises(ValueError, match=rf"bad\.json: .*{message}|bad\.json: {message}"):
+        results.load([path])
+    done = invoke("ladder", "--results", str(path))
+    assert done.exit_code == 2
+
+
+class Page(HTMLParser):
+    """Tags that balance, and no reference to anything outside."""
+
+    VOID = ("meta", "br", "path", "use", "circle", "rect", "line", "image", "stop")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        for name, value in attrs:
+            assert name not in ("src", "href") or (value or "").startswith(("#", "data:")), value
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_ladder_command(file: Path, tmp_path: Path) -> None:
+    html, chart, saved = (tmp_path / name for name in ("l.html", "l.svg", "l.json"))
+    options = ("--results", str(file), "--html", str(html), "--chart", str(chart), "--save", str(saved))
+    done = invoke("ladder", "--ladder", "hopper", *options)
+    assert done.exit_code == 0, done.output
+    assert "hopper.hilbert" in done.stdout
+    assert "0.410" in done.stdout
+    value = json.loads(saved.read_text())
+    assert [rung["rung"] for rung in value["rungs"]] == list(rungs.planned("hopper"))
+    assert value["rungs"][0]["ours"]["ratio"] == 0.41
+    assert value["rungs"][1]["ours"] is None
+    page = Page(html.read_text())
+    assert {"svg", "table"} <= set(page.seen)
+    assert "not yet measured" in page.text
+    assert "hopper.tma_wgmma" in chart.read_text()
+
+
+@pytest.mark.compile
+def test_roofline_command(file: Path, tmp_path: Path) -> None:
+    html, chart = tmp_path / "r.html", tmp_path / "r.svg"
+    done = invoke("roofline", "--results", str(file), "--html", str(html), "--chart", str(chart), "--json")
+    assert done.exit_code == 0, done.output
+    points = {point["kernel"]: point for point in json.loads(done.stdout)}
+    assert set(points) == {kernel.name for kernel in registry.ladder() if (kernel.max_arch or 90) >= 90}
+    hopper = points["hopper.tma_wgmma"]
+    assert hopper["measured_tflops"] == pytest.approx(0.41 * 780)
+    assert hopper["intensity"]["l2"] == 32
+    assert hopper["bound"]["ceilings"]["dram"] == pytest.approx(4096 / 3 * machines.find("H100").dram_gbs / 1e3)
+    assert "svg" in Page(html.read_text()).seen
+    assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
+    t4 = json.loads(invoke("roofline", "--gpu", "t4", "--dtype", "float16", "--json", "--results", str(file)).stdout)
+    assert [point["machine"] for point in t4] == ["T4"] * len(t4)
+    assert all(point["measured_tflops"] is None for point in t4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ladder", "--ladder", "nothing"), "--ladder is 'nothing'"),
+        (("ladder", "--shapes", "4096,512"), "expected one shape"),
+        (("ladder", "--shapes", "16x32x64"), "expected one N"),
+        (("ladder", "--results", "/nowhere.json"), "/nowhere.json: cannot be read"),
+        (("ladder", "--html", "/nowhere/x.html"), "--html is '/nowhere/x.html'"),
+        (("roofline", "--gpu", "H9000"), "machine is 'H9000'"),
+        (("roofline", "--dtype", "int8"), "--dtype is 'int8'"),
+        (("roofline", "--ladder", "nothing"), "expected a ladder"),
+        (("roofline", "--gpu", "T4", "--ladder", "hopper"), "no kernel of hopper takes bfloat16 on sm_75"),
+        (("roofline", "--chart", "x.bmp"), "--chart is 'x.bmp'"),
+    ],
+)
+def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    text = "".join(done.stderr.replace("│", "").split())
+    assert "".join(message.split()) in text
+
+
+def test_the_readme_shows_the_newest_results() -> None:
+    assert readme.stale() == []
+    assert invoke("readme", "--check").exit_code == 0
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_a_changed_figure_makes_the_readme_stale(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readme.stale(checkout) == []
+    path = checkout / "results" / "h100_suite.json"
+    value = json.loads(path.read_text())
+    value["results"][1]["ratio_high"] += 0.1
+    write(path, value)
+    assert readme.stale(checkout) == ["README.md", "results/h100_suite.svg"]
+    before = (checkout / "README.md").read_text()
+    assert readme.render(checkout) == ["README.md", "results/h100_suite.svg"]
+    assert readme.stale(checkout) == []
+    now = (checkout / "README.md").read_text()
+    changed = [line for line, old in zip(now.splitlines(), before.splitlines(), strict=True) if line != old]
+    assert len(changed) == 1
+    assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("<!-- generated: nonsense from results/h100_suite.json -->\n<!-- end -->", "is a 'nonsense', expected one of"),
+        ("<!-- generated: suite from results/none.json -->\n<!-- end -->", "none.json: cannot be read"),
+        ("<!-- generated: suite -->\n<!-- end -->", "is not of the form"),
+        ("<!-- generated: suite from results/h100_suite.json -->\n", "is not of the form"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkout: Path) -> None:
+    (checkout / "README.md").write_text(part)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        readme.render(checkout)
+    assert (checkout / "README.md").read_text() == part
