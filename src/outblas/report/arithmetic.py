@@ -5,53 +5,21 @@ Each is a number, a function that computes it from what the document itself stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..machines import KIB
+from . import arithmetic_003
 from .budgets import (
     BF16,
     FP32,
     H100,
-    T4,
     N,
-    fragment_bandwidth,
     intensity,
     ridge_share,
     slice_bytes,
     slots_that_fit,
     tiles_limit_tflops,
-    v10_shared_bytes,
-    v11_ctas,
-    v11_shared_bytes,
-    warp_lines,
     warptile_share,
 )
-from .claims import CONFIRMED, DIFFERS, REFUTED, Claim, Finding
-
-ROUNDING = 0.03  # figures of the documents have two or three digits
-
-
-def claim(
-    source: str,
-    text: str,
-    how: str,
-    stated: float,
-    compute: Callable[[], float],
-    says: str,
-    within: float = ROUNDING,
-    otherwise: str = REFUTED,
-) -> Claim:
-    """A claim of a number: confirmed if the computed one is `within` a share of it, `otherwise` if not.
-
-    `says` is our result in words, with {:} for the computed number.
-    """
-
-    def test(_: object) -> Finding:
-        value = compute()
-        agrees = abs(value - stated) <= within * abs(stated)
-        return Finding(says.format(value), CONFIRMED if agrees else otherwise, value)
-
-    return Claim(source, text, how, test)
+from .claims import CONFIRMED, DIFFERS, REFUTED, Claim, Finding, number
 
 
 def memory_bound(n: int) -> Finding:
@@ -61,8 +29,8 @@ def memory_bound(n: int) -> Finding:
     return Finding(f"{share:.2f} of the ridge point: {side} it", REFUTED if share > 1 else CONFIRMED, share)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    claim(
+_000_TO_002: tuple[Claim, ...] = (
+    number(
         "000 kernel 7",
         "165 registers a thread hold achieved occupancy at 18%",
         "occupancy of 128 threads on an H100",
@@ -71,7 +39,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.1%} at most: 3 CTAs of 4 warps; 18% achieved agrees",
         within=0.05,
     ),
-    claim(
+    number(
         "001 setup",
         "an H100 holds 1024 threads per SM",
         "table of machines",
@@ -79,7 +47,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: H100.threads_per_sm,
         "{:.0f}; 1024 is the limit of a CTA",
     ),
-    claim(
+    number(
         "001 tensor core",
         "operands of one m64n16k16 take 2.5 KB",
         "bytes of its A and B",
@@ -87,7 +55,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: slice_bytes(64, 16, 16, BF16) / KIB,
         "{:.1f} KiB",
     ),
-    claim(
+    number(
         "001 tensor core",
         "n = 256 demands 40 KB of shared memory",
         "bytes of A and B of one m64n256k16",
@@ -95,7 +63,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: slice_bytes(64, 256, 16, BF16) / KIB,
         "{:.0f} KiB an instruction; 40 KiB is a slice of 64 along K",
     ),
-    claim(
+    number(
         "001 tensor core",
         "n = 256 takes 128 accumulator registers a thread",
         "64×256 fp32 over 128 threads",
@@ -103,7 +71,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 64 * 256 / 128,
         "{:.0f}",
     ),
-    claim(
+    number(
         "001 kernel 3",
         "the loop over K runs 128 times at 4096",
         "K over its BK of 64",
@@ -111,7 +79,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: N / 64,
         "{:.0f} times",
     ),
-    claim(
+    number(
         "001 kernel 5",
         "168 registers × 384 threads are 64512, just under the SM's 65536",
         "multiplied; held to the register file",
@@ -120,7 +88,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.0f} of 65536",
         within=0,
     ),
-    claim(
+    number(
         "001 kernel 5",
         "setmaxnreg 240 and 24 keeps the sum at 64512",
         "two consumers and a producer of 128 threads",
@@ -129,7 +97,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.0f}",
         within=0,
     ),
-    claim(
+    number(
         "001 kernel 5, 004 kernel D",
         "128×256 tiles force the ring from 5 slots down to 3",
         "slots that fit in 227 KiB",
@@ -137,7 +105,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: slots_that_fit(128, 256, 64),
         "{:.0f} slots of 48 KiB fit",
     ),
-    claim(
+    number(
         "001 kernel 6",
         "4572 / 1415 = 3.2 loads fit in the time of a store",
         "divided",
@@ -145,7 +113,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 4572 / 1415,
         "{:.2f}",
     ),
-    claim(
+    number(
         "001 kernel 7",
         "lean barriers give a 10% boost over kernel 6",
         "its 704 over its 660 TFLOP/s",
@@ -153,7 +121,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 704 / 660 - 1,
         "{:.1%}; 10% is the gain over 640",
     ),
-    claim(
+    number(
         "001 kernel 11",
         "764 TFLOP/s is 107% of cuBLAS at 716",
         "divided",
@@ -162,7 +130,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.1%}",
         within=0.01,
     ),
-    claim(
+    number(
         "002 coalescing",
         "four 32-bit floats share a 128-byte transaction",
         "128 bytes over 4",
@@ -170,7 +138,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 128 / FP32,
         "{:.0f} floats: a whole warp's",
     ),
-    claim(
+    number(
         "002 warp tile",
         "41496 GFLOP/s is nearly 84% of cuBLAS at 50058",
         "divided",
@@ -180,110 +148,10 @@ CLAIMS: tuple[Claim, ...] = (
         within=0.006,
         otherwise=DIFFERS,
     ),
-    claim(
-        "003 hardware",
-        "FP16 ridge point of a T4: 203 FLOP/byte",
-        "tensor peak over DRAM bandwidth, table of machines",
-        203,
-        lambda: T4.peak_tflops("float16") * 1e3 / T4.dram_gbs,
-        "{:.0f} FLOP/byte",
-    ),
-    claim(
-        "003 v01",
-        "the naive kernel does 0.25 FLOP per byte it loads",
-        "2K FLOP over 2K fp32 values",
-        0.25,
-        lambda: 2 * 2048 / (2 * 2048 * FP32),
-        "{:.2f} FLOP/byte",
-        within=0,
-    ),
-    claim(
-        "003 v01",
-        "its DRAM counter gives 0.25 FLOP/byte too: 17.18 GFLOP over 4.3 GB",
-        "divided",
-        0.25,
-        lambda: 2 * 2048**3 / 4.3e9,
-        "{:.1f} FLOP/byte: 16 times the formula, for most loads never reach DRAM",
-    ),
-    claim(
-        "003 v02",
-        "a T4 has about 164 KB of shared memory per SM",
-        "table of machines",
-        164,
-        lambda: T4.shared_memory_per_sm / KIB,
-        "{:.0f} KiB; 164 KiB is an A100's",
-    ),
-    claim(
-        "003 v02",
-        "32×32 tiles raise fp32 intensity to 8 FLOP/byte",
-        "FLOP and bytes of a tile",
-        8,
-        lambda: intensity(32, 32, FP32),
-        "{:.0f} FLOP/byte",
-        within=0,
-    ),
-    claim(
-        "003 v05",
-        "float4 needs 4 transactions where scalar loads need 16",
-        "128-byte lines of four scalar loads of a warp",
-        16,
-        lambda: 4 * warp_lines(FP32),
-        "{:.0f} either way: instructions fall to a quarter, transactions do not",
-    ),
-    claim(
-        "003 v07",
-        "tensor cores at 65 TFLOP/s need 65 TB/s of operands",
-        "bytes of 16×16×16 fragments, none reused",
-        65,
-        fragment_bandwidth,
-        "{:.1f} TB/s, 25 times what DRAM gives",
-    ),
-    claim(
-        "003 v10",
-        "vectorized loads of a 32×16 tile leave 75% of 256 threads idle",
-        "8 halves a thread",
-        0.75,
-        lambda: 1 - 32 * 16 / 8 / 256,
-        "{:.0%} idle",
-        within=0,
-    ),
-    claim(
-        "003 v10",
-        "double buffering takes 37 KB of shared memory",
-        "bytes of both slots and the epilogue's tile",
-        37,
-        lambda: v10_shared_bytes() / KIB,
-        "{:.0f} KiB",
-    ),
-    claim(
-        "003 v10",
-        "it runs at 105% of the bandwidth ceiling of 37 FLOP/byte",
-        "12.38 TFLOP/s over 320 GB/s × its 137.44 GFLOP over 1.14 GB",
-        1.05,
-        lambda: 12380 / (320 * 137.44 / 1.14),
-        "{:.0%}: the counters give 120.6 FLOP/byte; 37 is 2048's FLOP over 464 MB",
-    ),
-    claim(
-        "003 v11", "its buffers take 18944 bytes", "padded rows of A and B", 18944, v11_shared_bytes, "{:.0f}", within=0
-    ),
-    claim(
-        "003 v11",
-        "116 registers a thread allow two CTAs an SM, 49.4% of the warps",
-        "occupancy of 256 threads on a T4",
-        2,
-        v11_ctas,
-        "{:.0f} CTAs an SM, 50% of the warps at most",
-        within=0,
-    ),
-    claim(
-        "003 conclusion",
-        "v11 is 5.7 times v10",
-        "both at 4096: 17.058 and 12.380 TFLOP/s",
-        5.7,
-        lambda: 17.058 / 12.380,
-        "{:.2f} times; 5.7 sets v11 at 4096 beside v10 at 2048",
-    ),
-    claim(
+)
+
+_004: tuple[Claim, ...] = (
+    number(
         "004 introduction",
         "tensor cores peak at 989 TFLOP/s in bf16",
         "table of machines",
@@ -292,7 +160,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.0f} TFLOP/s at 1830 MHz",
         within=0.01,
     ),
-    claim(
+    number(
         "004 kernel A",
         "one m64n64k16 does 65536 multiply-adds",
         "multiplied",
@@ -301,7 +169,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.0f}",
         within=0,
     ),
-    claim(
+    number(
         "004 kernel B",
         "a tile of 128 in place of 64 does 4 times the MACs per byte",
         "intensity of both tiles",
@@ -309,7 +177,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: intensity(128, 128, BF16) / intensity(64, 64, BF16),
         "{:.0f} times: bytes grow with the edge, MACs with the area",
     ),
-    claim(
+    number(
         "004 kernel B",
         "operands of one m64n128k16 take 2.5 KB",
         "bytes of its A and B",
@@ -317,7 +185,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: slice_bytes(64, 128, 16, BF16) / KIB,
         "{:.0f} KiB; 2.5 KiB is n = 16",
     ),
-    claim(
+    number(
         "004 kernel D",
         "a 128×256 accumulator wants 256 registers a thread, one over the limit",
         "fp32 outputs over 128 threads",
@@ -326,7 +194,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{:.0f} of 255",
         within=0,
     ),
-    claim(
+    number(
         "004 async store",
         "staging C costs the ring another slot",
         "slots of 128×256×64 that fit beside 64 KiB of C; the ring had 3",
@@ -334,7 +202,7 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: slots_that_fit(128, 256, 64, beside=128 * 256 * BF16),
         "{:.0f} still fit",
     ),
-    claim(
+    number(
         "004 last note",
         "this kernel reaches 838 TFLOP/s at 1024",
         "128×256 tiles: 32 of them on 132 SMs",
@@ -349,3 +217,5 @@ CLAIMS: tuple[Claim, ...] = (
         lambda _: memory_bound(1024),
     ),
 )
+
+CLAIMS = (*_000_TO_002, *arithmetic_003.CLAIMS, *_004)

@@ -41,6 +41,32 @@ class Claim:
     test: Callable[[Measurements], Finding]
 
 
+ROUNDING = 0.03  # figures of the documents have two or three digits
+
+
+def number(
+    source: str,
+    text: str,
+    how: str,
+    stated: float,
+    compute: Callable[[], float],
+    says: str,
+    within: float = ROUNDING,
+    otherwise: str = REFUTED,
+) -> Claim:
+    """A claim of a number: confirmed if the computed one is `within` a share of it, `otherwise` if not.
+
+    `says` is our result in words, with {:} for the computed number.
+    """
+
+    def test(_: object) -> Finding:
+        value = compute()
+        agrees = abs(value - stated) <= within * abs(stated)
+        return Finding(says.format(value), CONFIRMED if agrees else otherwise, value)
+
+    return Claim(source, text, how, test)
+
+
 @dataclass(frozen=True)
 class Settled:
     """A claim beside what its test found."""

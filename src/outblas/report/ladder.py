@@ -112,21 +112,25 @@ def _share(value: float) -> str:
 
 
 def draw(found: list[Row], n: int) -> Canvas:
-    """Bars of the ratio to cuBLAS by rung, ours beside the seed's. Raises ValueError when there is nothing to draw."""
-    shown = [row for row in found if row.ours is not None or (row.figure is not None and row.figure.ratio is not None)]
+    """Bars of the ratio to cuBLAS by rung, ours beside the seed's at the same size.
+
+    Raises ValueError when there is nothing to draw.
+    """
+    seeds = [row.figure.ratio if row.figure and row.figure.n == n else None for row in found]
+    shown = [(row, seed) for row, seed in zip(found, seeds, strict=True) if row.ours is not None or seed is not None]
     if not shown:
         raise ValueError("no rung has a figure to draw")
     figure, (axis,) = charts.canvas(1, (9.0, 1.4 + 0.42 * len(shown)))
     places = range(len(shown))
-    seed = [sum(row.figure.ratio) / 2 if row.figure and row.figure.ratio else 0.0 for row in shown]
-    ours = [row.ours.ratio or 0.0 if row.ours else 0.0 for row in shown]
-    axis.barh([p - 0.2 for p in places], seed, 0.38, color="#c9c9c9", label="the seed, against its own cuBLAS")
+    theirs = [sum(seed) / 2 if seed else 0.0 for _, seed in shown]
+    ours = [row.ours.ratio or 0.0 if row.ours else 0.0 for row, _ in shown]
+    axis.barh([p - 0.2 for p in places], theirs, 0.38, color="#c9c9c9", label="the seed, against its own cuBLAS")
     axis.barh([p + 0.2 for p in places], ours, 0.38, color=charts.PALETTE[0], label="ours, against today's")
-    for place, row in zip(places, shown, strict=True):
+    for place, (row, _) in zip(places, shown, strict=True):
         if row.ours is not None and row.ours.ratio is not None:
             axis.text(row.ours.ratio + 0.01, place + 0.2, f"{row.ours.ratio:.3f}", va="center", fontsize="small")
     axis.axvline(1.0, color=charts.BASE_COLOUR, linewidth=1.2)
-    axis.set_yticks(places, [row.rung.name for row in shown])
+    axis.set_yticks(places, [row.rung.name for row, _ in shown])
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.grid(True, axis="x", color="#e3e3e3", linewidth=0.8)
     axis.grid(False, axis="y")

@@ -44,9 +44,10 @@ def speed(figure: Figure) -> Claim:
 
 def share(figure: Figure) -> Claim:
     """The ratio to cuBLAS, which is not the cuBLAS of the document."""
-    assert figure.ratio is not None
+    claimed = figure.stated or figure.ratio
+    assert claimed is not None
     assert figure.n is not None
-    low, high = figure.ratio
+    low, high = claimed
     n = figure.n
 
     def test(measurements: Measurements) -> Finding:
@@ -57,7 +58,10 @@ def share(figure: Figure) -> Claim:
         beside = f" of CUDA {ours.environment.get('cuda', '?')}'s"
         return Finding(f"{ours.ratio:.1%}{beside}", CONFIRMED if agrees else DIFFERS, ours.ratio)
 
-    stated = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+    stated = " to ".join(
+        f"{100 * value:.3g}%" if value < 1 else f"{100 * value:.4g}%"
+        for value in ((low,) if low == high else (low, high))
+    )
     return Claim(figure.source, f"{figure.rung} reaches {stated} of cuBLAS at {n}", "the same rounds", test)
 
 
