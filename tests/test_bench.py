@@ -274,7 +274,9 @@ def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.Monk
     assert not saved.exists()
 
 
-def fake(name: str, *, fault: str | None = None, refusal: str | None = None, us: float = 100.0) -> Provider:
+def fake(
+    name: str, *, fault: str | None = None, refusal: str | None = None, us: float = 100.0, crash: str = ""
+) -> Provider:
     def prepare(a: Any, b: Any, out: Any) -> Any:
         return lambda: us
 
@@ -282,6 +284,8 @@ def fake(name: str, *, fault: str | None = None, refusal: str | None = None, us:
         def fault(self, case: Any) -> str | None:
             if refusal:
                 raise Refused(refusal)
+            if crash:
+                raise RuntimeError(crash)
             return fault
 
     return Fake(name, "", prepare)
@@ -331,11 +335,14 @@ def run(*entrants: Provider, modes: tuple[str, ...] = ("burst",)) -> dict[tuple[
 
 def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine) -> None:
     right, wrong = fake("right", us=150.0), fake("wrong", fault="wrong: 1 of 4 elements", us=1.0)
-    records = run(right, wrong, fake("other", refusal="TMA needs 16 bytes", us=2.0))
+    crash = fake("crash", crash="out of\nresources", us=3.0)
+    records = run(right, wrong, fake("other", refusal="TMA needs 16 bytes", us=2.0), crash)
+    assert records["crash", "burst"].check == "failed: RuntimeError: out of resources"
+    assert not records["crash", "burst"].passed
     assert records["wrong", "burst"].check == "wrong: 1 of 4 elements"
     assert records["other", "burst"].check == "refused: TMA needs 16 bytes"
-    assert all(records[name, "burst"].us is None for name in ("wrong", "other"))
-    assert not {"1.0", "2.0"} & set(board.us)
+    assert all(records[name, "burst"].us is None for name in ("wrong", "other", "crash"))
+    assert not {"1.0", "2.0", "3.0"} & set(board.us)
     assert [records[name, "burst"].passed for name in ("cublas", "right", "wrong", "other")] == [
         True,
         True,
@@ -404,3 +411,19 @@ def test_suite() -> None:
     assert len(shapes.SUITE) == 11
     assert shapes.parse("suite,64, 8x16x24")[-2:] == [(64, 64, 64), (8, 16, 24)]
     assert [shapes.to_text(s) for s in ((4, 4, 4), (8, 16, 24))] == ["4", "8x16x24"]
+
+
+def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo runs a function eagerly after eight recompilations: the suite has eleven shapes."""
+    compiled, compile = [], torch.compile
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(inputs)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=backend, dynamic=False))
+    for n in range(2, 14):
+        out = torch.empty(n, n)
+        providers.parse("torch.compile").prepare(torch.eye(n), torch.full((n, n), float(n)), out)()
+        assert out.eq(n).all()
+    assert len(compiled) == 12

@@ -154,6 +154,9 @@ def test_gain_over_the_parent(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (report(entry("x", 1.0, shape=[1, 2])), r"results\[0\].shape is \[1, 2\]"),
         (report(entry("x", 1.0), entry("x", 1.0, us=-1)), r"results\[1\].us is -1, expected a number above 0"),
         (report(entry("x", 1.0, ratio_low=None)), "expected all three or none"),
+        (report(entry("x", 1.0, check="wrong: 1")), "has figures although its check is 'wrong: 1'"),
+        (report(entry("x", 1.0, tflops=None)), "has a ratio and no us or tflops"),
+        (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
     ],
 )
 def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
@@ -257,6 +260,7 @@ def test_the_readme_shows_the_newest_results() -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "results", tmp_path / "results")
+    (tmp_path / "src" / "outblas").mkdir(parents=True)
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 
@@ -275,6 +279,55 @@ def test_a_changed_figure_makes_the_readme_stale(checkout: Path, monkeypatch: py
     changed = [line for line, old in zip(now.splitlines(), before.splitlines(), strict=True) if line != old]
     assert len(changed) == 1
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
+
+
+def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
+    path = checkout / "results" / "h100_suite.svg"
+    text = path.read_text()
+    for other in (text[: len(text) // 2], text.replace("512", "513", 1), ""):
+        path.write_text(other)
+        assert readme.stale(checkout) == ["results/h100_suite.svg"]
+    path.unlink()
+    assert readme.render(checkout) == ["results/h100_suite.svg"]
+    assert readme.stale(checkout) == []
+
+
+def test_a_table_holds_one_campaign(checkout: Path) -> None:
+    value = json.loads((checkout / "results" / "h100_suite.json").read_text())
+    value["environment"]["gpu"] = "NVIDIA H200"
+    write(checkout / "results" / "h200.json", value)
+    files = "results/h100_suite.json,results/h200.json"
+    (checkout / "README.md").write_text(f"<!-- generated: suite from {files} -->\n<!-- end -->")
+    with pytest.raises(ValueError, match="2 kinds of GPU, dtype and layout"):
+        readme.render(checkout)
+    value["results"] = [r for r in value["results"] if r["provider"] != "cublas"]
+    write(checkout / "results" / "h200.json", value)
+    (checkout / "README.md").write_text("<!-- generated: suite from results/h200.json -->\n<!-- end -->")
+    with pytest.raises(ValueError, match="512 has no cublas in burst"):
+        readme.render(checkout)
+
+
+def test_the_readme_is_made_in_a_checkout_only(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("")
+    with pytest.raises(ValueError, match="is no checkout of outblas"):
+        readme.render(tmp_path)
+
+
+def test_figures_come_from_the_seeds_gpu(tmp_path: Path) -> None:
+    other = report(entry("hopper.tma_wgmma", 0.5))
+    other["environment"]["gpu"] = "NVIDIA H200"
+    files = [write(tmp_path / "a.json", other), write(tmp_path / "b.json", report(entry("hopper.tma_wgmma", 0.4)))]
+    for order in (files, files[::-1]):
+        (row,) = [r for r in ladder.rows(results.load(order), "hopper", 4096) if r.ours]
+        assert row.ours is not None
+        assert (row.ours.gpu, row.ours.ratio) == ("H100", 0.4)
+
+
+def test_the_newest_measurement_counts(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", report(entry("portable", 0.8), entry("portable", 0.9)))
+    found = measured.find(results.load([path]), "portable", (4096,) * 3, "bfloat16", "H100")
+    assert found is not None
+    assert found.ratio == 0.9
 
 
 @pytest.mark.parametrize(

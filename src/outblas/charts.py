@@ -13,16 +13,16 @@ PALETTE = ("#3b6fb6", "#d1642c", "#2f8f5b", "#8b5bb0", "#c2407a", "#8a7a2f", "#4
 BASE_COLOUR = "#6f6f6f"
 
 
-def check_chart(path: Path | None) -> None:
+def check_chart(path: Path | None, option: str = "--chart") -> None:
     """Raises ValueError for a chart that could not be drawn once the work is done."""
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--chart is {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}")
+        raise ValueError(f"{option} is {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("--chart needs matplotlib, which is not installed: pip install 'outblas[chart]'") from None
+        raise ValueError(f"{option} needs matplotlib, which is not installed: pip install 'outblas[chart]'") from None
 
 
 def colours(names: list[str]) -> dict[str, str]:

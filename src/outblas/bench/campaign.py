@@ -87,10 +87,10 @@ class Campaign:
         for provider in self.providers:
             self.progress(f"{to_text(shape)} {layout}: checking {provider.label}")
             case = Case(*shape, operands[0].dtype, layout=layout, tf32=self.dtype == "tf32")
-            check, call = self._check(provider, case, operands)
+            check, entrant = self._enter(provider, case, operands)
             checks.append((provider, check))
-            if call is not None:
-                entrants[provider.label] = _Entrant(call, turn.rough_us(call))
+            if entrant is not None:
+                entrants[provider.label] = entrant
         for mode in modes if BASE in entrants else ():
             timed = (self._burst if mode == "burst" else self._sustained)(shape, layout, entrants)
             for provider, check in checks:
@@ -102,20 +102,27 @@ class Campaign:
             provider=name, config=config, shape=shape, dtype=self.dtype, layout=layout, mode=mode, check=check, **found
         )
 
-    def _check(self, provider: Provider, case: Case, operands: Any) -> tuple[str, turn.Call | None]:
-        """What the exact oracle says, and the call on this shape's operands if it passed."""
+    def _enter(self, provider: Provider, case: Case, operands: Any) -> tuple[str, _Entrant | None]:
+        """What the exact oracle says, and the call on this shape's operands if it passed.
+
+        Whatever a provider raises costs that provider this shape, unless the device is lost with it.
+        """
         try:
             with watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
+                # Before the check: a provider that chooses among algorithms chooses for these operands, where they lie.
+                call = provider.prepare(*operands)
                 fault = provider.fault(case)
                 if fault is not None:
                     return fault, None
-                call = provider.prepare(*operands)
-                torch.cuda.synchronize()
+                entrant = _Entrant(call, turn.rough_us(call))
         except (Refused, ImportError) as refusal:
             return f"{REFUSED}{refusal}", None
         except torch.OutOfMemoryError:
             return OUT_OF_MEMORY, None
-        return UNCHECKED if provider.trusted else "exact", call
+        except Exception as error:
+            torch.cuda.synchronize()  # raises again if the device is lost
+            return f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}", None
+        return UNCHECKED if provider.trusted else "exact", entrant
 
     def _burst(self, shape: Shape, layout: str, entrants: Entrants) -> dict[str, dict[str, Any]]:
         rounds = schedule.whole_rounds(len(entrants), self.rounds["burst"])
@@ -156,9 +163,11 @@ class Campaign:
             label: [us - other for us, other in zip(sample.us, foreign, strict=True)]
             for label, sample in samples.items()
         }
+        # Of calls as short as the foreign kernel's scatter no difference is left to report.
         return {
             label: {"us_apart": statistics.median(us), "ratio_apart": ratio(times[BASE], us).median}
             for label, us in times.items()
+            if min(*us, *times[BASE]) > 0
         }
 
     def _sustained(self, shape: Shape, layout: str, entrants: Entrants) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Result = dict[str, Any]
+VERSIONS = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -37,7 +38,8 @@ def figure(report: dict[str, Any]) -> Figure:
     if energy:
         _against_n(axes[-1], energy, labels, colours, "pj_per_flop", "pJ/FLOP")
     e = report["environment"]
-    canvas.suptitle(f"{e['gpu']}, {results[0]['dtype']}, torch {e['torch']}, CUDA {e['cuda']}, driver {e['driver']}")
+    versions = "".join(f", {name} {e[key]}" for name, key in VERSIONS if e.get(key))
+    canvas.suptitle(f"{e['gpu']}, {results[0]['dtype']}{versions}")
     return canvas
 
 

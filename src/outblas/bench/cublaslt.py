@@ -7,6 +7,7 @@ outrun cuBLAS does not rest on the heuristic's mistakes. The library is the one 
 from __future__ import annotations
 
 import ctypes
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,11 +16,14 @@ from typing import Any
 import torch
 
 from ..dispatch import tf32_requested
-from . import schedule, turn
+from . import burst, schedule, turn
+from .clock import Clock
+from .statistics import BURST_TOLERANCE, ratio
 
 ALGORITHMS = 32
 WORKSPACE_BYTES = 32 << 20  # torch's own workspace on Hopper
 SCREEN_CALLS, SCREEN_ROUNDS = 100, 3
+FINALISTS, FINAL_ROUNDS = 3, 8
 
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32 = 68, 77  # cublasComputeType_t
@@ -137,15 +141,24 @@ def _fastest(key: tuple[Any, ...], matmul: _Matmul, a: torch.Tensor, b: torch.Te
         runnable = [algo for algo in _algorithms(matmul, a.device.index) if matmul.run(algo, a, b, out) == 0]
         if not runnable:
             raise CublasLtError("none of the heuristic's algorithms runs")
-        calls = [partial(matmul.run, algo, a, b, out) for algo in runnable]
-        short = min(map(turn.rough_us, calls)) < turn.SHORT_US
-        batches = [turn.graph(call, SCREEN_CALLS) if short else turn.eager(call) for call in calls]
-        times = [0.0] * len(batches)
-        for order in schedule.rounds(range(len(batches)), SCREEN_ROUNDS):
-            for i in order:
-                times[i] += turn.elapsed_us(batches[i])
-        _chosen[key] = runnable[times.index(min(times))]
+        _chosen[key] = runnable[_winner([partial(matmul.run, algo, a, b, out) for algo in runnable])]
     return _chosen[key]
+
+
+def _winner(calls: list[turn.Call]) -> int:
+    """The fastest by the burst protocol of the first and of those that are fastest back to back; the first on a tie."""
+    short = min(map(turn.rough_us, calls)) < turn.SHORT_US
+    batches = [turn.graph(call, SCREEN_CALLS) if short else turn.eager(call) for call in calls]
+    times = [0.0] * len(calls)
+    for order in schedule.rounds(range(len(calls)), SCREEN_ROUNDS):
+        for i in order:
+            times[i] += turn.elapsed_us(batches[i])
+    finalists = sorted({0, *sorted(range(len(calls)), key=lambda i: times[i])[:FINALISTS]})
+    rounds = schedule.whole_rounds(len(finalists), FINAL_ROUNDS)
+    samples = burst.run({str(i): (calls[i], batches[i]) for i in finalists}, Clock(), rounds=rounds)
+    best = min(finalists, key=lambda i: statistics.median(samples[str(i)].us))
+    faster = ratio(samples["0"].us, samples[str(best)].us).verdict(BURST_TOLERANCE) == "faster"
+    return best if faster else 0
 
 
 def _algorithms(matmul: _Matmul, device: int) -> list[_Algo]:

@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
     """GPU with its power limit, driver, versions and date, as JSON-able values."""
     versions = {status.name: status.installed for status in requirements.statuses()}
     return {
-        "date": datetime.date.today().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "outblas": metadata.version("outblas"),
         **_gpu(),
         "driver": driver(),

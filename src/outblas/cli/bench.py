@@ -89,7 +89,10 @@ def bench(
     if chart is not None:
         from ..bench.chart import draw
 
-        draw(report, chart)
+        try:
+            draw(report, chart)
+        except ValueError as error:
+            typer.echo(f"no chart: {error}", err=True)
     raise typer.Exit(0 if passed else 1)
 
 

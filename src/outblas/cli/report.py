@@ -142,7 +142,7 @@ def _check_files(save: Path | None, html: Path | None, chart: Path | None) -> No
         check_writable(path, option)
     check_chart(chart)
     if html is not None:
-        check_chart(html.with_suffix(".svg"))
+        check_chart(html.with_suffix(".svg"), "--html")
 
 
 def _one_shape(text: str) -> tuple[int, int, int]:

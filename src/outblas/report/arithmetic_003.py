@@ -13,7 +13,7 @@ from .budgets import (
     v11_shared_bytes,
     warp_lines,
 )
-from .claims import Claim, number
+from .claims import DIFFERS, Claim, number
 
 CLAIMS: tuple[Claim, ...] = (
     number(
@@ -118,5 +118,6 @@ CLAIMS: tuple[Claim, ...] = (
         5.7,
         lambda: 17.058 / 12.380,
         "{:.2f} times; 5.7 sets v11 at 4096 beside v10 at 2048",
+        otherwise=DIFFERS,
     ),
 )

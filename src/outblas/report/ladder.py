@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("rung", "seed", "TFLOP/s", "× its cuBLAS", "ours", "TFLOP/s", "× cuBLAS", "check", "× parent")
 UNBUILT = "not built yet"
+GPUS = ("H100", "GH200", "T4")
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,14 @@ class Row:
 def rows(measurements: Measurements, ladder: str | None, n: int) -> list[Row]:
     """All rungs, or those of one ladder, at the product of edge n. Raises ValueError for no ladder."""
     found = climb(ladder)
-    gpus = dict.fromkeys(m.gpu for m in measurements)
-    ours = {rung.name: _ours(measurements, rung, n, list(gpus)) for rung in found}
+    ours = {rung.name: _ours(measurements, rung, n, _gpus(measurements)) for rung in found}
     return [Row(rung, _figure(rung, n), ours[rung.name], _gain(rung, ours)) for rung in found]
+
+
+def _gpus(measurements: Measurements) -> list[str]:
+    """GPUs in the order in which the table takes figures from them: those of the seeds first, the H100 before all."""
+    found = sorted({m.gpu for m in measurements})
+    return sorted(found, key=lambda gpu: GPUS.index(gpu) if gpu in GPUS else len(GPUS))
 
 
 def _ours(measurements: Measurements, rung: Rung, n: int, gpus: list[str]) -> Measurement | None:

@@ -21,7 +21,8 @@ def find(
         for m in measurements
         if (m.provider, m.config, m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted and m.ratio is not None
     ]
-    return max(found, key=lambda m: str(m.environment.get("date", "")), default=None)
+    newest = max((str(m.environment.get("date", "")) for m in found), default="")
+    return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
 
 
 def speed(figure: Figure) -> Claim:

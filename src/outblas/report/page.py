@@ -68,7 +68,7 @@ def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
     for e in environments:
         versions = ", ".join(f"{name} {e[key]}" for name, key in keys if e.get(key))
         dsl = f", CuTe DSL {e['nvidia-cutlass-dsl']}" if e.get("nvidia-cutlass-dsl") else ""
-        lines.append(f"{e.get('gpu')}: {versions}{dsl}" + (f"; measured {e['date']}" if e.get("date") else ""))
+        lines.append(f"{e.get('gpu')}: {versions}{dsl}" + (f"; measured {e['date'][:10]}" if e.get("date") else ""))
     return list(dict.fromkeys(lines))
 
 

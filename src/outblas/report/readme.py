@@ -15,35 +15,34 @@ from typing import Any
 
 from ..shapes import SUITE, Shape, to_text
 from . import claims, ladder, page
-from .results import BASE, ROOT, Measurement, Measurements, load
+from .results import BASE, ROOT, Measurement, Measurements, in_checkout, load
 
 _PART = re.compile(
     r"(<!-- generated: (?P<what>[^>]*?) from (?P<files>[^>]*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL
 )
 _OPENING = "<!-- generated"
+_SEAL = "<!-- drawn by outblas report readme, sha256 "
 
 
 def render(root: Path = ROOT) -> list[str]:
     """Rewrites README.md and its charts; returns what was out of date. Raises ValueError for a part it cannot make."""
     changed = stale(root)
     readme = root / "README.md"
-    for what, files in _parts(readme.read_text(encoding="utf-8")):
-        if what.startswith("chart "):
-            _draw(root, what.removeprefix("chart "), files)
-    readme.write_text(_rendered(root, readme.read_text(encoding="utf-8")), encoding="utf-8")
+    text = readme.read_text(encoding="utf-8")
+    made = _rendered(root, text)
+    for name, files in _charts(text):
+        _draw(root, name, files)
+    readme.write_text(made, encoding="utf-8")
     return changed
 
 
 def stale(root: Path = ROOT) -> list[str]:
     """Names of what the files in `results/` say differently: README.md, charts. Raises ValueError as `render`."""
+    if not in_checkout(root):
+        raise ValueError(f"{root} is no checkout of outblas: README.md is made there")
     text = (root / "README.md").read_text(encoding="utf-8")
     found = [] if _rendered(root, text) == text else ["README.md"]
-    for what, files in _parts(text):
-        if what.startswith("chart "):
-            path = root / what.removeprefix("chart ")
-            if not path.is_file() or _digest(root, files) not in path.read_text(encoding="utf-8"):
-                found.append(str(path.relative_to(root)))
-    return found
+    return found + [name for name, files in _charts(text) if not _is_current(root, name, files)]
 
 
 def _parts(text: str) -> list[tuple[str, list[str]]]:
@@ -53,6 +52,10 @@ def _parts(text: str) -> list[tuple[str, list[str]]]:
             "README.md: a generated part is not of the form <!-- generated: KIND from FILES --> … <!-- end -->"
         )
     return parts
+
+
+def _charts(text: str) -> list[tuple[str, list[str]]]:
+    return [(what.removeprefix("chart "), files) for what, files in _parts(text) if what.startswith("chart ")]
 
 
 def _rendered(root: Path, text: str) -> str:
@@ -69,13 +72,15 @@ def _make(root: Path, what: str, files: list[str]) -> str:
 
 def _suite(measurements: Measurements, argument: str) -> str:
     """A row a shape: cuBLAS's time, then every other provider's ratio with its spread, and what happens apart."""
-    burst = [m for m in measurements if m.mode == "burst" and m.ratio is not None]
+    burst = _campaign(measurements, "burst")
     others = list(dict.fromkeys(m.label for m in burst if m.provider != BASE))
     shapes = sorted({m.shape for m in burst}, key=_order)
     lines = [f"| shape | cuBLAS µs | TFLOP/s | {' | '.join(f'{name} × cuBLAS' for name in others)} |"]
     lines.append("|---" * (3 + len(others)) + "|")
     for shape in shapes:
         at = {m.label: m for m in burst if m.shape == shape}
+        if BASE not in at:
+            raise ValueError(f"{to_text(shape)} has no {BASE} in burst, expected it beside every other provider")
         base = at[BASE]
         cells = [_ratio(at.get(name)) for name in others]
         lines.append(f"| {to_text(shape)} | {_us(base.us)} | {base.tflops:.0f} | {' | '.join(cells)} |")
@@ -87,7 +92,7 @@ def _suite(measurements: Measurements, argument: str) -> str:
 
 
 def _sustained(measurements: Measurements, argument: str) -> str:
-    kept = [m for m in measurements if m.mode == "sustained" and m.ratio is not None]
+    kept = _campaign(measurements, "sustained")
     lines = ["| shape | provider | TFLOP/s | × cuBLAS | SM clock, MHz | utilisation | W | pJ/FLOP |", "|---" * 8 + "|"]
     for m in kept:
         cells = (
@@ -100,6 +105,19 @@ def _sustained(measurements: Measurements, argument: str) -> str:
         )
         lines.append(f"| {' | '.join(cells)} | {_show(m.watts, 0)} | {_show(m.pj_per_flop, 2)} |")
     return _closed(lines, kept, "sustained (turns of 2 s, the first half discarded, cuBLAS before and after each)")
+
+
+def _campaign(measurements: Measurements, mode: str) -> list[Measurement]:
+    """What was timed in a mode. Raises ValueError unless it is one campaign, on one GPU, in one dtype and layout."""
+    found = [m for m in measurements if m.mode == mode and m.ratio is not None]
+    conditions = {(m.device, m.dtype, m.layout) for m in found}
+    if len(conditions) != 1:
+        raise ValueError(
+            f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype and layout, expected one"
+        )
+    if len({(m.label, m.shape) for m in found}) != len(found):
+        raise ValueError(f"a table of {mode} figures has one provider and shape twice, expected one run")
+    return found
 
 
 def _ladder(measurements: Measurements, name: str) -> str:
@@ -138,10 +156,26 @@ def _draw(root: Path, name: str, files: list[str]) -> None:
     from .. import charts
     from ..bench import chart
 
+    charts.check_chart(root / name)
     measurements = load(root / file for file in files)
+    if not measurements:
+        raise ValueError(f"{', '.join(files)}: no results, expected some to draw")
     results = [{**m.record(), "shape": list(m.shape)} for m in measurements]
     report: dict[str, Any] = {"environment": measurements[0].environment, "results": results}
     charts.save(chart.figure(report), root / name, note=_digest(root, files))
+    with (root / name).open("a", encoding="utf-8") as file:
+        file.write(_seal((root / name).read_text(encoding="utf-8")))
+
+
+def _is_current(root: Path, name: str, files: list[str]) -> bool:
+    """Whether a chart is whole, as it was drawn, and drawn from these files."""
+    text = (root / name).read_text(encoding="utf-8") if (root / name).is_file() else ""
+    body, mark, rest = text.rpartition(_SEAL)
+    return _digest(root, files) in body and _seal(body) == mark + rest
+
+
+def _seal(text: str) -> str:
+    return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
 def _digest(root: Path, files: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,6 +19,8 @@ FIGURES = (
     "utilisation", "watts", "joules", "pj_per_flop",
 )  # fmt: skip
 MODES = ("burst", "sustained")
+CHECKED = ("exact", "–")
+LARGEST = 1e18  # of any figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,13 @@ class Measurement:
 Measurements = tuple[Measurement, ...]
 
 
+def in_checkout(root: Path = ROOT) -> bool:
+    return (root / "src" / "outblas").is_dir() and (root / "results").is_dir()
+
+
 def default_files() -> list[Path]:
     """Every bench result of the checkout. Raises ValueError outside one, or when it has none."""
-    if not (ROOT / "pyproject.toml").is_file() or not FOLDER.is_dir():
+    if not in_checkout():
         raise ValueError("--results is missing, expected FILE,...: this outblas does not run from a checkout")
     found = [path for path in sorted(FOLDER.glob("*.json")) if _is_bench(_parsed(path))]
     if not found:
@@ -112,7 +117,7 @@ def _parsed(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON: {error}") from None
 
 
@@ -152,6 +157,11 @@ def _measurement(environment: dict[str, Any], entry: Any, where: str) -> Measure
     spread = [figures[name] for name in ("ratio_low", "ratio", "ratio_high")]
     if len({value is None for value in spread}) > 1:
         raise ValueError(f"{where}.ratio, ratio_low and ratio_high are {spread}, expected all three or none")
+    if figures["ratio"] is not None:
+        if entry["check"] not in CHECKED:
+            raise ValueError(f"{where} has figures although its check is {entry['check']!r}, expected exact")
+        if figures["us"] is None or figures["tflops"] is None:
+            raise ValueError(f"{where} has a ratio and no us or tflops, expected both")
     return Measurement(
         environment=environment,
         # The first result files wrote the base as torch users do.
@@ -170,7 +180,8 @@ def _measurement(environment: dict[str, Any], entry: Any, where: str) -> Measure
 def _figure(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0 < value < LARGEST:  # NaN is neither
         raise ValueError(f"{where} is {value!r}, expected a number above 0 or null")
     return float(value)
 
