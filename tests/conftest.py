@@ -25,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if capability is not None and capability != (9, 0):
                 item.add_marker(pytest.mark.skip(reason="needs sm_90"))
+        if item.get_closest_marker("no_gpu") and capability is not None:
+            item.add_marker(pytest.mark.skip(reason="checks what a machine without a GPU is told"))
         if item.get_closest_marker("gpu") and capability is None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 

@@ -24,8 +24,6 @@ from outblas.cli import app
 from outblas.cli.bench import COLUMNS, row, split_names
 from outblas.verify.kernels import Refused
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="checks what a machine without a GPU is told")
-
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
@@ -263,7 +261,7 @@ def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str
     assert message in text
 
 
-@no_gpu
+@pytest.mark.no_gpu
 def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign.Campaign, "run", lambda *rest: pytest.fail("timed"))
     saved = tmp_path / "bench.json"
@@ -312,7 +310,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     monkeypatch.setattr(campaign, "Clock", NoClock)
     monkeypatch.setattr(campaign, "EnergyMeter", no_meter)
-    monkeypatch.setattr(campaign, "_operands", lambda *rest: (torch.empty(1, dtype=torch.bfloat16),) * 3)
+    monkeypatch.setattr(campaign, "normal", lambda *rest: (torch.empty(1, dtype=torch.bfloat16),) * 3)
     monkeypatch.setattr(Device, "current", lambda dtype: Device(None))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(turn, "rough_us", lambda call: call())

@@ -14,7 +14,8 @@ from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.power import EnergyMeter
 from outblas.cli import app
-from outblas.verify.cases import LAYOUTS, Case
+from outblas.shapes import LAYOUTS
+from outblas.verify.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 

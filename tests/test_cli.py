@@ -14,8 +14,6 @@ from outblas import registry
 from outblas.cli import app
 from outblas.kernels import portable
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="checks what a machine without a GPU is told")
-
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
@@ -60,7 +58,7 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.M
 
 
 @pytest.mark.interpreter
-@no_gpu
+@pytest.mark.no_gpu
 def test_verify(tmp_path: Path) -> None:
     saved = tmp_path / "verify.json"
     result = invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", str(saved))
@@ -74,7 +72,7 @@ def test_verify(tmp_path: Path) -> None:
 
 
 @pytest.mark.interpreter
-@no_gpu
+@pytest.mark.no_gpu
 def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = portable.plan
 
@@ -108,7 +106,7 @@ def test_verify_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     assert message in result.stderr
 
 
-@no_gpu
+@pytest.mark.no_gpu
 def test_verify_of_a_kernel_that_cannot_run_here() -> None:
     result = invoke("verify", "hopper.tma_wgmma")
     assert result.exit_code == 2
@@ -117,7 +115,7 @@ def test_verify_of_a_kernel_that_cannot_run_here() -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.compile
-@no_gpu
+@pytest.mark.no_gpu
 def test_demo() -> None:
     result = invoke("demo")
     assert result.exit_code == 0, result.stdout

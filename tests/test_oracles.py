@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outblas.shapes import LAYOUTS
 from outblas.verify import cases
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case
@@ -229,7 +230,7 @@ def test_case_generators():
     assert max(max(c.M, c.N, c.K) for c in small) <= 130
     for many in (everything, small):
         assert len({str(c) for c in many}) == len(many)
-        assert {c.layout for c in many} == set(cases.LAYOUTS)
+        assert {c.layout for c in many} == set(LAYOUTS)
         assert {c.expand for c in many} == {"", "a", "b"}
         assert {c.addend for c in many} == set(cases.ADDENDS)
     for M, N, K in itertools.product((127, 128, 129), (255, 256, 257), (64,)):

@@ -340,7 +340,7 @@ def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert ncu.find() == str(program)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="checks what a machine without a GPU is told")
+@pytest.mark.no_gpu
 def test_without_a_gpu(replay: Path) -> None:
     result = invoke("portable")
     assert result.exit_code == 3

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .operands import Problem, check_out_dtype, problem
-
-LAYOUTS = ("nt", "nn", "tn", "tt")
+from .shapes import LAYOUTS
 
 
 @dataclass(frozen=True)

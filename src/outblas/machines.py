@@ -56,10 +56,6 @@ class Machine:
         clock = self.boost_mhz if clock_mhz is None else clock_mhz
         return self.sms * self.flops_per_sm_clock[dtype] * clock / 1e6
 
-    def utilisation(self, flops_per_second: float, dtype: str, clock_mhz: float) -> float:
-        """Share of the FLOP that the units of `dtype` can do at the clock the GPU ran at. Raises ValueError."""
-        return flops_per_second / (self.peak_tflops(dtype, clock_mhz) * 1e12)
-
 
 _CAPABILITY = "CUDA C++ Programming Guide, technical specifications per compute capability (SM limits)"
 _HOPPER_FLOPS = {"bfloat16": 4096, "float16": 4096, "tf32": 2048, "fp8": 8192, "float32": 256}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 Shape = tuple[int, int, int]
+LAYOUTS = ("nt", "nn", "tn", "tt")  # A then B: n as stored row-major, t as stored transposed
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 SUITE: tuple[Shape, ...] = (
@@ -15,8 +16,11 @@ SUITE: tuple[Shape, ...] = (
 )
 
 
-def parse(text: str, option: str = "--shapes") -> list[Shape]:
-    """`4096,640x72x96` as (M, N, K), `suite` as `SUITE`. Raises ValueError that names the option."""
+def parse(text: str, option: str = "--shapes", *, least: int = 0) -> list[Shape]:
+    """`4096,640x72x96` as (M, N, K), `suite` as `SUITE`. Raises ValueError that names the option.
+
+    `least` is the smallest size allowed.
+    """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise ValueError(f"{option} is {text!r}, expected N, MxNxK or suite, comma-separated")
@@ -29,6 +33,8 @@ def parse(text: str, option: str = "--shapes") -> list[Shape]:
         if len(sizes) not in (1, 3) or not all(size.isdecimal() for size in sizes):
             raise ValueError(f"{option} is {part!r}, expected N, MxNxK or suite")
         M, N, K = (int(size) for size in (sizes * 3)[:3])
+        if min(M, N, K) < least:
+            raise ValueError(f"{option} has {part}, expected sizes of at least {least}")
         found.append((M, N, K))
     return found
 

@@ -16,13 +16,13 @@ from ..verify.kernels import Refused
 from ..verify.watchdog import watchdog
 from . import burst, schedule, sustained, turn
 from .clock import Clock
+from .operands import normal
 from .power import EnergyMeter
-from .providers import BASE, OPERANDS, Provider
-from .record import REFUSED, UNCHECKED, Device, Record, energy, figures
+from .providers import OPERANDS, Provider
+from .record import BASE, REFUSED, UNCHECKED, Device, Record, energy, figures
 from .statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
 
 CHECK_SECONDS = 300
-MODES = ("burst", "sustained")
 OUT_OF_MEMORY = f"{REFUSED}the device has too little free memory"
 ROUNDS = {"burst": 15, "sustained": 3}
 
@@ -77,7 +77,7 @@ class Campaign:
 
     def _shape(self, shape: Shape, layout: str, modes: Sequence[str]) -> Iterator[Record]:
         try:
-            operands = _operands(shape, layout, _torch_dtype(self.dtype))
+            operands = normal(shape, layout, _torch_dtype(self.dtype))
         except torch.OutOfMemoryError:
             for provider, mode in product(self.providers, modes):
                 yield self._record(provider, shape, layout, mode, OUT_OF_MEMORY)
@@ -219,19 +219,6 @@ def distinct(providers: Sequence[Provider]) -> list[Provider]:
         renamed = replace(provider, name=f"{provider.name} ({count + 1})") if count else provider
         found[renamed.label] = renamed
     return list(found.values())
-
-
-def _operands(shape: Shape, layout: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a[M, K] and b[K, N] of normal(0, 1) in a layout, and out[M, N]."""
-    M, N, K = shape
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def matrix(rows: int, columns: int, letter: str) -> torch.Tensor:
-        stored = (rows, columns) if letter == "n" else (columns, rows)
-        t = torch.empty(stored, dtype=dtype, device="cuda").normal_(generator=generator)
-        return t if letter == "n" else t.t()
-
-    return matrix(M, K, layout[0]), matrix(K, N, layout[1]), torch.empty(M, N, dtype=dtype, device="cuda")
 
 
 def _torch_dtype(name: str) -> torch.dtype:

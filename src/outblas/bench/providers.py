@@ -12,8 +12,8 @@ from .. import configs, dispatch, registry
 from ..verify.cases import Case
 from ..verify.kernels import Refused
 from ..verify.oracle import ORACLES
+from .record import BASE
 
-BASE = "cublas"
 # By the name of a precision, the dtype of the operands.
 OPERANDS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "tf32": "float32"}
 

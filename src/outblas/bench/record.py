@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from ..inspect import machines
+from .. import machines
 from ..shapes import Shape, flop
 from .statistics import Ratio
 
+BASE = "cublas"
+MODES = ("burst", "sustained")
 UNCHECKED = "–"
 REFUSED = "refused: "
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from .. import registry
 from ..charts import check_chart
-from ..shapes import Shape, to_text
+from ..shapes import LAYOUTS, Shape, to_text
 from .common import (
     NO_GPU,
     JsonOption,
@@ -62,15 +62,14 @@ def bench(
     """Times kernels beside cuBLAS, checked first. Exit code 1 if a kernel is wrong, 3 without a GPU."""
     import torch
 
-    from ..bench.campaign import MODES
     from ..bench.providers import OPERANDS, parse
-    from ..verify.cases import LAYOUTS
+    from ..bench.record import MODES
 
     try:
         check_writable(save)
         check_writable(chart, "--chart")
         check_chart(chart)
-        chosen = _shapes(shapes)
+        chosen = parse_shapes(shapes, least=1)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         if dtype not in OPERANDS:
             raise ValueError(f"--dtype is {dtype!r}, expected one of {', '.join(OPERANDS)}")
@@ -101,14 +100,6 @@ def split_names(text: str) -> list[str]:
     return [part.strip() for part in re.findall(r"[^,\[]+(?:\[[^\]]*\]?)?[^,]*", text) if part.strip()]
 
 
-def _shapes(text: str) -> list[Shape]:
-    found = parse_shapes(text)
-    for shape in found:
-        if 0 in shape:
-            raise ValueError(f"--shapes has {to_text(shape)}, expected sizes of at least 1")
-    return found
-
-
 def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     found = split(text)
     for value in found or [text]:
@@ -122,6 +113,7 @@ def _campaign(named: list[Provider], ladder: str | None, dtype: str, rounds: int
 
     from ..bench import providers
     from ..bench.campaign import ROUNDS, Campaign
+    from ..bench.record import BASE
 
     device = torch.device("cuda", torch.cuda.current_device())
     chosen = list(named)
@@ -129,7 +121,7 @@ def _campaign(named: list[Provider], ladder: str | None, dtype: str, rounds: int
         chosen += providers.runnable(device, dtype, ladder)
     _check_kernels(chosen, device, dtype)
     by_mode = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
-    return Campaign([providers.parse(providers.BASE), *chosen], dtype, by_mode)
+    return Campaign([providers.parse(BASE), *chosen], dtype, by_mode)
 
 
 def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:

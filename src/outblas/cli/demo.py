@@ -35,7 +35,8 @@ def _on_gpu(save: Path | None) -> bool:
 
     from ..bench import environment
     from ..bench.campaign import Campaign
-    from ..bench.providers import BASE, parse, runnable
+    from ..bench.providers import parse, runnable
+    from ..bench.record import BASE
 
     device = torch.device("cuda", torch.cuda.current_device())
     console.print(f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} bf16, B stored N×K.")

@@ -13,6 +13,7 @@ from .. import configs, dispatch, registry
 from ..inspect import ncu
 from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
 from ..inspect.profiled import CUBLAS, Request
+from ..shapes import LAYOUTS
 from .common import (
     NO_GPU,
     JsonOption,
@@ -102,8 +103,6 @@ def profile(
 
 def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str) -> list[Request]:
     """The products that the arguments ask for. Raises ValueError for arguments that name none."""
-    from ..verify.cases import LAYOUTS
-
     names = (CUBLAS, *(each.name for each in registry.ladder()))
     if kernel not in names:
         raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(names)}")
@@ -117,10 +116,7 @@ def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str) ->
         raise ValueError(f"--config is {config!r}, expected none for {CUBLAS}")
     if config:
         configs.from_text(registry.load(kernel).Config, config)
-    sizes = list(dict.fromkeys(parse_shapes(shapes)))
-    for shape in sizes:
-        if 0 in shape:
-            raise ValueError(f"--shapes has {'x'.join(map(str, shape))}, expected sizes of at least 1")
+    sizes = dict.fromkeys(parse_shapes(shapes, least=1))
     return [Request(kernel, shape, dtype, layout, config) for shape in sizes]
 
 

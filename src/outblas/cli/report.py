@@ -146,9 +146,9 @@ def _check_files(save: Path | None, html: Path | None, chart: Path | None) -> No
 
 
 def _one_shape(text: str) -> tuple[int, int, int]:
-    found = parse_shapes(text)
-    if len(found) != 1 or 0 in found[0]:
-        raise ValueError(f"--shapes is {text!r}, expected one shape, its sizes at least 1")
+    found = parse_shapes(text, least=1)
+    if len(found) != 1:
+        raise ValueError(f"--shapes is {text!r}, expected one shape")
     return found[0]
 
 

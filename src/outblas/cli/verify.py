@@ -12,6 +12,7 @@ import typer
 from rich.progress import track
 
 from .. import dispatch, registry
+from ..shapes import LAYOUTS
 from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def _cases(dtype: str, device: Any, shapes: str, layouts: list[str]) -> Iterator
     from ..verify import cases
 
     for letter in layouts:
-        if letter not in cases.LAYOUTS:
-            raise ValueError(f"--layout is {letter!r}, expected one of {', '.join(cases.LAYOUTS)}")
+        if letter not in LAYOUTS:
+            raise ValueError(f"--layout is {letter!r}, expected one of {', '.join(LAYOUTS)}")
     kind = getattr(torch, dtype)
     match shapes or ("quick" if device.type == "cpu" else "full"):
         case "quick":
@@ -122,7 +123,7 @@ def _cases(dtype: str, device: Any, shapes: str, layouts: list[str]) -> Iterator
         case "full":
             found = cases.full(kind)
         case sizes:
-            found = (cases.Case(*s, kind, layout=letter) for s in parse_shapes(sizes) for letter in cases.LAYOUTS)
+            found = (cases.Case(*s, kind, layout=letter) for s in parse_shapes(sizes) for letter in LAYOUTS)
     return (case for case in found if not layouts or case.layout in layouts)
 
 

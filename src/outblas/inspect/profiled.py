@@ -54,18 +54,9 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
     import torch
 
     from .. import configs, matmul, registry
+    from ..bench.operands import normal
 
-    M, N, K = request.shape
-    dtype = getattr(torch, request.dtype)
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def operand(rows: int, columns: int, letter: str) -> torch.Tensor:
-        shape = (rows, columns) if letter == "n" else (columns, rows)
-        stored = torch.randn(shape, generator=generator, device="cuda", dtype=dtype)
-        return stored if letter == "n" else stored.t()
-
-    a, b = operand(M, K, request.layout[0]), operand(K, N, request.layout[1])
-    out = torch.empty(M, N, device="cuda", dtype=dtype)
+    a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
     calls: dict[str, Callable[[], object]] = {CUBLAS: partial(torch.mm, a, b, out=out)}
     if request.kernel != CUBLAS:
         config = None

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..bench.record import BASE
 from ..shapes import SUITE, Shape, to_text
 from . import claims, ladder, page
-from .results import BASE, ROOT, Measurement, Measurements, in_checkout, load
+from .results import ROOT, Measurement, Measurements, in_checkout, load
 
 _PART = re.compile(
     r"(<!-- generated: (?P<what>[^>]*?) from (?P<files>[^>]*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL

@@ -8,54 +8,24 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..bench.record import BASE, MODES, UNCHECKED, Record
 from ..machines import Machine, of_device
-from ..shapes import Shape
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 FOLDER = ROOT / "results"
-BASE = "cublas"
 FIGURES = (
     "ratio", "ratio_low", "ratio_high", "ratio_apart", "us_apart", "tflops", "us", "host_us", "clock_mhz",
     "utilisation", "watts", "joules", "pj_per_flop",
 )  # fmt: skip
-MODES = ("burst", "sustained")
-CHECKED = ("exact", "–")
+CHECKED = ("exact", UNCHECKED)
 LARGEST = 1e18  # of any figure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """One provider at one shape, as `outblas bench` wrote it; a figure that was not measured is None.
-
-    Units as in the file: µs a call, TFLOP/s, MHz, W, J a call, pJ/FLOP; `ratio` is cuBLAS's time over the provider's.
-    """
+class Measurement(Record):
+    """A record of `outblas bench` as read from a file, with where it was measured."""
 
     environment: dict[str, Any] = field(repr=False, hash=False)
-    provider: str
-    config: str
-    shape: Shape
-    dtype: str
-    layout: str
-    mode: str
-    check: str
-    verdict: str | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    ratio_apart: float | None = None
-    us_apart: float | None = None
-    tflops: float | None = None
-    us: float | None = None
-    host_us: float | None = None
-    clock_mhz: float | None = None
-    utilisation: float | None = None
-    watts: float | None = None
-    joules: float | None = None
-    pj_per_flop: float | None = None
-
-    @property
-    def label(self) -> str:
-        return f"{self.provider}[{self.config}]" if self.config else self.provider
 
     @property
     def device(self) -> str:
@@ -70,11 +40,6 @@ class Measurement:
     def gpu(self) -> str:
         """The short name of the GPU: "H100", or the device's own where no table has it."""
         return self.machine.name if self.machine else self.device
-
-    @property
-    def conditions(self) -> tuple[str, Shape, str, str, str]:
-        """What two measurements must share to be compared."""
-        return self.device, self.shape, self.dtype, self.layout, self.mode
 
     def record(self) -> dict[str, Any]:
         """For JSON, without the environment."""
@@ -153,7 +118,7 @@ def _measurement(environment: dict[str, Any], entry: Any, where: str) -> Measure
     shape = entry.get("shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)):
         raise ValueError(f"{where}.shape is {shape!r}, expected [M, N, K]")
-    figures = {name: _figure(entry.get(name), f"{where}.{name}") for name in FIGURES}
+    figures: dict[str, Any] = {name: _figure(entry.get(name), f"{where}.{name}") for name in FIGURES}
     spread = [figures[name] for name in ("ratio_low", "ratio", "ratio_high")]
     if len({value is None for value in spread}) > 1:
         raise ValueError(f"{where}.ratio, ratio_low and ratio_high are {spread}, expected all three or none")

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-LAYOUTS = ("nt", "nn", "tn", "tt")
+from ..shapes import LAYOUTS
+
 ADDENDS = ("", "matrix", "row", "column", "out")
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
