@@ -1,0 +1,141 @@
+"""A model of L2 under an order of tiles: which bytes of A and B its CTAs request, and which DRAM must bring in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .raster import PAD
+
+CHUNKS = 32  # that K is cut into, at most
+STEP_K = 64  # chunks are multiples of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes of A and B that CTAs requested from L2, and those of them that were not there, in all and by wave.
+
+    `compulsory_bytes` is A and B once: no cache misses less.
+    """
+
+    requested_bytes: int
+    compulsory_bytes: int
+    wave_missed_bytes: tuple[int, ...]
+
+    @property
+    def missed_bytes(self) -> int:
+        """What DRAM brings in."""
+        return sum(self.wave_missed_bytes)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the bytes requested."""
+        return 1 - self.missed_bytes / self.requested_bytes
+
+
+def grid(shape: tuple[int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+    """Rows and columns of cluster tiles that cover C. Raises ValueError for sizes below 1."""
+    for name, sizes in (("shape", shape), ("tile", tile), ("cluster", cluster)):
+        if min(sizes) < 1:
+            raise ValueError(f"{name} is {sizes}, expected sizes of at least 1")
+    M, N, _ = shape
+    return _ceil(M, tile[0] * cluster[0]), _ceil(N, tile[1] * cluster[1])
+
+
+def simulate(
+    steps: Sequence[Sequence[int]],
+    shape: tuple[int, int, int],
+    tile: tuple[int, int],
+    cluster: tuple[int, int] = (1, 1),
+    *,
+    capacity: float,
+    multicast: bool = True,
+    element_bytes: int = 2,
+) -> Traffic:
+    """The traffic of C[M, N] = A[M, K] B[K, N] under `steps`, as `raster.schedule` makes them for `grid(...)`.
+
+    `shape` is (M, N, K). An entry of `steps` is a cluster of `cluster` CTAs along M and along N, each with `tile` of C.
+    The clusters of a step, a wave, go through K together, chunk by chunk. Every CTA requests its slice of A and its
+    slice of B; with `multicast` a cluster requests once what several of its CTAs need. L2 holds `capacity` bytes of
+    slices (`math.inf`: all) and gives up the least recently used; equal slices in one chunk of a wave miss once.
+
+    Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its last ones end; L2 is
+    two halves that copy from one another, each with hashed sets and a policy that is not LRU; C's writes take space,
+    and counters take them and what one half asks of the other as accesses of their own.
+
+    Raises ValueError for sizes below 1, and for a tile outside the grid.
+    """
+    rows, columns = grid(shape, tile, cluster)
+    M, N, K = shape
+    if element_bytes < 1 or capacity <= 0:
+        raise ValueError(f"element_bytes is {element_bytes} and capacity {capacity}, expected both above 0")
+    heights, widths = _panels(M, tile[0]), _panels(N, tile[1])
+    cache = _Cache(capacity)
+    requested = 0
+    missed = []
+    for step in steps:
+        # A panel is a key: those of A count from 0 up, those of B from -1 down.
+        panels: dict[int, int] = {}
+        wanted = 0
+        for entry in step:
+            if entry == PAD:
+                continue
+            if not 0 <= entry < rows * columns:
+                raise ValueError(f"steps have tile {entry}, expected one below {rows * columns}, or {PAD}")
+            of_a = _part(heights, entry // columns, cluster[0])
+            of_b = _part(widths, entry % columns, cluster[1])
+            panels |= {m: heights[m] for m in of_a} | {-1 - n: widths[n] for n in of_b}
+            shared_a, shared_b = (1, 1) if multicast else (len(of_b), len(of_a))
+            wanted += shared_a * sum(heights[m] for m in of_a) + shared_b * sum(widths[n] for n in of_b)
+        requested += wanted * K * element_bytes
+        missed.append(
+            sum(
+                cache.fetch((panel, chunk), size * depth * element_bytes)
+                for chunk, depth in enumerate(_depths(K))
+                for panel, size in panels.items()
+            )
+        )
+    return Traffic(
+        requested_bytes=requested,
+        compulsory_bytes=(M + N) * K * element_bytes,
+        wave_missed_bytes=tuple(missed),
+    )
+
+
+class _Cache:
+    """Slices by how recently they were used, the least recent first."""
+
+    def __init__(self, capacity: float) -> None:
+        self._slices: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._free = capacity
+
+    def fetch(self, key: tuple[int, int], size: int) -> int:
+        """Bytes that must be brought in for this slice of `size` bytes: all or none."""
+        if key in self._slices:
+            self._slices.move_to_end(key)
+            return 0
+        self._slices[key] = size
+        self._free -= size
+        while self._free < 0:
+            self._free += self._slices.popitem(last=False)[1]
+        return size
+
+
+def _panels(size: int, tile: int) -> list[int]:
+    """Rows of every panel; the last may be cut off."""
+    return [min(tile, size - first) for first in range(0, size, tile)]
+
+
+def _part(panels: Sequence[int], index: int, count: int) -> range:
+    """The panels of a cluster; past the edge there are none."""
+    return range(index * count, min((index + 1) * count, len(panels)))
+
+
+def _depths(K: int) -> Iterator[int]:
+    chunk = _ceil(_ceil(K, CHUNKS), STEP_K) * STEP_K
+    return (min(chunk, K - first) for first in range(0, K, chunk))
+
+
+def _ceil(size: int, part: int) -> int:
+    return -(-size // part)

@@ -1,0 +1,327 @@
+"""Orders of tiles under the model of L2, beside the hit rates that ncu measured of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from .. import charts, machines
+from ..bench.record import BASE
+from ..device import l2, raster
+from ..shapes import Shape, to_text
+from .profiles import Profile, Profiles
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+PROVIDER = "hopper.persistent"
+DEFAULTS = {
+    "order": "grouped", "group_m": "16", "group_n": "8", "sms": "128", "cluster_m": "1", "cluster_n": "1",
+    "tile_m": "128", "tile_n": "256",
+}  # fmt: skip
+MACHINE = machines.find("H100")
+CAPACITIES = (MACHINE.l2_bytes, MACHINE.l2_bytes // 2)  # the whole, and the half that an SM is next to
+GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
+CURVES = ("serpentine", "hilbert")  # whose path a chart shows
+SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}  # its hit rates at 4096, on its H100
+MOST_NUMBERS = 32  # waves that a chart has room to number
+FEWEST = 3  # points that a rank correlation is worth giving for
+COLUMNS = (
+    "order", "requested MB", *(f"DRAM MB, {size >> 20} MB L2" for size in CAPACITIES),
+    *(f"hit rate, {size >> 20} MB" for size in CAPACITIES), "measured hit rate", "measured DRAM MB",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is ordered: C of `shape` (M, N, K) in clusters of CTAs with `tile` each, `sms` CTAs at a time."""
+
+    shape: Shape
+    tile: tuple[int, int] = (128, 256)
+    cluster: tuple[int, int] = (1, 1)
+    sms: int = 128
+
+    @property
+    def workers(self) -> int:
+        """Clusters at a time. Raises ValueError if there is none."""
+        size = self.cluster[0] * self.cluster[1]
+        if not 0 < size <= self.sms:
+            raise ValueError(f"sms is {self.sms} and cluster {self.cluster}, expected SMs for one cluster at least")
+        return self.sms // size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of clusters."""
+        return l2.grid(self.shape, self.tile, self.cluster)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A kind of `device.raster`, and the group as far as the kind has one."""
+
+    kind: str
+    group: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, kind: str, group: tuple[int, int]) -> Order:
+        return cls(kind, {"grouped": group, "serpentine": group[:1]}.get(kind, ()))
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {'x'.join(map(str, self.group))}".strip()
+
+    def steps(self, setting: Setting) -> list[list[int]]:
+        return raster.schedule(self.kind, *setting.grid, setting.workers, *self.group)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An order, its traffic by capacity of L2, and the profile of a kernel that ran in this order if there is one."""
+
+    order: Order
+    traffic: tuple[l2.Traffic, ...]
+    profile: Profile | None
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        profile = self.profile
+        return {
+            "order": self.order.kind,
+            "group": list(self.order.group),
+            "requested_bytes": self.traffic[0].requested_bytes,
+            "compulsory_bytes": self.traffic[0].compulsory_bytes,
+            "model": [
+                {"l2_bytes": size, "missed_bytes": t.missed_bytes, "hit_rate": t.hit_rate}
+                for size, t in zip(CAPACITIES, self.traffic, strict=True)
+            ],
+            "measured_hit_rate": profile.l2_hit_rate if profile else None,
+            "measured_dram_read_bytes": profile.dram_read_bytes if profile else None,
+            "measured_us": profile.us if profile else None,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of COLUMNS."""
+        profile = self.profile
+        return (
+            self.order.label,
+            _mega(self.traffic[0].requested_bytes),
+            *(_mega(t.missed_bytes) for t in self.traffic),
+            *(_share(t.hit_rate) for t in self.traffic),
+            _share(profile.l2_hit_rate if profile else None),
+            _mega(profile.dram_read_bytes if profile else None),
+        )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the model at one capacity agrees with what was measured of `orders` orders.
+
+    `rank` is Spearman's correlation of hit rates, `error` the mean absolute difference of them; `dram_rank` and
+    `dram_error` are the same of DRAM bytes, the difference as a fraction of the measured. None: too few points.
+    """
+
+    l2_bytes: int
+    orders: int
+    rank: float | None
+    error: float | None
+    dram_rank: float | None
+    dram_error: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        figures = (_show(self.rank), _share(self.error), _show(self.dram_rank), _share(self.dram_error))
+        return (f"{self.l2_bytes >> 20} MB", str(self.orders), *figures)
+
+
+AGREEMENT_COLUMNS = ("L2", "orders", "rank, hit rate", "mean error, hit rate", "rank, DRAM", "mean error, DRAM")
+
+
+@dataclass(frozen=True)
+class Report:
+    setting: Setting
+    rows: tuple[Row, ...]
+    cublas: Profile | None
+
+    @cached_property
+    def agreements(self) -> tuple[Agreement, ...]:
+        return tuple(_agreement(self.rows, i) for i in range(len(CAPACITIES)))
+
+    @property
+    def title(self) -> str:
+        s = self.setting
+        product = f"{to_text(s.shape)} in tiles {_by(s.tile)}, clusters {_by(s.cluster)}, {s.sms} SMs"
+        return f"{MACHINE.name}, {product}, elements of 2 bytes"
+
+    @property
+    def better(self) -> int | None:
+        """The capacity in bytes at which the model's hit rates are nearer to the measured ones."""
+        errors = [(a.error, a.l2_bytes) for a in self.agreements if a.error is not None]
+        return min(errors)[1] if errors and len({error for error, _ in errors}) > 1 else None
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        s = self.setting
+        return {
+            "gpu": MACHINE.name,
+            "shape": list(s.shape),
+            "tile": list(s.tile),
+            "cluster": list(s.cluster),
+            "sms": s.sms,
+            "orders": [row.record() for row in self.rows],
+            "agreement": [vars(a) for a in self.agreements],
+            "better_l2_bytes": self.better,
+            "seed_hit_rates": SEED,
+            "cublas_hit_rate": self.cublas.l2_hit_rate if self.cublas else None,
+            "cublas_dram_read_bytes": self.cublas.dram_read_bytes if self.cublas else None,
+        }
+
+    def notes(self) -> list[str]:
+        """What stands beneath the table."""
+        seed = ", ".join(f"{name} {rate:.0%}" for name, rate in SEED.items())
+        lines = [f"A and B once are {_mega(self.rows[0].traffic[0].compulsory_bytes)} MB. Hit rates at 4096: {seed}."]
+        if self.cublas is not None:
+            read = f", {_mega(self.cublas.dram_read_bytes)} MB read from DRAM"
+            lines.append(f"cuBLAS here: hit rate {_share(self.cublas.l2_hit_rate)}{read}.")
+        if self.better is not None:
+            lines.append(f"The model at {self.better >> 20} MB is nearer to the measured hit rates.")
+        if not any(row.profile for row in self.rows):
+            lines.append(f"No profile of {PROVIDER} in these settings: outblas profile {PROVIDER} --config order=...")
+        return lines
+
+
+def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Report:
+    """Every order in groups of `group`, grouped in GROUPS too, and whatever else was measured in this setting; the
+    least missed bytes first. Raises ValueError for sizes below 1."""
+    measured = {order: p for p in profiles if (order := _ran(p, setting)) is not None}
+    wanted = [Order.of(kind, group) for kind in raster.ORDERS] + [Order("grouped", each) for each in GROUPS]
+    rows = [Row(order, _traffic(order, setting), measured.get(order)) for order in dict.fromkeys((*wanted, *measured))]
+    rows.sort(key=lambda row: ([t.missed_bytes for t in row.traffic], row.order.label))
+    cublas = [p for p in profiles if p.provider == BASE and _comparable(p, setting)]
+    return Report(setting, tuple(rows), cublas[-1] if cublas else None)
+
+
+def draw(found: Report) -> Canvas:
+    """A panel an order: tiles coloured by the wave they are in, and the path of curves."""
+    rows, columns = found.setting.grid
+    # Two rows of panels as high as their grid asks, within reason.
+    across = -(-len(found.rows) // 2)
+    height = min(max(2.1 * rows / columns, 0.4), 6.0)
+    figure, axes = charts.canvas(len(found.rows), (2.3 * across, 2 * (height + 0.5)), across)
+    for axis, row in zip(axes, found.rows, strict=True):
+        _panel(axis, row, found.setting)
+    figure.suptitle(f"{found.title}: waves, and hit rates by the model ({CAPACITIES[0] >> 20} MB)", fontsize="medium")
+    return figure
+
+
+def _panel(axis: Any, row: Row, setting: Setting) -> None:
+    from matplotlib.colors import ListedColormap
+
+    rows, columns = setting.grid
+    waves = [[tile for tile in step if tile != raster.PAD] for step in row.order.steps(setting)]
+    of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
+    names = [str(wave + 1) for wave in range(len(waves))]
+    palette = charts.colours(names)
+    axis.grid(False)
+    axis.imshow(
+        [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
+        cmap=ListedColormap([palette[name] for name in names]), vmin=-0.5, vmax=len(waves) - 0.5,
+    )  # fmt: skip
+    if row.order.kind in CURVES:
+        path = [tile for tiles in waves for tile in tiles]
+        across, down = [tile % columns for tile in path], [tile // columns for tile in path]
+        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
+    if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
+        for name, tiles in zip(names, waves, strict=True):
+            m, n = _middle([divmod(tile, columns) for tile in tiles])
+            box = {"boxstyle": "round,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
+            axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[["left", "bottom"]].set_visible(False)
+    axis.set_title(f"{row.order.label}: {row.traffic[0].hit_rate:.1%}", fontsize="small")
+
+
+def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Where to write a wave's number: its centre, or the tile next to it if the centre belongs to other waves."""
+    m, n = (statistics.fmean(side) for side in zip(*tiles, strict=True))
+    near = min(tiles, key=lambda tile: abs(tile[0] - m) + abs(tile[1] - n))
+    return (m, n) if abs(near[0] - m) < 1 and abs(near[1] - n) < 1 else near
+
+
+def _traffic(order: Order, setting: Setting) -> tuple[l2.Traffic, ...]:
+    steps = order.steps(setting)
+    return tuple(l2.simulate(steps, setting.shape, setting.tile, setting.cluster, capacity=size) for size in CAPACITIES)
+
+
+def _comparable(profile: Profile, setting: Setting) -> bool:
+    """On the machine that the model is of, of the same product, in elements of two bytes, B stored N×K."""
+    known = profile.gpu, profile.shape, profile.layout
+    return known == (MACHINE.name, setting.shape, "nt") and profile.dtype in ("bfloat16", "float16")
+
+
+def _ran(profile: Profile, setting: Setting) -> Order | None:
+    """The order in which a profiled kernel ran, None if it is another kernel or ran in another setting."""
+    if profile.provider != PROVIDER or not _comparable(profile, setting):
+        return None
+    of = DEFAULTS | profile.settings
+    try:
+        sizes = {name: int(of[name]) for name in DEFAULTS if name != "order"}
+    except ValueError:
+        return None
+    tile, cluster = (sizes["tile_m"], sizes["tile_n"]), (sizes["cluster_m"], sizes["cluster_n"])
+    if (
+        Setting(setting.shape, tile, cluster, sizes["sms"] or MACHINE.sms) != setting
+        or of["order"] not in raster.ORDERS
+    ):
+        return None
+    return Order.of(of["order"], (sizes["group_m"], sizes["group_n"]))
+
+
+def _agreement(rows: Iterable[Row], capacity: int) -> Agreement:
+    known = [(row.traffic[capacity], row.profile) for row in rows if row.profile is not None]
+    hits = [(t.hit_rate, p.l2_hit_rate) for t, p in known if p.l2_hit_rate is not None]
+    dram = [(float(t.missed_bytes), p.dram_read_bytes) for t, p in known if p.dram_read_bytes]
+    return Agreement(
+        l2_bytes=CAPACITIES[capacity],
+        orders=len(known),
+        rank=spearman(hits),
+        error=_mean([abs(model - measured) for model, measured in hits]),
+        dram_rank=spearman(dram),
+        dram_error=_mean([abs(model - measured) / measured for model, measured in dram]),
+    )
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Correlation of ranks, equal values sharing theirs; None for fewer than three pairs or a constant side."""
+    if len(pairs) < FEWEST:
+        return None
+    first, second = (_ranks(side) for side in zip(*pairs, strict=True))
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        return None
+    return statistics.correlation(first, second)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _mega(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e6:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _show(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _by(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
