@@ -2,23 +2,65 @@
 
 from dataclasses import dataclass
 
+from ..device.raster import ORDERS
+
 SHARED_MEMORY = 232448  # bytes one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
-ACCUMULATOR_LIMIT = 208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
+REGISTERS = 65536  # of one SM
+ACCUMULATOR_LIMIT = 256  # registers of one thread; above about 200 the compiler spills, 255 is all there are
+SLAB = 64  # columns of C that are staged at once, 64 rows of one consumer (32 columns of fp32)
+SLAB_BYTES = 64 * 128
 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """Tile of one CTA, in elements.
+    """What a Hopper kernel is made of; sizes in elements. A rung's own `Config` has the defaults of that rung.
 
-    `jitter` makes every role sleep a random time at each barrier, to shake out races: never for speed.
+    Tile: `tile_m`, `tile_n`, `tile_k` of one CTA. `mma_n`: columns of one wgmma (0: tile_n).
+    Pipeline: `slots` of the ring; `consumers`, the warpgroups that multiply, each tile_m / consumers rows; `in_flight`,
+    wgmma groups that may run on while the next slot is awaited; `producer_registers`, `consumer_registers` for
+    setmaxnreg (0: as compiled).
+    Schedule: `order` of the tiles, one of `device.raster.ORDERS`; `group_m` × `group_n` tiles of a super-group;
+    `sms`, the CTAs that share the tiles (0: one on each SM); `cluster_m` × `cluster_n` CTAs of a cluster.
+    Store: `reorder_stores` among the lanes of a quad, to write 16 bytes of a row each; `write_through` the L1 cache;
+    `accumulate_flag` of wgmma in place of zeroed accumulators; `store_buffers`, slabs of 64×64 of C staged in shared
+    memory by each consumer (0: registers straight to memory).
+    Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races; `phases` counts the
+    cycles of each role. Neither is for speed.
     """
 
     tile_m: int = 64
     tile_n: int = 64
     tile_k: int = 64
+    mma_n: int = 0
+    slots: int = 1
+    consumers: int = 1
+    in_flight: int = 0
+    producer_registers: int = 0
+    consumer_registers: int = 0
+    order: str = "column"
+    group_m: int = 16
+    group_n: int = 8
+    sms: int = 0
+    cluster_m: int = 1
+    cluster_n: int = 1
+    reorder_stores: bool = False
+    write_through: bool = False
+    accumulate_flag: bool = False
+    store_buffers: int = 0
     jitter: bool = False
+    phases: bool = False
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def instruction_n(self) -> int:
+        """Columns of one wgmma."""
+        return self.mma_n or self.tile_n
 
     @property
     def slot_bytes(self) -> int:
@@ -27,27 +69,92 @@ class HopperConfig:
 
     @property
     def shared_memory_bytes(self) -> int:
-        return BARRIER_BYTES + self.slot_bytes
+        return BARRIER_BYTES + self.slots * self.slot_bytes + self.consumers * self.store_buffers * SLAB_BYTES
 
     @property
     def accumulator_registers(self) -> int:
-        """Registers a thread of the one consuming warpgroup holds for the fp32 tile."""
-        return self.tile_m * self.tile_n // WARPGROUP
+        """Registers a thread of a consumer holds for its share of the fp32 tile."""
+        return self.tile_m * self.tile_n // (self.consumers * WARPGROUP)
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of C that one consumer stores."""
+        return self.tile_m // (64 * self.consumers) * (self.tile_n // SLAB)
 
 
 def invalid_reason(config: HopperConfig) -> str | None:
     """Why no kernel can be built from this config, or None."""
-    if config.tile_m not in (64, 128, 192, 256):
-        return f"tile_m is {config.tile_m}, expected 64, 128, 192 or 256 (wgmma has 64 rows)"
-    if config.tile_n not in range(16, 257, 16):
-        return f"tile_n is {config.tile_n}, expected a multiple of 16 from 16 to 256 (one wgmma)"
-    if config.tile_k not in (16, 32, 64, 128):
-        return f"tile_k is {config.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA boxes of whole swizzles)"
-    if config.accumulator_registers > ACCUMULATOR_LIMIT:
+    return _tile(config) or _pipeline(config) or _schedule(config) or _store(config) or _budgets(config)
+
+
+def _tile(c: HopperConfig) -> str | None:
+    if c.tile_m not in (64, 128, 192, 256):
+        return f"tile_m is {c.tile_m}, expected 64, 128, 192 or 256 (wgmma has 64 rows)"
+    if c.tile_n not in range(16, 257, 16):
+        return f"tile_n is {c.tile_n}, expected a multiple of 16 from 16 to 256 (one wgmma)"
+    if c.tile_k not in (16, 32, 64, 128):
+        return f"tile_k is {c.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA boxes of whole swizzles)"
+    if c.mma_n < 0 or c.instruction_n % 16 or c.tile_n % c.instruction_n:
+        return f"mma_n is {c.mma_n}, expected 0 or a multiple of 16 that divides tile_n ({c.tile_n})"
+    return None
+
+
+def _pipeline(c: HopperConfig) -> str | None:
+    if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.consumers):
+        return f"consumers is {c.consumers}, expected 1, 2 or 3 that share tile_m ({c.tile_m}) in multiples of 64 rows"
+    if c.slots < 1:
+        return f"slots is {c.slots}, expected at least 1"
+    if c.in_flight not in (0, 1) or c.in_flight >= c.slots:
+        return f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than slots ({c.slots}), which it keeps occupied"
+    given, taken = c.producer_registers, c.consumer_registers
+    if given == taken == 0:
+        return None
+    compiled = REGISTERS // (WARPGROUP * (1 + c.consumers)) // 8 * 8
+    if c.consumers == 1:
+        return f"consumer_registers is {taken}, expected 0 with one consumer: two warpgroups have 255 a thread already"
+    if given % 8 or not 24 <= given <= compiled:
+        return f"producer_registers is {given}, expected a multiple of 8 from 24 to {compiled}, or 0 like the other"
+    if taken % 8 or not compiled <= taken <= 255:
+        return f"consumer_registers is {taken}, expected a multiple of 8 from {compiled} to 248"
+    if WARPGROUP * (given + c.consumers * taken) > REGISTERS:
+        total = WARPGROUP * (given + c.consumers * taken)
+        return f"setmaxnreg {given}/{taken} asks for {total} registers, expected at most {REGISTERS}"
+    return None
+
+
+def _schedule(c: HopperConfig) -> str | None:
+    if c.order not in ORDERS:
+        return f"order is {c.order!r}, expected one of {', '.join(ORDERS)}"
+    for name in ("group_m", "group_n"):
+        if getattr(c, name) < 1:
+            return f"{name} is {getattr(c, name)}, expected at least 1"
+    if c.sms < 0 or 0 < c.sms < c.cluster:
+        return f"sms is {c.sms}, expected 0 (all) or at least the {c.cluster} CTAs of a cluster"
+    for name, extent in (("cluster_m", "tile_n"), ("cluster_n", "tile_m")):
+        share, size = getattr(c, name), getattr(c, extent)
+        if share not in (1, 2, 4) or size % (16 * share):
+            return f"{name} is {share}, expected 1, 2 or 4 CTAs that load {extent} ({size}) in multiples of 16"
+    if c.cluster > 8:
+        return f"a cluster of {c.cluster_m}x{c.cluster_n} has {c.cluster} CTAs, expected at most 8"
+    return None
+
+
+def _store(c: HopperConfig) -> str | None:
+    if c.store_buffers and (c.tile_n % SLAB or c.instruction_n % SLAB):
+        return f"tile_n is {c.tile_n} and mma_n {c.instruction_n}, expected multiples of {SLAB} for a staged store"
+    if not 0 <= c.store_buffers <= c.slabs and c.store_buffers:
+        return f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, the slabs of a consumer"
+    return None
+
+
+def _budgets(c: HopperConfig) -> str | None:
+    if c.accumulator_registers > ACCUMULATOR_LIMIT:
         return (
-            f"tile {config.tile_m}x{config.tile_n} needs {config.accumulator_registers} accumulator registers, "
+            f"tile {c.tile_m}x{c.tile_n} needs {c.accumulator_registers} accumulator registers, "
             f"expected at most {ACCUMULATOR_LIMIT} a thread"
         )
-    if config.shared_memory_bytes > SHARED_MEMORY:
-        return f"the tile needs {config.shared_memory_bytes} bytes of shared memory, expected at most {SHARED_MEMORY}"
+    if c.consumers == 3 and c.accumulator_registers > 96:
+        return f"three consumers have 128 registers a thread and {c.accumulator_registers} accumulators, expected 96"
+    if c.shared_memory_bytes > SHARED_MEMORY:
+        return f"the tiles need {c.shared_memory_bytes} bytes of shared memory, expected at most {SHARED_MEMORY}"
     return None

@@ -1,7 +1,7 @@
 """The host side of the Hopper rungs: what they can take, compiling, the compile cache, launching.
 
 One compile serves every size of a layout and dtype: sizes and strides are symbolic, and TMA's demands on them are
-checked here, before anything compiles.
+checked here, before anything compiles. A column-major C is computed as C^T = B^T A^T, without copies.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,18 @@ import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass.base_dsl.dsl import BaseDSL
-from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import load_module, make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from .. import cache
 from ..artifact import Artifact, cta_threads, example
 from ..configs import to_text
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
+from . import cycles, schedule
 from .base import HopperGemm
-from .config import HopperConfig, invalid_reason
+from .config import HopperConfig
+from .cycles import Role
+from .phases import PHASES
 
 ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
@@ -46,7 +49,8 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 class Variant:
     """What one compile serves. `layout` is that of A and B ("nt").
 
-    `row_major`: C's rows are contiguous; `pairs`: and all start at multiples of two elements in memory.
+    `row_major`: C's rows are contiguous; `width`: so many elements of a row can be written at once, 1, 2, or what 16
+    bytes hold.
     """
 
     kernel: str
@@ -55,28 +59,35 @@ class Variant:
     out_dtype: torch.dtype
     layout: str
     row_major: bool
-    pairs: bool
+    width: int
 
     @property
     def name(self) -> str:
         """The kernel's name in profilers."""
         c = self.config
         tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}"
+        cluster = (f"{c.cluster_m}x{c.cluster_n}",) if c.cluster > 1 else ()
         parts = [
             "outblas",
             self.kernel.replace(".", "_"),
             tile,
+            *cluster,
             self.layout,
             _SHORT[self.dtype],
             _SHORT[self.out_dtype],
         ]
-        flags = {"strided": not self.row_major, "single": self.row_major and not self.pairs, "jitter": c.jitter}
+        flags = {
+            "strided": not self.row_major,
+            f"by{self.width}": self.row_major and self.width * self.out_dtype.itemsize < 16,
+            "jitter": c.jitter,
+            "phases": c.phases,
+        }
         return "_".join(parts + [flag for flag, on in flags.items() if on])
 
 
-def unsupported(problem: Problem, config: HopperConfig | None = None) -> str | None:
-    """Why TMA and wgmma cannot take this problem: what they need, and what they were given."""
-    if config is not None and (reason := invalid_reason(config)):
+def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None) -> str | None:
+    """Why this rung, TMA and wgmma cannot take this problem: what they need, and what they were given."""
+    if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
     if problem.scaled:
         return "it computes A @ B alone, and was given an addend or a scale (addmm)"
@@ -110,34 +121,95 @@ def _tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int
 
 
 def entry(
-    kernel: Kernel, gemm: type[HopperGemm]
-) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
-    """What a rung's module offers: `unsupported`, `plan` and `artifact`."""
-    return unsupported, functools.partial(plan, kernel.name, gemm), functools.partial(artifact, kernel.name, gemm)
+    kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]
+) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact], Callable[..., tuple[Role, ...]]]:
+    """What a rung's module offers: `unsupported`, `plan`, `artifact` and `phases`. `kind()` is its own config."""
+    rung = Rung(kernel.name, gemm, kind())
+    return (
+        functools.partial(unsupported, gemm),
+        functools.partial(plan, rung),
+        functools.partial(artifact, rung),
+        functools.partial(cycles.measure, rung),
+    )
 
 
-def plan(kernel: str, gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None) -> Launch:
+@dataclass(frozen=True)
+class Rung:
+    """A kernel by its registry name, the class that builds it, and its own config."""
+
+    name: str
+    gemm: type[HopperGemm]
+    config: HopperConfig
+
+
+def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
+    return trace(rung, problem, config)[0]
+
+
+def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> tuple[Launch, torch.Tensor | None]:
+    """As `plan`, with the tensor to which each call of a config with `phases` writes cycles, else None: int64
+    (CTAs, warpgroups, `phases.PHASES`).
+    """
+    config = config or rung.config
+    swapped = not _row_major(problem) and (problem.out[0] == 1 or problem.M == 1)
+    if swapped:
+        problem = _transposed(problem)
     a_strides, b_strides = _operand_strides(problem)
-    variant = _variant(kernel, problem, config or HopperConfig())
-    run = load(gemm, variant)
+    variant = _variant(rung.name, problem, config)
+    run = load(rung.gemm, variant)
     shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
     out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
+    rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
+    table = schedule.table(config, rows, columns, problem.device) if rung.gemm.persistent else None
+    cycles = None
+    if config.phases:
+        ctas = rows * columns if table is None else table.shape[1] * config.cluster
+        warpgroups = rung.gemm(config, width=1).warpgroups
+        cycles = torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=problem.device)
 
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
-        run(_view(a, shape_a, a_strides), _view(b, shape_b, b_strides), _view(out, shape_out, out_strides))
+        if swapped:
+            a, b = b, a
+        run(
+            _view(a, shape_a, a_strides),
+            _view(b, shape_b, b_strides),
+            _view(out, shape_out, out_strides),
+            table,
+            cycles,
+        )
 
-    return launch
+    return launch, cycles
+
+
+def _transposed(problem: Problem) -> Problem:
+    """C^T = B^T A^T."""
+    a, b, out = problem.alignment
+    return replace(
+        problem,
+        M=problem.N,
+        N=problem.M,
+        a=problem.b[::-1],
+        b=problem.a[::-1],
+        out=problem.out[::-1],
+        alignment=(b, a, out),
+    )
+
+
+def _row_major(problem: Problem) -> bool:
+    return problem.out[1] == 1 or problem.N == 1
 
 
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     """The compile that serves a supported problem."""
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
-    row_major = problem.out[1] == 1 or problem.N == 1
-    aligned = problem.alignment[2] % (2 * problem.out_dtype.itemsize) == 0
-    pairs = row_major and aligned and _row_stride(problem) % 2 == 0 and problem.N % 2 == 0
-    return Variant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, pairs)
+    row_major = _row_major(problem)
+    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
+    # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
+    fits = [w for w in (16 // size, 2) if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0]
+    width = fits[0] if row_major and fits else 1
+    return Variant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, width)
 
 
 def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -149,7 +221,7 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]
 
 
 def _row_stride(problem: Problem) -> int:
-    return problem.out[0] if problem.M > 1 else 0
+    return problem.out[0] if problem.M > 1 else 8
 
 
 def _view(t: torch.Tensor, shape: tuple[int, int], strides: tuple[int, ...]) -> torch.Tensor:
@@ -203,19 +275,27 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
 
     a = matrix(variant.dtype, (M, K), variant.layout[0] == "n")
     b = matrix(variant.dtype, (K, N), variant.layout[1] == "n")
-    width = 2 if variant.pairs else 1
+    width = variant.width
     c_strides = (cute.sym_int64(divisibility=width), 1 if variant.row_major else cute.sym_int64())
     align = width * variant.out_dtype.itemsize
     c = make_fake_tensor(_NUMERIC[variant.out_dtype], (M, N), c_strides, assumed_align=align)
+    table = _compact(cutlass.Int32, 2) if gemm.persistent else None
+    cycles = _compact(cutlass.Int64, 3) if variant.config.phases else None
     gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    built = gemm(variant.config, width=variant.width)
     with _target_arch():
-        return cute.compile(gemm(variant.config, pairs=variant.pairs), a, b, c, stream, options=f"{OPTIONS} {options}")
+        return cute.compile(built, a, b, c, table, cycles, stream, options=f"{OPTIONS} {options}")
+
+
+def _compact(dtype: Any, dims: int) -> Any:
+    """A contiguous tensor of any size."""
+    shape = tuple(cute.sym_int() for _ in range(dims))
+    return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
 
 
 def artifact(
-    kernel: str,
-    gemm: type[HopperGemm],
+    rung: Rung,
     config: HopperConfig | None = None,
     *,
     arch: int | None = None,
@@ -229,21 +309,21 @@ def artifact(
     Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
     """
     if arch not in (None, 90):
-        raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
-    config = config or HopperConfig()
+        raise ValueError(f"arch is {arch}, expected 90: {rung.name} is made of TMA and wgmma")
+    config = config or rung.config
     problem = example(dtype, out_dtype, layout, shape)
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
-    if reason := unsupported(problem, config):
+    if reason := unsupported(rung.gemm, problem, config):
         raise ValueError(reason)
     with tempfile.TemporaryDirectory() as folder, _lock:
         remarks = Path(folder) / "remarks.yaml"
         keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
-        compiled = compile_variant(gemm, _variant(kernel, problem, config), keep)
+        compiled = compile_variant(rung.gemm, _variant(rung.name, problem, config), keep)
         log = _assembler_log(remarks.read_text(encoding="utf-8"))
     ptx = str(compiled.__ptx__)
     return Artifact(
-        kernel=kernel,
+        kernel=rung.name,
         arch=ARCH,
         config=to_text(config),
         dtype=dtype_name(dtype),
@@ -254,7 +334,7 @@ def artifact(
         log=log,
         threads=cta_threads(ptx),
         smem_bytes=config.shared_memory_bytes,
-        stages=gemm.slots,
+        stages=config.slots,
         tile=(config.tile_m, config.tile_n, config.tile_k),
     )
 

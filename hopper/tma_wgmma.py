@@ -15,9 +15,10 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
 from ..registry import Kernel
-from . import host, roles, sync
+from . import host, roles
 from .base import HopperGemm
 from .config import HopperConfig
+from .phases import LOAD, TENSOR, lap
 
 Config = HopperConfig
 
@@ -25,23 +26,27 @@ Config = HopperConfig
 class TmaWgmma(HopperGemm):
     """One CTA a tile, one warpgroup, one slot, one mbarrier."""
 
+    def tile(self, k):
+        return k.cta % k.tiles_m, k.cta // k.tiles_m  # CTAs that start together share columns of B
+
     @cute.jit
     def body(self, k, ring):
-        m, n = k.cta % k.tiles_m, k.cta // k.tiles_m
+        self.become_consumer(k, 0)
+        m, n = self.tile(k)
         slot = ring.start()
-        k.acc.fill(0.0)
+        self.clear(k)
         for at in cutlass.range(k.k_tiles, unroll=1):
-            sync.jitter(self.config.jitter)
             if k.warp == 0:
+                ring.acquire(slot)
                 roles.load_slice(k, ring, slot, m, n, at)
             ring.wait(slot)
-            sync.jitter(self.config.jitter)
+            lap(k, LOAD)
             roles.multiply_slot(k, slot.index)
             warpgroup.wait_group(0)
-            sync.jitter(self.config.jitter)
-            cute.arch.sync_threads()  # every warp has read the slot: TMA may fill it again
+            ring.release(slot.index)
+            lap(k, TENSOR)
             slot = ring.next(slot)
-        roles.store_registers(k, m, n)
+        self.store(k, m, n)
 
 
 KERNEL = Kernel(
@@ -56,4 +61,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, TmaWgmma)
+unsupported, plan, artifact, phases = host.entry(KERNEL, TmaWgmma, Config)

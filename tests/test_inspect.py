@@ -348,9 +348,8 @@ def test_bank_conflicts() -> None:
 
 
 @pytest.mark.compile
-def test_gates_name_every_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gates_name_every_failure() -> None:
     """A Hopper tile beyond the register budget: spills, and wgmma that the assembler serialises."""
-    monkeypatch.setattr("outblas.hopper.config.ACCUMULATOR_LIMIT", 256)
     found = inspect("hopper.tma_wgmma", config="tile_m=128,tile_n=256")
     with pytest.raises(GateError) as caught:
         found.require(

@@ -242,9 +242,9 @@ def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
     name = registry.find(kernel).name
     if config is None:
         return name, ""
-    kind = registry.load(name).Config
-    if type(config) is not kind:
-        raise TypeError(f"config is {type(config).__name__}, expected {kind.__name__} for kernel {name!r}")
+    family = registry.load(name).Config.__mro__[-2]  # a rung's Config has the defaults of the rung, and this type
+    if not isinstance(config, family):
+        raise TypeError(f"config is {type(config).__name__}, expected {family.__name__} for kernel {name!r}")
     return name, configs.to_text(config)
 
 

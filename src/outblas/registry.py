@@ -19,7 +19,18 @@ from . import requirements
 # Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's package.
 LADDERS: dict[str, tuple[str, ...]] = {
     "portable": ("portable",),
-    "hopper": ("hopper.tma_wgmma",),
+    "hopper": (
+        "hopper.tma_wgmma",
+        "hopper.large_tile",
+        "hopper.warp_specialized",
+        "hopper.two_consumers",
+        "hopper.persistent",
+        "hopper.lean_barriers",
+        "hopper.cluster_multicast",
+        "hopper.store_tuning",
+        "hopper.tma_store",
+        "hopper.hilbert",
+    ),
 }
 _PACKAGES = {"portable": "outblas.kernels", "hopper": "outblas.hopper"}
 

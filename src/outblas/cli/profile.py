@@ -14,6 +14,7 @@ from ..inspect import ncu
 from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
 from ..inspect.profiled import CUBLAS, Request
 from ..shapes import LAYOUTS
+from . import cycles
 from .common import (
     NO_GPU,
     JsonOption,
@@ -56,6 +57,7 @@ class Profile:
             "dtype": request.dtype,
             "layout": request.layout,
             "config": "" if self.provider == CUBLAS else request.config,
+            "resolved": "" if self.provider == CUBLAS else request.resolved(),
             "launches": [
                 {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block, "us": launch.values.get(TIME)}
                 for launch in self.launches
@@ -70,19 +72,30 @@ def profile(
     config: Annotated[str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32.")] = "bfloat16",
     layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, t as stored transposed.")] = "nt",
+    phases: Annotated[
+        bool, typer.Option("--phases", help="Cycles by phase and role, from an instrumented compile, instead of ncu.")
+    ] = False,
     json: JsonOption = False,
     save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
 ) -> None:
-    """ncu's counters of a kernel beside cuBLAS's. Exit code 3 where ncu or the GPU is missing, or ncu is refused."""
+    """ncu's counters of a kernel beside cuBLAS's, or its cycles by phase.
+
+    Exit code 3 where the GPU is missing, or ncu is, or is refused.
+    """
     try:
         check_writable(save)
         requests = _requests(kernel, shapes, config, dtype, layout)
+        if phases:
+            cycles.check(kernel)
         device = _device(kernel)
-        environment = _environment()
+        environment = _environment(ncu_too=not phases)
     except ValueError as error:
         raise usage_error(error) from None
     except (ncu.CannotMeasure, ImportError) as error:
         raise _stop(f"cannot measure here: {error}", NO_GPU) from None
+    if phases:
+        cycles.run(requests, device, environment, json=json, save=save)
+        return
     try:
         profiles = [each for request in requests for each in _measure(request, device, quiet=json)]
     except ncu.Refused as error:
@@ -137,10 +150,10 @@ def _device(kernel: str) -> torch.device:
     return device
 
 
-def _environment() -> dict[str, Any]:
+def _environment(*, ncu_too: bool) -> dict[str, Any]:
     from ..bench.environment import environment
 
-    return {**environment(), "ncu": ncu.version()}
+    return {**environment(), **({"ncu": ncu.version()} if ncu_too else {})}
 
 
 def _measure(request: Request, device: torch.device, *, quiet: bool) -> list[Profile]:
@@ -148,19 +161,15 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> list[Pro
 
     major, minor = torch.cuda.get_device_capability(device)
     names = " and ".join(request.providers)
-    with nullcontext() if quiet else console.status(f"ncu: {names} at {_sizes(request)}"):
+    with nullcontext() if quiet else console.status(f"ncu: {names} at {cycles.sizes(request)}"):
         found = ncu.profile(request, 10 * major + minor)
     return [Profile(name, request, launches, combine(launches, request.flop)) for name, launches in found.items()]
-
-
-def _sizes(request: Request) -> str:
-    return "×".join(map(str, request.shape))
 
 
 def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     names = [each.provider for each in profiles]
     counters = [each.counters for each in profiles]
-    title = f"{_sizes(request)} {request.dtype} {request.layout} on {gpu}"
+    title = f"{cycles.sizes(request)} {request.dtype} {request.layout} on {gpu}"
     rows = [(label, *cells) for label, *cells in zip(LABELS, *map(_cells, counters), strict=True)]
     table(title, ("counter", *names), rows)
     table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 CUBLAS = "cublas"
 WARM_CALLS = 2
@@ -40,6 +41,24 @@ class Request:
         M, N, K = self.shape
         return 2 * M * N * K
 
+    def chosen(self) -> Any:
+        """The configuration that `config` asks for, None where it asks for none. Raises ValueError for one that does
+        not exist.
+        """
+        from .. import configs, registry
+
+        return configs.from_text(registry.load(self.kernel).Config, self.config) if self.config else None
+
+    def resolved(self) -> str:
+        """Every field of the configuration that runs; "" for cuBLAS and for a kernel that chooses by shape."""
+        from .. import configs, registry
+
+        if self.kernel == CUBLAS:
+            return ""
+        module = registry.load(self.kernel)
+        chosen = self.chosen() or (None if hasattr(module, "choose") else module.Config())
+        return "" if chosen is None else configs.to_text(chosen)
+
     def to_text(self) -> str:
         return json.dumps(asdict(self))
 
@@ -53,16 +72,13 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
     """The call of each provider, on operands normal(0, 1)."""
     import torch
 
-    from .. import configs, matmul, registry
+    from .. import matmul
     from ..bench.operands import normal
 
     a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
     calls: dict[str, Callable[[], object]] = {CUBLAS: partial(torch.mm, a, b, out=out)}
     if request.kernel != CUBLAS:
-        config = None
-        if request.config:
-            config = configs.from_text(registry.load(request.kernel).Config, request.config)
-        calls[request.kernel] = partial(matmul, a, b, out=out, kernel=request.kernel, config=config)
+        calls[request.kernel] = partial(matmul, a, b, out=out, kernel=request.kernel, config=request.chosen())
     return calls
 
 

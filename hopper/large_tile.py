@@ -1,0 +1,38 @@
+"""hopper.large_tile
+
+Idea: four times the tile, with the widest wgmma that spans it.
+Parent: hopper.tma_wgmma
+Changes: 128×128 tiles, m64n128k16.
+Why it pays: a tile of twice the edge has twice the FLOP per byte that comes from L2, which bound its parent.
+Source: 001 kernel 3 (423 TFLOP/s of cuBLAS's 716), 004 kernel B.
+"""
+
+from dataclasses import dataclass
+
+from ..registry import Kernel
+from . import host, tma_wgmma
+
+
+@dataclass(frozen=True)
+class Config(tma_wgmma.Config):
+    tile_m: int = 128
+    tile_n: int = 128
+
+
+class LargeTile(tma_wgmma.TmaWgmma):
+    """Its parent with another config."""
+
+
+KERNEL = Kernel(
+    name="hopper.large_tile",
+    ladder="hopper",
+    idea="128x128x64 tiles, wgmma m64n128k16",
+    parent="hopper.tma_wgmma",
+    source="001 kernel 3, 004 kernel B",
+    dtypes=("bfloat16", "float16"),
+    min_arch=90,
+    max_arch=90,
+    dsl="cute",
+)
+
+unsupported, plan, artifact, phases = host.entry(KERNEL, LargeTile, Config)

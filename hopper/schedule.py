@@ -1,0 +1,51 @@
+"""Which cluster computes which tile: `device.raster`'s orders as tables on the GPU, made once each."""
+
+import functools
+import threading
+
+import torch
+from cutlass.utils import HardwareInfo
+
+from ..device import raster
+from .config import HopperConfig
+
+
+def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
+    """Rows and columns of the grid of cluster tiles; the last of either may overhang."""
+    return -(-M // (config.tile_m * config.cluster_m)), -(-N // (config.tile_n * config.cluster_n))
+
+
+def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has none left.
+
+    Tables stay: kernels, and CUDA graphs that hold their addresses, may run at any later time. Raises RuntimeError
+    for a new one while a CUDA graph is being captured, because making it copies to the GPU.
+    """
+    clusters = min(_clusters(device, config.sms, config.cluster), rows * columns)
+    with _lock:
+        return _table(config.order, rows, columns, clusters, config.group_m, config.group_n, device)
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _table(
+    order: str, rows: int, columns: int, clusters: int, group_m: int, group_n: int, device: torch.device
+) -> torch.Tensor:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a tile order must be copied to the GPU: call the kernel once before capturing a CUDA graph")
+    steps = raster.schedule(order, rows, columns, clusters, group_m, group_n)
+    made = torch.tensor(steps, dtype=torch.int32).to(device)
+    torch.cuda.current_stream(device).synchronize()  # other streams will read it
+    return made
+
+
+@functools.cache
+def _clusters(device: torch.device, sms: int, cluster: int) -> int:
+    """Clusters that run at the same time: pairs of SMs fill any Hopper GPU, larger clusters leave some SMs out."""
+    present = torch.cuda.get_device_properties(device).multi_processor_count
+    fit = (min(present, sms) if sms else present) // cluster
+    if cluster > 2:
+        fit = min(fit, HardwareInfo(device.index).get_max_active_clusters(cluster))
+    return max(fit, 1)

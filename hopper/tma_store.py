@@ -1,0 +1,73 @@
+"""hopper.tma_store
+
+Idea: C leaves through shared memory, by TMA, while the next tile is multiplied.
+Parent: hopper.store_tuning
+Changes: each consumer writes its half of the tile to shared memory in slabs of 64×64 (stmatrix), and one thread starts
+    the TMA stores, which the next tile's store awaits and nobody else.
+Why it pays: TMA writes whole lines and computes addresses and edges itself, and the consumers go on at once.
+    Every thread fences its writes for the async proxy before the store is issued, and a slab is written again only
+    when the store that reads it has done so. A C whose rows TMA cannot take is stored as the parent does.
+Source: 001 kernel 10 (758 TFLOP/s of cuBLAS's 716), 004.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+
+from ..registry import Kernel
+from . import host, staging, store_tuning
+
+
+@dataclass(frozen=True)
+class Config(store_tuning.Config):
+    store_buffers: int = 4
+
+
+class TmaStore(store_tuning.StoreTuning):
+    """`store_buffers` slabs of 8 KiB a consumer: by default all of its half tile, in 16 bits."""
+
+    introduces = frozenset({"store_buffers"})
+
+    @property
+    def staged(self):
+        return self.width >= 4 and self.config.store_buffers > 0
+
+    def maps_c(self, c):
+        return staging.maps(self.config, c) if self.staged else ()
+
+    def prepare_store(self, k, smem, maps):
+        if self.staged:
+            staging.place(k, smem, maps)
+
+    def become_consumer(self, k, consumer):
+        store_tuning.StoreTuning.become_consumer(self, k, consumer)
+        if self.staged:
+            staging.become_writer(k, self.config, consumer)
+
+    @cute.jit
+    def store(self, k, m, n):
+        if cutlass.const_expr(self.staged):
+            staging.store(k, self.config, m, n)
+        else:
+            store_tuning.StoreTuning.store(self, k, m, n)
+
+    @cute.jit
+    def leave(self):
+        staging.finish()  # shared memory must outlive the stores that read it
+        store_tuning.StoreTuning.leave(self)
+
+
+KERNEL = Kernel(
+    name="hopper.tma_store",
+    ladder="hopper",
+    idea="C staged in shared memory, asynchronous TMA store",
+    parent="hopper.store_tuning",
+    source="001 kernel 10, 004",
+    dtypes=("bfloat16", "float16"),
+    min_arch=90,
+    max_arch=90,
+    dsl="cute",
+)
+
+unsupported, plan, artifact, phases = host.entry(KERNEL, TmaStore, Config)

@@ -1,0 +1,59 @@
+"""hopper.two_consumers
+
+Idea: a 128×256 tile, half of it in the registers of each of two consumer warpgroups.
+Parent: hopper.warp_specialized
+Changes: 128×256 tiles, m64n256k16, three slots of 48 KiB; setmaxnreg moves registers from the producer (24 a thread)
+    to the consumers (240).
+Why it pays: a third fewer bytes per FLOP from L2 and from shared memory. One consumer cannot hold the tile: its 256
+    accumulators a thread exceed the 255 registers there are, spill, and serialise wgmma
+    (`consumers=1,producer_registers=0,consumer_registers=0` is that kernel).
+Source: 001 kernel 5 (610 TFLOP/s, 631 with setmaxnreg, of cuBLAS's 716), 004 kernel D.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+
+from ..registry import Kernel
+from . import host, warp_specialized
+
+
+@dataclass(frozen=True)
+class Config(warp_specialized.Config):
+    tile_n: int = 256
+    slots: int = 3
+    consumers: int = 2
+    producer_registers: int = 24
+    consumer_registers: int = 240
+
+
+class TwoConsumers(warp_specialized.WarpSpecialized):
+    """Its parent with another config, and setmaxnreg."""
+
+    introduces = frozenset({"producer_registers", "consumer_registers"})
+
+    @cute.jit
+    def give_registers(self):
+        if cutlass.const_expr(self.config.producer_registers > 0):
+            cute.arch.setmaxregister_decrease(self.config.producer_registers)
+
+    @cute.jit
+    def take_registers(self):
+        if cutlass.const_expr(self.config.consumer_registers > 0):
+            cute.arch.setmaxregister_increase(self.config.consumer_registers)
+
+
+KERNEL = Kernel(
+    name="hopper.two_consumers",
+    ladder="hopper",
+    idea="128x256x64 tiles over two consumers, three slots, setmaxnreg 24/240",
+    parent="hopper.warp_specialized",
+    source="001 kernel 5, 004 kernel D",
+    dtypes=("bfloat16", "float16"),
+    min_arch=90,
+    max_arch=90,
+    dsl="cute",
+)
+
+unsupported, plan, artifact, phases = host.entry(KERNEL, TwoConsumers, Config)

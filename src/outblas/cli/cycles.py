@@ -1,0 +1,77 @@
+"""`outblas profile --phases`: where a kernel's own cycles go."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import registry
+from ..inspect.profiled import CUBLAS, Request
+from ..report.seeds import PHASES
+from .common import console, print_json, save_json, table, usage_error
+
+if TYPE_CHECKING:
+    import torch
+
+COLUMNS = ("role", "wait / K step", "load / K step", "tensor / K step", "store / tile", "all / tile")
+
+
+def check(kernel: str) -> None:
+    """Raises ValueError for a kernel that cannot count its cycles."""
+    if kernel == CUBLAS or not hasattr(registry.load(kernel), "phases"):
+        raise ValueError(f"--phases is given for {kernel!r}, expected a kernel of the hopper ladder")
+
+
+def run(
+    requests: list[Request], device: torch.device, environment: dict[str, Any], *, json: bool, save: Path | None
+) -> None:
+    """Runs every request in an instrumented compile, then shows the mean cycles of each role."""
+    results = [_measure(request, device, quiet=json) for request in requests]
+    report = {"environment": environment, "results": results}
+    if save is not None:
+        save_json(save, report)
+    if json:
+        print_json(report)
+        return
+    for request, result in zip(requests, results, strict=True):
+        rows = [(role["name"], *map(_cycles, list(role.values())[1:])) for role in result["phases"]]
+        if request.kernel in PHASES:
+            source, seed = PHASES[request.kernel]
+            rows.append((source, "–", *map(_cycles, seed.values()), "–"))
+        title = (
+            f"{request.kernel}, {sizes(request)} {request.dtype} {request.layout} on {environment['gpu']}: SM cycles"
+        )
+        table(title, COLUMNS, rows)
+
+
+def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str, Any]:
+    import torch
+
+    from ..bench.operands import normal
+
+    try:
+        with torch.cuda.device(device), nullcontext() if quiet else console.status(f"compiling {request.kernel}"):
+            a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
+            roles = registry.load(request.kernel).phases(a, b, out, request.chosen())
+    except ValueError as error:
+        raise usage_error(error) from None
+    return {
+        "provider": request.kernel,
+        "shape": list(request.shape),
+        "dtype": request.dtype,
+        "layout": request.layout,
+        "config": request.config,
+        "resolved": request.resolved(),
+        "phases": [asdict(role) for role in roles],
+    }
+
+
+def sizes(request: Request) -> str:
+    """ "4096×4096×4096"."""
+    return "×".join(map(str, request.shape))
+
+
+def _cycles(count: float) -> str:
+    return f"{count:,.0f}" if count else "–"
