@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from outblas import machines, registry
 from outblas.cli import app
-from outblas.report import arithmetic, claims, ladder, measured, readme, results, rungs, seeds
+from outblas.report import arithmetic, claims, ladder, measured, measured_001, readme, results, rungs, seeds
 
 ROOT = Path(__file__).parents[1]
 RUNGS = {
@@ -100,7 +100,7 @@ def test_claims_that_arithmetic_settles() -> None:
 
 def test_claims_without_a_measurement_have_no_number() -> None:
     for s in claims.settled(()):
-        if s.claim in measured.CLAIMS:
+        if s.claim in (*measured.CLAIMS, *measured_001.CLAIMS):
             assert s.finding == claims.NOT_MEASURED
 
 
@@ -127,21 +127,40 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim(tmp_path: Pa
 
 
 def test_ladder(file: Path) -> None:
-    rows = {row.rung.name: row for row in ladder.rows(results.load([file]), "hopper", 4096)}
+    found = ladder.rows(results.load([file]), "hopper", (4096, 8192))
+    assert [row.rung.name for row in found] == ["simt.warptile", *rungs.planned("hopper")]
+    rows = {row.rung.name: row for row in found}
     first = rows["hopper.tma_wgmma"]
-    assert first.ours is not None
-    assert (first.ours.ratio, first.gain) == (0.41, None)
-    assert first.cells()[:4] == ("hopper.tma_wgmma", "001 kernel 2, 004 kernel A (H100, 4096)", "317", "0.44")
-    assert rows["hopper.large_tile"].cells()[4:] == ("not built yet", "–", "–", "–", "–")
-    assert len(rows) == 11
+    assert [at.n for at in first.at] == [4096, 8192]
+    assert first.at[0].ours is not None
+    assert (first.at[0].ours.ratio, first.at[0].gain, first.at[1].ours) == (0.41, None, None)
+    assert first.cells()[:5] == (
+        "hopper.tma_wgmma", "317, 0.44\n001 kernel 2", "4096", "320", "0.410 (0.406–0.414)",
+    )  # fmt: skip
+    assert rows["simt.warptile"].cells()[1] == "32, 0.04\n001 kernel 1"
+    assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not built yet")
 
 
 def test_gain_over_the_parent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, child = rungs.climb("hopper")[0], dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma")
     monkeypatch.setattr(ladder, "climb", lambda name: (parent, child))
-    rows = ladder.rows(results.load([file]), None, 4096)
-    assert rows[1].gain == pytest.approx(0.9 / 0.41)
-    assert rows[1].record()["gain"] == rows[1].gain
+    rows = ladder.rows(results.load([file]), None, (4096,))
+    assert rows[1].at[0].gain == pytest.approx(0.9 / 0.41)
+    assert rows[1].record()["sizes"][0]["gain"] == rows[1].at[0].gain
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("simt", (4096,)), ("turing", (2048, 4096)), ("portable", (4096, 8192))])
+def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[int, ...]) -> None:
+    assert ladder.default_sizes(name) == sizes
+    rows = ladder.rows((), name, sizes)
+    assert [row.rung.name for row in rows] == list(rungs.planned(name))
+    seeds_cells = [row.cells()[1] for row in rows]
+    expected = {
+        "simt": "0.502, 0.01\n002 baseline, GH200",
+        "turing": "1.87, 0.05\n003 v07, T4",
+        "portable": "–",
+    }
+    assert seeds_cells[0] == expected[name]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +222,11 @@ def test_ladder_command(file: Path, tmp_path: Path) -> None:
     assert "hopper.hilbert" in done.stdout
     assert "0.410" in done.stdout
     value = json.loads(saved.read_text())
-    assert [rung["rung"] for rung in value["rungs"]] == list(rungs.planned("hopper"))
-    assert value["rungs"][0]["ours"]["ratio"] == 0.41
-    assert value["rungs"][1]["ours"] is None
+    assert value["sizes"] == [4096, 8192]
+    assert [rung["rung"] for rung in value["rungs"]] == ["simt.warptile", *rungs.planned("hopper")]
+    at = [rung["sizes"] for rung in value["rungs"]]
+    assert at[1][0]["ours"]["ratio"] == 0.41
+    assert at[1][1]["ours"] is at[2][0]["ours"] is None
     page = Page(html.read_text())
     assert {"svg", "table"} <= set(page.seen)
     assert "not yet measured" in page.text
@@ -234,8 +255,10 @@ def test_roofline_command(file: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("ladder", "--ladder", "nothing"), "--ladder is 'nothing'"),
-        (("ladder", "--shapes", "4096,512"), "expected one shape"),
-        (("ladder", "--shapes", "16x32x64"), "expected one N"),
+        (("ladder", "--shapes", "4096,16x32x64"), "expected N,..."),
+        (("ladder", "--profiles", "/nowhere.json"), "/nowhere.json: cannot be read"),
+        (("sizes", "nothing"), "kernel is 'nothing'"),
+        (("roofline", "--shapes", "4096,512"), "expected one shape"),
         (("ladder", "--results", "/nowhere.json"), "/nowhere.json: cannot be read"),
         (("ladder", "--html", "/nowhere/x.html"), "--html is '/nowhere/x.html'"),
         (("roofline", "--gpu", "H9000"), "machine is 'H9000'"),
@@ -262,6 +285,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "results", tmp_path / "results")
     (tmp_path / "src" / "outblas").mkdir(parents=True)
     shutil.copy(ROOT / "README.md", tmp_path)
+    readme.render(tmp_path)
     return tmp_path
 
 
@@ -318,9 +342,8 @@ def test_figures_come_from_the_seeds_gpu(tmp_path: Path) -> None:
     other["environment"]["gpu"] = "NVIDIA H200"
     files = [write(tmp_path / "a.json", other), write(tmp_path / "b.json", report(entry("hopper.tma_wgmma", 0.4)))]
     for order in (files, files[::-1]):
-        (row,) = [r for r in ladder.rows(results.load(order), "hopper", 4096) if r.ours]
-        assert row.ours is not None
-        assert (row.ours.gpu, row.ours.ratio) == ("H100", 0.4)
+        (ours,) = [m for row in ladder.rows(results.load(order), "hopper", (4096,)) for m in row.measured]
+        assert (ours.gpu, ours.ratio) == ("H100", 0.4)
 
 
 def test_the_newest_measurement_counts(tmp_path: Path) -> None:

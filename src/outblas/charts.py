@@ -31,8 +31,8 @@ def colours(names: list[str]) -> dict[str, str]:
     return {"cublas": BASE_COLOUR} | {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
 
 
-def canvas(panels: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
-    """A figure of `panels` axes one above the other, `size` in inches, drawn by Agg: no display is needed."""
+def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
+    """A figure of `panels` axes in rows of `columns`, `size` in inches, drawn by Agg: no display is needed."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -41,7 +41,10 @@ def canvas(panels: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outblas"})
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
+    axes, unused = places[:panels], places[panels:]
+    for axis in unused:
+        axis.remove()
     for axis in axes:
         axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
         axis.set_axisbelow(True)

@@ -158,6 +158,12 @@ def of_device(name: str) -> Machine | None:
     return MACHINES.get(_DEVICES.get(name, ""))
 
 
+def short_name(device: str) -> str:
+    """Short for what torch calls a device: "H100"; the name as it is where no table has it."""
+    machine = of_device(device)
+    return machine.name if machine else device
+
+
 def reference(arch: int) -> Machine:
     """The machine that stands for an architecture: T4 for 75, A100 for 80, H100 for 90. Raises ValueError."""
     if arch not in _REFERENCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,16 @@ from ..charts import check_chart
 from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
 
 if TYPE_CHECKING:
+    from ..report.profiles import Profiles
     from ..report.results import Measurements
 
-app = typer.Typer(help="Ladders, rooflines and the README's tables from measured results.", no_args_is_help=True)
+app = typer.Typer(help="Ladders, tile orders, rooflines and the README's tables.", no_args_is_help=True)
 
 ResultsOption = Annotated[
     str, typer.Option(help="Files of outblas bench, comma-separated. Default: those in the checkout's results/.")
+]
+ProfilesOption = Annotated[
+    str, typer.Option(help="Files of outblas profile, comma-separated. Default: those in the checkout's results/.")
 ]
 SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.")]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
@@ -26,50 +31,82 @@ ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg
 @app.command()
 def ladder(
     ladder: Annotated[str | None, typer.Option(help="simt, portable, turing or hopper; all by default.")] = None,
-    shapes: Annotated[str, typer.Option(help="N of the square product.")] = "4096",
+    shapes: Annotated[
+        str, typer.Option(help="N,... of square products. Default: 4096,8192; of simt 4096, of turing 2048,4096.")
+    ] = "",
     results: ResultsOption = "",
+    profiles: ProfilesOption = "",
     json: JsonOption = False,
     save: SaveOption = None,
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
     """Every rung in order of the climb, the seed's figure beside ours, then the claims and what came of them."""
-    from ..report import claims, page
+    from ..report import claims, ladder_chart, page, sizes
     from ..report import ladder as report
 
     try:
         _check_files(save, html, chart)
-        M, N, K = _one_shape(shapes)
-        if not M == N == K:
-            raise ValueError(f"--shapes is {shapes!r}, expected one N: the seeds measured square products")
-        measurements = _load(results, required=True)
-        rows = report.rows(measurements, ladder, N)
+        edges = _squares(shapes) if shapes else report.default_sizes(ladder)
+        measurements, counted = _load(results, required=True), _load_profiles(profiles)
+        rows = report.rows(measurements, ladder, edges, counted)
+        last = sizes.last(measurements, ladder)
+        sweep = sizes.rows(measurements, last) if last else []
     except ValueError as error:
         raise usage_error(error) from None
-    found = claims.settled(measurements)
-    columns = ("source", "claim", "ours", "verdict")
-    cells = [(s.claim.source, s.claim.text, s.finding.ours, s.finding.verdict) for s in found]
-    value = {"n": N, "rungs": [row.record() for row in rows], "claims": [s.record() for s in found]}
+    found = claims.settled(measurements, counted)
+    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
+        (report.title(rows), report.COLUMNS, [row.cells() for row in rows])
+    ]
+    if last:
+        tables.append((sizes.title(last, sweep), sizes.COLUMNS, [row.cells() for row in sweep]))
+    tables.append((f"Claims: {claims.count(found)}", claims.COLUMNS, [s.cells() for s in found]))
+    value = {
+        "sizes": edges,
+        "rungs": [row.record() for row in rows],
+        "sweep": {"kernel": last, "sizes": [row.record() for row in sweep]},
+        "claims": [s.record() for s in found],
+    }
     if save is not None:
         save_json(save, value)
     if json:
         print_json(value)
     else:
-        table(f"Rungs at {N}³, burst", report.COLUMNS, [row.cells() for row in rows])
-        table(f"Claims: {claims.count(found)}", columns, cells)
+        for each in tables:
+            table(*each)
     if html is not None:
-        notes = [
-            "Burst: idle, one warm call, 8 timed; the ratio is cuBLAS's time over the kernel's in the same rounds."
-        ]
-        notes += page.environment_notes(m.environment for m in measurements)
-        parts = [
-            page.chart(report.draw(rows, N)),
-            page.table(f"Rungs at {N}³", (*report.COLUMNS, "idea"), [(*row.cells(), row.rung.idea) for row in rows]),
-            page.table(f"Claims: {claims.count(found)}", columns, cells),
-        ]
+        notes = [report.NOTE, *page.environment_notes(m.environment for m in measurements)]
+        (heading, *_), *others = tables
+        ideas = [(*row.cells(), row.rung.idea) for row in rows]
+        parts = [page.chart(ladder_chart.draw(rows, edges)), page.table(heading, (*report.COLUMNS, "idea"), ideas)]
+        parts += [page.table(*each) for each in others]
         html.write_text(page.page("outblas: the ladder", notes, parts), encoding="utf-8")
     if chart is not None:
-        _save_chart(report.draw(rows, N), chart)
+        _save_chart(ladder_chart.draw(rows, edges), chart)
+
+
+@app.command()
+def sizes(
+    kernel: Annotated[str, typer.Argument(help="A rung by name.")],
+    results: ResultsOption = "",
+    json: JsonOption = False,
+    save: SaveOption = None,
+) -> None:
+    """One kernel over square products from 512 to 16384, beside what its document has there."""
+    from ..report import sizes as report
+
+    try:
+        check_writable(save)
+        rows = report.rows(_load(results, required=True), kernel)
+    except ValueError as error:
+        raise usage_error(error) from None
+    value = {"kernel": kernel, "sizes": [row.record() for row in rows]}
+    if save is not None:
+        save_json(save, value)
+    if json:
+        print_json(value)
+    else:
+        table(report.title(kernel, rows), report.COLUMNS, [row.cells() for row in rows])
 
 
 @app.command()
@@ -119,6 +156,41 @@ def roofline(
 
 
 @app.command()
+def raster(
+    shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "8192",
+    tile: Annotated[str, typer.Option(help="Of one CTA, along M and N.")] = "128x256",
+    cluster: Annotated[str, typer.Option(help="CTAs along M and N that share operands by multicast.")] = "1x1",
+    sms: Annotated[int, typer.Option(help="CTAs that run at a time.")] = 128,
+    group: Annotated[str, typer.Option(help="Tiles along M and N of grouped; serpentine takes M's.")] = "16x8",
+    results: ProfilesOption = "",
+    json: JsonOption = False,
+    save: SaveOption = None,
+    chart: ChartOption = None,
+) -> None:
+    """Orders of tiles under a model of an H100's L2, beside the hit rates that ncu measured. Needs no GPU."""
+    from ..report import raster as report
+
+    try:
+        _check_files(save, None, chart)
+        setting = report.Setting(_one_shape(shapes), _pair(tile, "--tile"), _pair(cluster, "--cluster"), sms)
+        found = report.report(setting, _pair(group, "--group"), _load_profiles(results))
+    except ValueError as error:
+        raise usage_error(error) from None
+    if save is not None:
+        save_json(save, found.record())
+    if json:
+        print_json(found.record())
+    else:
+        table(found.title, report.COLUMNS, [row.cells() for row in found.rows])
+        if any(agreement.orders for agreement in found.agreements):
+            table("The model beside ncu", report.AGREEMENT_COLUMNS, [each.cells() for each in found.agreements])
+        for note in found.notes():
+            console.print(note, markup=False, style="dim")
+    if chart is not None:
+        _save_chart(report.draw(found), chart)
+
+
+@app.command()
 def readme(
     check: Annotated[
         bool, typer.Option("--check", help="Only say what is out of date; exit code 1 if anything is.")
@@ -152,6 +224,20 @@ def _one_shape(text: str) -> tuple[int, int, int]:
     return found[0]
 
 
+def _squares(text: str) -> tuple[int, ...]:
+    found = parse_shapes(text, least=1)
+    if any(len(set(shape)) > 1 for shape in found):
+        raise ValueError(f"--shapes is {text!r}, expected N,...: the seeds measured square products")
+    return tuple(dict.fromkeys(shape[0] for shape in found))
+
+
+def _pair(text: str, option: str) -> tuple[int, int]:
+    first, _, second = text.partition("x")
+    if not (first.isdecimal() and second.isdecimal() and int(first) and int(second)):
+        raise ValueError(f"{option} is {text!r}, expected two sizes above 0 such as 2x1")
+    return int(first), int(second)
+
+
 def _load(text: str, *, required: bool) -> Measurements:
     from ..report import results
 
@@ -162,6 +248,12 @@ def _load(text: str, *, required: bool) -> Measurements:
         if required or paths:
             raise
         return ()
+
+
+def _load_profiles(text: str) -> Profiles:
+    from ..report import profiles
+
+    return profiles.load([Path(name) for name in split(text)] or profiles.default_files())
 
 
 def _save_chart(figure: Any, path: Path) -> None:

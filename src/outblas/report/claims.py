@@ -1,7 +1,8 @@
 """The claims table: what a seed document claims, how that is tested, what came out.
 
 A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement settles in
-`measured`; `settled` tests them all against the results at hand.
+`measured` (the speed of a rung) and `measured_001` (one run against another, power, the L2 cache); `settled` tests them
+all against the results at hand.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .profiles import Profiles
 from .results import Measurements
 
 CONFIRMED, REFUTED, DIFFERS, OPEN = "confirmed", "refuted", "differs", "not yet measured"
+COLUMNS = ("source", "claim", "ours", "verdict")
 VERDICTS = (CONFIRMED, REFUTED, DIFFERS, OPEN)
 
 
@@ -32,13 +35,21 @@ NOT_MEASURED = Finding("–", OPEN)
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What claims are tested against: timings, and counters of ncu."""
+
+    measurements: Measurements = ()
+    profiles: Profiles = ()
+
+
+@dataclass(frozen=True)
 class Claim:
     """`source` is the document and its kernel, `text` the claim in our words, `how` the test in a few words."""
 
     source: str
     text: str
     how: str
-    test: Callable[[Measurements], Finding]
+    test: Callable[[Evidence], Finding]
 
 
 ROUNDING = 0.03  # figures of the documents have two or three digits
@@ -74,6 +85,10 @@ class Settled:
     claim: Claim
     finding: Finding
 
+    def cells(self) -> tuple[str, ...]:
+        """In the order of COLUMNS."""
+        return self.claim.source, self.claim.text, self.finding.ours, self.finding.verdict
+
     def record(self) -> dict[str, object]:
         """For JSON."""
         claim, finding = self.claim, self.finding
@@ -87,11 +102,13 @@ class Settled:
         }
 
 
-def settled(measurements: Measurements) -> list[Settled]:
+def settled(measurements: Measurements, profiles: Profiles = ()) -> list[Settled]:
     """Every claim, tested: arithmetic first, then by measurement in order of the climb."""
-    from . import arithmetic, measured
+    from . import arithmetic, measured, measured_001
 
-    return [Settled(claim, claim.test(measurements)) for claim in (*arithmetic.CLAIMS, *measured.CLAIMS)]
+    evidence = Evidence(measurements, profiles)
+    every = (*arithmetic.CLAIMS, *measured.CLAIMS, *measured_001.CLAIMS)
+    return [Settled(claim, claim.test(evidence)) for claim in every]
 
 
 def count(found: list[Settled]) -> str:

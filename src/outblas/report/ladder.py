@@ -2,36 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .. import charts
-from .measured import find
+from . import text
+from .measured import find, profiled
+from .profiles import Profile, Profiles
 from .results import Measurement, Measurements
 from .rungs import DTYPES, Rung, climb
 from .seeds import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-COLUMNS = ("rung", "seed", "TFLOP/s", "× its cuBLAS", "ours", "TFLOP/s", "× cuBLAS", "check", "× parent")
+COLUMNS = (
+    "rung", "seed: TFLOP/s,\n× its cuBLAS", "N", "TFLOP/s", "× cuBLAS", "× parent", "registers", "slots", "L2 hits",
+    "check",
+)  # fmt: skip
+NOTE = (
+    "Burst: idle, one warm call, 8 timed; the ratio is cuBLAS's time over the kernel's in the same rounds, with its "
+    "10th and 90th percentile. Registers, slots and the share of requests that L2 serves: ncu."
+)
 UNBUILT = "not built yet"
 GPUS = ("H100", "GH200", "T4")
+SIZES = {"simt": (4096,), "turing": (2048, 4096)}  # where the seeds measured; elsewhere DEFAULT_SIZES
+DEFAULT_SIZES = (4096, 8192)
+_BASELINES = {"hopper": ("simt.warptile", "001 kernel 1")}  # ladder → the rung of another it starts from, its source
 
 
 @dataclass(frozen=True)
-class Row:
-    """One rung: the seed's figure at this size if it has one (else its first), our measurement, None without one, and
-    `gain`, our ratio over the parent's."""
+class At:
+    """A rung at the product of edge `n`: our measurement, None without one, and `gain`, our ratio over the parent's."""
 
-    rung: Rung
-    figure: Figure | None
+    n: int
     ours: Measurement | None
     gain: float | None
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        rung, figure, ours = self.rung, self.figure, self.ours
+        ours = None if self.ours is None else {"gpu": self.ours.device, **self.ours.record()}
+        return {"n": self.n, "ours": ours, "gain": self.gain}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rung: the seed's figure at one of the sizes if it has one (else its first), ours at each, and ncu's counters
+    at the first size that was profiled."""
+
+    rung: Rung
+    figure: Figure | None
+    at: tuple[At, ...]
+    profile: Profile | None
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """Ours, by size."""
+        return tuple(at.ours for at in self.at if at.ours is not None)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        rung, figure, profile = self.rung, self.figure, self.profile
         return {
             "rung": rung.name,
             "idea": rung.idea,
@@ -47,99 +75,119 @@ class Row:
                 "tflops": figure.tflops,
                 "ratio": figure.ratio,
             },
-            "ours": None if ours is None else {"gpu": ours.device, **ours.record()},
-            "gain": self.gain,
+            "sizes": [at.record() for at in self.at],
+            "profile": None
+            if profile is None
+            else {
+                "shape": profile.shape,
+                "gpu": profile.device,
+                "registers": profile.registers,
+                "slots": _slots(profile),
+                "l2_hit_rate": profile.l2_hit_rate,
+            },
         }
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of COLUMNS."""
-        ours = self.ours
+        """In the order of COLUMNS, a line for each size."""
+        shown = [at for at in self.at if at.ours is not None]
+        seed = _seed(self.figure, self.at[0].n)
+        if not shown:
+            state = "not measured" if self.rung.built else UNBUILT
+            return (self.rung.name, seed, text.NONE, text.NONE, state, *[text.NONE] * 5)
+        profile = self.profile
+        rate = profile.l2_hit_rate if profile else None
         return (
             self.rung.name,
-            *_seed_cells(self.figure),
-            ours.gpu if ours else ("not measured" if self.rung.built else UNBUILT),
-            _number(ours.tflops) if ours else "–",
-            f"{ours.ratio:.3f} ({ours.ratio_low:.3f}–{ours.ratio_high:.3f})" if ours else "–",
-            ours.check if ours else "–",
-            f"{self.gain:.2f}" if self.gain is not None else "–",
+            seed,
+            _lines(str(at.n) for at in shown),
+            _lines(text.number(m.tflops) for m in self.measured),
+            _lines(text.ratio(m) + ("" if m.gpu == GPUS[0] else f", {m.gpu}") for m in self.measured),
+            _lines(text.NONE if at.gain is None else f"{at.gain:.3f}" for at in shown),
+            f"{profile.registers:.0f}" if profile and profile.registers else text.NONE,
+            _slots(profile) or text.NONE,
+            text.NONE if rate is None else f"{rate:.0%}",
+            ", ".join(dict.fromkeys(m.check for m in self.measured)),
         )
 
 
-def rows(measurements: Measurements, ladder: str | None, n: int) -> list[Row]:
-    """All rungs, or those of one ladder, at the product of edge n. Raises ValueError for no ladder."""
-    found = climb(ladder)
-    ours = {rung.name: _ours(measurements, rung, n, _gpus(measurements)) for rung in found}
-    return [Row(rung, _figure(rung, n), ours[rung.name], _gain(rung, ours)) for rung in found]
+def rows(measurements: Measurements, ladder: str | None, sizes: Sequence[int], profiles: Profiles = ()) -> list[Row]:
+    """All rungs, or those of one ladder, at products of these edges; above Hopper's, the CUDA-core kernel that its
+    climb starts from. Raises ValueError for no ladder."""
+    compared = [(rung, DTYPES[rung.ladder]) for rung in climb(ladder)]  # first, for it checks the name
+    compared = [(rung, rung.figures[0].dtype) for rung in _baseline(ladder)] + compared
+    gpus = gpus_in_order(measurements)
+    ours = {
+        (rung.name, n): next((m for gpu in gpus if (m := find(measurements, rung.name, (n, n, n), dtype, gpu))), None)
+        for rung, dtype in compared
+        for n in sizes
+    }
+    return [_row(rung, dtype, sizes, ours, profiles) for rung, dtype in compared]
 
 
-def _gpus(measurements: Measurements) -> list[str]:
-    """GPUs in the order in which the table takes figures from them: those of the seeds first, the H100 before all."""
+def title(rows: Sequence[Row]) -> str:
+    """What the figures of a table have in common."""
+    gpus = ", ".join(dict.fromkeys(m.device for row in rows for m in row.measured)) or "not measured"
+    usual = rows[0].at[0].n
+    return f"Rungs in burst, {gpus}; a seed's figure is an H100's at {usual} where it does not say"
+
+
+def default_sizes(ladder: str | None) -> tuple[int, ...]:
+    return SIZES.get(ladder or "", DEFAULT_SIZES)
+
+
+def gpus_in_order(measurements: Measurements) -> list[str]:
+    """GPUs in the order in which a table takes figures from them: those of the seeds first, the H100 before all."""
     found = sorted({m.gpu for m in measurements})
     return sorted(found, key=lambda gpu: GPUS.index(gpu) if gpu in GPUS else len(GPUS))
 
 
-def _ours(measurements: Measurements, rung: Rung, n: int, gpus: list[str]) -> Measurement | None:
-    return next((m for gpu in gpus if (m := find(measurements, rung.name, (n, n, n), DTYPES[rung.ladder], gpu))), None)
+def _baseline(ladder: str | None) -> list[Rung]:
+    """The rung of another ladder that this one starts from, with the one figure that its documents have on it."""
+    if ladder not in _BASELINES:
+        return []
+    name, source = _BASELINES[ladder]
+    (rung,) = (rung for rung in climb(name.partition(".")[0]) if rung.name == name)
+    return [replace(rung, figures=tuple(figure for figure in rung.figures if figure.source == source))]
 
 
-def _figure(rung: Rung, n: int) -> Figure | None:
-    return next((f for f in rung.figures if f.n == n), rung.figures[0] if rung.figures else None)
+def _row(
+    rung: Rung,
+    dtype: str,
+    sizes: Sequence[int],
+    ours: dict[tuple[str, int], Measurement | None],
+    profiles: Profiles,
+) -> Row:
+    own = {n: ours[rung.name, n] for n in sizes}
+    at = tuple(At(n, m, _gain(m, ours.get((rung.parent or "", n)))) for n, m in own.items())
+    gpu = next((m.gpu for m in own.values() if m), GPUS[0])
+    counted = (profiled(profiles, rung.name, (n, n, n), dtype, gpu) for n in sizes)
+    return Row(rung, _figure(rung, sizes), at, next(filter(None, counted), None))
 
 
-def _gain(rung: Rung, ours: dict[str, Measurement | None]) -> float | None:
+def _figure(rung: Rung, sizes: Sequence[int]) -> Figure | None:
+    return next((f for f in rung.figures if f.n in sizes), rung.figures[0] if rung.figures else None)
+
+
+def _gain(own: Measurement | None, parent: Measurement | None) -> float | None:
     """Of ratios, which stand in one run with their cuBLAS each, and only between measurements on the same device."""
-    own, parent = ours[rung.name], ours.get(rung.parent or "")
     if own is None or parent is None or own.ratio is None or parent.ratio is None or own.device != parent.device:
         return None
     return own.ratio / parent.ratio
 
 
-def _seed_cells(figure: Figure | None) -> tuple[str, str, str]:
+def _seed(figure: Figure | None, usual: int) -> str:
+    """The figure, then where it comes from; the GPU and the size where they are not an H100 and the usual one."""
     if figure is None:
-        return "–", "–", "–"
-    size = f", {figure.n}" if figure.n else ""
-    return f"{figure.source} ({figure.gpu}{size})", _range(figure.tflops, _number), _range(figure.ratio, _share)
+        return text.NONE
+    source = figure.source.partition(",")[0]
+    gpu = f", {figure.gpu}" if figure.gpu != GPUS[0] else ""
+    size = f", at {figure.n}" if figure.n not in (usual, None) else ""
+    return f"{text.span(figure.tflops, text.number)}, {text.span(figure.ratio, text.share)}\n{source}{gpu}{size}"
 
 
-def _range(values: tuple[float, float] | None, show: Any) -> str:
-    if values is None:
-        return "–"
-    return show(values[0]) if values[0] == values[1] else f"{show(values[0])}–{show(values[1])}"
+def _slots(profile: Profile | None) -> str | None:
+    return profile.settings.get("slots") if profile else None
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def draw(found: list[Row], n: int) -> Canvas:
-    """Bars of the ratio to cuBLAS by rung, ours beside the seed's at the same size.
-
-    Raises ValueError when there is nothing to draw.
-    """
-    seeds = [row.figure.ratio if row.figure and row.figure.n == n else None for row in found]
-    shown = [(row, seed) for row, seed in zip(found, seeds, strict=True) if row.ours is not None or seed is not None]
-    if not shown:
-        raise ValueError("no rung has a figure to draw")
-    figure, (axis,) = charts.canvas(1, (9.0, 1.4 + 0.42 * len(shown)))
-    places = range(len(shown))
-    theirs = [sum(seed) / 2 if seed else 0.0 for _, seed in shown]
-    ours = [row.ours.ratio or 0.0 if row.ours else 0.0 for row, _ in shown]
-    axis.barh([p - 0.2 for p in places], theirs, 0.38, color="#c9c9c9", label="the seed, against its own cuBLAS")
-    axis.barh([p + 0.2 for p in places], ours, 0.38, color=charts.PALETTE[0], label="ours, against today's")
-    for place, (row, _) in zip(places, shown, strict=True):
-        if row.ours is not None and row.ours.ratio is not None:
-            axis.text(row.ours.ratio + 0.01, place + 0.2, f"{row.ours.ratio:.3f}", va="center", fontsize="small")
-    axis.axvline(1.0, color=charts.BASE_COLOUR, linewidth=1.2)
-    axis.set_yticks(places, [row.rung.name for row, _ in shown])
-    axis.set_ylim(len(shown) - 0.4, -0.6)
-    axis.grid(True, axis="x", color="#e3e3e3", linewidth=0.8)
-    axis.grid(False, axis="y")
-    axis.set_xlabel(f"× cuBLAS at {n}³")
-    axis.legend(frameon=False, fontsize="small", ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return figure
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(parts)

@@ -24,8 +24,8 @@ p.quiet { color: var(--quiet); margin: .2rem 0; }
 figure { margin: 1.2rem 0; padding: .6rem; } figure svg { max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; border-bottom: 2px solid var(--line); padding: .35rem .7rem; white-space: nowrap; }
-td { border-bottom: 1px solid var(--line); padding: .35rem .7rem; vertical-align: top; }
+th { text-align: left; border-bottom: 2px solid var(--line); padding: .35rem .7rem; white-space: pre; }
+td { border-bottom: 1px solid var(--line); padding: .35rem .7rem; vertical-align: top; white-space: pre-line; }
 tbody tr:nth-child(even) { background: var(--band); }
 td.confirmed { color: #2f8f5b; font-weight: 600; } td.refuted { color: #c0392b; font-weight: 600; }
 td.differs { color: #b9770e; font-weight: 600; }

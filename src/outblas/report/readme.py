@@ -1,8 +1,9 @@
 """The generated parts of README.md: tables and charts between markers, made from the files in `results/`.
 
-A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`. KIND is `suite`,
-`sustained`, `claims`, `ladder NAME`, or `chart results/FILE.svg`, whose picture is drawn anew too and carries the
-digest of its data.
+A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; those of ladders and claims
+take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`, `ladder NAME`, `ladder NAME N,N`,
+`sizes KERNEL`, or `chart results/FILE.svg`, `climb NAME results/FILE.svg`: their pictures are drawn anew too and carry
+the digest of their data.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
-from ..shapes import SUITE, Shape, to_text
-from . import claims, ladder, page
-from .results import ROOT, Measurement, Measurements, in_checkout, load
+from ..shapes import SUITE, Shape, parse, to_text
+from . import claims, ladder, page, sizes, text
+from .claims import Evidence
+from .profiles import load as load_profiles
+from .results import ROOT, Measurement, Measurements, in_checkout, is_profile, load, parsed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PART = re.compile(
     r"(<!-- generated: (?P<what>[^>]*?) from (?P<files>[^>]*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL
@@ -31,8 +37,8 @@ def render(root: Path = ROOT) -> list[str]:
     readme = root / "README.md"
     text = readme.read_text(encoding="utf-8")
     made = _rendered(root, text)
-    for name, files in _charts(text):
-        _draw(root, name, files)
+    for what, files in _charts(text):
+        _draw(root, what, files)
     readme.write_text(made, encoding="utf-8")
     return changed
 
@@ -43,7 +49,7 @@ def stale(root: Path = ROOT) -> list[str]:
         raise ValueError(f"{root} is no checkout of outblas: README.md is made there")
     text = (root / "README.md").read_text(encoding="utf-8")
     found = [] if _rendered(root, text) == text else ["README.md"]
-    return found + [name for name, files in _charts(text) if not _is_current(root, name, files)]
+    return found + [_picture(what) for what, files in _charts(text) if not _is_current(root, _picture(what), files)]
 
 
 def _parts(text: str) -> list[tuple[str, list[str]]]:
@@ -56,7 +62,12 @@ def _parts(text: str) -> list[tuple[str, list[str]]]:
 
 
 def _charts(text: str) -> list[tuple[str, list[str]]]:
-    return [(what.removeprefix("chart "), files) for what, files in _parts(text) if what.startswith("chart ")]
+    return [(what, files) for what, files in _parts(text) if what.startswith(("chart ", "climb "))]
+
+
+def _picture(what: str) -> str:
+    """The file of a part that is drawn."""
+    return what.rpartition(" ")[2]
 
 
 def _rendered(root: Path, text: str) -> str:
@@ -68,12 +79,19 @@ def _make(root: Path, what: str, files: list[str]) -> str:
     kind, _, argument = what.partition(" ")
     if kind not in _KINDS:
         raise ValueError(f"README.md: a generated part is a {kind!r}, expected one of {', '.join(_KINDS)}")
-    return _KINDS[kind](load(root / name for name in files), argument)
+    return _KINDS[kind](_evidence(root / name for name in files), argument)
 
 
-def _suite(measurements: Measurements, argument: str) -> str:
+def _evidence(files: Iterable[Path]) -> Evidence:
+    """The files by what wrote them."""
+    paths = list(files)
+    counted = [path for path in paths if is_profile(parsed(path))]
+    return Evidence(load(path for path in paths if path not in counted), load_profiles(counted))
+
+
+def _suite(evidence: Evidence, argument: str) -> str:
     """A row a shape: cuBLAS's time, then every other provider's ratio with its spread, and what happens apart."""
-    burst = _campaign(measurements, "burst")
+    burst = _campaign(evidence.measurements, "burst")
     others = list(dict.fromkeys(m.label for m in burst if m.provider != BASE))
     shapes = sorted({m.shape for m in burst}, key=_order)
     lines = [f"| shape | cuBLAS µs | TFLOP/s | {' | '.join(f'{name} × cuBLAS' for name in others)} |"]
@@ -92,8 +110,8 @@ def _suite(measurements: Measurements, argument: str) -> str:
     return _closed(lines, burst, note)
 
 
-def _sustained(measurements: Measurements, argument: str) -> str:
-    kept = _campaign(measurements, "sustained")
+def _sustained(evidence: Evidence, argument: str) -> str:
+    kept = _campaign(evidence.measurements, "sustained")
     lines = ["| shape | provider | TFLOP/s | × cuBLAS | SM clock, MHz | utilisation | W | pJ/FLOP |", "|---" * 8 + "|"]
     for m in kept:
         cells = (
@@ -121,51 +139,88 @@ def _campaign(measurements: Measurements, mode: str) -> list[Measurement]:
     return found
 
 
-def _ladder(measurements: Measurements, name: str) -> str:
-    rows = ladder.rows(measurements, name, 4096)
-    lines = ["| rung | seed: TFLOP/s, × its cuBLAS | ours: TFLOP/s | × cuBLAS |", "|---" * 4 + "|"]
-    for row in rows:
-        cells = row.cells()
-        lines.append(f"| `{cells[0]}` | {cells[2]}, {cells[3]} | {cells[5] if row.ours else cells[4]} | {cells[6]} |")
-    measured = [row.ours for row in rows if row.ours is not None]
-    return _closed(lines, measured, "4096³, burst")
+def _ladder(evidence: Evidence, argument: str) -> str:
+    """The argument is the ladder's name and, after a space, the sizes if they are not its usual ones."""
+    name, _, wanted = argument.partition(" ")
+    edges = tuple(shape[0] for shape in parse(wanted, "README.md: sizes of a ladder")) if wanted else None
+    rows = ladder.rows(evidence.measurements, name, edges or ladder.default_sizes(name), evidence.profiles)
+    usual = rows[0].at[0].n
+    measured = [m for row in rows for m in row.measured]
+    note = f"burst; a seed's figure is an H100's at {usual} where it does not say; registers, slots, L2 hits by ncu"
+    return _closed(_markdown(ladder.COLUMNS, [row.cells() for row in rows]), measured, note)
 
 
-def _claims(measurements: Measurements, argument: str) -> str:
-    found = claims.settled(measurements)
+def _sizes(evidence: Evidence, kernel: str) -> str:
+    rows = sizes.rows(evidence.measurements, kernel)
+    note = "burst (calls under 100 µs in a CUDA graph); *apart*: with a foreign kernel between calls"
+    return _closed(_markdown(sizes.COLUMNS, [row.cells() for row in rows]), [row.ours for row in rows], note)
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table whose first column is code; lines within a cell stay lines."""
+    cells = [[f"`{first}`", *rest] for first, *rest in rows]
+    lines = [" | ".join(row).replace("\n", "<br>") for row in (columns, *cells)]
+    return [f"| {lines[0]} |", "|---" * len(columns) + "|", *(f"| {line} |" for line in lines[1:])]
+
+
+def _claims(evidence: Evidence, argument: str) -> str:
+    found = claims.settled(evidence.measurements, evidence.profiles)
     refuted = [s for s in found if s.finding.verdict == claims.REFUTED]
     lines = ["| claim | source | what came out |", "|---" * 3 + "|"]
     lines += [f"| {s.claim.text} | {s.claim.source} | {s.finding.ours} |" for s in refuted]
     return "\n".join([f"{claims.count(found)}. Refuted:", "", *lines]) + "\n"
 
 
-def _chart(measurements: Measurements, name: str) -> str:
-    gpus = ", ".join(dict.fromkeys(m.device for m in measurements))
+def _chart(evidence: Evidence, name: str) -> str:
+    gpus = ", ".join(dict.fromkeys(m.device for m in evidence.measurements))
     return f"![Ratio to cuBLAS by shape, and TFLOP/s against N: {gpus}]({name})\n"
 
 
-_KINDS: dict[str, Callable[[Measurements, str], str]] = {
+def _climb(evidence: Evidence, argument: str) -> str:
+    """The argument is the ladder's name and the picture's file."""
+    name, _, file = argument.partition(" ")
+    gpus = ", ".join(dict.fromkeys(m.device for m in evidence.measurements))
+    return f"![Ratio to cuBLAS by rung of the {name} ladder, the seed's beside ours: {gpus}]({file})\n"
+
+
+_KINDS: dict[str, Callable[[Evidence, str], str]] = {
     "suite": _suite,
     "sustained": _sustained,
     "ladder": _ladder,
+    "sizes": _sizes,
     "claims": _claims,
     "chart": _chart,
+    "climb": _climb,
 }
 
 
-def _draw(root: Path, name: str, files: list[str]) -> None:
+def _draw(root: Path, what: str, files: list[str]) -> None:
     from .. import charts
-    from ..bench import chart
 
-    charts.check_chart(root / name)
-    measurements = load(root / file for file in files)
+    path = root / _picture(what)
+    charts.check_chart(path)
+    measurements = _evidence(root / file for file in files).measurements
     if not measurements:
         raise ValueError(f"{', '.join(files)}: no results, expected some to draw")
+    kind, name, *_ = what.split(" ")
+    figure = _climb_figure(measurements, name) if kind == "climb" else _chart_figure(measurements)
+    charts.save(figure, path, note=_digest(root, files))
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_seal(path.read_text(encoding="utf-8")))
+
+
+def _chart_figure(measurements: Measurements) -> Figure:
+    from ..bench import chart
+
     results = [{**m.record(), "shape": list(m.shape)} for m in measurements]
-    report: dict[str, Any] = {"environment": measurements[0].environment, "results": results}
-    charts.save(chart.figure(report), root / name, note=_digest(root, files))
-    with (root / name).open("a", encoding="utf-8") as file:
-        file.write(_seal((root / name).read_text(encoding="utf-8")))
+    return chart.figure({"environment": measurements[0].environment, "results": results})
+
+
+def _climb_figure(measurements: Measurements, name: str) -> Figure:
+    from . import ladder_chart
+
+    edges = ladder.default_sizes(name)
+    return ladder_chart.draw(ladder.rows(measurements, name, edges), edges)
 
 
 def _is_current(root: Path, name: str, files: list[str]) -> bool:
@@ -194,7 +249,7 @@ def _ratio(m: Measurement | None) -> str:
     if m is None or m.ratio is None:
         return "–"
     apart = f", apart {m.ratio_apart:.3f}" if m.ratio_apart is not None else ""
-    return f"{m.ratio:.3f} ({m.ratio_low:.3f}–{m.ratio_high:.3f}){apart}"
+    return f"{text.ratio(m)}{apart}"
 
 
 def _us(us: float | None) -> str:

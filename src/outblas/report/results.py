@@ -1,4 +1,4 @@
-"""Result files of `outblas bench`: read, held to their format, merged."""
+"""Result files of `outblas bench`: read, held to their format, merged; and what files of every command share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.record import BASE, MODES, UNCHECKED, Record
-from ..machines import Machine, of_device
+from ..machines import Machine, of_device, short_name
+from ..shapes import Shape
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 FOLDER = ROOT / "results"
@@ -39,7 +40,7 @@ class Measurement(Record):
     @property
     def gpu(self) -> str:
         """The short name of the GPU: "H100", or the device's own where no table has it."""
-        return self.machine.name if self.machine else self.device
+        return short_name(self.device)
 
     def record(self) -> dict[str, Any]:
         """For JSON, without the environment."""
@@ -57,10 +58,30 @@ def default_files() -> list[Path]:
     """Every bench result of the checkout. Raises ValueError outside one, or when it has none."""
     if not in_checkout():
         raise ValueError("--results is missing, expected FILE,...: this outblas does not run from a checkout")
-    found = [path for path in sorted(FOLDER.glob("*.json")) if _is_bench(_parsed(path))]
+    found = [path for path in saved() if _is_bench(parsed(path))]
     if not found:
         raise ValueError(f"--results is missing, expected FILE,...: {FOLDER} holds no result of outblas bench")
     return found
+
+
+def saved() -> list[Path]:
+    """Every JSON file in the checkout's results/."""
+    return sorted(FOLDER.glob("*.json"))
+
+
+def is_profile(report: Any) -> bool:
+    """Whether it came from `outblas profile`, whose entries alone count hits in L2."""
+    return _has(report, "l2_hit_rate")
+
+
+def _is_bench(report: Any) -> bool:
+    """Whether it came from `outblas bench`, or claims to: neither a profile nor cycles by phase."""
+    return _is_report(report) and not is_profile(report) and not _has(report, "phases")
+
+
+def _has(report: Any, field: str) -> bool:
+    entries = report["results"] if _is_report(report) else None
+    return isinstance(entries, list) and any(isinstance(entry, dict) and field in entry for entry in entries)
 
 
 def load(paths: Iterable[Path]) -> Measurements:
@@ -77,7 +98,8 @@ def environments(measurements: Measurements) -> list[dict[str, Any]]:
     return found
 
 
-def _parsed(path: Path) -> Any:
+def parsed(path: Path) -> Any:
+    """The file's JSON. Raises ValueError that names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -86,14 +108,11 @@ def _parsed(path: Path) -> Any:
         raise ValueError(f"{path}: is not JSON: {error}") from None
 
 
-def _is_bench(report: Any) -> bool:
-    return isinstance(report, dict) and "environment" in report and "results" in report
-
-
-def _load(path: Path) -> list[Measurement]:
-    report = _parsed(path)
-    if not _is_bench(report):
-        raise ValueError(f"{path}: expected an object with environment and results, as outblas bench writes")
+def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """The environment, and every entry after where it stands, of a file that `command` writes. Raises ValueError."""
+    report = parsed(path)
+    if not _is_report(report):
+        raise ValueError(f"{path}: expected an object with environment and results, as {command} writes")
     environment, results = report["environment"], report["results"]
     if not isinstance(environment, dict):
         raise ValueError(f"{path}: environment is {_kind(environment)}, expected an object")
@@ -101,23 +120,45 @@ def _load(path: Path) -> list[Measurement]:
         raise ValueError(f"{path}: environment.gpu is {environment.get('gpu')!r}, expected the name of a GPU")
     if not isinstance(results, list):
         raise ValueError(f"{path}: results is {_kind(results)}, expected a list")
-    return [_measurement(environment, entry, f"{path}: results[{i}]") for i, entry in enumerate(results)]
+    entries = [(f"{path}: results[{i}]", entry) for i, entry in enumerate(results)]
+    for where, entry in entries:
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where} is {_kind(entry)}, expected an object")
+    return environment, entries
 
 
-def _measurement(environment: dict[str, Any], entry: Any, where: str) -> Measurement:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is {_kind(entry)}, expected an object")
-    for name in ("provider", "dtype", "layout", "mode", "check"):
+def texts(entry: dict[str, Any], where: str, names: Iterable[str], absent: Iterable[str] = ()) -> None:
+    """Raises ValueError where one of `names` is no text, or one of `absent`, which may be missing or null."""
+    for name in names:
         if not isinstance(entry.get(name), str):
             raise ValueError(f"{where}.{name} is {entry.get(name)!r}, expected text")
-    if entry["mode"] not in MODES:
-        raise ValueError(f"{where}.mode is {entry['mode']!r}, expected one of {', '.join(MODES)}")
-    for name, absent in (("config", ""), ("verdict", None)):
-        if not isinstance(entry.get(name, absent), str | None):
+    for name in absent:
+        if not isinstance(entry.get(name), str | None):
             raise ValueError(f"{where}.{name} is {entry[name]!r}, expected text")
+
+
+def shape_of(entry: dict[str, Any], where: str) -> Shape:
+    """The entry's (M, N, K). Raises ValueError."""
     shape = entry.get("shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)):
         raise ValueError(f"{where}.shape is {shape!r}, expected [M, N, K]")
+    return shape[0], shape[1], shape[2]
+
+
+def _is_report(report: Any) -> bool:
+    return isinstance(report, dict) and "environment" in report and "results" in report
+
+
+def _load(path: Path) -> list[Measurement]:
+    environment, entries = contents(path, "outblas bench")
+    return [_measurement(environment, entry, where) for where, entry in entries]
+
+
+def _measurement(environment: dict[str, Any], entry: dict[str, Any], where: str) -> Measurement:
+    texts(entry, where, ("provider", "dtype", "layout", "mode", "check"), ("config", "verdict"))
+    if entry["mode"] not in MODES:
+        raise ValueError(f"{where}.mode is {entry['mode']!r}, expected one of {', '.join(MODES)}")
+    shape = shape_of(entry, where)
     figures: dict[str, Any] = {name: _figure(entry.get(name), f"{where}.{name}") for name in FIGURES}
     spread = [figures[name] for name in ("ratio_low", "ratio", "ratio_high")]
     if len({value is None for value in spread}) > 1:
@@ -132,7 +173,7 @@ def _measurement(environment: dict[str, Any], entry: Any, where: str) -> Measure
         # The first result files wrote the base as torch users do.
         provider=BASE if entry["provider"] == "cuBLAS" else entry["provider"],
         config=entry.get("config") or "",
-        shape=(shape[0], shape[1], shape[2]),
+        shape=shape,
         verdict=entry.get("verdict"),
         dtype=entry["dtype"],
         layout=entry["layout"],

@@ -159,6 +159,9 @@ FIGURES: tuple[Figure, ...] = (
     _h100("hilbert", "004", 726, 1.01, n=8192),
 )
 
+# 001 kernel 3: mean cycles of a step of 64 along K for loading and for the tensor cores, and of storing a tile.
+PHASES = {"hopper.large_tile": ("001 kernel 3", {"load": 1415.0, "tensor": 703.0, "store": 4572.0})}
+
 # Rungs on which the documents have no figure: beyond the seeds, or only planned in them (003 v12).
 WITHOUT_FIGURE = ("simt.pipelined", "portable", "turing.cp_async", "hopper.gemm")
 

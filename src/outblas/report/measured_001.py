@@ -1,0 +1,203 @@
+"""Claims of documents 001 and 004 that one measurement beside another settles: what each change of the climb is worth,
+where power binds, what the L2 cache serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..bench.record import BASE
+from ..bench.statistics import BURST_TOLERANCE
+from . import rungs, seeds
+from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
+from .measured import WITHIN, find, profiled
+from .results import Measurement, Measurements, environments
+
+N, LARGE = 4096, 8192
+DTYPE, GPU = "bfloat16", "H100"
+SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point
+POINT = 0.01
+AT_LIMIT = 0.97  # of the board's power limit: it then holds the clock down
+
+
+@dataclass(frozen=True)
+class Run:
+    """A provider, what its config changes, and the square product of edge `n` it ran."""
+
+    provider: str
+    config: str = ""
+    n: int = N
+
+    def find(self, measurements: Measurements, mode: str = "burst") -> Measurement | None:
+        shape = (self.n, self.n, self.n)
+        return find(measurements, self.provider, shape, DTYPE, GPU, mode=mode, config=self.config)
+
+
+def together(measurements: Measurements, one: Run, other: Run) -> tuple[Measurement, Measurement] | None:
+    """Both from the newest campaign that has both: only figures of one campaign are set against each other."""
+    newest_first = sorted(environments(measurements), key=lambda e: str(e.get("date", "")), reverse=True)
+    for environment in newest_first:
+        campaign = tuple(m for m in measurements if m.environment == environment)
+        first, second = one.find(campaign), other.find(campaign)
+        if first and second:
+            return first, second
+    return None
+
+
+def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[float, float] | None = None) -> Claim:
+    """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both, where it has them.
+
+    The gain is one ratio to cuBLAS over the other. It holds if it exceeds 0.5%, or if the spreads of the rounds do not
+    meet, and agrees with the stated gain to half of that or a percentage point. It is refuted if the other run is the
+    faster one by both measures.
+    """
+
+    def test(evidence: Evidence) -> Finding:
+        both = together(evidence.measurements, faster, slower)
+        if both is None:
+            return NOT_MEASURED
+        gain, ahead, behind = _gain(*both)
+        ours = f"{gain:+.1%} ({both[0].ratio:.3f} against {both[1].ratio:.3f} × cuBLAS)"
+        if behind:
+            return Finding(ours, REFUTED, gain)
+        if not ahead:
+            return Finding(f"{ours}: a tie", DIFFERS, gain)
+        claimed = stated[0] / stated[1] - 1 if stated else gain
+        agrees = abs(gain - claimed) <= max(POINT, SIZE_WITHIN * claimed)
+        return Finding(ours, CONFIRMED if agrees else DIFFERS, gain)
+
+    return Claim(source, text, f"burst at {faster.n}, in one campaign", test)
+
+
+def _gain(a: Measurement, b: Measurement) -> tuple[float, bool, bool]:
+    """The gain of a over b; whether a is faster by the tolerance or by spreads, whether b is by both."""
+    (a_low, a_ratio, a_high), (b_low, b_ratio, b_high) = _spread(a), _spread(b)
+    gain = a_ratio / b_ratio - 1
+    return gain, gain > BURST_TOLERANCE or a_low > b_high, gain < -BURST_TOLERANCE and a_high < b_low
+
+
+def _spread(m: Measurement) -> tuple[float, float, float]:
+    assert m.ratio is not None  # `find` returns no other
+    return m.ratio_low or m.ratio, m.ratio, m.ratio_high or m.ratio
+
+
+def _steps() -> tuple[Claim, ...]:
+    """Every rung against the one below it, by the figures of both."""
+    figures = {f.rung: f for f in reversed(seeds.FIGURES) if f.tflops and f.n == N}  # the first of a rung counts
+    found = []
+    for below, rung in pairwise(name for name in rungs.planned("hopper") if name in figures):
+        new, old = figures[rung], figures[below]
+        assert new.tflops
+        assert old.tflops
+        pair = new.tflops[0], old.tflops[0]
+        gain = pair[0] / pair[1] - 1
+        text = f"{rung} gains {gain:.1%} on {below.partition('.')[2]}: {pair[0]:g} TFLOP/s after {pair[1]:g}"
+        found.append(against(new.source, text, Run(rung), Run(below), pair))
+    return tuple(found)
+
+
+def _rung(name: str, config: str = "") -> Run:
+    return Run(f"hopper.{name}", config)
+
+
+_K3, _K5, _K6, _K8, _STORE = "001 kernel 3", "001 kernel 5", "001 kernel 6", "001 kernel 8", "004 store path"
+_GROUPS = "004 L2-aware scheduling"
+_LARGE, _TWO, _PERSISTENT, _CLUSTER = map(_rung, ("large_tile", "two_consumers", "persistent", "cluster_multicast"))
+_SPECIALIZED = _rung("warp_specialized")
+_COMPILED = _rung("two_consumers", "producer_registers=0,consumer_registers=0")  # no setmaxnreg
+_SPILLING = _rung("two_consumers", "consumers=1,producer_registers=0,consumer_registers=0")
+_CONSECUTIVE = _rung("persistent", "order=consecutive,sms=0")
+_ALL_SMS = _rung("persistent", "sms=0")
+_REORDERED = _rung("store_tuning", "write_through=False,accumulate_flag=False")
+_WRITTEN_THROUGH = _rung("store_tuning", "reorder_stores=False,accumulate_flag=False")
+_FLAGGED = _rung("store_tuning", "reorder_stores=False,write_through=False")
+
+# Configs in brief form, as `outblas bench` writes them: a field that the rung has anyway is not named.
+COMPARISONS: tuple[tuple[str, str, Run, Run, tuple[float, float] | None], ...] = (
+    (_K3, "one wgmma of n = 128 is faster than two of 64", _LARGE, _rung("large_tile", "mma_n=64"), None),
+    (_K3, "one wgmma of n = 128 is faster than four of 32", _LARGE, _rung("large_tile", "mma_n=32"), None),
+    (_K5, "one consumer at 128×256 spills: 123 TFLOP/s, at 128×128 498", _SPECIALIZED, _SPILLING, (498, 123)),
+    (_K5, "two consumers of 128×256 beat one, before setmaxnreg: 610", _COMPILED, _SPECIALIZED, (610, 498)),
+    (f"{_K5}, 004 kernel C", "setmaxnreg 24/240 takes 610 TFLOP/s to 631", _TWO, _COMPILED, (631, 610)),
+    (_K6, "persistent CTAs on consecutive tiles lose to their parent: 400 TFLOP/s", _TWO, _CONSECUTIVE, (631, 400)),
+    (_K6, "groups of 16×8 beat consecutive tiles: 660 TFLOP/s to 400", _PERSISTENT, _CONSECUTIVE, (660, 400)),
+    (f"{_K6}, {_GROUPS}", "128 SMs beat all 132: 660 TFLOP/s to 655", _PERSISTENT, _ALL_SMS, (660, 655)),
+    (_GROUPS, "groups of 16×8 beat 2×2", _PERSISTENT, _rung("persistent", "group_m=2,group_n=2"), None),
+    (_GROUPS, "groups of 16×8 beat 4×4", _PERSISTENT, _rung("persistent", "group_m=4,group_n=4"), None),
+    (_GROUPS, "groups of 16×8 beat 8×8", _PERSISTENT, _rung("persistent", "group_m=8"), None),
+    (_K8, "clusters of 2×1 beat 1×2", _CLUSTER, _rung("cluster_multicast", "cluster_m=1,cluster_n=2"), None),
+    (_K8, "clusters of 2×1 beat 2×2", _CLUSTER, _rung("cluster_multicast", "cluster_n=2"), None),
+    (_K8, "clusters of 2×1 beat 4×1", _CLUSTER, _rung("cluster_multicast", "cluster_m=4"), None),
+    (_STORE, "reordered stores alone gain 5 TFLOP/s", _REORDERED, _CLUSTER, (739, 734)),
+    (_STORE, "write-through stores alone gain 5 TFLOP/s", _WRITTEN_THROUGH, _CLUSTER, (739, 734)),
+    (_STORE, "the accumulate flag alone gains 3 TFLOP/s", _FLAGGED, _CLUSTER, (737, 734)),
+)
+
+
+def _clock_falls(evidence: Evidence) -> Finding:
+    """The SM clock at 8192 beside that at 1024, our last rung's or else cuBLAS's."""
+    for name in ("hopper.hilbert", BASE):
+        both = together(evidence.measurements, Run(name, n=LARGE), Run(name, n=1024))
+        if both and both[0].clock_mhz and both[1].clock_mhz:
+            share = both[0].clock_mhz / both[1].clock_mhz
+            ours = f"{both[0].clock_mhz:.0f} MHz, at 1024 {both[1].clock_mhz:.0f} ({name})"
+            return Finding(ours, CONFIRMED if share < 1 - POINT else REFUTED, share)
+    return NOT_MEASURED
+
+
+def _power(evidence: Evidence, n: int) -> tuple[float, str] | None:
+    """The share of the board's power limit that calls without pause draw, and in words."""
+    for name in ("hopper.hilbert", BASE):
+        ours = Run(name, n=n).find(evidence.measurements, "sustained")
+        limit = ours.environment.get("power_limit_w") if ours else None
+        if ours and ours.watts and isinstance(limit, int | float) and limit > 0:
+            clock = f", {ours.clock_mhz:.0f} MHz" if ours.clock_mhz else ""
+            return ours.watts / limit, f"{ours.watts:.0f} of {limit:.0f} W{clock}, called without pause ({name})"
+    return None
+
+
+def _at_limit(evidence: Evidence) -> Finding:
+    found = _power(evidence, LARGE)
+    return Finding(found[1], CONFIRMED if found[0] >= AT_LIMIT else REFUTED, found[0]) if found else NOT_MEASURED
+
+
+def _below_limit(evidence: Evidence) -> Finding:
+    found = _power(evidence, 2048)
+    return Finding(found[1], CONFIRMED if found[0] < AT_LIMIT else DIFFERS, found[0]) if found else NOT_MEASURED
+
+
+def _hit_rate(evidence: Evidence, provider: str) -> float | None:
+    found = profiled(evidence.profiles, provider, (N, N, N), DTYPE, GPU)
+    return found.l2_hit_rate if found else None
+
+
+def hits(provider: str, words: str, stated: float) -> Claim:
+    """The share of requests that L2 serves, by ncu."""
+
+    def test(evidence: Evidence) -> Finding:
+        rate = _hit_rate(evidence, provider)
+        if rate is None:
+            return NOT_MEASURED
+        return Finding(f"{rate:.1%}", CONFIRMED if abs(rate - stated) <= WITHIN * stated else DIFFERS, rate)
+
+    return Claim(f"{_K6}, 004", f"{words} hits L2 {stated:.0%} of the time", f"ncu at {N}", test)
+
+
+def _grouped_hits_more(evidence: Evidence) -> Finding:
+    ours, theirs = (_hit_rate(evidence, name) for name in (_PERSISTENT.provider, BASE))
+    if ours is None or theirs is None:
+        return NOT_MEASURED
+    return Finding(f"{ours:.1%}, cuBLAS {theirs:.1%}", CONFIRMED if ours > theirs else REFUTED, ours - theirs)
+
+
+CLAIMS: tuple[Claim, ...] = (
+    *_steps(),
+    *(against(*comparison) for comparison in COMPARISONS),
+    hits(_PERSISTENT.provider, "the order in groups of 16×8", 0.83),
+    hits(BASE, "cuBLAS", 0.70),
+    Claim(f"{_K6}, 004", "groups of 16×8 hit L2 more often than cuBLAS", f"ncu at {N}", _grouped_hits_more),
+    Claim("001 conclusion", "power bounds large products: at 8192 the clock falls", "burst", _clock_falls),
+    Claim("001 conclusion", "the 700 W limit is what binds at 8192", "sustained", _at_limit),
+    Claim("004 last note", "the power wall stands past 4096: not yet at 2048", "sustained", _below_limit),
+)

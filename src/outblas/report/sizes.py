@@ -1,0 +1,74 @@
+"""One kernel over square products: time, speed and ratio to cuBLAS at each size, beside the seed's ratio there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..shapes import SQUARES
+from . import text
+from .ladder import gpus_in_order
+from .measured import find
+from .results import Measurement, Measurements
+from .rungs import DTYPES, Rung, climb
+from .seeds import Figure
+
+COLUMNS = ("N", "µs", "TFLOP/s", "× cuBLAS", "µs apart", "× cuBLAS apart", "seed × its cuBLAS", "check")
+FEWEST = 3  # sizes that make a sweep
+
+
+@dataclass(frozen=True)
+class Row:
+    """The kernel at the product of edge `n`; "apart": with a foreign kernel between calls, for short calls only."""
+
+    n: int
+    ours: Measurement
+    figure: Figure | None
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        figure = self.figure
+        seed = None if figure is None else {"source": figure.source, "tflops": figure.tflops, "ratio": figure.ratio}
+        return {"n": self.n, "ours": {"gpu": self.ours.device, **self.ours.record()}, "seed": seed}
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of COLUMNS."""
+        m = self.ours
+        return (
+            str(self.n),
+            text.number(m.us),
+            text.number(m.tflops),
+            text.ratio(m),
+            text.number(m.us_apart),
+            text.NONE if m.ratio_apart is None else f"{m.ratio_apart:.3f}",
+            text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}"),
+            m.check,
+        )
+
+
+def rows(measurements: Measurements, kernel: str) -> list[Row]:
+    """The squares at which the kernel was timed, all on one GPU. Raises ValueError for a kernel of no ladder."""
+    rung = next((rung for rung in climb() if rung.name == kernel), None)
+    if rung is None:
+        raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(rung.name for rung in climb())}")
+    for gpu in gpus_in_order(measurements):
+        at = {n: find(measurements, kernel, (n, n, n), DTYPES[rung.ladder], gpu) for n in SQUARES}
+        if any(at.values()):
+            return [Row(n, ours, _figure(rung, n, ours)) for n, ours in at.items() if ours is not None]
+    return []
+
+
+def title(kernel: str, rows: Sequence[Row]) -> str:
+    gpu = rows[0].ours.device if rows else "not measured"
+    return f"{kernel} by size in burst, {gpu}"
+
+
+def last(measurements: Measurements, ladder: str | None) -> str | None:
+    """The highest rung of a ladder (of all: of the last one) that was timed at several sizes; None if none was."""
+    names = [rung.name for rung in climb(ladder)]
+    return next((name for name in reversed(names) if len(rows(measurements, name)) >= FEWEST), None)
+
+
+def _figure(rung: Rung, n: int, ours: Measurement) -> Figure | None:
+    return next((f for f in rung.figures if f.n == n and f.gpu == ours.gpu and f.ratio is not None), None)

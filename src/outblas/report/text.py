@@ -1,0 +1,32 @@
+"""Figures as the reports write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .results import Measurement
+
+NONE = "–"
+
+
+def number(value: float | None) -> str:
+    """Three digits, and all of those before the point."""
+    if value is None:
+        return NONE
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def share(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> str:
+    """ "900–1200", or one value where both are the same."""
+    if values is None:
+        return NONE
+    return show(values[0]) if values[0] == values[1] else f"{show(values[0])}–{show(values[1])}"
+
+
+def ratio(m: Measurement) -> str:
+    """ "0.405 (0.402–0.409)": the ratio to cuBLAS with its 10th and 90th percentile."""
+    return f"{m.ratio:.3f} ({m.ratio_low:.3f}–{m.ratio_high:.3f})"
