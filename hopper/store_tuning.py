@@ -6,7 +6,9 @@ Changes: each its own flag. `reorder_stores`: the four lanes of a quad trade reg
     row, and C leaves in whole 32-byte sectors, four times fewer stores (16-bit C whose rows are aligned to 16 bytes);
     `write_through`: stores bypass L1 (st.global.wt); `accumulate_flag`: the first wgmma of a tile overwrites the
     accumulator, which need not be zeroed.
-Why it pays: WHY
+Why it pays: of 80000 cycles a tile the consumers store for 11000, in which they start no wgmma. Sixteen bytes a lane
+    make that 2100: 10% at 4096, 5% at 8192. The seed reorders single elements of a column-major C, and gains less.
+    Write-through alone gains 0.1%, the accumulate flag alone 0.3%.
 Source: 001 kernel 9 (747 TFLOP/s of cuBLAS's 716: +5, +5 and +3), 004.
 """
 

@@ -78,7 +78,7 @@ def test_the_seeds_figures() -> None:
 
 
 def test_claims_that_arithmetic_settles() -> None:
-    found = {(s.claim.source, s.claim.text): s.finding for s in claims.settled(())}
+    found = {(s.claim.source, s.claim.text): s.finding for s in claims.settled(claims.Evidence())}
     by_text = {text: finding for (_, text), finding in found.items()}
 
     def value(part: str) -> tuple[float | None, str]:
@@ -99,13 +99,13 @@ def test_claims_that_arithmetic_settles() -> None:
 
 
 def test_claims_without_a_measurement_have_no_number() -> None:
-    for s in claims.settled(()):
+    for s in claims.settled(claims.Evidence()):
         if s.claim in (*measured.CLAIMS, *measured_001.CLAIMS):
             assert s.finding == claims.NOT_MEASURED
 
 
 def test_claims_that_a_measurement_settles(file: Path) -> None:
-    found = {s.claim.text: s.finding for s in claims.settled(results.load([file]))}
+    found = {s.claim.text: s.finding for s in claims.settled(claims.Evidence(results.load([file])))}
     speed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
     assert (speed.verdict, speed.value) == ("confirmed", pytest.approx(319.8))
     share = found["hopper.tma_wgmma reaches 44% of cuBLAS at 4096"]
@@ -122,7 +122,9 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim(tmp_path: Pa
     elsewhere["environment"]["gpu"] = "NVIDIA H200"
     files = [write(tmp_path / "a.json", other), write(tmp_path / "b.json", elsewhere)]
     assert all(
-        s.finding.verdict == claims.OPEN for s in claims.settled(results.load(files)) if s.claim in measured.CLAIMS
+        s.finding.verdict == claims.OPEN
+        for s in claims.settled(claims.Evidence(results.load(files)))
+        if s.claim in measured.CLAIMS
     )
 
 

@@ -187,7 +187,7 @@ def test_runs_of_different_campaigns_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_claims_of_the_climb(files: tuple[Path, Path]) -> None:
-    settled = claims.settled(results.load(files[:1]), profiles.load(files[1:]))
+    settled = claims.settled(claims.Evidence(results.load(files[:1]), profiles.load(files[1:])))
     found = {s.claim.text: s.finding for s in settled if s.claim in measured_001.CLAIMS}
     steps = {text: finding for text, finding in found.items() if " gains " in text and " on " in text}
     assert len(steps) == 9

@@ -12,6 +12,7 @@ from ..charts import check_chart
 from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
 
 if TYPE_CHECKING:
+    from ..report.claims import Evidence
     from ..report.profiles import Profiles
     from ..report.results import Measurements
 
@@ -48,13 +49,14 @@ def ladder(
     try:
         _check_files(save, html, chart)
         edges = _squares(shapes) if shapes else report.default_sizes(ladder)
-        measurements, counted = _load(results, required=True), _load_profiles(profiles)
-        rows = report.rows(measurements, ladder, edges, counted)
+        measurements = _load(results, required=True)
+        evidence = _evidence(measurements, profiles)
+        rows = report.rows(measurements, ladder, edges, evidence.profiles)
         last = sizes.last(measurements, ladder)
         sweep = sizes.rows(measurements, last) if last else []
     except ValueError as error:
         raise usage_error(error) from None
-    found = claims.settled(measurements, counted)
+    found = claims.settled(evidence)
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
         (report.title(rows), report.COLUMNS, [row.cells() for row in rows])
     ]
@@ -254,6 +256,20 @@ def _load_profiles(text: str) -> Profiles:
     from ..report import profiles
 
     return profiles.load([Path(name) for name in split(text)] or profiles.default_files())
+
+
+def _evidence(measurements: Measurements, text: str) -> Evidence:
+    """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the checkout."""
+    from ..report import claims, phases, profiles, results
+
+    paths = [Path(name) for name in split(text)]
+    counted = [path for path in paths if results.has_phases(results.parsed(path))]
+    others = [path for path in paths if path not in counted]
+    return claims.Evidence(
+        measurements,
+        profiles.load(others if paths else profiles.default_files()),
+        phases.load(counted if paths else phases.default_files()),
+    )
 
 
 def _save_chart(figure: Any, path: Path) -> None:

@@ -16,12 +16,13 @@ STEP_K = 64  # chunks are multiples of it
 class Traffic:
     """Bytes of A and B that CTAs requested from L2, and those of them that were not there, in all and by wave.
 
-    `compulsory_bytes` is A and B once: no cache misses less.
+    `compulsory_bytes` is A and B once: no cache misses less. `halves` of L2 keep a copy each.
     """
 
     requested_bytes: int
     compulsory_bytes: int
     wave_missed_bytes: tuple[int, ...]
+    halves: int
 
     @property
     def missed_bytes(self) -> int:
@@ -30,8 +31,8 @@ class Traffic:
 
     @property
     def hit_rate(self) -> float:
-        """Of the bytes requested."""
-        return 1 - self.missed_bytes / self.requested_bytes
+        """Of the bytes requested: what DRAM brings in is missed by each half, by one of them while the other has it."""
+        return 1 - self.halves * self.missed_bytes / self.requested_bytes
 
 
 def grid(shape: tuple[int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> tuple[int, int]:
@@ -50,6 +51,7 @@ def simulate(
     cluster: tuple[int, int] = (1, 1),
     *,
     capacity: float,
+    halves: int = 1,
     multicast: bool = True,
     element_bytes: int = 2,
 ) -> Traffic:
@@ -57,19 +59,20 @@ def simulate(
 
     `shape` is (M, N, K). An entry of `steps` is a cluster of `cluster` CTAs along M and along N, each with `tile` of C.
     The clusters of a step, a wave, go through K together, chunk by chunk. Every CTA requests its slice of A and its
-    slice of B; with `multicast` a cluster requests once what several of its CTAs need. L2 holds `capacity` bytes of
-    slices (`math.inf`: all) and gives up the least recently used; equal slices in one chunk of a wave miss once.
+    slice of B; with `multicast` a cluster requests once what several of its CTAs need. Each of the `halves` of L2 holds
+    the same `capacity` bytes of slices (`math.inf`: all), gives up the least recently used, and misses once what
+    several CTAs of a wave need.
 
-    Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its last ones end; L2 is
-    two halves that copy from one another, each with hashed sets and a policy that is not LRU; C's writes take space,
-    and counters take them and what one half asks of the other as accesses of their own.
+    Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its last ones end; sets
+    are hashed and the policy is not LRU; C's writes take space and count as accesses.
 
     Raises ValueError for sizes below 1, and for a tile outside the grid.
     """
     rows, columns = grid(shape, tile, cluster)
     M, N, K = shape
-    if element_bytes < 1 or capacity <= 0:
-        raise ValueError(f"element_bytes is {element_bytes} and capacity {capacity}, expected both above 0")
+    for name, value in (("element_bytes", element_bytes), ("capacity", capacity), ("halves", halves)):
+        if value <= 0:
+            raise ValueError(f"{name} is {value}, expected it above 0")
     heights, widths = _panels(M, tile[0]), _panels(N, tile[1])
     cache = _Cache(capacity)
     requested = 0
@@ -100,6 +103,7 @@ def simulate(
         requested_bytes=requested,
         compulsory_bytes=(M + N) * K * element_bytes,
         wave_missed_bytes=tuple(missed),
+        halves=halves,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .phases import Counted
 from .profiles import Profiles
 from .results import Measurements
 
@@ -36,10 +37,11 @@ NOT_MEASURED = Finding("–", OPEN)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What claims are tested against: timings, and counters of ncu."""
+    """What claims are tested against: timings, counters of ncu, and cycles by phase."""
 
     measurements: Measurements = ()
     profiles: Profiles = ()
+    phases: tuple[Counted, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,10 @@ class Settled:
         }
 
 
-def settled(measurements: Measurements, profiles: Profiles = ()) -> list[Settled]:
+def settled(evidence: Evidence) -> list[Settled]:
     """Every claim, tested: arithmetic first, then by measurement in order of the climb."""
     from . import arithmetic, measured, measured_001
 
-    evidence = Evidence(measurements, profiles)
     every = (*arithmetic.CLAIMS, *measured.CLAIMS, *measured_001.CLAIMS)
     return [Settled(claim, claim.test(evidence)) for claim in every]
 

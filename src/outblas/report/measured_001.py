@@ -191,8 +191,25 @@ def _grouped_hits_more(evidence: Evidence) -> Finding:
     return Finding(f"{ours:.1%}, cuBLAS {theirs:.1%}", CONFIRMED if ours > theirs else REFUTED, ours - theirs)
 
 
+def _cycles(phase: str, stated: float) -> Claim:
+    """Of 001's kernel 3."""
+    rung = _LARGE.provider
+
+    def test(evidence: Evidence) -> Finding:
+        ours = [c for c in evidence.phases if (c.provider, c.config, c.shape, c.gpu) == (rung, "", (N, N, N), GPU)]
+        if not ours:
+            return NOT_MEASURED
+        cycles = ours[-1].roles[0].cycles[phase]
+        agrees = abs(cycles - stated) <= WITHIN * stated
+        return Finding(f"{cycles:,.0f} cycles", CONFIRMED if agrees else DIFFERS, cycles)
+
+    what = "storing a tile" if phase == "store" else f"the {phase} phase of a slice of K"
+    return Claim(_K3, f"{what} takes {stated:g} cycles", f"clock64 at {N}", test)
+
+
 CLAIMS: tuple[Claim, ...] = (
     *_steps(),
+    *(_cycles(phase, stated) for phase, stated in seeds.PHASES["hopper.large_tile"][1].items()),
     *(against(*comparison) for comparison in COMPARISONS),
     hits(_PERSISTENT.provider, "the order in groups of 16×8", 0.83),
     hits(BASE, "cuBLAS", 0.70),

@@ -23,15 +23,24 @@ DEFAULTS = {
     "tile_m": "128", "tile_n": "256",
 }  # fmt: skip
 MACHINE = machines.find("H100")
-CAPACITIES = (MACHINE.l2_bytes, MACHINE.l2_bytes // 2)  # the whole, and the half that an SM is next to
+
+
+def _l2(model: tuple[int, int]) -> str:
+    size, halves = model
+    return f"{size >> 20} MB" if halves == 1 else f"{halves} × {size >> 20} MB"
+
+
+# L2 as bytes and copies of them: one cache, or two halves, of which each keeps what its own SMs asked for (001).
+WHOLE, HALVES = (MACHINE.l2_bytes, 1), (MACHINE.l2_bytes // 2, 2)
+MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
 CURVES = ("serpentine", "hilbert")  # whose path a chart shows
 SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}  # its hit rates at 4096, on its H100
 MOST_NUMBERS = 32  # waves that a chart has room to number
 FEWEST = 3  # points that a rank correlation is worth giving for
 COLUMNS = (
-    "order", "requested MB", *(f"DRAM MB, {size >> 20} MB L2" for size in CAPACITIES),
-    *(f"hit rate, {size >> 20} MB" for size in CAPACITIES), "measured hit rate", "measured DRAM MB",
+    "order", "requested MB", *(f"DRAM MB, {_l2(model)}" for model in MODELS),
+    *(f"hit rate, {_l2(model)}" for model in MODELS), "measured hit rate", "measured DRAM MB",
 )  # fmt: skip
 
 
@@ -79,7 +88,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Row:
-    """An order, its traffic by capacity of L2, and the profile of a kernel that ran in this order if there is one."""
+    """An order, its traffic by model of L2, and the profile of a kernel that ran in this order if there is one."""
 
     order: Order
     traffic: tuple[l2.Traffic, ...]
@@ -94,8 +103,8 @@ class Row:
             "requested_bytes": self.traffic[0].requested_bytes,
             "compulsory_bytes": self.traffic[0].compulsory_bytes,
             "model": [
-                {"l2_bytes": size, "missed_bytes": t.missed_bytes, "hit_rate": t.hit_rate}
-                for size, t in zip(CAPACITIES, self.traffic, strict=True)
+                {"l2_bytes": size, "halves": t.halves, "missed_bytes": t.missed_bytes, "hit_rate": t.hit_rate}
+                for (size, _), t in zip(MODELS, self.traffic, strict=True)
             ],
             "measured_hit_rate": profile.l2_hit_rate if profile else None,
             "measured_dram_read_bytes": profile.dram_read_bytes if profile else None,
@@ -117,13 +126,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the model at one capacity agrees with what was measured of `orders` orders.
+    """How a model of L2 agrees with what was measured of `orders` orders.
 
     `rank` is Spearman's correlation of hit rates, `error` the mean absolute difference of them; `dram_rank` and
     `dram_error` are the same of DRAM bytes, the difference as a fraction of the measured. None: too few points.
     """
 
-    l2_bytes: int
+    l2: str
     orders: int
     rank: float | None
     error: float | None
@@ -132,7 +141,7 @@ class Agreement:
 
     def cells(self) -> tuple[str, ...]:
         figures = (_show(self.rank), _share(self.error), _show(self.dram_rank), _share(self.dram_error))
-        return (f"{self.l2_bytes >> 20} MB", str(self.orders), *figures)
+        return (self.l2, str(self.orders), *figures)
 
 
 AGREEMENT_COLUMNS = ("L2", "orders", "rank, hit rate", "mean error, hit rate", "rank, DRAM", "mean error, DRAM")
@@ -146,7 +155,7 @@ class Report:
 
     @cached_property
     def agreements(self) -> tuple[Agreement, ...]:
-        return tuple(_agreement(self.rows, i) for i in range(len(CAPACITIES)))
+        return tuple(_agreement(self.rows, i) for i in range(len(MODELS)))
 
     @property
     def title(self) -> str:
@@ -155,9 +164,9 @@ class Report:
         return f"{MACHINE.name}, {product}, elements of 2 bytes"
 
     @property
-    def better(self) -> int | None:
-        """The capacity in bytes at which the model's hit rates are nearer to the measured ones."""
-        errors = [(a.error, a.l2_bytes) for a in self.agreements if a.error is not None]
+    def better(self) -> str | None:
+        """The model whose hit rates are nearer to the measured ones."""
+        errors = [(a.error, a.l2) for a in self.agreements if a.error is not None]
         return min(errors)[1] if errors and len({error for error, _ in errors}) > 1 else None
 
     def record(self) -> dict[str, Any]:
@@ -171,7 +180,7 @@ class Report:
             "sms": s.sms,
             "orders": [row.record() for row in self.rows],
             "agreement": [vars(a) for a in self.agreements],
-            "better_l2_bytes": self.better,
+            "better_model": self.better,
             "seed_hit_rates": SEED,
             "cublas_hit_rate": self.cublas.l2_hit_rate if self.cublas else None,
             "cublas_dram_read_bytes": self.cublas.dram_read_bytes if self.cublas else None,
@@ -185,7 +194,7 @@ class Report:
             read = f", {_mega(self.cublas.dram_read_bytes)} MB read from DRAM"
             lines.append(f"cuBLAS here: hit rate {_share(self.cublas.l2_hit_rate)}{read}.")
         if self.better is not None:
-            lines.append(f"The model at {self.better >> 20} MB is nearer to the measured hit rates.")
+            lines.append(f"The model of {self.better} is nearer to the measured hit rates.")
         if not any(row.profile for row in self.rows):
             lines.append(f"No profile of {PROVIDER} in these settings: outblas profile {PROVIDER} --config order=...")
         return lines
@@ -197,7 +206,7 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
     measured = {order: p for p in profiles if (order := _ran(p, setting)) is not None}
     wanted = [Order.of(kind, group) for kind in raster.ORDERS] + [Order("grouped", each) for each in GROUPS]
     rows = [Row(order, _traffic(order, setting), measured.get(order)) for order in dict.fromkeys((*wanted, *measured))]
-    rows.sort(key=lambda row: ([t.missed_bytes for t in row.traffic], row.order.label))
+    rows.sort(key=lambda row: ([t.missed_bytes for t in reversed(row.traffic)], row.order.label))
     cublas = [p for p in profiles if p.provider == BASE and _comparable(p, setting)]
     return Report(setting, tuple(rows), cublas[-1] if cublas else None)
 
@@ -211,7 +220,7 @@ def draw(found: Report) -> Canvas:
     figure, axes = charts.canvas(len(found.rows), (2.3 * across, 2 * (height + 0.5)), across)
     for axis, row in zip(axes, found.rows, strict=True):
         _panel(axis, row, found.setting)
-    figure.suptitle(f"{found.title}: waves, and hit rates by the model ({CAPACITIES[0] >> 20} MB)", fontsize="medium")
+    figure.suptitle(f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium")
     return figure
 
 
@@ -240,7 +249,7 @@ def _panel(axis: Any, row: Row, setting: Setting) -> None:
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[["left", "bottom"]].set_visible(False)
-    axis.set_title(f"{row.order.label}: {row.traffic[0].hit_rate:.1%}", fontsize="small")
+    axis.set_title(f"{row.order.label}: {row.traffic[MODELS.index(HALVES)].hit_rate:.1%}", fontsize="small")
 
 
 def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -252,7 +261,10 @@ def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
 
 def _traffic(order: Order, setting: Setting) -> tuple[l2.Traffic, ...]:
     steps = order.steps(setting)
-    return tuple(l2.simulate(steps, setting.shape, setting.tile, setting.cluster, capacity=size) for size in CAPACITIES)
+    return tuple(
+        l2.simulate(steps, setting.shape, setting.tile, setting.cluster, capacity=size, halves=halves)
+        for size, halves in MODELS
+    )
 
 
 def _comparable(profile: Profile, setting: Setting) -> bool:
@@ -279,12 +291,12 @@ def _ran(profile: Profile, setting: Setting) -> Order | None:
     return Order.of(of["order"], (sizes["group_m"], sizes["group_n"]))
 
 
-def _agreement(rows: Iterable[Row], capacity: int) -> Agreement:
-    known = [(row.traffic[capacity], row.profile) for row in rows if row.profile is not None]
+def _agreement(rows: Iterable[Row], model: int) -> Agreement:
+    known = [(row.traffic[model], row.profile) for row in rows if row.profile is not None]
     hits = [(t.hit_rate, p.l2_hit_rate) for t, p in known if p.l2_hit_rate is not None]
     dram = [(float(t.missed_bytes), p.dram_read_bytes) for t, p in known if p.dram_read_bytes]
     return Agreement(
-        l2_bytes=CAPACITIES[capacity],
+        l2=_l2(MODELS[model]),
         orders=len(known),
         rank=spearman(hits),
         error=_mean([abs(model - measured) for model, measured in hits]),

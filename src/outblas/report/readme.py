@@ -2,8 +2,8 @@
 
 A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; those of ladders and claims
 take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`, `ladder NAME`, `ladder NAME N,N`,
-`sizes KERNEL`, or `chart results/FILE.svg`, `climb NAME results/FILE.svg`: their pictures are drawn anew too and carry
-the digest of their data.
+`sizes KERNEL`, `phases`, `raster N`, or `chart results/FILE.svg`, `climb NAME results/FILE.svg`, `orders N
+results/FILE.svg`: their pictures are drawn anew too and carry the digest of their data.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
 from ..shapes import SUITE, Shape, parse, to_text
-from . import claims, ladder, page, sizes, text
+from . import claims, ladder, page, phases, raster, sizes, text
 from .claims import Evidence
 from .profiles import load as load_profiles
-from .results import ROOT, Measurement, Measurements, in_checkout, is_profile, load, parsed
+from .results import ROOT, Measurement, Measurements, has_phases, in_checkout, is_profile, load, parsed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def _parts(text: str) -> list[tuple[str, list[str]]]:
 
 
 def _charts(text: str) -> list[tuple[str, list[str]]]:
-    return [(what, files) for what, files in _parts(text) if what.startswith(("chart ", "climb "))]
+    return [(what, files) for what, files in _parts(text) if what.startswith(tuple(_FIGURES))]
 
 
 def _picture(what: str) -> str:
@@ -84,9 +84,11 @@ def _make(root: Path, what: str, files: list[str]) -> str:
 
 def _evidence(files: Iterable[Path]) -> Evidence:
     """The files by what wrote them."""
-    paths = list(files)
-    counted = [path for path in paths if is_profile(parsed(path))]
-    return Evidence(load(path for path in paths if path not in counted), load_profiles(counted))
+    contents = {path: parsed(path) for path in files}
+    counted = [path for path, report in contents.items() if is_profile(report)]
+    cycles = [path for path, report in contents.items() if has_phases(report)]
+    timed = [path for path in contents if path not in (*counted, *cycles)]
+    return Evidence(load(timed), load_profiles(counted), phases.load(cycles))
 
 
 def _suite(evidence: Evidence, argument: str) -> str:
@@ -164,7 +166,7 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
 
 
 def _claims(evidence: Evidence, argument: str) -> str:
-    found = claims.settled(evidence.measurements, evidence.profiles)
+    found = claims.settled(evidence)
     refuted = [s for s in found if s.finding.verdict == claims.REFUTED]
     lines = ["| claim | source | what came out |", "|---" * 3 + "|"]
     lines += [f"| {s.claim.text} | {s.claim.source} | {s.finding.ours} |" for s in refuted]
@@ -183,6 +185,31 @@ def _climb(evidence: Evidence, argument: str) -> str:
     return f"![Ratio to cuBLAS by rung of the {name} ladder, the seed's beside ours: {gpus}]({file})\n"
 
 
+def _phases(evidence: Evidence, argument: str) -> str:
+    gpus = ", ".join(dict.fromkeys(counted.device for counted in evidence.phases))
+    shapes = ", ".join(dict.fromkeys(to_text(counted.shape) for counted in evidence.phases))
+    lines = _markdown(phases.COLUMNS, phases.rows(evidence.phases))
+    return "\n".join([*lines, "", f"SM cycles by clock64 in an instrumented compile, {shapes}, {gpus}."]) + "\n"
+
+
+def _raster(evidence: Evidence, n: str) -> str:
+    found = _orders_report(evidence, n)
+    lines = _markdown(raster.COLUMNS, (row.cells() for row in found.rows))
+    lines += ["", *_markdown(raster.AGREEMENT_COLUMNS, (a.cells() for a in found.agreements))]
+    return "\n".join([*lines, "", f"{found.title}. {' '.join(found.notes())}"]) + "\n"
+
+
+def _orders(evidence: Evidence, argument: str) -> str:
+    """The argument is the edge of the product and the picture's file."""
+    n, _, file = argument.partition(" ")
+    return f"![Tiles of C at {n}³ by the wave in which they run, for each order]({file})\n"
+
+
+def _orders_report(evidence: Evidence, n: str) -> raster.Report:
+    (shape,) = parse(n, "raster", least=1)
+    return raster.report(raster.Setting(shape), raster.GROUPS[-1], evidence.profiles)
+
+
 _KINDS: dict[str, Callable[[Evidence, str], str]] = {
     "suite": _suite,
     "sustained": _sustained,
@@ -191,6 +218,9 @@ _KINDS: dict[str, Callable[[Evidence, str], str]] = {
     "claims": _claims,
     "chart": _chart,
     "climb": _climb,
+    "phases": _phases,
+    "raster": _raster,
+    "orders": _orders,
 }
 
 
@@ -199,28 +229,40 @@ def _draw(root: Path, what: str, files: list[str]) -> None:
 
     path = root / _picture(what)
     charts.check_chart(path)
-    measurements = _evidence(root / file for file in files).measurements
-    if not measurements:
+    evidence = _evidence(root / file for file in files)
+    if not (evidence.measurements or evidence.profiles):
         raise ValueError(f"{', '.join(files)}: no results, expected some to draw")
     kind, name, *_ = what.split(" ")
-    figure = _climb_figure(measurements, name) if kind == "climb" else _chart_figure(measurements)
-    charts.save(figure, path, note=_digest(root, files))
+    charts.save(_FIGURES[f"{kind} "](evidence, name), path, note=_digest(root, files))
     with path.open("a", encoding="utf-8") as file:
         file.write(_seal(path.read_text(encoding="utf-8")))
 
 
-def _chart_figure(measurements: Measurements) -> Figure:
+def _chart_figure(evidence: Evidence, _: str) -> Figure:
     from ..bench import chart
 
+    measurements = evidence.measurements
     results = [{**m.record(), "shape": list(m.shape)} for m in measurements]
     return chart.figure({"environment": measurements[0].environment, "results": results})
 
 
-def _climb_figure(measurements: Measurements, name: str) -> Figure:
+def _climb_figure(evidence: Evidence, name: str) -> Figure:
     from . import ladder_chart
 
     edges = ladder.default_sizes(name)
-    return ladder_chart.draw(ladder.rows(measurements, name, edges), edges)
+    return ladder_chart.draw(ladder.rows(evidence.measurements, name, edges), edges)
+
+
+def _orders_figure(evidence: Evidence, n: str) -> Figure:
+    return raster.draw(_orders_report(evidence, n))
+
+
+# What a part that is drawn begins with.
+_FIGURES: dict[str, Callable[[Evidence, str], Figure]] = {
+    "chart ": _chart_figure,
+    "climb ": _climb_figure,
+    "orders ": _orders_figure,
+}
 
 
 def _is_current(root: Path, name: str, files: list[str]) -> bool:

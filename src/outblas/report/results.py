@@ -74,9 +74,14 @@ def is_profile(report: Any) -> bool:
     return _has(report, "l2_hit_rate")
 
 
+def has_phases(report: Any) -> bool:
+    """Whether it came from `outblas profile --phases`."""
+    return _has(report, "phases")
+
+
 def _is_bench(report: Any) -> bool:
     """Whether it came from `outblas bench`, or claims to: neither a profile nor cycles by phase."""
-    return _is_report(report) and not is_profile(report) and not _has(report, "phases")
+    return _is_report(report) and not is_profile(report) and not has_phases(report)
 
 
 def _has(report: Any, field: str) -> bool:

@@ -1,0 +1,97 @@
+"""Results of `outblas profile --phases`: the cycles of each role of a kernel, and what 001 says of its kernel 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..machines import short_name
+from ..shapes import Shape
+from .results import LARGEST, contents, has_phases, in_checkout, parsed, saved, shape_of, texts
+from .seeds import PHASES
+
+STEP, TILE = ("wait", "load", "tensor"), ("store", "total")  # cycles by step along K, and by tile
+COLUMNS = ("kernel", "role", *(f"{phase} / K step" for phase in STEP), "store / tile", "all / tile")
+
+
+@dataclass(frozen=True)
+class Role:
+    """Mean SM cycles of one warpgroup: `cycles` has the phases of STEP and TILE."""
+
+    name: str
+    cycles: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A kernel in one configuration ("": its own) at one shape."""
+
+    provider: str
+    config: str
+    shape: Shape
+    dtype: str
+    device: str
+    roles: tuple[Role, ...]
+
+    @property
+    def gpu(self) -> str:
+        """The short name of the GPU: "H100", or the device's own where no table has it."""
+        return short_name(self.device)
+
+
+def default_files() -> list[Path]:
+    """Every such file of the checkout; none outside one. Raises ValueError for a file that cannot be read."""
+    return [path for path in saved() if has_phases(parsed(path))] if in_checkout() else []
+
+
+def load(paths: Iterable[Path]) -> tuple[Counted, ...]:
+    """All files, in order. Raises ValueError that names file and field where one is malformed."""
+    found = []
+    for path in paths:
+        environment, entries = contents(path, "outblas profile --phases")
+        found += [counted(environment["gpu"], entry, where) for where, entry in entries]
+    return tuple(found)
+
+
+def rows(found: Iterable[Counted]) -> list[tuple[str, ...]]:
+    """A row a role, in the order of COLUMNS; 001's after those of a kernel that it counted."""
+    cells = []
+    for kernel in found:
+        name = f"{kernel.provider}[{kernel.config}]" if kernel.config else kernel.provider
+        cells += [(name, role.name, *(_cell(role.cycles[phase]) for phase in STEP + TILE)) for role in kernel.roles]
+        if kernel.provider in PHASES and not kernel.config:
+            source, cycles = PHASES[kernel.provider]
+            cells.append((source, "all", *(_cell(cycles.get(phase, 0.0)) for phase in STEP + TILE)))
+    return cells
+
+
+def _cell(cycles: float) -> str:
+    return f"{cycles:,.0f}" if cycles else "–"
+
+
+def counted(device: str, entry: dict[str, Any], where: str) -> Counted:
+    """One entry of a file. Raises ValueError that names the field, after `where`, if it is malformed."""
+    texts(entry, where, ("provider", "dtype"), ("config",))
+    roles = entry.get("phases")
+    if not isinstance(roles, list) or not roles:
+        raise ValueError(f"{where}.phases is {roles!r}, expected a list of roles")
+    return Counted(
+        provider=entry["provider"],
+        config=entry.get("config") or "",
+        shape=shape_of(entry, where),
+        dtype=entry["dtype"],
+        device=device,
+        roles=tuple(_role(role, f"{where}.phases[{i}]") for i, role in enumerate(roles)),
+    )
+
+
+def _role(entry: Any, where: str) -> Role:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"{where} is {entry!r}, expected a role with a name")
+    for phase in STEP + TILE:
+        value = entry.get(phase)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+            raise ValueError(f"{where}.{phase} is {value!r}, expected cycles")
+    return Role(entry["name"], {phase: float(entry[phase]) for phase in STEP + TILE})
