@@ -8,7 +8,8 @@ Why it pays: TMA fills up to five slices ahead while wgmma reads, so latency is 
     it, as with cuda::barrier (`sync.TokenRing`): 250 cycles a slice beside the 512 that wgmma needs. One group in
     flight (`in_flight=1`) takes it to 0.73.
     At 8192 it loses 7%: 132 CTAs run at a time where the parent has 396, so the same order of tiles shares fewer
-    columns of B; L2 serves 54% of requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB. `hopper.persistent` orders them.
+    columns of B; L2 serves 54% of requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB. `hopper.persistent` orders
+    the tiles.
 Source: 001 kernel 4 (498 TFLOP/s of cuBLAS's 716), 004 kernel C.
 """
 

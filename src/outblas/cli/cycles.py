@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import registry
 from ..inspect.profiled import CUBLAS, Request
-from ..report.seeds import PHASES
+from ..report import phases
 from .common import console, print_json, save_json, table, usage_error
 
 if TYPE_CHECKING:
     import torch
-
-COLUMNS = ("role", "wait / K step", "load / K step", "tensor / K step", "store / tile", "all / tile")
 
 
 def check(kernel: str) -> None:
@@ -35,15 +33,10 @@ def run(
     if json:
         print_json(report)
         return
+    gpu = environment["gpu"]
     for request, result in zip(requests, results, strict=True):
-        rows = [(role["name"], *map(_cycles, list(role.values())[1:])) for role in result["phases"]]
-        if request.kernel in PHASES:
-            source, seed = PHASES[request.kernel]
-            rows.append((source, "–", *map(_cycles, seed.values()), "–"))
-        title = (
-            f"{request.kernel}, {sizes(request)} {request.dtype} {request.layout} on {environment['gpu']}: SM cycles"
-        )
-        table(title, COLUMNS, rows)
+        title = f"{sizes(request)} {request.dtype} {request.layout} on {gpu}: SM cycles"
+        table(title, phases.COLUMNS, phases.rows([phases.counted(gpu, result, request.kernel)]))
 
 
 def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str, Any]:
@@ -71,7 +64,3 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str
 def sizes(request: Request) -> str:
     """ "4096×4096×4096"."""
     return "×".join(map(str, request.shape))
-
-
-def _cycles(count: float) -> str:
-    return f"{count:,.0f}" if count else "–"
