@@ -8,7 +8,8 @@ SHARED_MEMORY = 232448  # bytes one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
 REGISTERS = 65536  # of one SM
-ACCUMULATOR_LIMIT = 256  # registers of one thread; above about 200 the compiler spills, 255 is all there are
+MOST_SLOTS = BARRIER_BYTES // 16  # two mbarriers each
+ACCUMULATOR_LIMIT = 208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
 SLAB = 64  # columns of C that are staged at once, 64 rows of one consumer (32 columns of fp32)
 SLAB_BYTES = 64 * 128
 
@@ -96,14 +97,17 @@ def _tile(c: HopperConfig) -> str | None:
         return f"tile_k is {c.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA boxes of whole swizzles)"
     if c.mma_n < 0 or c.instruction_n % 16 or c.tile_n % c.instruction_n:
         return f"mma_n is {c.mma_n}, expected 0 or a multiple of 16 that divides tile_n ({c.tile_n})"
+    swizzle = next(columns for columns in (64, 32, 16) if c.tile_n % columns == 0)  # of a B stored by rows
+    if swizzle % c.instruction_n and c.instruction_n % swizzle:
+        return f"mma_n is {c.mma_n}, expected a divisor or a multiple of {swizzle} columns, which are swizzled together"
     return None
 
 
 def _pipeline(c: HopperConfig) -> str | None:
     if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.consumers):
         return f"consumers is {c.consumers}, expected 1, 2 or 3 that share tile_m ({c.tile_m}) in multiples of 64 rows"
-    if c.slots < 1:
-        return f"slots is {c.slots}, expected at least 1"
+    if not 1 <= c.slots <= MOST_SLOTS:
+        return f"slots is {c.slots}, expected 1 to {MOST_SLOTS}"
     if c.in_flight not in (0, 1) or c.in_flight >= c.slots:
         return f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than slots ({c.slots}), which it keeps occupied"
     given, taken = c.producer_registers, c.consumer_registers
@@ -116,9 +120,9 @@ def _pipeline(c: HopperConfig) -> str | None:
         return f"producer_registers is {given}, expected a multiple of 8 from 24 to {compiled}, or 0 like the other"
     if taken % 8 or not compiled <= taken <= 255:
         return f"consumer_registers is {taken}, expected a multiple of 8 from {compiled} to 248"
-    if WARPGROUP * (given + c.consumers * taken) > REGISTERS:
-        total = WARPGROUP * (given + c.consumers * taken)
-        return f"setmaxnreg {given}/{taken} asks for {total} registers, expected at most {REGISTERS}"
+    held, wanted = compiled * (1 + c.consumers), given + c.consumers * taken
+    if wanted > held:  # the last to ask would wait for ever
+        return f"setmaxnreg {given}/{taken} adds up to {wanted} over the warpgroups, expected at most {held}"
     return None
 
 
@@ -148,10 +152,11 @@ def _store(c: HopperConfig) -> str | None:
 
 
 def _budgets(c: HopperConfig) -> str | None:
-    if c.accumulator_registers > ACCUMULATOR_LIMIT:
+    limit = 256 if c.consumers == 1 else ACCUMULATOR_LIMIT  # with one consumer 001's spilling kernel can be built
+    if c.accumulator_registers > limit:
         return (
             f"tile {c.tile_m}x{c.tile_n} needs {c.accumulator_registers} accumulator registers, "
-            f"expected at most {ACCUMULATOR_LIMIT} a thread"
+            f"expected at most {limit} a thread"
         )
     if c.consumers == 3 and c.accumulator_registers > 96:
         return f"three consumers have 128 registers a thread and {c.accumulator_registers} accumulators, expected 96"

@@ -41,11 +41,12 @@ def measure(
     asked = problem(a, b, out)
     if reason := host.unsupported(rung.gemm, asked, config):
         raise ValueError(f"kernel {rung.name!r}: {reason}")
-    launch, trace = host.trace(rung, asked, config)
+    with torch.cuda.device(a.device):
+        launch, trace = host.trace(rung, asked, config)
+        for _ in range(2):
+            launch(a, b, None, out, 1.0, 0.0)
+        torch.cuda.synchronize()
     assert trace is not None
-    for _ in range(2):
-        launch(a, b, None, out, 1.0, 0.0)
-    torch.cuda.synchronize(a.device)
     rows, columns = schedule.cluster_tiles(config, asked.M, asked.N)
     tiles = rows * columns * config.cluster
     steps = tiles * -(-asked.K // config.tile_k)

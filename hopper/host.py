@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -36,6 +35,7 @@ from .phases import PHASES
 
 ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
+LARGEST = (1 << 31) - 2048  # extents: coordinates are 32-bit, and those of the last cluster tile overhang
 
 _NUMERIC = {
     torch.bfloat16: cutlass.BFloat16,
@@ -93,8 +93,8 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
         return "it computes A @ B alone, and was given an addend or a scale (addmm)"
     if problem.batch:
         return f"it takes matrices, or a batch that shares B, and was given batches of shape {problem.batch}"
-    if max(problem.M, problem.N, problem.K) >= 1 << 31:
-        return f"it takes extents below 2**31, and was given {problem.M}x{problem.N}x{problem.K}"
+    if max(problem.M, problem.N, problem.K) > LARGEST:
+        return f"it takes extents up to {LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
     for name, rows, columns, strides, alignment in (
         ("a", problem.M, problem.K, problem.a, problem.alignment[0]),
         ("b", problem.K, problem.N, problem.b, problem.alignment[1]),
@@ -229,12 +229,13 @@ def _view(t: torch.Tensor, shape: tuple[int, int], strides: tuple[int, ...]) -> 
 
 
 _loaded: dict[Variant, Callable[..., None]] = {}
-_lock = threading.Lock()  # cute.compile is not thread-safe
 
 
 def load(gemm: type[HopperGemm], variant: Variant) -> Callable[..., None]:
-    """The compiled kernel as a function of three torch tensors: from memory, from disk, or compiled."""
-    with _lock:
+    """The compiled kernel as a function of a, b, c, and the table and the trace or None: from memory, from disk, or
+    compiled.
+    """
+    with schedule.compiling:
         if variant not in _loaded:
             _loaded[variant] = cache.fetch(
                 _facts(variant),
@@ -316,7 +317,7 @@ def artifact(
         raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
     if reason := unsupported(rung.gemm, problem, config):
         raise ValueError(reason)
-    with tempfile.TemporaryDirectory() as folder, _lock:
+    with tempfile.TemporaryDirectory() as folder, schedule.compiling:
         remarks = Path(folder) / "remarks.yaml"
         keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
         compiled = compile_variant(rung.gemm, _variant(rung.name, problem, config), keep)

@@ -9,6 +9,8 @@ from cutlass.utils import HardwareInfo
 from ..device import raster
 from .config import HopperConfig
 
+compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
+
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
     """Rows and columns of the grid of cluster tiles; the last of either may overhang."""
@@ -21,12 +23,9 @@ def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -
     Tables stay: kernels, and CUDA graphs that hold their addresses, may run at any later time. Raises RuntimeError
     for a new one while a CUDA graph is being captured, because making it copies to the GPU.
     """
-    clusters = min(_clusters(device, config.sms, config.cluster), rows * columns)
-    with _lock:
+    with compiling:
+        clusters = _clusters(device, config.sms, config.cluster)
         return _table(config.order, rows, columns, clusters, config.group_m, config.group_n, device)
-
-
-_lock = threading.Lock()
 
 
 @functools.cache

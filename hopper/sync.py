@@ -59,7 +59,7 @@ class Ring:
     def init(self):
         """One thread, before anyone waits."""
         contract = self.contract()
-        for s in cutlass.range_constexpr(self.slots):
+        for s in cutlass.range(self.slots, unroll_full=True):
             cute.arch.mbarrier_init(self.full + s, contract["full"])
             if cutlass.const_expr(contract["empty"] > 0):
                 cute.arch.mbarrier_init(self.empty + s, contract["empty"])

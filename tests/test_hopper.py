@@ -44,12 +44,15 @@ def test_every_config_is_valid_or_says_why() -> None:
         ("tile_k=48", "tile_k is 48, expected 16, 32, 64 or 128"),
         ("mma_n=96", r"mma_n is 96, expected 0 or a multiple of 16 that divides tile_n \(256\)"),
         ("consumers=3", r"consumers is 3, expected 1, 2 or 3 that share tile_m \(128\)"),
-        ("slots=0", "slots is 0, expected at least 1"),
+        ("slots=0", "slots is 0, expected 1 to 64"),
         ("in_flight=1,slots=1", r"in_flight is 1, expected 0 or 1 and fewer than slots \(1\)"),
         ("in_flight=2", "in_flight is 2"),
         ("producer_registers=0", "producer_registers is 0, expected a multiple of 8 from 24 to 168"),
         ("consumer_registers=250", "consumer_registers is 250, expected a multiple of 8 from 168"),
-        ("producer_registers=40", "setmaxnreg 40/240 asks for 66560 registers, expected at most 65536"),
+        ("producer_registers=40", "setmaxnreg 40/240 adds up to 520 over the warpgroups, expected at most 504"),
+        ("producer_registers=32", "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504"),
+        ("tile_n=192,mma_n=96,store_buffers=0", "mma_n is 96, expected a divisor or a multiple of 64"),
+        ("tile_m=256,store_buffers=1", "tile 256x256 needs 256 accumulator registers, expected at most 208"),
         ("consumers=1,tile_n=128", "consumer_registers is 240, expected 0 with one consumer"),
         ("order=spiral", "order is 'spiral', expected one of row, column"),
         ("group_m=0", "group_m is 0, expected at least 1"),
@@ -116,7 +119,7 @@ REFUSED = {
         dataclasses.replace(problem(64, 64, 64), c=(64, 1), scaled=True),
         "was given an addend or a scale",
     ),
-    "extent": (dataclasses.replace(problem(64, 64, 64), M=1 << 31), "extents below"),
+    "extent": (dataclasses.replace(problem(64, 64, 64), M=1 << 31), "extents up to 2147481600"),
 }
 
 
@@ -377,11 +380,22 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(rung: ModuleType, m
 
 
 @pytest.mark.compile
-def test_shared_memory_is_what_the_formula_says(rung: ModuleType) -> None:
-    (made,) = rung.plan.args
-    variant = host.Variant(made.name, made.config, BF16, BF16, "nt", row_major=True, width=8)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hopper.tma_wgmma", ""),
+        ("hopper.tma_wgmma", "tile_n=16,tile_k=16"),
+        ("hopper.warp_specialized", "slots=64,tile_m=64,tile_n=16,tile_k=16"),
+        ("hopper.hilbert", ""),
+        ("hopper.hilbert", "slots=2,store_buffers=3,tile_k=32"),
+    ],
+)
+def test_shared_memory_is_what_the_formula_says(name: str, text: str) -> None:
+    (made,) = registry.load(name).plan.args
+    config = configs.from_text(type(made.config), text)
+    variant = host.Variant(made.name, config, BF16, BF16, "nt", row_major=True, width=8)
     compiled = host.compile_variant(made.gemm, variant)
-    assert f"{made.config.shared_memory_bytes} : i64" in str(compiled.ir_module)
+    assert f"{config.shared_memory_bytes} : i64" in str(compiled.ir_module)
 
 
 @pytest.mark.compile

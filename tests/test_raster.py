@@ -334,3 +334,12 @@ def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: in
     assert whole.error is not None
     assert halves.dram_error < 0.01
     assert halves.error < 0.03 < 0.1 < whole.error
+
+
+def test_what_one_cluster_alone_needs_one_half_misses() -> None:
+    """A single tile: everything is brought in, and no other half asks for it."""
+    alone = l2.simulate([[0]], (128, 256, 64), (128, 256), capacity=1 << 20, halves=2)
+    assert alone.hit_rate == 0
+    shared = l2.simulate([[0, 1]], (256, 256, 64), (128, 256), capacity=1 << 20, halves=2)
+    assert shared.requested_bytes - shared.lookup_missed_bytes == 0  # B by both halves, each A by its own
+    assert shared.missed_bytes == shared.compulsory_bytes

@@ -114,7 +114,9 @@ def test_sizes_of_one_kernel(files: tuple[Path, Path]) -> None:
     assert sizes.last(results.load(files[:1]), "hopper") == "hopper.hilbert"
     assert sizes.last((), "hopper") is None
     assert "hopper.hilbert by size" in invoke("sizes", "hopper.hilbert", "--results", files[0])
-    assert "not measured" in invoke("sizes", "hopper.gemm", "--results", files[0])
+    done = CliRunner().invoke(app, ["report", "sizes", "hopper.gemm", "--results", str(files[0])])
+    assert done.exit_code == 2
+    assert "no square product of hopper.gemm" in done.output
 
 
 def test_readme_parts(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -154,7 +156,8 @@ A, B = measured_001.Run("hopper.tma_store"), measured_001.Run("hopper.store_tuni
         ((1.01, 0.100), (1.00, 0.100), None, "confirmed"),  # by 0.5%
         ((1.003, 0.001), (1.00, 0.001), None, "confirmed"),  # beyond the spreads
         ((1.003, 0.002), (1.00, 0.002), None, "differs"),
-        ((1.00, 0.100), (1.05, 0.100), None, "differs"),
+        ((1.00, 0.100), (1.05, 0.100), None, "refuted"),
+        ((1.001, 0.010), (1.00, 0.010), (1.004, 1.0), "confirmed"),  # a tie, and no more was stated
         ((1.00, 0.001), (1.05, 0.001), None, "refuted"),
     ],
 )

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from .. import registry
 from ..inspect.profiled import CUBLAS, Request
 from ..report import phases
@@ -50,6 +52,9 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str
             roles = registry.load(request.kernel).phases(a, b, out, request.chosen())
     except ValueError as error:
         raise usage_error(error) from None
+    except RuntimeError as error:  # of CUDA or of the DSL
+        typer.echo(f"profiling failed: {error}", err=True)
+        raise typer.Exit(1) from None
     return {
         "provider": request.kernel,
         "shape": list(request.shape),

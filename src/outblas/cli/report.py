@@ -54,6 +54,7 @@ def ladder(
         rows = report.rows(measurements, ladder, edges, evidence.profiles)
         last = sizes.last(measurements, ladder)
         sweep = sizes.rows(measurements, last) if last else []
+        picture = ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
     except ValueError as error:
         raise usage_error(error) from None
     found = claims.settled(evidence)
@@ -80,11 +81,11 @@ def ladder(
         notes = [report.NOTE, *page.environment_notes(m.environment for m in measurements)]
         (heading, *_), *others = tables
         ideas = [(*row.cells(), row.rung.idea) for row in rows]
-        parts = [page.chart(ladder_chart.draw(rows, edges)), page.table(heading, (*report.COLUMNS, "idea"), ideas)]
+        parts = [page.chart(picture), page.table(heading, (*report.COLUMNS, "idea"), ideas)]
         parts += [page.table(*each) for each in others]
         html.write_text(page.page("outblas: the ladder", notes, parts), encoding="utf-8")
     if chart is not None:
-        _save_chart(ladder_chart.draw(rows, edges), chart)
+        _save_chart(picture, chart)
 
 
 @app.command()
@@ -100,6 +101,8 @@ def sizes(
     try:
         check_writable(save)
         rows = report.rows(_load(results, required=True), kernel)
+        if not rows:
+            raise ValueError(f"--results have no square product of {kernel}")
     except ValueError as error:
         raise usage_error(error) from None
     value = {"kernel": kernel, "sizes": [row.record() for row in rows]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,15 +14,16 @@ STEP_K = 64  # chunks are multiples of it
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes of A and B that CTAs requested from L2, and those of them that were not there, in all and by wave.
+    """Bytes of A and B that CTAs requested from L2, and those of them that DRAM had to bring in, in all and by wave.
 
-    `compulsory_bytes` is A and B once: no cache misses less. `halves` of L2 keep a copy each.
+    `compulsory_bytes` is A and B once: no cache misses less. `lookup_missed_bytes` counts what DRAM brings in once for
+    each half of L2 that looked for it in vain.
     """
 
     requested_bytes: int
     compulsory_bytes: int
     wave_missed_bytes: tuple[int, ...]
-    halves: int
+    lookup_missed_bytes: int
 
     @property
     def missed_bytes(self) -> int:
@@ -31,8 +32,8 @@ class Traffic:
 
     @property
     def hit_rate(self) -> float:
-        """Of the bytes requested: what DRAM brings in is missed by each half, by one of them while the other has it."""
-        return 1 - self.halves * self.missed_bytes / self.requested_bytes
+        """Of the bytes requested."""
+        return 1 - self.lookup_missed_bytes / self.requested_bytes
 
 
 def grid(shape: tuple[int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> tuple[int, int]:
@@ -61,7 +62,7 @@ def simulate(
     The clusters of a step, a wave, go through K together, chunk by chunk. Every CTA requests its slice of A and its
     slice of B; with `multicast` a cluster requests once what several of its CTAs need. Each of the `halves` of L2 holds
     the same `capacity` bytes of slices (`math.inf`: all), gives up the least recently used, and misses once what
-    several CTAs of a wave need.
+    several clusters of a wave need; what one cluster alone needs, one half misses.
 
     Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its last ones end; sets
     are hashed and the policy is not LRU; C's writes take space and count as accesses.
@@ -75,11 +76,12 @@ def simulate(
             raise ValueError(f"{name} is {value}, expected it above 0")
     heights, widths = _panels(M, tile[0]), _panels(N, tile[1])
     cache = _Cache(capacity)
-    requested = 0
+    requested = looked_up = 0
     missed = []
     for step in steps:
         # A panel is a key: those of A count from 0 up, those of B from -1 down.
         panels: dict[int, int] = {}
+        users: Counter[int] = Counter()
         wanted = 0
         for entry in step:
             if entry == PAD:
@@ -88,22 +90,24 @@ def simulate(
                 raise ValueError(f"steps have tile {entry}, expected one below {rows * columns}, or {PAD}")
             of_a = _part(heights, entry // columns, cluster[0])
             of_b = _part(widths, entry % columns, cluster[1])
-            panels |= {m: heights[m] for m in of_a} | {-1 - n: widths[n] for n in of_b}
+            own = {m: heights[m] for m in of_a} | {-1 - n: widths[n] for n in of_b}
+            panels |= own
+            users.update(own.keys())
             shared_a, shared_b = (1, 1) if multicast else (len(of_b), len(of_a))
             wanted += shared_a * sum(heights[m] for m in of_a) + shared_b * sum(widths[n] for n in of_b)
         requested += wanted * K * element_bytes
-        missed.append(
-            sum(
-                cache.fetch((panel, chunk), size * depth * element_bytes)
-                for chunk, depth in enumerate(_depths(K))
-                for panel, size in panels.items()
-            )
-        )
+        brought = 0
+        for chunk, depth in enumerate(_depths(K)):
+            for panel, size in panels.items():
+                absent = cache.fetch((panel, chunk), size * depth * element_bytes)
+                brought += absent
+                looked_up += absent * min(halves, users[panel])
+        missed.append(brought)
     return Traffic(
         requested_bytes=requested,
         compulsory_bytes=(M + N) * K * element_bytes,
         wave_missed_bytes=tuple(missed),
-        halves=halves,
+        lookup_missed_bytes=looked_up,
     )
 
 

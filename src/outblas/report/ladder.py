@@ -9,7 +9,7 @@ from typing import Any
 from . import text
 from .measured import find, profiled
 from .profiles import Profile, Profiles
-from .results import Measurement, Measurements
+from .results import Measurement, Measurements, environments
 from .rungs import DTYPES, Rung, climb
 from .seeds import Figure
 
@@ -115,13 +115,34 @@ def rows(measurements: Measurements, ladder: str | None, sizes: Sequence[int], p
     climb starts from. Raises ValueError for no ladder."""
     compared = [(rung, DTYPES[rung.ladder]) for rung in climb(ladder)]  # first, for it checks the name
     compared = [(rung, rung.figures[0].dtype) for rung in _baseline(ladder)] + compared
-    gpus = gpus_in_order(measurements)
-    ours = {
-        (rung.name, n): next((m for gpu in gpus if (m := find(measurements, rung.name, (n, n, n), dtype, gpu))), None)
-        for rung, dtype in compared
-        for n in sizes
-    }
+    ours: dict[tuple[str, int], Measurement | None] = {}
+    for n in sizes:
+        ours |= _at(measurements, compared, n)
     return [_row(rung, dtype, sizes, ours, profiles) for rung, dtype in compared]
+
+
+def _at(
+    measurements: Measurements, compared: Sequence[tuple[Rung, str]], n: int
+) -> dict[tuple[str, int], Measurement | None]:
+    """Ours by rung at the product of edge n: from the campaign that has most of the rungs, else the newest."""
+
+    def among(of: Measurements) -> dict[tuple[str, int], Measurement]:
+        gpus = gpus_in_order(of)
+        found = ((rung, find(of, rung.name, (n, n, n), dtype, gpu)) for gpu in gpus for rung, dtype in compared)
+        return {(rung.name, n): m for rung, m in reversed([pair for pair in found if pair[1]]) if m}
+
+    campaigns = [among(tuple(m for m in measurements if m.environment == each)) for each in environments(measurements)]
+    gpus = gpus_in_order(measurements)
+    largest = max(campaigns, key=lambda found: _standing(found, gpus), default={})
+    return {(rung.name, n): None for rung, _ in compared} | among(measurements) | largest
+
+
+def _standing(found: dict[tuple[str, int], Measurement], gpus: list[str]) -> tuple[int, int, str]:
+    """A campaign's: by the order of GPUs, by rungs, by date."""
+    if not found:
+        return -len(gpus), 0, ""
+    m = next(iter(found.values()))
+    return -gpus.index(m.gpu), len(found), str(m.environment.get("date", ""))
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -169,10 +190,10 @@ def _figure(rung: Rung, sizes: Sequence[int]) -> Figure | None:
 
 
 def _gain(own: Measurement | None, parent: Measurement | None) -> float | None:
-    """Of ratios, which stand in one run with their cuBLAS each, and only between measurements on the same device."""
-    if own is None or parent is None or own.ratio is None or parent.ratio is None or own.device != parent.device:
+    """Of ratios, and only between measurements of one campaign."""
+    if own is None or parent is None or own.ratio is None or parent.ratio is None:
         return None
-    return own.ratio / parent.ratio
+    return own.ratio / parent.ratio if own.environment == parent.environment else None
 
 
 def _seed(figure: Figure | None, usual: int) -> str:

@@ -48,9 +48,9 @@ def together(measurements: Measurements, one: Run, other: Run) -> tuple[Measurem
 def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[float, float] | None = None) -> Claim:
     """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both, where it has them.
 
-    The gain is one ratio to cuBLAS over the other. It holds if it exceeds 0.5%, or if the spreads of the rounds do not
-    meet, and agrees with the stated gain to half of that or a percentage point. It is refuted if the other run is the
-    faster one by both measures.
+    The gain is one ratio to cuBLAS over the other. A run is ahead if its gain exceeds 0.5%, or if the spreads of the
+    rounds do not meet. The claim holds if the first run is ahead and agrees with the stated gain to half of that or a
+    percentage point, or if the two tie and the stated gain is within 0.5%; it is refuted if the other run is ahead.
     """
 
     def test(evidence: Evidence) -> Finding:
@@ -61,9 +61,9 @@ def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[floa
         ours = f"{gain:+.1%} ({both[0].ratio:.3f} against {both[1].ratio:.3f} × cuBLAS)"
         if behind:
             return Finding(ours, REFUTED, gain)
-        if not ahead:
-            return Finding(f"{ours}: a tie", DIFFERS, gain)
         claimed = stated[0] / stated[1] - 1 if stated else gain
+        if not ahead:
+            return Finding(f"{ours}: a tie", CONFIRMED if stated and claimed <= BURST_TOLERANCE else DIFFERS, gain)
         agrees = abs(gain - claimed) <= max(POINT, SIZE_WITHIN * claimed)
         return Finding(ours, CONFIRMED if agrees else DIFFERS, gain)
 
@@ -71,10 +71,10 @@ def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[floa
 
 
 def _gain(a: Measurement, b: Measurement) -> tuple[float, bool, bool]:
-    """The gain of a over b; whether a is faster by the tolerance or by spreads, whether b is by both."""
+    """The gain of a over b; whether a is ahead, whether b is."""
     (a_low, a_ratio, a_high), (b_low, b_ratio, b_high) = _spread(a), _spread(b)
     gain = a_ratio / b_ratio - 1
-    return gain, gain > BURST_TOLERANCE or a_low > b_high, gain < -BURST_TOLERANCE and a_high < b_low
+    return gain, gain > BURST_TOLERANCE or a_low > b_high, gain < -BURST_TOLERANCE or a_high < b_low
 
 
 def _spread(m: Measurement) -> tuple[float, float, float]:

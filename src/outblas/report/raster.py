@@ -37,6 +37,7 @@ GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
 CURVES = ("serpentine", "hilbert")  # whose path a chart shows
 SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}  # its hit rates at 4096, on its H100
 MOST_NUMBERS = 32  # waves that a chart has room to number
+MOST_TILES = 1 << 14  # some seconds
 FEWEST = 3  # points that a rank correlation is worth giving for
 COLUMNS = (
     "order", "requested MB", *(f"DRAM MB, {_l2(model)}" for model in MODELS),
@@ -103,8 +104,8 @@ class Row:
             "requested_bytes": self.traffic[0].requested_bytes,
             "compulsory_bytes": self.traffic[0].compulsory_bytes,
             "model": [
-                {"l2_bytes": size, "halves": t.halves, "missed_bytes": t.missed_bytes, "hit_rate": t.hit_rate}
-                for (size, _), t in zip(MODELS, self.traffic, strict=True)
+                {"l2_bytes": size, "halves": halves, "missed_bytes": t.missed_bytes, "hit_rate": t.hit_rate}
+                for (size, halves), t in zip(MODELS, self.traffic, strict=True)
             ],
             "measured_hit_rate": profile.l2_hit_rate if profile else None,
             "measured_dram_read_bytes": profile.dram_read_bytes if profile else None,
@@ -202,13 +203,16 @@ class Report:
 
 def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Report:
     """Every order in groups of `group`, grouped in GROUPS too, and whatever else was measured in this setting; the
-    least missed bytes first. Raises ValueError for sizes below 1."""
+    least missed bytes first. Raises ValueError for sizes below 1 and for more tiles than the model is fit for."""
+    rows, columns = setting.grid
+    if rows * columns > MOST_TILES:
+        raise ValueError(f"{to_text(setting.shape)} has {rows * columns} cluster tiles, expected at most {MOST_TILES}")
     measured = {order: p for p in profiles if (order := _ran(p, setting)) is not None}
     wanted = [Order.of(kind, group) for kind in raster.ORDERS] + [Order("grouped", each) for each in GROUPS]
-    rows = [Row(order, _traffic(order, setting), measured.get(order)) for order in dict.fromkeys((*wanted, *measured))]
-    rows.sort(key=lambda row: ([t.missed_bytes for t in reversed(row.traffic)], row.order.label))
+    found = [Row(order, _traffic(order, setting), measured.get(order)) for order in dict.fromkeys((*wanted, *measured))]
+    found.sort(key=lambda row: ([t.missed_bytes for t in reversed(row.traffic)], row.order.label))
     cublas = [p for p in profiles if p.provider == BASE and _comparable(p, setting)]
-    return Report(setting, tuple(rows), cublas[-1] if cublas else None)
+    return Report(setting, tuple(found), cublas[-1] if cublas else None)
 
 
 def draw(found: Report) -> Canvas:
@@ -275,7 +279,8 @@ def _comparable(profile: Profile, setting: Setting) -> bool:
 
 def _ran(profile: Profile, setting: Setting) -> Order | None:
     """The order in which a profiled kernel ran, None if it is another kernel or ran in another setting."""
-    if profile.provider != PROVIDER or not _comparable(profile, setting):
+    asked = {item.partition("=")[0] for item in profile.config.split(",") if item}
+    if profile.provider != PROVIDER or not _comparable(profile, setting) or not asked <= DEFAULTS.keys():
         return None
     of = DEFAULTS | profile.settings
     try:
