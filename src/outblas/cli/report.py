@@ -54,7 +54,7 @@ def ladder(
         rows = report.rows(measurements, ladder, edges, evidence.profiles)
         last = sizes.last(measurements, ladder)
         sweep = sizes.rows(measurements, last) if last else []
-        picture = ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
+        picture: Any = ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
     except ValueError as error:
         raise usage_error(error) from None
     found = claims.settled(evidence)
