@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import registry
+from .. import configs, registry
 from ..inspect.inspection import ARCHS, compilable
 from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
 
@@ -134,11 +134,19 @@ def _show(found: Sequence[Inspection]) -> None:
     levels = ("compute", "DRAM", "shared memory", "L2 if nothing merges")
     table("Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds)
     for i in found:
-        console.print(f"{i.kernel} {i.arch}: {i.config}", markup=False, style="dim")
+        console.print(f"{i.kernel} {i.arch}: {_config(i)}", markup=False, style="dim")
         for access, conflicts in (i.bank_conflicts or {}).items():
             console.print(f"{i.kernel} {i.arch}: {access}: {conflicts} bank conflicts", markup=False)
         for warning in i.warnings:
             console.print(f"{i.kernel} {i.arch}: {warning}", markup=False, style="yellow")
+
+
+def _config(i: Inspection) -> str:
+    """What a kernel chose by shape, or what differs from its own configuration."""
+    module = registry.load(i.kernel)
+    if hasattr(module, "choose"):
+        return i.config
+    return configs.brief(configs.from_text(module.Config, i.config)) or "its own configuration"
 
 
 def _share(i: Inspection) -> float:
