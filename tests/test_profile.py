@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -22,10 +24,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from outblas import registry
 from outblas.cli import app
+from outblas.hopper import cycles
 from outblas.inspect import counters, ncu
 from outblas.inspect.counters import Launch, combine, in_range, parse
 from outblas.inspect.profiled import Request
+from outblas.report import phases
 
 RECORDING = Path(__file__).parent / "data" / "ncu_h100.csv"
 FLOP = {"4096": 2 * 4096**3, "16x4096x4096": 2 * 16 * 4096**2}
@@ -360,12 +365,40 @@ def test_without_a_gpu(replay: Path) -> None:
         (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
         (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),
         (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
+        (("portable", "--phases"), "--phases is given for 'portable', expected a kernel of the hopper ladder"),
+        (("cublas", "--phases"), "--phases is given for 'cublas'"),
     ],
 )
 def test_usage_errors(h100: None, replay: Path, arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(app, ["profile", *arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert message in result.stderr
+    assert not replay.exists(), "ncu has been started"
+
+
+def test_phases_in_a_table_and_in_json(
+    h100: None, replay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is shown of counted cycles; the kernels count theirs in the GPU tests."""
+    module = registry.load("hopper.large_tile")
+    role = cycles.Role("all", wait=0.0, load=1478.4, tensor=688.0, store=11182.0, total=149790.0)
+    asked = []
+    monkeypatch.setattr(module, "phases", lambda a, b, out, config: asked.append(config) or (role,))
+    monkeypatch.setattr("outblas.bench.operands.normal", lambda *_: (None, None, None))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("outblas.cli.profile._environment", lambda **_: {"gpu": "NVIDIA H100 80GB HBM3"})
+    saved = tmp_path / "phases.json"
+    arguments = ("profile", "hopper.large_tile", "--phases", "--config", "mma_n=64", "--save", str(saved))
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.stderr
+    assert [cell in result.stdout for cell in ("hopper.large_tile[mma_n=64]", "1,478", "11,182")] == [True] * 3
+    assert asked == [module.Config(mma_n=64)]
+    (entry,) = json.loads(saved.read_text())["results"]
+    assert entry["phases"] == [dataclasses.asdict(role)]
+    assert "mma_n=64" in entry["resolved"]
+    assert phases.rows(phases.load([saved])) == [
+        ("hopper.large_tile[mma_n=64]", "all", "–", "1,478", "688", "11,182", "149,790")
+    ]
     assert not replay.exists(), "ncu has been started"
 
 

@@ -11,7 +11,18 @@ from typer.testing import CliRunner
 
 from outblas import configs, registry
 from outblas.cli import app
-from outblas.report import claims, ladder, ladder_chart, measured_001, profiles, readme, results, rungs, sizes
+from outblas.report import (
+    claims,
+    ladder,
+    ladder_chart,
+    measured_001,
+    phases,
+    profiles,
+    readme,
+    results,
+    rungs,
+    sizes,
+)
 
 ENVIRONMENT = {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-01-01", "cuda": "13.0", "power_limit_w": 700.0}
 CLIMB = rungs.planned("hopper")[:10]
@@ -224,3 +235,25 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
         module = registry.load(run.provider)
         config = configs.from_text(module.Config, run.config)
         assert configs.brief(config) == run.config
+
+
+def phase_file(path: Path, **changes: Any) -> Path:
+    role = {"name": "all", "wait": 0.0, "load": 1450.0, "tensor": 690.0, "store": 11000.0, "total": 150000.0}
+    entry = {"provider": "hopper.large_tile", "shape": [4096] * 3, "dtype": "bfloat16", "phases": [role | changes]}
+    path.write_text(json.dumps({"environment": {"gpu": "NVIDIA H100 80GB HBM3"}, "results": [entry]}))
+    return path
+
+
+def test_cycles_by_phase_beside_the_seeds(tmp_path: Path) -> None:
+    counted = phases.load([phase_file(tmp_path / "p.json")])
+    assert [row[0] for row in phases.rows(counted)] == ["hopper.large_tile", "001 kernel 3"]
+    found = {s.claim.text: s.finding.verdict for s in claims.settled(claims.Evidence(phases=counted))}
+    assert found["the load phase of a slice of K takes 1415 cycles"] == "confirmed"
+    assert found["storing a tile takes 4572 cycles"] == "differs"
+
+
+@pytest.mark.parametrize(("field", "value"), [("load", -1.0), ("store", "fast"), ("name", 3)])
+def test_malformed_phases_name_the_field(tmp_path: Path, field: str, value: Any) -> None:
+    path = phase_file(tmp_path / "p.json", **{field: value})
+    with pytest.raises(ValueError, match=rf"p.json: results\[0\].phases\[0\].*{'name' if field == 'name' else field}"):
+        phases.load([path])
