@@ -146,7 +146,7 @@ def _schedule(c: HopperConfig) -> str | None:
 def _store(c: HopperConfig) -> str | None:
     if c.store_buffers and (c.tile_n % SLAB or c.instruction_n % SLAB):
         return f"tile_n is {c.tile_n} and mma_n {c.instruction_n}, expected multiples of {SLAB} for a staged store"
-    if not 0 <= c.store_buffers <= c.slabs and c.store_buffers:
+    if not 0 <= c.store_buffers <= c.slabs:
         return f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, the slabs of a consumer"
     return None
 

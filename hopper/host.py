@@ -162,11 +162,11 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     table = schedule.table(config, rows, columns, problem.device) if rung.gemm.persistent else None
-    cycles = None
+    laps = None
     if config.phases:
         ctas = rows * columns if table is None else table.shape[1] * config.cluster
         warpgroups = rung.gemm(config, width=1).warpgroups
-        cycles = torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=problem.device)
+        laps = torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=problem.device)
 
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         if swapped:
@@ -176,10 +176,10 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
             _view(b, shape_b, b_strides),
             _view(out, shape_out, out_strides),
             table,
-            cycles,
+            laps,
         )
 
-    return launch, cycles
+    return launch, laps
 
 
 def _transposed(problem: Problem) -> Problem:
@@ -281,12 +281,12 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
     align = width * variant.out_dtype.itemsize
     c = make_fake_tensor(_NUMERIC[variant.out_dtype], (M, N), c_strides, assumed_align=align)
     table = _compact(cutlass.Int32, 2) if gemm.persistent else None
-    cycles = _compact(cutlass.Int64, 3) if variant.config.phases else None
+    laps = _compact(cutlass.Int64, 3) if variant.config.phases else None
     gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     built = gemm(variant.config, width=variant.width)
     with _target_arch():
-        return cute.compile(built, a, b, c, table, cycles, stream, options=f"{OPTIONS} {options}")
+        return cute.compile(built, a, b, c, table, laps, stream, options=f"{OPTIONS} {options}")
 
 
 def _compact(dtype: Any, dims: int) -> Any:

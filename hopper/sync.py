@@ -101,7 +101,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class TokenRing(Ring):
-    """As with cuda::barrier, everyone who waits on a barrier arrives at it first: 257 arrivals for two consumers.
+    """As with cuda::barrier, everyone who waits on a barrier arrives at it too: 257 arrivals for two consumers.
 
     full[s]: 1 by the producer, which announces `tx_bytes`, and 128 by each consumer warpgroup, before it waits.
     empty[s]: 128 by each consumer warpgroup once it has read the slot, and 1 by the producer once it has waited. Slots

@@ -265,14 +265,9 @@ def _evidence(measurements: Measurements, text: str) -> Evidence:
     """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the checkout."""
     from ..report import claims, phases, profiles, results
 
-    paths = [Path(name) for name in split(text)]
-    counted = [path for path in paths if results.has_phases(results.parsed(path))]
-    others = [path for path in paths if path not in counted]
-    return claims.Evidence(
-        measurements,
-        profiles.load(others if paths else profiles.default_files()),
-        phases.load(counted if paths else phases.default_files()),
-    )
+    paths = [Path(name) for name in split(text)] or profiles.default_files() + phases.default_files()
+    of = results.by_kind(paths)
+    return claims.Evidence(measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases))
 
 
 def _save_chart(figure: Any, path: Path) -> None:

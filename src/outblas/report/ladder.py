@@ -65,16 +65,7 @@ class Row:
             "idea": rung.idea,
             "parent": rung.parent,
             "built": rung.built,
-            "seed": None
-            if figure is None
-            else {
-                "source": figure.source,
-                "gpu": figure.gpu,
-                "n": figure.n,
-                "dtype": figure.dtype,
-                "tflops": figure.tflops,
-                "ratio": figure.ratio,
-            },
+            "seed": figure.record() if figure else None,
             "sizes": [at.record() for at in self.at],
             "profile": None
             if profile is None
@@ -127,9 +118,12 @@ def _at(
     """Ours by rung at the product of edge n: from the campaign that has most of the rungs, else the newest."""
 
     def among(of: Measurements) -> dict[tuple[str, int], Measurement]:
-        gpus = gpus_in_order(of)
-        found = ((rung, find(of, rung.name, (n, n, n), dtype, gpu)) for gpu in gpus for rung, dtype in compared)
-        return {(rung.name, n): m for rung, m in reversed([pair for pair in found if pair[1]]) if m}
+        found = {}
+        for rung, dtype in compared:
+            timed = (find(of, rung.name, (n, n, n), dtype, gpu) for gpu in gpus_in_order(of))
+            if (first := next(filter(None, timed), None)) is not None:
+                found[rung.name, n] = first
+        return found
 
     campaigns = [among(tuple(m for m in measurements if m.environment == each)) for each in environments(measurements)]
     gpus = gpus_in_order(measurements)

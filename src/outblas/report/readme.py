@@ -19,7 +19,7 @@ from ..shapes import SUITE, Shape, parse, to_text
 from . import claims, ladder, page, phases, raster, sizes, text
 from .claims import Evidence
 from .profiles import load as load_profiles
-from .results import ROOT, Measurement, Measurements, has_phases, in_checkout, is_profile, load, parsed
+from .results import ROOT, Measurement, Measurements, by_kind, in_checkout, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,11 +84,8 @@ def _make(root: Path, what: str, files: list[str]) -> str:
 
 def _evidence(files: Iterable[Path]) -> Evidence:
     """The files by what wrote them."""
-    contents = {path: parsed(path) for path in files}
-    counted = [path for path, report in contents.items() if is_profile(report)]
-    cycles = [path for path, report in contents.items() if has_phases(report)]
-    timed = [path for path in contents if path not in (*counted, *cycles)]
-    return Evidence(load(timed), load_profiles(counted), phases.load(cycles))
+    of = by_kind(files)
+    return Evidence(load(of.bench), load_profiles(of.profiles), phases.load(of.phases))
 
 
 def _suite(evidence: Evidence, argument: str) -> str:

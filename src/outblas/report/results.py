@@ -69,6 +69,25 @@ def saved() -> list[Path]:
     return sorted(FOLDER.glob("*.json"))
 
 
+@dataclass(frozen=True)
+class Files:
+    """Result files by the command that wrote them: `outblas bench`, `outblas profile`, `outblas profile --phases`."""
+
+    bench: list[Path]
+    profiles: list[Path]
+    phases: list[Path]
+
+
+def by_kind(paths: Iterable[Path]) -> Files:
+    """Files sorted by what they hold; what is neither of the others is taken for timings."""
+    files = Files([], [], [])
+    for path in paths:
+        report = parsed(path)
+        kind = files.profiles if is_profile(report) else files.phases if has_phases(report) else files.bench
+        kind.append(path)
+    return files
+
+
 def is_profile(report: Any) -> bool:
     """Whether it came from `outblas profile`, whose entries alone count hits in L2."""
     return _has(report, "l2_hit_rate")

@@ -7,6 +7,7 @@ T4 from CUDA cores to tensor cores; 004, a retelling of 001. A document's figure
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,10 @@ class Figure:
         if self.tflops is not None and self.cublas is not None:
             return self.tflops[0] / self.cublas, self.tflops[1] / self.cublas
         return self.stated
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in ("source", "gpu", "n", "dtype", "tflops", "ratio")}
 
 
 def _at(value: float | tuple[float, float] | None) -> tuple[float, float] | None:

@@ -28,8 +28,7 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        figure = self.figure
-        seed = None if figure is None else {"source": figure.source, "tflops": figure.tflops, "ratio": figure.ratio}
+        seed = self.figure.record() if self.figure else None
         return {"n": self.n, "ours": {"gpu": self.ours.device, **self.ours.record()}, "seed": seed}
 
     def cells(self) -> tuple[str, ...]:
