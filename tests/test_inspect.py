@@ -19,6 +19,7 @@ from outblas.inspect.occupancy import occupancy
 KEYS = [
     "kernel", "arch", "config", "registers", "spill_stores", "spill_loads", "stack", "smem_bytes", "stages", "threads",
     "ctas_per_sm", "warps_per_sm", "instructions", "ptx", "warnings", "bank_conflicts", "intensity", "bound",
+    "ffma_share", "ffma_reuse",
 ]  # fmt: skip
 KIB = 1024
 
@@ -159,6 +160,10 @@ def test_sass_of_ffma() -> None:
     assert sum(map(sass.flops, loop)) == 2 * 2 * 32
     assert [sass.shared_bytes(i) for i in loop[:2]] == [8 * 32, 4 * 128]
     assert sass.unit(code) == "float32"
+    assert (sass.ffma_share(loop), sass.ffma_reuse(loop)) == (2 / 7, 1 / 2)
+    assert (sass.ffma_share(loop[:2]), sass.ffma_reuse(loop[:2])) == (0, None)
+    reused = sass.parse(FFMA.replace("IADD", "FADD").replace("R4, R6, R5", "R4.reuse, R6, R5"))
+    assert sass.ffma_reuse(sass.hot_loop(reused)) == 1, "whichever operand is kept"
     assert [sass.width(i.name) for i in code if i.name.startswith(("STL", "LDL"))] == [8, 4]
 
 
@@ -277,7 +282,7 @@ def test_the_log_is_that_of_the_machine_code(name: str, arch: int) -> None:
     if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
         pytest.skip(f"{name} does not run on sm_{arch}")
     found = inspect(name, arch=arch)
-    artifact = registry.load(name).artifact(arch=arch)
+    artifact = registry.load(name).artifact(arch=arch, dtype=torch.bfloat16, layout="nt")
     assert said(artifact.log) == (found.registers, found.stack, found.spill_stores, found.spill_loads)
     assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
     assert list(found.record()) == KEYS
@@ -312,6 +317,10 @@ def test_a_gluon_kernel(arch: int) -> None:
     found = read(artifact).require(has=("FFMA", "LDS", "fma.rn.f32"), lacks=("HMMA", "HGMMA"), max_registers=128)
     assert found.bank_conflicts == {"store A": 0}
     assert found.limiter == "registers"
+    assert 0.5 < found.ffma_share < 1
+    assert found.ffma_reuse is not None
+    assert 0 < found.ffma_reuse <= 1
+    assert inspect("hopper.tma_wgmma").ffma_reuse is None
     assert found.intensity["shared"] == pytest.approx(4 / 3)  # 8 x 4 products of 12 words read
 
 
@@ -405,6 +414,15 @@ def test_command_prints_json(tmp_path: Path) -> None:
     assert hopper["ptx"]["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"] == 4
     assert list(hopper["bound"]) == ["H100", "GH200", "H200"]
     assert set(hopper["bound"]["H100"]) == {"tflops", "by", "ceilings"}
+
+
+@pytest.mark.compile
+def test_command_prints_ffma_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("--arch", "80", "--layout", "nn", "--shapes", "1024x512x256")
+    result = invoke("portable", *arguments, "--dtype", "float32")
+    assert re.search(r"\d\d\.\d%, \d\d\.\d%\s+.*\.reuse", result.stdout, re.DOTALL), result.stdout
+    assert re.search(r"\d+ FFMA ", result.stdout)
+    assert "FFMA" not in invoke("portable", *arguments).stdout
 
 
 @pytest.mark.compile

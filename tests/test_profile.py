@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,12 +28,13 @@ from typer.testing import CliRunner, Result
 from outblas import registry
 from outblas.cli import app
 from outblas.hopper import cycles
-from outblas.inspect import counters, ncu
+from outblas.inspect import counters, instructions, lines, ncu
 from outblas.inspect.counters import Launch, combine, in_range, parse
 from outblas.inspect.profiled import Request
 from outblas.report import phases
 
 RECORDING = Path(__file__).parent / "data" / "ncu_h100.csv"
+PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 FLOP = {"4096": 2 * 4096**3, "16x4096x4096": 2 * 16 * 4096**2}
 
 # What stands for ncu: it logs its arguments, then acts. `status` and `request` are those of the process to watch.
@@ -41,15 +43,25 @@ import json, os, subprocess, sys, time
 from pathlib import Path
 if sys.argv[1:] == ["--version"]:
     sys.exit(print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 36398880)"))
-status, request = Path(sys.argv[-2]), json.loads(sys.argv[-1])
 with open({log!r}, "a") as log:
     log.write(json.dumps([*sys.argv[1:], os.environ["LC_ALL"]]) + "\\n")
+if sys.argv[1] == "--import":
+    sys.exit(print(Path(sys.argv[2]).read_text(), end=""))
+status, request = Path(sys.argv[-2]), json.loads(sys.argv[-1])
 {act}
 """
 REPLAY = """
 lines = Path({recording!r}).read_text().splitlines(keepends=True)
 print("".join(lines[:5] + (lines[5:8] if request["shape"][0] == 4096 else lines[8:])), end="")
 status.write_text('{{"done": true}}')
+"""
+# With a second run, whose report is the page that `--import` prints.
+REPORT = """
+if "-o" not in sys.argv:
+{replay}
+else:
+    status.write_text('{{"done": true}}')
+    Path(sys.argv[sys.argv.index("-o") + 1] + ".ncu-rep").write_text(Path({page!r}).read_text())
 """
 DONE, STARTED = "status.write_text('{\"done\": true}')", "status.write_text('{\"started\": true}')"
 
@@ -82,6 +94,26 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 @pytest.fixture
 def replay(fake: Callable[[str], Path]) -> Path:
     return fake(REPLAY.format(recording=str(RECORDING)))
+
+
+@pytest.fixture
+def two_runs(fake: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Replays the recording, then a source page that the argument makes of the launches cublas and portable."""
+
+    def install(page: str) -> Path:
+        (tmp_path / "page.csv").write_text(page)
+        again = textwrap.indent(REPLAY.format(recording=str(RECORDING)), "    ")
+        return fake(REPORT.format(replay=again, page=str(tmp_path / "page.csv")))
+
+    return install
+
+
+def page() -> str:
+    """What the source page of 4096³ by cublas and portable would be, with the rows of two other kernels."""
+    sections = PAGE.read_text().split('"Kernel Name",')[1:3]
+    names = (launch.kernel for launch in recorded("4096")[:2])
+    bodies = (section.partition("\n")[2] for section in sections)
+    return "".join(f'"Kernel Name","{name}",\n{body}' for name, body in zip(names, bodies, strict=True))
 
 
 @pytest.fixture
@@ -144,6 +176,31 @@ def test_counters_of_one_launch() -> None:
     assert c.stalls["gmma"] == pytest.approx(3.66)
     assert set(c.stalls) == set(counters.STALLS)
     assert len(c.stalls) == 18
+
+
+def test_counters_of_memory_and_of_issue() -> None:
+    (launch,) = in_range(recorded("4096"), "cublas")
+    c = combine([launch], FLOP["4096"])
+    assert (c.l1_gbs, c.l2_gbs, c.global_load_requests) == (None, None, None), "the recording has none"
+    assert c.dram_gbs == pytest.approx((150_959_872 + 28_364_800) / 179.04e-6 / 1e9)
+    assert c.not_selected_share == pytest.approx(c.stalls["not_selected"] / (1 + sum(c.stalls.values())))
+    assert 0 < c.not_selected_share < 0.01
+    extra = {
+        "l1tex__t_bytes.sum": 2e9,
+        "lts__t_bytes.sum": 1e9,
+        "sm__sass_thread_inst_executed_op_ffma_pred_on.sum": 1.25 * 4096**3,
+        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": 100.0,
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 400.0,
+        "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum": 10.0,
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": 320.0,
+    }
+    assert set(extra) <= set(counters.metrics(75))
+    full = replace(launch, values={**launch.values, **extra})
+    c = combine([full, full], 2 * FLOP["4096"])
+    assert (c.l1_gbs, c.l2_gbs) == (pytest.approx(2e9 / 179.04e-6 / 1e9), pytest.approx(1e9 / 179.04e-6 / 1e9))
+    assert c.ffma_per_mnk == pytest.approx(1.25)
+    assert (c.global_load_requests, c.global_load_sectors) == (200, 800)
+    assert (c.global_store_requests, c.global_store_sectors) == (20, 640)
 
 
 def test_split_k_and_its_reduction_add_up() -> None:
@@ -218,6 +275,13 @@ def test_tables(h100: None, replay: Path) -> None:
     assert rows["time in ncu, one cold run (µs)"] == ["179.0", "448.4"]
     assert rows["tensor pipe active"] == ["94.7%", "35.1%"]
     assert rows["FLOP / DRAM byte"] == ["766.4", "584.0"]
+    assert rows["… A, B, C moved once"] == ["1,365.3", "1,365.3"]
+    assert rows["… by the CTA's tile"] == ["–", "–"]
+    assert rows["DRAM (GB/s)"][0] == "1,002"
+    assert rows["fp32 FMAs / M·N·K"] == ["0.000", "0.000"]
+    assert rows["global load requests"] == ["–", "–"]
+    assert rows["not selected, of the cycles between issues"][0] == "0.4%"
+    assert "Memory by instructions" not in result.stdout
     assert rows["shared wavefronts: stores"] == ["660,937 (21.5% conflicts)", "0"]
     assert rows["shared wavefronts: wgmma"] == ["–", "–"]
     assert rows["cublas"] == ["nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "2×66×1", "384×1×1", "179.0"]
@@ -247,7 +311,91 @@ def test_json_of_two_shapes(h100: None, replay: Path, tmp_path: Path) -> None:
     assert results[1]["launches"][0]["kernel"] == "outblas_portable_256x128x64_bf16"
     assert results[1]["tensor_active"] == pytest.approx(0.8303)
     assert results[1]["shared"]["ld"] == {"wavefronts": 262_144, "excess": 0}
+    assert "instructions" not in results[0]
+    assert results[1]["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 3)
+    assert results[1]["tile_flop_per_l2_byte"] is None, "it chooses by shape"
     assert len(replay.read_text().splitlines()) == 2
+
+
+def test_intensity_by_the_tile(h100: None, replay: Path) -> None:
+    result = invoke("portable", "--config", "block_m=128,block_n=64", "--dtype", "float32", "--json")
+    cublas, ours = json.loads(result.stdout)["results"]
+    assert ours["tile_flop_per_l2_byte"] == pytest.approx(2 * 128 * 64 / ((128 + 64) * 4))
+    assert ours["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 6)
+    assert cublas["tile_flop_per_l2_byte"] is None
+
+
+def test_instructions(h100: None, two_runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    log = two_runs(page())
+    asked = []
+    artifact = SimpleNamespace(cubin=b"cubin", ptx="ptx")
+    monkeypatch.setattr(
+        instructions, "artifact", lambda request, arch: asked.append((request.kernel, arch)) or artifact
+    )
+    operands = [None, "A", "A", "B", "B", *[None] * 14]
+    monkeypatch.setattr(
+        lines, "operands", lambda cubin, ptx, names: operands if len(names) == 19 else [None] * len(names)
+    )
+    result = invoke("portable", "--instructions", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert asked == [("portable", 90)]
+    cublas, ours = json.loads(result.stdout)["results"]
+    assert [each["sass"].split()[0] for each in ours["instructions"][:5]] == ["LDG.E.128"] * 4 + ["STS"]
+    assert ours["instructions"][0] == {
+        "launch": 0, "sass": "LDG.E.128 R12, desc[UR10][R2.64]", "operand": "A", "space": "global",
+        "operation": "load", "bytes": 16, "executed": 1024, "transactions_per_request": 16, "sectors_per_request": 16,
+        "wavefronts": None, "ideal": None, "excess": None,
+    }  # fmt: skip
+    assert [(each["operand"], each["space"], each["operation"]) for each in ours["memory"]] == [
+        ("A", "global", "load"), ("B", "global", "load"), (None, "global", "load"), (None, "global", "store"),
+        (None, "shared", "load"), (None, "shared", "store"),
+    ]  # fmt: skip
+    assert ours["memory"][0]["efficiency"] == 0.25
+    assert ours["memory"][1]["efficiency"] == 1
+    assert {each["operand"] for each in cublas["instructions"]} == {None}
+    first, second, third = map(json.loads, log.read_text().splitlines())
+    assert "--metrics" in first
+    assert second[:9] == [
+        "--clock-control", "none", "--profile-from-start", "off", "--section", "SourceCounters",
+        "--metrics", "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal", "-o",
+    ]  # fmt: skip
+    assert second[10:14] == [sys.executable, "-P", "-m", "outblas.inspect.profiled"]
+    assert third == ["--import", f"{second[9]}.ncu-rep", "--csv", "--page", "source", "C"]
+
+
+def test_instructions_in_a_table(h100: None, two_runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    two_runs(page())
+    monkeypatch.setattr(instructions, "artifact", lambda request, arch: None)
+    result = invoke("portable", "--instructions")
+    assert result.exit_code == 0, result.stderr
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert ["cublas", "–", "global copy", "2,048", "4.00", "4.00", "25.0%", "22,528", "2,048", "20,480"] in rows
+    assert ["portable", "–", "global store", "2,048", "8.00", "16.00", "50.0%", "–", "–", "–"] in rows
+    assert ["portable", "–", "shared load", "262,144", "–", "–", "–", "1,048,576", "1,048,576", "0"] in rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("outblas_portable", "other"), "and then the instructions of ['nvjet_sm90"),
+        (("L1 Wavefronts Shared Ideal", "Ideal"), "the source page lacks L1 Wavefronts Shared Ideal"),
+        (('"Kernel Name"', '"Name"'), "counted nothing"),
+    ],
+)
+def test_instructions_that_cannot_be_read(
+    h100: None, two_runs: Callable[[str], Path], change: tuple[str, str], message: str
+) -> None:
+    two_runs(page().replace(*change))
+    result = invoke("portable", "--instructions")
+    assert result.exit_code == 3
+    assert message in result.stderr
+
+
+def test_a_second_run_without_a_report(h100: None, replay: Path) -> None:
+    result = invoke("portable", "--instructions")
+    assert result.exit_code == 3
+    assert "ncu ended with exit code 0 and counted nothing" in result.stderr
+    assert len(replay.read_text().splitlines()) == 2, "a report that is missing is not imported"
 
 
 def test_cublas_alone(h100: None, replay: Path) -> None:
@@ -356,7 +504,7 @@ def test_without_a_gpu(replay: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nothing",), "kernel is 'nothing', expected one of: cublas, portable, "),
+        (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
         (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
         (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
         (("hopper.tma_wgmma", "--dtype", "float32"), "--dtype is 'float32', expected for hopper.tma_wgmma: "),
@@ -367,6 +515,7 @@ def test_without_a_gpu(replay: Path) -> None:
         (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
         (("portable", "--phases"), "--phases is given for 'portable', expected a kernel of the hopper ladder"),
         (("cublas", "--phases"), "--phases is given for 'cublas'"),
+        (("hopper.large_tile", "--phases", "--instructions"), "--phases and --instructions are both given"),
     ],
 )
 def test_usage_errors(h100: None, replay: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -454,3 +603,18 @@ def test_on_a_gpu(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < profile["flop_per_l2_byte"] <= 2 * 1024**3 / (2 * 2 * 1024**2)
         assert 0 <= profile["l2_hit_rate"] <= 1
         assert sum(size or 0 for size in profile["stalls"].values()) > 0
+        assert 0 < profile["not_selected_share"] < 1
+        assert min(profile["l1_gbs"] + 1, profile["l2_gbs"], profile["dram_gbs"]) > 0
+
+
+@pytest.mark.gpu
+def test_instructions_on_a_gpu() -> None:
+    result = invoke("portable", "--shapes", "1024", "--dtype", "float32", "--instructions", "--json")
+    if result.exit_code == 3:
+        pytest.skip(result.stderr.strip())
+    assert result.exit_code == 0, result.stderr
+    for profile in json.loads(result.stdout)["results"]:
+        totals = {(each["space"], each["operation"]): each for each in profile["memory"]}
+        assert ("shared", "load") in totals
+        assert totals["global", "store"]["requests"] == profile["global_store_requests"]
+        assert 0 < totals["global", "store"]["efficiency"] <= 1

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import configs, dispatch, registry
-from ..inspect import ncu
+from ..inspect import instructions as page
+from ..inspect import ncu, roofline
 from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
 from ..inspect.profiled import CUBLAS, Request
 from ..shapes import LAYOUTS
@@ -41,16 +42,37 @@ SMALLEST_STALL = 0.005  # warps per issue; the table leaves out less
 
 @dataclass(frozen=True)
 class Profile:
-    """One provider at one shape."""
+    """One provider at one shape; `codes` are the memory instructions of the launches, None if not asked for."""
 
     provider: str
     request: Request
     launches: list[Launch]
     counters: Counters
+    codes: list[page.Code] | None = None
+
+    def formulas(self) -> dict[str, float | None]:
+        """Intensities to hold the counters to, FLOP per byte: A, B and C moved once between DRAM and L2; the slices
+        of a CTA's tile moved by every CTA alone between L2 and the SMs (None: the configuration names no tile).
+        """
+        import torch
+
+        request, size = self.request, getattr(torch, self.request.dtype).itemsize
+        settings = {} if self.provider == CUBLAS else dict(_settings(request.resolved()))
+        tile = [int(settings[name]) for name in ("block_m", "block_n") if name in settings]
+        return {
+            "compulsory_flop_per_dram_byte": roofline.compulsory(request.shape, size, size),
+            "tile_flop_per_l2_byte": roofline.of_tile(tile[0], tile[1], size) if len(tile) == 2 else None,
+        }
 
     def record(self) -> dict[str, Any]:
-        """The profile as JSON-able values, units as in `Counters`."""
+        """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`; `launch` is an index."""
         request = self.request
+        memory: dict[str, list[Any]] = {} if self.codes is None else {"instructions": [], "memory": []}
+        for launch, code in enumerate(self.codes or ()):
+            memory["instructions"] += [{"launch": launch, **access.record()} for access in code.accesses]
+            memory["memory"] += [
+                {"launch": launch, **page.total_record(*kind, counts)} for kind, counts in code.totals().items()
+            ]
         return {
             "provider": self.provider,
             "shape": list(request.shape),
@@ -63,7 +85,14 @@ class Profile:
                 for launch in self.launches
             ],
             **asdict(self.counters),
+            **self.formulas(),
+            **memory,
         }
+
+
+def _settings(config: str) -> list[tuple[str, str]]:
+    """Names and values of a configuration's text."""
+    return [(name, value) for name, _, value in (item.partition("=") for item in config.split(",") if item)]
 
 
 def profile(
@@ -75,6 +104,9 @@ def profile(
     phases: Annotated[
         bool, typer.Option("--phases", help="Cycles by phase and role, from an instrumented compile, instead of ncu.")
     ] = False,
+    instructions: Annotated[
+        bool, typer.Option("--instructions", help="What each memory instruction did too, from a second run of ncu.")
+    ] = False,
     json: JsonOption = False,
     save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
 ) -> None:
@@ -84,6 +116,8 @@ def profile(
     """
     try:
         check_writable(save)
+        if phases and instructions:
+            raise ValueError("--phases and --instructions are both given, expected one of them")
         requests = _requests(kernel, shapes, config, dtype, layout)
         if phases:
             cycles.check(kernel)
@@ -97,7 +131,7 @@ def profile(
         cycles.run(requests, device, environment, json=json, save=save)
         return
     try:
-        profiles = [each for request in requests for each in _measure(request, device, quiet=json)]
+        profiles = [each for request in requests for each in _measure(request, device, instructions, quiet=json)]
     except ncu.Refused as error:
         raise usage_error(error) from None
     except ncu.CannotMeasure as error:
@@ -156,21 +190,28 @@ def _environment(*, ncu_too: bool) -> dict[str, Any]:
     return {**environment(), **({"ncu": ncu.version()} if ncu_too else {})}
 
 
-def _measure(request: Request, device: torch.device, *, quiet: bool) -> list[Profile]:
+def _measure(request: Request, device: torch.device, instructions: bool, *, quiet: bool) -> list[Profile]:
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
+    arch = 10 * major + minor
     names = " and ".join(request.providers)
     with nullcontext() if quiet else console.status(f"ncu: {names} at {cycles.sizes(request)}"):
-        found = ncu.profile(request, 10 * major + minor)
-    return [Profile(name, request, launches, combine(launches, request.flop)) for name, launches in found.items()]
+        found = ncu.profile(request, arch)
+        codes = ncu.source_page(request, found) if instructions else {}
+        if instructions and (artifact := page.artifact(request, arch)):
+            codes[request.kernel] = [code.with_operands(artifact) for code in codes[request.kernel]]
+    return [
+        Profile(name, request, launches, combine(launches, request.flop), codes.get(name))
+        for name, launches in found.items()
+    ]
 
 
 def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     names = [each.provider for each in profiles]
     counters = [each.counters for each in profiles]
     title = f"{cycles.sizes(request)} {request.dtype} {request.layout} on {gpu}"
-    rows = [(label, *cells) for label, *cells in zip(LABELS, *map(_cells, counters), strict=True)]
+    rows = [(label, *cells) for label, *cells in zip(LABELS, *map(_cells, profiles), strict=True)]
     table(title, ("counter", *names), rows)
     table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))
     launches = [
@@ -179,20 +220,45 @@ def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
         for one in each.launches
     ]
     table("Launches", ("provider", "kernel", "grid", "block", "µs"), launches)
+    if memory := [row for each in profiles for row in _memory(each)]:
+        table("Memory by instructions", MEMORY, memory)
     console.print(NOTE, markup=False, style="dim")
 
 
 LABELS = (
     "time in ncu, one cold run (µs)", "L2 hit rate", "L1 hit rate", "DRAM read (MB)", "DRAM written (MB)",
-    "L1 global loads (MB)", "L2 → SM (MB)", "FLOP / DRAM byte", "FLOP / L2→SM byte", "tensor pipe active",
-    "FMA pipe active", "fp32 FMAs (10⁶)", "IPC", "achieved occupancy", "registers / thread",
+    "L1 global loads (MB)", "L2 → SM (MB)", "L1 (GB/s)", "L2 (GB/s)", "DRAM (GB/s)", "global load requests",
+    "global store requests", "FLOP / DRAM byte", "… A, B, C moved once", "FLOP / L2→SM byte", "… by the CTA's tile",
+    "tensor pipe active", "FMA pipe active", "fp32 FMAs (10⁶)", "fp32 FMAs / M·N·K", "IPC", "achieved occupancy",
+    "not selected, of the cycles between issues", "registers / thread",
     "shared wavefronts: loads", "shared wavefronts: stores", "shared wavefronts: wgmma",
 )  # fmt: skip
 
 
-def _cells(c: Counters) -> tuple[str, ...]:
+MEMORY = (
+    "provider", "operand", "access", "requests", "transactions each", "sectors each", "efficiency",
+    "shared wavefronts", "ideal", "excess",
+)  # fmt: skip
+
+
+def _memory(profile: Profile) -> list[tuple[str, ...]]:
+    """Rows of the table MEMORY; a provider's launches are numbered from 1 if there are several."""
+    rows = []
+    for number, code in enumerate(profile.codes or (), start=1):
+        name = profile.provider if len(profile.launches) == 1 else f"{profile.provider} {number}"
+        for kind, counts in code.totals().items():
+            of = page.total_record(*kind, counts)
+            each = (_figure(of[key], ".2f") for key in ("transactions_per_request", "sectors_per_request"))
+            passes = (_figure(of[key], ",.0f") for key in ("wavefronts", "ideal", "excess"))
+            access = f"{of['space']} {of['operation']}"
+            requests, efficiency = f"{of['requests']:,}", _figure(of["efficiency"], ".1%")
+            rows.append((name, of["operand"] or "–", access, requests, *each, efficiency, *passes))
+    return rows
+
+
+def _cells(profile: Profile) -> tuple[str, ...]:
     """The column of one provider, in the order of LABELS."""
-    mega = 1e-6
+    c, formulas, mega = profile.counters, profile.formulas(), 1e-6
     return (
         _figure(c.us, ",.1f"),
         _figure(c.l2_hit_rate, ".1%"),
@@ -201,13 +267,22 @@ def _cells(c: Counters) -> tuple[str, ...]:
         _figure(c.dram_write_bytes, ",.1f", mega),
         _figure(c.l1_load_bytes, ",.1f", mega),
         _figure(c.l2_to_sm_bytes, ",.1f", mega),
+        _figure(c.l1_gbs, ",.0f"),
+        _figure(c.l2_gbs, ",.0f"),
+        _figure(c.dram_gbs, ",.0f"),
+        _requests_of(c.global_load_requests, c.global_load_sectors),
+        _requests_of(c.global_store_requests, c.global_store_sectors),
         _figure(c.flop_per_dram_byte, ",.1f"),
+        _figure(formulas["compulsory_flop_per_dram_byte"], ",.1f"),
         _figure(c.flop_per_l2_byte, ",.1f"),
+        _figure(formulas["tile_flop_per_l2_byte"], ",.1f"),
         _figure(c.tensor_active, ".1%"),
         _figure(c.fma_active, ".1%"),
         _figure(c.ffma, ",.1f", mega),
+        _figure(c.ffma_per_mnk, ".3f"),
         _figure(c.ipc, ".2f"),
         _figure(c.occupancy, ".1%"),
+        _figure(c.not_selected_share, ".1%"),
         _figure(c.registers, ".0f"),
         *map(_wavefronts, c.shared.values()),
     )
@@ -215,6 +290,11 @@ def _cells(c: Counters) -> tuple[str, ...]:
 
 def _figure(value: float | None, form: str, scale: float = 1.0) -> str:
     return "–" if value is None else format(value * scale, form)
+
+
+def _requests_of(requests: float | None, sectors: float | None) -> str:
+    each = f" ({sectors / requests:.1f} sectors each)" if requests and sectors is not None else ""
+    return _figure(requests, ",.0f") + each
 
 
 def _wavefronts(shared: SharedMemory) -> str:

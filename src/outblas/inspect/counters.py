@@ -19,9 +19,15 @@ SUMS = {
     "us": TIME,
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
+    "l1_bytes": "l1tex__t_bytes.sum",
+    "l2_bytes": "lts__t_bytes.sum",
     "l1_load_bytes": "l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum",
     "l2_to_sm_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
     "ffma": "sm__sass_thread_inst_executed_op_ffma_pred_on.sum",
+    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
 # A rate and what it is a rate of, which weighs it when a call has several launches.
 RATES = {
@@ -157,20 +163,32 @@ class SharedMemory:
 class Counters:
     """What one call did, all its launches together. None: not collected, or a rate of nothing.
 
-    `us` is ncu's time in µs. Sizes are in bytes: `l1_load_bytes` what global load instructions asked of L1,
-    `l2_to_sm_bytes` what the SMs received from L2, TMA included. Hit rates, `tensor_active`, `fma_active` (of the
+    `us` is ncu's time in µs. Sizes are in bytes: `l1_bytes` and `l2_bytes` the sectors that L1 and L2 looked up, for
+    whatever reason, `l1_load_bytes` what global load instructions asked of L1, `l2_to_sm_bytes` what the SMs received
+    from L2, TMA included. `l1_gbs`, `l2_gbs` and `dram_gbs` are GB/s over `us`: of `l1_bytes`, of `l2_bytes`, of bytes
+    of DRAM read and written. Loads and stores of global memory, asynchronous copies among the loads, are counted in
+    `requests` of warps and in `sectors` of 32 bytes. Hit rates, `tensor_active`, `fma_active` (of the
     pipe's peak while the SM is active) and `occupancy` (of the SM's warps) are fractions; `ipc` is warp instructions
-    per SM and cycle, `ffma` fp32 FMAs executed by threads, `registers` the most any launch has per thread.
+    per SM and cycle, `ffma` fp32 FMAs executed by threads, `ffma_per_mnk` the same over M·N·K, `registers` the most
+    any launch has per thread.
     `flop_per_dram_byte` and `flop_per_l2_byte` divide 2·M·N·K by bytes of DRAM read and written, and by
-    `l2_to_sm_bytes`. `stalls` has, by reason, the warps that stall per cycle in which a scheduler issues.
+    `l2_to_sm_bytes`. `stalls` has, by reason, the warps that stall per cycle in which a scheduler issues;
+    `not_selected_share` is that reason's fraction of all of them and the warp that issues, which is its fraction of the
+    cycles between two instructions of a warp.
     """
 
     us: float | None
     dram_read_bytes: float | None
     dram_write_bytes: float | None
+    l1_bytes: float | None
+    l2_bytes: float | None
     l1_load_bytes: float | None
     l2_to_sm_bytes: float | None
     ffma: float | None
+    global_load_requests: float | None
+    global_load_sectors: float | None
+    global_store_requests: float | None
+    global_store_sectors: float | None
     l2_hit_rate: float | None
     l1_hit_rate: float | None
     tensor_active: float | None
@@ -178,8 +196,13 @@ class Counters:
     ipc: float | None
     occupancy: float | None
     registers: float | None
+    l1_gbs: float | None
+    l2_gbs: float | None
+    dram_gbs: float | None
+    ffma_per_mnk: float | None
     flop_per_dram_byte: float | None
     flop_per_l2_byte: float | None
+    not_selected_share: float | None
     stalls: dict[str, float | None]
     shared: dict[str, SharedMemory]
 
@@ -195,6 +218,9 @@ def combine(launches: Sequence[Launch], flop: float) -> Counters:
     rates = {field: _mean(launches, metric, weights) for field, (metric, weights) in RATES.items()}
     registers = [value for launch in launches if (value := launch.values.get(REGISTERS)) is not None]
     read, written = sums["dram_read_bytes"], sums["dram_write_bytes"]
+    dram = None if read is None or written is None else read + written
+    stalls = {reason: _mean(launches, stall(reason), ISSUES) for reason in STALLS}
+    between_issues = 1 + sum(warps for warps in stalls.values() if warps is not None)
     shared = {}
     for op in SHARED:
         passes, added = _total(launches, wavefronts(op)), _total(launches, conflicts(op))
@@ -203,15 +229,24 @@ def combine(launches: Sequence[Launch], flop: float) -> Counters:
         **sums,
         **rates,
         registers=max(registers, default=None),
-        flop_per_dram_byte=_ratio(flop, None if read is None or written is None else read + written),
+        l1_gbs=_gbs(sums["l1_bytes"], sums["us"]),
+        l2_gbs=_gbs(sums["l2_bytes"], sums["us"]),
+        dram_gbs=_gbs(dram, sums["us"]),
+        ffma_per_mnk=_ratio(sums["ffma"], flop / 2),
+        flop_per_dram_byte=_ratio(flop, dram),
         flop_per_l2_byte=_ratio(flop, sums["l2_to_sm_bytes"]),
-        stalls={reason: _mean(launches, stall(reason), ISSUES) for reason in STALLS},
+        not_selected_share=_ratio(stalls["not_selected"], between_issues),
+        stalls=stalls,
         shared=shared,
     )
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def _gbs(size: float | None, us: float | None) -> float | None:
+    return None if us is None else _ratio(size, 1e3 * us)
 
 
 def _total(launches: Sequence[Launch], metric: str) -> float | None:

@@ -18,6 +18,7 @@ ARCHS = (75, 80, 90)
 _KEYS = (
     "kernel", "arch", "config", "registers", "spill_stores", "spill_loads", "stack", "smem_bytes", "stages", "threads",
     "ctas_per_sm", "warps_per_sm", "instructions", "ptx", "warnings", "bank_conflicts", "intensity", "bound",
+    "ffma_share", "ffma_reuse",
 )  # fmt: skip
 
 
@@ -29,8 +30,10 @@ class Inspection:
     `smem_bytes`, `threads` and `stages` a CTA; `ctas_per_sm`, `warps_per_sm`, and `limiter`, what runs out first, on
     the architecture's reference machine. `instructions` and `ptx` map mnemonics with their shapes to counts, `warnings`
     are the assembler's. `intensity` maps "dram", "l2", "shared" to FLOP per byte (None: that level is not read),
-    `bound` the name of every machine of the architecture to `{tflops, by, ceilings}`. `sass` and `ptx_text` are the
-    code; they, `dtype`, `out_dtype`, `layout`, `unit` and `limiter` are no part of the record.
+    `bound` the name of every machine of the architecture to `{tflops, by, ceilings}`. `ffma_share` is the fraction of
+    FFMA among the instructions of the hot loop, `ffma_reuse` the fraction of those FFMA that flag an operand `.reuse`
+    (None: no FFMA). `sass` and `ptx_text` are the code; they, `dtype`, `out_dtype`, `layout`, `unit` and `limiter` are
+    no part of the record.
     """
 
     kernel: str
@@ -51,6 +54,8 @@ class Inspection:
     bank_conflicts: Mapping[str, int] | None
     intensity: Mapping[str, float | None]
     bound: Mapping[str, Mapping[str, Any]]
+    ffma_share: float
+    ffma_reuse: float | None
     name: str
     dtype: str
     out_dtype: str
@@ -166,6 +171,7 @@ def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -
     arch = int("".join(filter(str.isdigit, artifact.arch)))
     code = machine_code.read_cubin(artifact.cubin)
     instructions = sass.parse(code.sass)
+    loop = sass.hot_loop(instructions)
     unit = sass.unit(instructions)
     resident = occupancy(machines.reference(arch), code.registers, artifact.smem_bytes, artifact.threads)
     sizes = [getattr(torch, name).itemsize for name in (artifact.dtype, artifact.out_dtype)]
@@ -189,6 +195,8 @@ def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -
         bank_conflicts=None if artifact.bank_conflicts is None else dict(artifact.bank_conflicts),
         intensity=asdict(intensity),
         bound={m.name: asdict(roofline.bound(m, intensity, unit)) for m in machines.of_arch(arch)},
+        ffma_share=sass.ffma_share(loop),
+        ffma_reuse=sass.ffma_reuse(loop),
         name=code.name,
         dtype=artifact.dtype,
         out_dtype=artifact.out_dtype,

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from . import sass as assembly
 
+_CODE = ("--print-code", "--no-dataflow")  # for nvdisasm
+
 
 @dataclass(frozen=True)
 class MachineCode:
@@ -62,7 +64,7 @@ def read_cubin(cubin: bytes) -> MachineCode:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         usage = _run(tool("cuobjdump"), "--dump-resource-usage", path)
-        text = _run(tool("nvdisasm"), "--print-code", "--no-dataflow", path)
+        text = _run(tool("nvdisasm"), *_CODE, path)
     resources = re.search(r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", usage)
     if resources is None:
         raise ValueError(f"cuobjdump named no kernel: {usage[:200]!r}")
@@ -79,6 +81,14 @@ def read_cubin(cubin: bytes) -> MachineCode:
         instructions=dict(Counter(i.name for i in instructions)),
         sass=text,
     )
+
+
+def with_ptx_lines(cubin: bytes) -> str:
+    """The disassembly that `read_cubin` reads, with the line of PTX before what comes from it, where the cubin says."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        return _run(tool("nvdisasm"), *_CODE, "--print-line-info-ptx", path)
 
 
 def _bytes(names: Iterable[str]) -> int:

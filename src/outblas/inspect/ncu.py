@@ -10,12 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from . import instructions
 from .counters import Launch, in_range, metrics, parse
 from .profiled import Request
 
 TIMEOUT_SECONDS = 240.0
+
+_BY_INSTRUCTION = "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal"  # what SourceCounters leaves out
+_AS_IT_IS = ("--clock-control", "none", "--profile-from-start", "off")
 
 _PERMISSION = (
     "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run it as root, load the nvidia module with "
@@ -65,34 +71,68 @@ def profile(request: Request, arch: int) -> dict[str, list[Launch]]:
         Refused: the kernel does not take the product.
         RuntimeError: the profiled process failed.
     """
-    ncu = find()
+    options = ("--csv", "--page", "raw", "--nvtx", *_AS_IT_IS, "--metrics", ",".join(metrics(arch)))
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
-        status = Path(folder, "status.json")
-        command = [
-            *(ncu, "--csv", "--page", "raw", "--nvtx", "--clock-control", "none", "--profile-from-start", "off"),
-            *("--metrics", ",".join(metrics(arch))),
-            *(sys.executable, "-P", "-m", "outblas.inspect.profiled", str(status), request.to_text()),
-        ]
-        code, output, errors = _run(command, Path(folder))
-        answer = json.loads(status.read_text()) if status.exists() else {}
-    if "refused" in answer:
-        raise Refused(answer["refused"])
-    if "unavailable" in answer:
-        raise CannotMeasure(answer["unavailable"])
+        ran, answer = _watch(options, request, Path(folder))
     try:
-        launches = parse(output)
+        launches = parse(ran.output)
     except ValueError as error:
         raise CannotMeasure(f"ncu's output cannot be read: {error}") from None
     found = {name: in_range(launches, name) for name in request.providers}
     if "done" not in answer or not all(found.values()):
-        raise _failure(code, f"{output}\n{errors}", answer)
+        raise _failure(ran, answer)
     return found
 
 
-def _run(command: list[str], folder: Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error. Output goes to files: a pipe that an orphan of ncu keeps open
-    would hold up the reader after a timeout.
+def source_page(request: Request, found: Mapping[str, Sequence[Launch]]) -> dict[str, list[instructions.Code]]:
+    """The memory instructions of the launches that `profile` found, from a second run; operands are left unknown.
+
+    Raises what `profile` raises, and CannotMeasure if the second run launches other kernels.
     """
+    with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
+        report = Path(folder, "report")
+        options = (*_AS_IT_IS, "--section", "SourceCounters", "--metrics", _BY_INSTRUCTION, "-o", str(report))
+        ran, answer = _watch(options, request, Path(folder))
+        report = report.with_suffix(".ncu-rep")
+        if "done" not in answer or not report.exists():
+            raise _failure(ran, answer)
+        read = _run([find(), "--import", str(report), "--csv", "--page", "source"], Path(folder))
+    try:
+        codes = instructions.parse(read.output)
+    except ValueError as error:
+        raise CannotMeasure(f"ncu's output cannot be read: {error}") from None
+    if not codes:
+        raise _failure(read, {})
+    expected = [launch.kernel for launches in found.values() for launch in launches]
+    if (names := [code.kernel for code in codes]) != expected:
+        raise CannotMeasure(f"ncu counted the launches {expected}, and then the instructions of {names}")
+    order = iter(codes)
+    return {name: [next(order) for _ in launches] for name, launches in found.items()}
+
+
+class _Ran(NamedTuple):
+    """Exit code, standard output and standard error."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def _watch(options: Sequence[str], request: Request, folder: Path) -> tuple[_Ran, dict[str, str]]:
+    """Runs ncu around the request; what it said, and what the profiled process answered."""
+    status = folder / "status.json"
+    watched = (sys.executable, "-P", "-m", "outblas.inspect.profiled", str(status), request.to_text())
+    ran = _run([find(), *options, *watched], folder)
+    answer = json.loads(status.read_text()) if status.exists() else {}
+    if "refused" in answer:
+        raise Refused(answer["refused"])
+    if "unavailable" in answer:
+        raise CannotMeasure(answer["unavailable"])
+    return ran, answer
+
+
+def _run(command: list[str], folder: Path) -> _Ran:
+    """Output goes to files: a pipe that an orphan of ncu keeps open would hold up the reader after a timeout."""
     output, errors = folder / "output", folder / "errors"
     environment = {**os.environ, "LC_ALL": "C"}  # ncu writes numbers in the locale's form
     with output.open("wb") as out, errors.open("wb") as err:
@@ -108,11 +148,12 @@ def _run(command: list[str], folder: Path) -> tuple[int, str, str]:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)  # ncu and the process it watches
                 process.wait()
-    return code, output.read_text(errors="replace"), errors.read_text(errors="replace")
+    return _Ran(code, output.read_text(errors="replace"), errors.read_text(errors="replace"))
 
 
-def _failure(code: int, text: str, answer: dict[str, str]) -> RuntimeError:
+def _failure(ran: _Ran, answer: dict[str, str]) -> RuntimeError:
     """Why there are no counters, from what ncu and the profiled process said."""
+    text = f"{ran.output}\n{ran.errors}"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith('"')]
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     if "ERR_NVGPUCTRPERM" in text:
@@ -123,9 +164,9 @@ def _failure(code: int, text: str, answer: dict[str, str]) -> RuntimeError:
         return RuntimeError(answer["failed"])
     last = " | ".join(lines[-3:]) or "it said nothing"
     if "started" in answer:
-        return RuntimeError(f"the profiled process ended early, ncu with exit code {code}: {last}")
+        return RuntimeError(f"the profiled process ended early, ncu with exit code {ran.code}: {last}")
     if errors:
         return CannotMeasure(f"ncu refused: {errors[0]}")
     if "No kernels were profiled" in text:
         return CannotMeasure("ncu profiled no kernels: it does not see the process's launches")
-    return CannotMeasure(f"ncu ended with exit code {code} and counted nothing: {last}")
+    return CannotMeasure(f"ncu ended with exit code {ran.code} and counted nothing: {last}")

@@ -41,15 +41,25 @@ def intensity(
     instructions: Sequence[sass.Instruction],
 ) -> Intensity:
     """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes."""
-    M, N, K = shape
     tile_m, tile_n, _ = tile
     loop = sass.hot_loop(instructions)
     shared = sum(map(sass.shared_bytes, loop))
     return Intensity(
-        dram=2 * M * N * K / ((M * K + K * N) * itemsize + M * N * out_itemsize),
-        l2=2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize),
+        dram=compulsory(shape, itemsize, out_itemsize),
+        l2=of_tile(tile_m, tile_n, itemsize),
         shared=sum(map(sass.flops, loop)) / shared if shared else None,
     )
+
+
+def compulsory(shape: tuple[int, int, int], itemsize: int, out_itemsize: int) -> float:
+    """FLOP per byte if A and B are read once and C is written once; sizes of elements in bytes."""
+    M, N, K = shape
+    return 2 * M * N * K / ((M * K + K * N) * itemsize + M * N * out_itemsize)
+
+
+def of_tile(tile_m: int, tile_n: int, itemsize: int) -> float:
+    """FLOP per byte if every CTA fetches its slices of A and B alone."""
+    return 2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize)
 
 
 def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None = None) -> Bound:

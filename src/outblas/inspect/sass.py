@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LABEL = re.compile(r"^(\.L_\w+):")
-_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*)")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*)")
 _TARGET = re.compile(r"\((\.L_\w+)\)")
 _WIDTHS = (("128", 16), ("64", 8), ("U16", 2), ("S16", 2), ("U8", 1), ("S8", 1))
 _WARP = 32
@@ -30,7 +30,7 @@ def parse(text: str) -> tuple[Instruction, ...]:
     for line in text.splitlines():
         if label := _LABEL.match(line):
             labels[label[1]] = len(found)
-        elif instruction := _INSTRUCTION.match(line):
+        elif instruction := INSTRUCTION.match(line):
             found.append((instruction[2], instruction[3].strip()))
     return tuple(
         Instruction(i, name, operands, _target(name, operands, labels)) for i, (name, operands) in enumerate(found)
@@ -76,7 +76,22 @@ def flops(instruction: Instruction) -> int:
         return 2 * int(shape[1]) * int(shape[2]) * int(shape[3])
     if shape := re.match(r"[HQ]MMA\.(16)(8)(\d+)", name):
         return 2 * int(shape[1]) * int(shape[2]) * int(shape[3])
-    return 2 * _WARP if re.match(r"FFMA\b", name) else 0
+    return 2 * _WARP if _is_ffma(instruction) else 0
+
+
+def ffma_share(instructions: Sequence[Instruction]) -> float:
+    """FFMA among all the instructions, as a fraction."""
+    return sum(map(_is_ffma, instructions)) / len(instructions)
+
+
+def ffma_reuse(instructions: Sequence[Instruction]) -> float | None:
+    """The fraction of the FFMA that keep an operand for the next instruction (`.reuse`); None if there is no FFMA."""
+    kept = [".reuse" in i.operands for i in instructions if _is_ffma(i)]
+    return sum(kept) / len(kept) if kept else None
+
+
+def _is_ffma(instruction: Instruction) -> bool:
+    return re.match(r"FFMA\b", instruction.name) is not None
 
 
 def shared_bytes(instruction: Instruction) -> int:

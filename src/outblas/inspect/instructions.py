@@ -1,0 +1,201 @@
+"""What each memory instruction of a launch did, from ncu's source page: requests, transactions, sectors, wavefronts."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from . import lines
+from .profiled import CUBLAS, Request
+from .sass import width
+
+if TYPE_CHECKING:
+    from ..artifact import Artifact
+
+# Space and operation by mnemonic. A copy reads global memory and writes shared memory.
+KINDS = {
+    "LDG": ("global", "load"), "STG": ("global", "store"), "LDGSTS": ("global", "copy"),
+    "RED": ("global", "atomic"), "REDG": ("global", "atomic"), "ATOM": ("global", "atomic"),
+    "ATOMG": ("global", "atomic"), "LDS": ("shared", "load"), "LDSM": ("shared", "load"), "STS": ("shared", "store"),
+    "STSM": ("shared", "store"), "ATOMS": ("shared", "atomic"),
+}  # fmt: skip
+TRANSACTION = 128  # bytes
+COLUMNS = {
+    "executed": "Instructions Executed",
+    "threads": "Predicated-On Thread Instructions Executed",
+    "transactions": "L1 Tag Requests Global",
+    "sectors": "L2 Theoretical Sectors Global",
+    "wavefronts": "L1 Wavefronts Shared",
+    "ideal": "L1 Wavefronts Shared Ideal",
+}
+_SHARED_ALONE = ("wavefronts", "ideal")
+_SASS, _BITS = "Source", "Access Size"
+_MNEMONIC = re.compile(r"\s*(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often warps executed an access (requests, those with every thread predicated off too), the bytes that their
+    threads asked for, and what came of it: in global memory `transactions` (lines of 128 bytes, looked up in L1) and
+    `sectors` (32 bytes), in shared memory `wavefronts` and the `ideal` number of them, without bank conflicts.
+    """
+
+    executed: int
+    asked: int
+    transactions: int
+    sectors: int
+    wavefronts: int
+    ideal: int
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Counts)))
+
+    @property
+    def excess(self) -> int:
+        """Wavefronts that bank conflicts added."""
+        return self.wavefronts - self.ideal
+
+    @property
+    def efficiency(self) -> float | None:
+        """Bytes asked for over bytes of the transactions; above 1 where threads ask for the same bytes, or copies of
+        zeros ask for none.
+        """
+        return _ratio(self.asked, TRANSACTION * self.transactions)
+
+    def ratios(self) -> dict[str, float | None]:
+        """Transactions and sectors of global memory per request."""
+        return {
+            "transactions_per_request": _ratio(self.transactions, self.executed),
+            "sectors_per_request": _ratio(self.sectors, self.executed),
+        }
+
+
+@dataclass(frozen=True)
+class Access:
+    """One memory instruction: `index` in the code, `space` "global" or "shared", `operation` "load", "store", "copy" or
+    "atomic", `bytes` that a thread moves each time, and the operand of the product that it touches (None: unknown).
+    """
+
+    index: int
+    sass: str
+    space: str
+    operation: str
+    bytes: int
+    counts: Counts
+    operand: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON-able values; None for what this kind of access has none of."""
+        named = {"sass": self.sass, "operand": self.operand, "space": self.space, "operation": self.operation}
+        counts = {"executed": self.counts.executed, **self.counts.ratios(), **_passes(self.counts)}
+        return named | {"bytes": self.bytes} | _apply(self.space, self.operation, counts)
+
+
+@dataclass(frozen=True)
+class Code:
+    """One launch: the kernel, the mnemonics of all its instructions, and the memory instructions that any thread ran
+    without being predicated off.
+    """
+
+    kernel: str
+    mnemonics: tuple[str, ...]
+    accesses: tuple[Access, ...]
+
+    def totals(self) -> dict[tuple[str | None, str, str], Counts]:
+        """Sums by operand, space and operation, global memory first."""
+        sums: dict[tuple[str | None, str, str], Counts] = {}
+        for each in self.accesses:
+            key = each.operand, each.space, each.operation
+            sums[key] = sums[key] + each.counts if key in sums else each.counts
+        return dict(sorted(sums.items(), key=lambda item: (*item[0][1:], item[0][0] or "~")))
+
+    def with_operands(self, artifact: Artifact) -> Code:
+        """The same with operands, by the source lines of an artifact of what ran."""
+        found = lines.operands(artifact.cubin, artifact.ptx, self.mnemonics)
+        return replace(self, accesses=tuple(replace(each, operand=found[each.index]) for each in self.accesses))
+
+
+def total_record(operand: str | None, space: str, operation: str, counts: Counts) -> dict[str, Any]:
+    """One of `totals` as JSON-able values; None for what this kind of access has none of."""
+    named = {"operand": operand, "space": space, "operation": operation}
+    sizes = {"requests": counts.executed, "transactions": counts.transactions, "sectors": counts.sectors}
+    figures = {**sizes, **counts.ratios(), "efficiency": counts.efficiency, **_passes(counts)}
+    return named | _apply(space, operation, figures)
+
+
+def _passes(counts: Counts) -> dict[str, int]:
+    return {"wavefronts": counts.wavefronts, "ideal": counts.ideal, "excess": counts.excess}
+
+
+_OF_GLOBAL = ("transactions", "sectors", "transactions_per_request", "sectors_per_request", "efficiency")
+_OF_SHARED = ("wavefronts", "ideal", "excess")
+
+
+def _apply(space: str, operation: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures, None for those that say nothing of such an access."""
+    empty = _OF_GLOBAL if space == "shared" else _OF_SHARED if operation != "copy" else ()
+    return {name: None if name in empty else value for name, value in figures.items()}
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def parse(text: str) -> list[Code]:
+    """The launches of `ncu --import REPORT --csv --page source`, in order; other lines are passed over.
+
+    The page of a kernel that uses no shared memory lacks its columns. Raises ValueError for one that lacks another.
+    """
+    found: list[tuple[str, list[dict[str, str]]]] = []
+    header: list[str] = []
+    for row in csv.reader(line for line in text.splitlines() if line.startswith('"')):
+        if row[0] == "Kernel Name":
+            found.append((row[1], []))
+            header = []
+        elif found and not header:
+            header = row
+            missing = [name for name in (_SASS, _BITS, *COLUMNS.values()) if name not in header]
+            if missing and missing != [COLUMNS[field] for field in _SHARED_ALONE]:
+                raise ValueError(f"the source page lacks {', '.join(missing)}")
+        elif found:
+            found[-1][1].append(dict(zip(header, row, strict=False)))
+    return [_code(kernel, rows) for kernel, rows in found]
+
+
+def _code(kernel: str, rows: Iterable[Mapping[str, str]]) -> Code:
+    mnemonics, accesses = [], []
+    for index, row in enumerate(rows):
+        found = _MNEMONIC.match(row[_SASS])
+        mnemonics.append(found[1] if found else "")
+        kind = KINDS.get(mnemonics[-1].split(".")[0])
+        values = {name: int(row.get(column, "").replace(",", "") or 0) for name, column in COLUMNS.items()}
+        if kind is None or not values["threads"]:
+            continue
+        size = int(row[_BITS]) // 8 if row[_BITS].isdigit() else width(mnemonics[-1])
+        counts = Counts(asked=size * values.pop("threads"), **values)
+        accesses.append(Access(index, " ".join(row[_SASS].split()), *kind, size, counts))
+    return Code(kernel, tuple(mnemonics), tuple(accesses))
+
+
+def artifact(request: Request, arch: int) -> Artifact | None:
+    """What a kernel's call runs on sm_`arch`; None for cuBLAS, and for a kernel that gives none."""
+    import torch
+
+    from .. import registry
+
+    if request.kernel == CUBLAS:
+        return None
+    module = registry.load(request.kernel)
+    if not hasattr(module, "artifact"):
+        return None
+    dtype = getattr(torch, request.dtype)
+    try:
+        found: Artifact = module.artifact(
+            request.chosen(), arch=arch, dtype=dtype, out_dtype=None, layout=request.layout, shape=request.shape
+        )
+    except ValueError:  # an architecture that artifacts are not made for
+        return None
+    return found
