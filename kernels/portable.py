@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -29,8 +28,10 @@ from .. import machines
 from ..artifact import Artifact, example
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
-from . import portable_config
-from .portable_config import PortableConfig, choose, invalid_reason, kept_dims, needs_int64, pieces_of, tiles, uses_fma
+from . import launch
+from .grid import MAX_PROGRAMS, needs_int64, pieces_of, tiles
+from .launch import Specialization
+from .portable_config import CANDIDATES, PortableConfig, choose, invalid_reason, uses_fma
 
 __all__ = [
     "CANDIDATES",
@@ -45,12 +46,8 @@ __all__ = [
 ]
 
 Config = PortableConfig
-CANDIDATES = portable_config.CANDIDATES
-
-Tensor = torch.Tensor
 
 _ON_CPU = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
-_TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
@@ -140,33 +137,20 @@ _interpreted = InterpretedFunction(matmul_kernel.fn)
 _interpreter_lock = threading.Lock()  # the interpreter patches triton.language for every thread: nothing may compile
 
 
-@dataclass(frozen=True)
-class Specialization:
-    """All that the compiler is told: argument types, constants and divisors by position, launch options."""
-
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[int, Any], ...]
-    divisors: tuple[tuple[int, int], ...]
-    num_warps: int
-    num_stages: int
-    max_registers: int | None
-
-
 def unsupported(problem: Problem, config: PortableConfig | None = None) -> str | None:
     """Why this kernel cannot take a call (with this config); None if it can."""
-    if problem.dtype not in _TYPES or problem.out_dtype not in _TYPES:
-        names = dtype_name(problem.dtype), dtype_name(problem.out_dtype)
-        return f"needs bfloat16, float16 or float32, and was given {names[0]} operands for {names[1]} outputs"
+    if reason := launch.unsupported_dtype(problem):
+        return reason
     if problem.device.type not in ("cpu", "cuda"):
         return f"needs CUDA or CPU tensors, and was given tensors on {problem.device}"
     if problem.device.type == "cuda" and not isinstance(matmul_kernel, triton.JITFunction):
         return "needs CPU tensors while TRITON_INTERPRET=1 is set, and was given CUDA tensors"
     if config is not None:
-        limit = None if problem.device.type == "cpu" else _shared_memory_limit(problem.device)
+        limit = None if problem.device.type == "cpu" else launch.shared_memory_limit(problem.device)
         if reason := invalid_reason(config, problem.dtype, limit):
             return reason
-        if tiles(config, problem) > portable_config.MAX_PROGRAMS:
-            return f"needs at most {portable_config.MAX_PROGRAMS} tiles, and was given {tiles(config, problem)}"
+        if tiles(config, problem) > MAX_PROGRAMS:
+            return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(config, problem)}"
     return None
 
 
@@ -180,32 +164,16 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
         raise ValueError(f"kernel 'portable': {reason}")
     if problem.device.type == "cpu":
         config = config or _ON_CPU
-        runs = [(piece.offsets, _interpreter(piece.programs)) for piece in pieces_of(problem, config)]
-        tail = tuple(_arguments(problem, config, "ieee", interpreted=True).values())
-    else:
-        arch = _arch(problem.device)
-        if config is None:
-            sm_count = torch.cuda.get_device_properties(problem.device).multi_processor_count
-            config = choose(problem, sm_count, arch, _shared_memory_limit(problem.device))
-        with torch.cuda.device(problem.device):
-            compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
-            runs = [(piece.offsets, compiled[piece.programs, 1, 1]) for piece in pieces_of(problem, config)]
-        tail = tuple(_arguments(problem, config, _precision(problem, arch), interpreted=False).values())
-    has_c = problem.c is not None
-
-    def launch(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
-        run(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
-
-    def launch_pieces(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
-        for offsets, run in runs:
-            tensors = (a, b, c if has_c else None, out)
-            shifted = (None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=True))
-            run(*shifted, float(alpha), float(beta), *tail)
-
-    if len(runs) > 1:
-        return launch_pieces
-    run = runs[0][1]
-    return launch
+        constants = _constants(problem, config, "ieee", interpreted=True)
+        return launch.bind(problem, pieces_of(problem, config), _interpreter, constants)
+    arch = launch.arch_of(problem.device)
+    if config is None:
+        sm_count = torch.cuda.get_device_properties(problem.device).multi_processor_count
+        config = choose(problem, sm_count, arch, launch.shared_memory_limit(problem.device))
+    constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
+    with torch.cuda.device(problem.device):
+        compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
+        return launch.bind(problem, pieces_of(problem, config), lambda programs: compiled[programs, 1, 1], constants)
 
 
 def compile_for(problem: Problem, config: PortableConfig, arch: int) -> CompiledKernel:
@@ -230,7 +198,7 @@ def artifact(
 
     machine = machines.reference(90 if arch is None else arch)
     given = example(dtype, out_dtype, layout, shape)
-    if dtype not in _TYPES:
+    if dtype not in launch.TYPES:
         raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16, float16 or float32")
     if config is None:
         config = choose(given, machine.sms, machine.arch, machine.shared_memory_per_cta)
@@ -251,81 +219,37 @@ def artifact(
 @cache
 def _compile(specialization: Specialization, arch: int, device: int | None) -> CompiledKernel:
     """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
-    source = ASTSource(
-        matmul_kernel,
-        dict(specialization.signature),
-        {(i,): value for i, value in specialization.constants},
-        {(i,): [["tt.divisibility", divisor]] for i, divisor in specialization.divisors},
-    )
-    options = {
-        "num_warps": specialization.num_warps,
-        "num_stages": specialization.num_stages,
-        "maxnreg": specialization.max_registers,
-        "enable_fp_fusion": True,
-        "sanitize_overflow": False,  # offsets of masked lanes wrap
-    }
+    signature, constants = dict(specialization.signature), {(i,): value for i, value in specialization.constants}
+    source = ASTSource(matmul_kernel, signature, constants, specialization.attributes)
     with _interpreter_lock:
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=specialization.options)
 
 
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:
-    """Types and divisors from the problem alone, so that a plan holds for every call that shares it."""
-    signature: dict[str, str] = {}
-    constants: list[tuple[int, Any]] = []
-    divisors: list[tuple[int, int]] = []
-    pieces = pieces_of(problem, config)
-    alignment = dict(zip(("a", "b", "out", "c"), problem.alignment, strict=False))
-    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.dtype, "out": problem.out_dtype}
-    for i, (name, dtype) in enumerate(dtypes.items()):
-        if name == "c" and problem.c is None:
-            signature[name] = "constexpr"
-            constants.append((i, None))
-        else:
-            signature[name] = _TYPES[dtype]
-            starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
-            divisors.append((i, math.gcd(alignment[name], *starts)))
-    signature |= {"alpha": "fp32", "beta": "fp32"}
-    arguments = _arguments(problem, config, _precision(problem, arch), interpreted=False)
-    for i, (name, value) in enumerate(arguments.items(), start=len(signature)):
-        if (name.isupper() and name not in "MNK") or value == 1:
-            signature[name] = "constexpr"
-            constants.append((i, value))
-        else:
-            wide = value > portable_config.INT32_MAX or (name in "MNK" and arguments["WIDE"])
-            signature[name] = "i64" if wide else "i32"
-            divisors.append((i, math.gcd(value, 16)))
+    constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
     # Without a limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels with masks take all of them.
-    masked = not (arguments["EVEN_M"] and arguments["EVEN_N"] and arguments["EVEN_K"])
+    masked = not (constants["EVEN_M"] and constants["EVEN_N"] and constants["EVEN_K"])
     unlimited = masked and arch >= 80 and uses_fma(problem, arch)
-    limit = None if unlimited else min(255, 65536 // config.threads)
-    return Specialization(
-        tuple(signature.items()), tuple(constants), tuple(divisors), config.num_warps, config.num_stages, limit
+    return launch.specialize(
+        problem,
+        pieces_of(problem, config),
+        constants,
+        lambda _, value: math.gcd(value, 16),
+        wide=constants["WIDE"],
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        max_registers=None if unlimited else min(255, 65536 // config.threads),
     )
 
 
-def _arguments(problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool) -> dict[str, Any]:
-    """Arguments of the kernel after the tensors, alpha and beta, in order."""
+def _constants(problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool) -> dict[str, Any]:
+    """Arguments of the kernel after those of every kernel, in order."""
     M, N, K = problem.M, problem.N, problem.K
-    kept = kept_dims(problem)
-    operands = {"a": (problem.a, "mk"), "b": (problem.b, "kn"), "c": (problem.c, "mn"), "out": (problem.out, "mn")}
-    strides: dict[str, int] = {}
-    for name, (steps, axes) in operands.items():
-        steps = steps or (1,) * (len(problem.batch) + 2)
-        outer, inner = ([0, 0] + [steps[i] for i in kept])[-2:]
-        strides |= {f"{name}_outer": outer, f"{name}_inner": inner}
-        strides |= {f"{name}_{axis}": step for axis, step in zip(axes, steps[-2:], strict=True)}
     return {
-        "M": M, "N": N, "K": K, "inner": problem.batch[kept[-1]] if kept else 1,
-        **strides,
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
         "EVEN_M": M % config.block_m == 0, "EVEN_N": N % config.block_n == 0, "EVEN_K": K % config.block_k == 0,
         "WIDE": needs_int64(problem, config), "PRECISION": precision, "INTERPRETED_K": K if interpreted else 0,
     }  # fmt: skip
-
-
-def _shift(t: Tensor, offset: int) -> Tensor:
-    """A view that starts `offset` elements later: kernels take no address arithmetic from the host."""
-    return torch.as_strided(t, (1,), (1,), t.storage_offset() + offset) if offset else t
 
 
 def _interpreter(programs: int) -> Callable[..., None]:
@@ -338,17 +262,6 @@ def _interpreter(programs: int) -> Callable[..., None]:
 
 def _precision(problem: Problem, arch: int) -> str:
     return "tf32" if problem.tf32 and arch >= 80 else "ieee"
-
-
-def _arch(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def _shared_memory_limit(device: torch.device) -> int:
-    """Bytes of shared memory that a CTA may ask for."""
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 KERNEL = Kernel(

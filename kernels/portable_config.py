@@ -1,18 +1,16 @@
-"""Plans of the portable kernel: tile configs, their budgets, the presets, the rule that picks one, and the launches."""
+"""Plans of the portable kernel: tile configs, their budgets, the presets, the rule that picks one."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 
 from ..configs import to_text
-from ..operands import Problem, span
+from ..operands import Problem
+from .grid import tiles
 
-INT32_MAX = 2**31 - 1
-MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
 _MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
@@ -222,55 +220,3 @@ def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -
         step = config.block_k * per_k + 40  # barriers and address arithmetic
         tile = math.ceil(problem.K / config.block_k) * step + 1000  # first loads, last stores
     return math.ceil(tiles(config, problem) * math.prod(problem.batch) / sm_count) * tile
-
-
-def tiles(config: PortableConfig, problem: Problem) -> int:
-    """Tiles of one product of the batch."""
-    return -(-problem.M // config.block_m) * -(-problem.N // config.block_n)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One launch: how far into a, b, c and out it starts, in elements, and its CTAs."""
-
-    offsets: tuple[int, int, int, int]
-    programs: int
-
-
-def needs_int64(problem: Problem, config: PortableConfig) -> bool:
-    """Whether an index past the edge, or the offset of an element within one matrix, needs 64 bits."""
-    M, N, K = problem.M, problem.N, problem.K
-    reach = max(M + config.block_m, N + config.block_n, K + config.block_k)
-    shapes = [((M, K), problem.a), ((K, N), problem.b), ((M, N), problem.out), ((M, N), problem.c)]
-    return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
-
-
-def kept_dims(problem: Problem) -> list[int]:
-    """Batch dimensions that the grid walks: the two largest."""
-    largest = sorted(range(len(problem.batch)), key=lambda i: problem.batch[i])[-2:]
-    return sorted(largest)
-
-
-def pieces_of(problem: Problem, config: PortableConfig) -> list[Piece]:
-    """Launches of a call: one, unless there are batch dimensions beyond two or the grid would be too large."""
-    kept = kept_dims(problem)
-    outer, inner = ([1, 1] + [problem.batch[i] for i in kept])[-2:]
-    per_product = tiles(config, problem)
-    room = MAX_PROGRAMS // per_product  # products of a launch
-    rows = min(outer, max(room // inner, 1))
-    columns = min(inner, room)
-    ranges = [range(size) for size in problem.batch]
-    if kept:
-        ranges[kept[-1]] = range(0, inner, columns)
-    if len(kept) == 2:
-        ranges[kept[0]] = range(0, outer, rows)
-    pieces = []
-    for index in itertools.product(*ranges):
-        first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]
-        products = min(rows, outer - first_outer) * min(columns, inner - first_inner)
-        a, b, c, out = (
-            sum(i * stride for i, stride in zip(index, strides or (), strict=False))
-            for strides in (problem.a, problem.b, problem.c, problem.out)
-        )
-        pieces.append(Piece((a, b, c, out), products * per_product))
-    return pieces

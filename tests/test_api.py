@@ -304,7 +304,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[torch.Tensor], Any]]] = {
     "out_dtype type": (TypeError, "out_dtype is str", lambda o: outblas.matmul(A, B, out_dtype="float32")),
     "unknown kernel": (
         ValueError,
-        "kernel is 'hopper.nothing', expected one of: portable, hopper.tma_wgmma",
+        "kernel is 'hopper.nothing', expected one of: simt.naive, simt.coalesced",
         lambda o: outblas.matmul(A, B, out=o, kernel="hopper.nothing"),
     ),
     "kernel type": (TypeError, "kernel is int, expected a name", lambda o: outblas.matmul(A, B, out=o, kernel=3)),

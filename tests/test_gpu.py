@@ -18,11 +18,12 @@ from outblas import FallbackWarning, dispatch, registry
 from outblas.kernels.portable import CANDIDATES
 from outblas.verify import cases
 from outblas.verify.cases import Case
-from outblas.verify.kernels import Refused, check
+from outblas.verify.kernels import Refused, check, oracles
 
 pytestmark = pytest.mark.gpu
 
-BF16 = torch.bfloat16
+BF16, FP32 = torch.bfloat16, torch.float32
+SIMT = [kernel.name for kernel in registry.ladder("simt")]
 HOPPER = [kernel.name for kernel in registry.ladder("hopper")]
 # Tiles around whose edges the cases lie; of a cluster, where there are clusters.
 TILES = {
@@ -37,11 +38,22 @@ TILES = {
 CLUSTER_TILE = (256, 256, 64)
 
 
+def cases_of(kernel: registry.Kernel, dtype: str) -> Iterator[Case]:
+    """All around a kernel's tile; of a CUDA-core rung's 16-bit operands, which are widened on the way, a few."""
+    kind = getattr(torch, dtype)
+    if kernel.ladder != "simt":
+        return cases.full(kind, *TILES.get(kernel.name, CLUSTER_TILE))
+    if kind is not FP32:
+        return cases.quick(kind)
+    config = registry.load(kernel.name).Config()
+    return cases.full(kind, config.block_m, config.block_n, max(8, 2 * config.block_k))
+
+
 def matrix() -> Iterator[Any]:
     for kernel in registry.ladder():
         marks = [pytest.mark.sm90] if kernel.ladder == "hopper" else []
         for dtype in kernel.dtypes:
-            for case in cases.full(getattr(torch, dtype), *TILES.get(kernel.name, CLUSTER_TILE)):
+            for case in cases_of(kernel, dtype):
                 yield pytest.param(kernel.name, case, marks=marks, id=f"{kernel.name}-{case}")
 
 
@@ -64,12 +76,11 @@ def tma_takes(case: Case) -> bool:
 
 @pytest.mark.parametrize(("kernel", "case"), list(matrix()))
 def test_oracles(kernel: str, case: Case) -> None:
-    for oracle in ("exact", "bounded", "nonfinite"):
+    for oracle in oracles(kernel):
         try:
             result = check(kernel, case, oracle)
         except Refused as refusal:
-            assert kernel in HOPPER
-            assert not tma_takes(case), refusal
+            assert not tma_takes(case) if kernel in HOPPER else kernel in SIMT and case.tf32, refusal
             return
         assert result.ok, f"{oracle}: {result.message}"
 
@@ -105,7 +116,7 @@ def test_tf32_only_when_torch_asks_for_it() -> None:
     assert error() < 1e-6
 
 
-KERNELS = [pytest.param("portable"), *(pytest.param(name, marks=pytest.mark.sm90) for name in HOPPER)]
+KERNELS = [*map(pytest.param, ("portable", *SIMT)), *(pytest.param(name, marks=pytest.mark.sm90) for name in HOPPER)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -208,7 +219,7 @@ def test_runs_on_the_operands_device(kernel: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(cases.huge(BF16)), ids=str)
 def test_more_than_two_to_the_31_elements(case: Case) -> None:
-    for kernel in ("portable", *HOPPER):
+    for kernel in ("portable", "simt.shared", "simt.pipelined", *HOPPER):
         try:
             result = check(kernel, case)
         except Refused as refusal:

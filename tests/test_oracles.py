@@ -20,7 +20,7 @@ from outblas.verify import cases
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case
 from outblas.verify.guards import Guarded
-from outblas.verify.oracle import ORACLES, bounded, determinism, exact, integer_ranges, nonfinite, ulp
+from outblas.verify.oracle import ORACLES, bounded, chained, determinism, exact, integer_ranges, nonfinite, ulp
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
@@ -54,6 +54,8 @@ CAUGHT = [
     (broken.row_below, nonfinite, RAGGED, r"^out: elements overwritten 51 after it"),
     (broken.row_below, determinism, RAGGED, r"^out: elements overwritten 51 after it"),
     (broken.lost_k_tail, exact, RAGGED, r"wrong: \d{4} of 2295"),
+    (broken.lost_k_tail, chained, RAGGED, r"wrong: \d{4} of 2295"),
+    (broken.truncated_sum, chained, Case(32, 32, 256, FP32), r"relative Frobenius error .*, the chain's .*, allowed"),
     (broken.lost_k_tail, exact, Case(48, 48, 1025, BF16), r"wrong: \d+ of 2304"),
     (broken.lost_k_tail, bounded, RAGGED, r"wrong: \d{4} of 2295"),
     (broken.wrong_batch_stride, exact, replace(RAGGED, batch_b=(3,), pad=1), r"wrong: .* of 2 of 3 matrices"),

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outblas.kernels import portable, portable_config
+from outblas.kernels import grid, portable, portable_config
+from outblas.kernels.grid import pieces_of
 from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
-from outblas.kernels.portable_config import cycles, pieces_of, uses_fma, vector
+from outblas.kernels.portable_config import cycles, uses_fma, vector
 from outblas.operands import Problem, problem
 
 SMALL = Config(16, 16, 16, 2, 1, 1)
@@ -147,7 +148,7 @@ def test_batches(batch_a: tuple[int, ...], batch_b: tuple[int, ...], dims: int, 
 @pytest.mark.interpreter
 @pytest.mark.parametrize(("limit", "launches"), [(30, 1), (20, 2), (14, 2), (4, 8), (3, 12)])
 def test_batches_split_to_keep_the_grid_small(monkeypatch: pytest.MonkeyPatch, limit: int, launches: int) -> None:
-    monkeypatch.setattr(portable_config, "MAX_PROGRAMS", limit)
+    monkeypatch.setattr(grid, "MAX_PROGRAMS", limit)
     a, b = integers((4, 1, 17, 20), torch.float16), integers((4, 3, 20, 9), torch.float16, 1)
     form = problem(a, b, torch.empty(4, 3, 17, 9, dtype=torch.float16))
     pieces = pieces_of(form, SMALL)

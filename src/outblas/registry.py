@@ -18,6 +18,16 @@ from . import requirements
 
 # Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's package.
 LADDERS: dict[str, tuple[str, ...]] = {
+    "simt": (
+        "simt.naive",
+        "simt.coalesced",
+        "simt.shared",
+        "simt.strip",
+        "simt.register",
+        "simt.vectorized",
+        "simt.warptile",
+        "simt.pipelined",
+    ),
     "portable": ("portable",),
     "hopper": (
         "hopper.tma_wgmma",
@@ -32,7 +42,7 @@ LADDERS: dict[str, tuple[str, ...]] = {
         "hopper.hilbert",
     ),
 }
-_PACKAGES = {"portable": "outblas.kernels", "hopper": "outblas.hopper"}
+_PACKAGES = {"simt": "outblas.kernels", "portable": "outblas.kernels", "hopper": "outblas.hopper"}
 
 # What to install for a module that kernels import.
 _DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}

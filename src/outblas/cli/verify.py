@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..verify.cases import Case
 
 CASE_SECONDS = 120
-CHECKED = ("exact", "bounded", "nonfinite")
 
 
 @dataclass
@@ -79,7 +78,7 @@ def _runnable(device: Any) -> list[str]:
 
 
 def _tally(kernel: registry.Kernel, dtype: str, device: Any, shapes: str, layouts: list[str], *, quiet: bool) -> Tally:
-    from ..verify.kernels import Refused, check
+    from ..verify.kernels import Refused, check, oracles
     from ..verify.watchdog import watchdog
 
     if reason := dispatch.lacks_device(kernel, device):
@@ -89,7 +88,7 @@ def _tally(kernel: registry.Kernel, dtype: str, device: Any, shapes: str, layout
     tally = Tally(kernel.name, dtype)
     cases = list(_cases(dtype, device, shapes, layouts))
     for case in track(cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True):
-        for oracle in CHECKED:
+        for oracle in oracles(kernel.name):
             try:
                 with watchdog(CASE_SECONDS, f"{kernel.name} {case} {oracle}"):
                     result = check(kernel.name, case, oracle, device)

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel, make_backend
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from ..artifact import Artifact, cta_threads
 from ..configs import to_text
 from ..operands import dtype_name
+from .gluon import compile as compile_gluon
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 _lock = threading.Lock()  # standard output is redirected for every thread
@@ -84,11 +83,12 @@ def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: t
     """
     if isinstance(shared, gl.PaddedSharedLayout):
         raise ValueError("shared is a PaddedSharedLayout, expected a layout that gl.bank_conflicts can count")
-    constants = {(1,): registers, (2,): shared, (3,): shape, (4,): _TYPES[dtype]}
+    constants: dict[tuple[int, ...], Any] = {(1,): registers, (2,): shared, (3,): shape, (4,): _TYPES[dtype]}
     signature = {"out": "*i32", **dict.fromkeys(("REGISTERS", "SHARED", "SHAPE", "DTYPE"), "constexpr")}
-    source = GluonASTSource(_conflicts_kernel, signature, constants)
-    options = {"num_warps": math.prod(registers.warps_per_cta), "enable_fp_fusion": True}
-    ir = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ttgir"]
+    linear = isinstance(registers, gl.DistributedLinearLayout)
+    warps = 2 ** len(registers.warp_bases) if linear else math.prod(registers.warps_per_cta)
+    options = {"num_warps": warps, "enable_fp_fusion": True}
+    ir = compile_gluon(_conflicts_kernel, signature, constants, {}, 80, options).asm["ttgir"]
     found = re.search(r"arith\.constant (\d+) : i32", ir)
     assert found, ir
     return int(found[1])

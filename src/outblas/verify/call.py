@@ -67,6 +67,21 @@ class Call:
                 return self.a.armed @ self.b.armed
             return self._widened()
 
+    def chained_product(self) -> torch.Tensor:
+        """What one chain of fp32 FMAs along K computes for every output, in the dtype of the product.
+
+        float64 holds a product of two fp32 values; a sum is rounded there before fp32, which tells in one of 2²⁹ steps.
+        """
+        case = self.case
+        a, b = self.a.armed.double(), self.b.armed.double()
+        total = torch.zeros(*case.batch, case.M, case.N, device=a.device)
+        for k in range(case.K):
+            total = torch.addcmul(total.double(), a[..., k, None], b[..., k, None, :]).float()
+        total *= case.alpha
+        if self.c and case.beta:
+            total += case.beta * self.c.armed.expand(case.M, case.N).float()
+        return total.to(case.result_dtype)
+
     def _widened(self) -> torch.Tensor:
         """16-bit operands, fp32 product: on a GPU by cuBLAS's own kernels for it, which the CPU does not have."""
         case, (a, b) = self.case, (self.a.armed, self.b.armed)

@@ -6,10 +6,17 @@ from typing import Any
 
 import torch
 
-from .. import ops
+from .. import ops, registry
 from .call import Run
 from .cases import Case
 from .oracle import ORACLES, Result
+
+_IN_ORDER = ("simt",)  # ladders whose kernels sum along K in one chain
+
+
+def oracles(kernel: str) -> tuple[str, ...]:
+    """Names of the oracles that every call of a kernel must pass."""
+    return "exact", ("chained" if registry.find(kernel).ladder in _IN_ORDER else "bounded"), "nonfinite"
 
 
 class Refused(Exception):

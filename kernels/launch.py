@@ -1,0 +1,148 @@
+"""What Triton and Gluon kernels of this package share on the host: arguments, specialization, pieces of a call.
+
+Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then constants of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..operands import Launch, Problem, dtype_name
+from .grid import INT32_MAX, Piece, kept_dims
+
+Tensor = torch.Tensor
+
+TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """All that the compiler is told: argument types, constants and divisors by position, launch options."""
+
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[int, Any], ...]
+    divisors: tuple[tuple[int, int], ...]
+    num_warps: int
+    num_stages: int
+    max_registers: int | None
+
+    @property
+    def attributes(self) -> dict[tuple[int, ...], list[list[Any]]]:
+        """The divisors as Triton takes them."""
+        return {(i,): [["tt.divisibility", divisor]] for i, divisor in self.divisors}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For `triton.compile`."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "maxnreg": self.max_registers,
+            "enable_fp_fusion": True,
+            "sanitize_overflow": False,  # offsets of masked lanes wrap
+        }
+
+
+def unsupported_dtype(problem: Problem) -> str | None:
+    if problem.dtype in TYPES and problem.out_dtype in TYPES:
+        return None
+    names = dtype_name(problem.dtype), dtype_name(problem.out_dtype)
+    return f"needs bfloat16, float16 or float32, and was given {names[0]} operands for {names[1]} outputs"
+
+
+def arguments(problem: Problem) -> dict[str, int]:
+    """Sizes, the inner extent of the batch, and strides by name, in the order of every kernel's parameters."""
+    kept = kept_dims(problem)
+    operands = {"a": (problem.a, "mk"), "b": (problem.b, "kn"), "c": (problem.c, "mn"), "out": (problem.out, "mn")}
+    values = {"M": problem.M, "N": problem.N, "K": problem.K, "inner": problem.batch[kept[-1]] if kept else 1}
+    for name, (steps, axes) in operands.items():
+        steps = steps or (1,) * (len(problem.batch) + 2)
+        outer, inner = ([0, 0] + [steps[i] for i in kept])[-2:]
+        values |= {f"{name}_outer": outer, f"{name}_inner": inner}
+        values |= {f"{name}_{axis}": step for axis, step in zip(axes, steps[-2:], strict=True)}
+    return values
+
+
+def specialize(
+    problem: Problem,
+    pieces: Sequence[Piece],
+    constants: Mapping[str, Any],
+    divisor: Callable[[str, int], int],
+    *,
+    wide: bool,
+    num_warps: int,
+    num_stages: int = 1,
+    max_registers: int | None = None,
+) -> Specialization:
+    """Types and divisors from the problem alone, so that a plan holds for every call that shares it.
+
+    `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number; `wide`: sizes take
+    64 bits.
+    """
+    signature: dict[str, str] = {}
+    fixed: list[tuple[int, Any]] = []
+    divisors: list[tuple[int, int]] = []
+    alignment = dict(zip(("a", "b", "out", "c"), problem.alignment, strict=False))
+    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.dtype, "out": problem.out_dtype}
+    for i, (name, dtype) in enumerate(dtypes.items()):
+        if name == "c" and problem.c is None:
+            signature[name] = "constexpr"
+            fixed.append((i, None))
+        else:
+            signature[name] = TYPES[dtype]
+            starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
+            divisors.append((i, divisor(name, math.gcd(alignment[name], *starts))))
+    signature |= {"alpha": "fp32", "beta": "fp32"}
+    for i, (name, value) in enumerate((arguments(problem) | dict(constants)).items(), start=len(signature)):
+        unused = value == 0 and name.endswith(("_outer", "_inner"))  # without a batch, its indices need no registers
+        if name in constants or value == 1 or unused:
+            signature[name] = "constexpr"
+            fixed.append((i, value))
+        else:
+            signature[name] = "i64" if value > INT32_MAX or (name in "MNK" and wide) else "i32"
+            divisors.append((i, divisor(name, value)))
+    return Specialization(tuple(signature.items()), tuple(fixed), tuple(divisors), num_warps, num_stages, max_registers)
+
+
+Run = Callable[..., None]
+
+
+def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], constants: Mapping[str, Any]) -> Launch:
+    """The launch of a call; `run(programs)` starts so many CTAs with all arguments of the kernel."""
+    has_c = problem.c is not None
+    tail = (*arguments(problem).values(), *constants.values())
+    runs = [(piece.offsets, run(piece.programs)) for piece in pieces]
+    first = runs[0][1]
+
+    def launch(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
+        first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
+
+    def launch_pieces(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
+        for offsets, start in runs:
+            tensors = (a, b, c if has_c else None, out)
+            shifted = (None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=True))
+            start(*shifted, float(alpha), float(beta), *tail)
+
+    return launch_pieces if len(runs) > 1 else launch
+
+
+def _shift(t: Tensor, offset: int) -> Tensor:
+    """A view that starts `offset` elements later: kernels take no address arithmetic from the host."""
+    return torch.as_strided(t, (1,), (1,), t.storage_offset() + offset) if offset else t
+
+
+def arch_of(device: torch.device) -> int:
+    """90 for sm_90."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def shared_memory_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a CTA may ask for."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]

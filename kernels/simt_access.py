@@ -1,0 +1,82 @@
+"""What the layouts of a CUDA-core rung cost in memory, predicted without a GPU and without compiling.
+
+Shared memory: wavefronts of one warp for one slab. Global memory: transactions and sectors of one request of a warp.
+Products of aligned, row-major or transposed matrices without an edge; 16-bit operands are widened in shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device import access
+from ..device.access import Shared
+from ..device.mapping import Mapping, by_rows
+from ..operands import Problem
+from .simt_config import SimtConfig
+from .simt_maps import maps
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a warp to global memory: bytes a lane asks for, lines of 128 and sectors of 32 bytes touched."""
+
+    bytes: int
+    transactions: int
+    sectors: int
+
+    @property
+    def efficiency(self) -> float:
+        """Bytes asked for over bytes of the lines; above 1 where lanes share what they ask for."""
+        return access.WARP * self.bytes / (self.transactions * access.LINE)
+
+
+def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
+    """By access: "A store", "B store", "A load", "B load"; {} for a rung that stages nothing."""
+    c, held = config, maps(config, problem)
+    if c.block_k == 1:
+        return {}
+
+    def of_a(m: int, k: int) -> int:
+        return k * (c.block_m + c.pad) + m if c.transpose_a else m * (c.block_k + c.pad) + k
+
+    def of_b(k: int, n: int) -> int:
+        return k * (c.block_n + c.pad_b) + n
+
+    return {
+        "A store": access.shared(held.a, of_a),
+        "B store": access.shared(held.b, of_b),
+        "A load": access.shared(access.slab_of(held.outputs, c.block_k, 0), lambda k, m: of_a(m, k)),
+        "B load": access.shared(access.slab_of(held.outputs, c.block_k, 1), of_b),
+    }
+
+
+def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
+    """By access: "A load", "B load", "out store"."""
+    held, size = maps(config, problem), problem.dtype.itemsize
+    direct = config.block_k == 1
+    a, b = (held.outputs, held.outputs) if direct else (held.a, held.b)
+    rows, columns = problem.a[-2:]
+
+    def of_a(m: int, k: int) -> int:
+        return (m * rows + (0 if direct else k) * columns) * size
+
+    def of_b(k: int, n: int) -> int:
+        return ((0 if direct else k) * problem.b[-2] + n * problem.b[-1]) * size
+
+    def of_out(m: int, n: int) -> int:
+        return (m * problem.out[-2] + n * problem.out[-1]) * problem.out_dtype.itemsize
+
+    return {
+        "A load": _request(a, of_a, size),
+        "B load": _request(b, of_b, size),
+        "out store": _request(by_rows(held.outputs), of_out, problem.out_dtype.itemsize),
+    }
+
+
+def _request(mapping: Mapping, byte: access.Address, size: int) -> Request:
+    """Elements that follow one another go with one request, up to 16 bytes of them."""
+    steps = [byte(*basis) - byte(0, 0) for basis in mapping.registers]
+    width = size
+    while width in steps and width < 16:
+        width *= 2
+    return Request(width, access.touched(mapping, byte, width, access.LINE), access.touched(mapping, byte, width, 32))

@@ -1,0 +1,163 @@
+"""The configuration of every rung of the CUDA-core ladder: tiles of a CTA, a warp, a thread, and their budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+WARP = 32
+MAX_THREADS = 1024
+REGISTERS = 65536  # of an SM
+MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
+FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on their way there
+
+
+@dataclass(frozen=True)
+class SimtConfig:
+    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults of that rung.
+
+    CTA: `block_m` × `block_n` outputs, `block_k` terms a slab (1: operands are not staged in shared memory).
+    Warp: `warp_m` × `warp_n` adjacent outputs. Thread: `thread_m` × `thread_n` outputs, in pieces of `piece_m` ×
+    `piece_n` adjacent ones that alternate with those of the other lanes. `interleave`: neighbouring lanes step along
+    columns and rows in turn, in place of columns first.
+    Copies: at most `vector` elements of a row a load. `transpose_a`: A's slab lies in shared memory as B's does, term
+    by term; `pad` words lengthen the rows of A's slab, and of B's where they then still start at 16 bytes. `prefetch`:
+    the next slab is loaded while one is multiplied; `store_at`: the term at which it goes to shared memory, where that
+    has room for two.
+    `group_m` tile rows are walked together. `ctas`: registers are limited to what so many CTAs an SM can have.
+    """
+
+    block_m: int = 32
+    block_n: int = 32
+    block_k: int = 1
+    warp_m: int = 32
+    warp_n: int = 1
+    thread_m: int = 1
+    thread_n: int = 1
+    piece_m: int = 1
+    piece_n: int = 1
+    interleave: bool = False
+    vector: int = 1
+    transpose_a: bool = False
+    pad: int = 0
+    group_m: int = 1
+    prefetch: bool = False
+    store_at: int = 0
+    ctas: int = 1
+
+    @property
+    def num_warps(self) -> int:
+        return (self.block_m // self.warp_m) * (self.block_n // self.warp_n)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return WARP * self.num_warps
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 sums a thread holds."""
+        return self.thread_m * self.thread_n
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread may take."""
+        return min(255, REGISTERS // (self.ctas * self.threads))
+
+    @property
+    def pad_b(self) -> int:
+        """Words that lengthen the rows of B's slab, which are read 16 bytes at a time."""
+        return self.pad if self.pad % 4 == 0 else 0
+
+    @property
+    def slab_bytes(self) -> int:
+        """Shared memory of one slab of A and one of B."""
+        rows = self.block_k if self.transpose_a else self.block_m
+        a = self.block_m * self.block_k + rows * self.pad
+        return (a + self.block_k * (self.block_n + self.pad_b)) * FP32
+
+
+def invalid_reason(config: SimtConfig, shared_memory_limit: int | None = None, buffers: int = 1) -> str | None:
+    """Why no kernel can be built from a config with so many buffers of slabs in so much shared memory (None: any
+    amount); None if one can."""
+    return _sizes(config) or _hierarchy(config) or _budgets(config, shared_memory_limit, buffers)
+
+
+def _sizes(c: SimtConfig) -> str | None:
+    for field in fields(c):
+        value = getattr(c, field.name)
+        if isinstance(value, bool) or field.name in ("pad", "group_m", "store_at", "ctas"):
+            continue
+        if value < 1 or value & (value - 1) or value > 1024:
+            return f"{field.name} is {value}, expected a power of two from 1 to 1024"
+    if c.pad not in (0, 1, 2, 4, 8, 16):
+        return f"pad is {c.pad}, expected 0, 1, 2, 4, 8 or 16 words"
+    if c.pad % 4 and c.transpose_a:
+        return f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are read 16 bytes at a time"
+    if c.vector > 4:
+        return f"vector is {c.vector}, expected 1, 2 or 4"
+    if c.pad % c.vector:
+        return (
+            f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows of A are written so many words at a time"
+        )
+    if not 0 <= c.store_at < c.block_k:
+        return f"store_at is {c.store_at}, expected a term of the slab, 0 to {c.block_k - 1}"
+    for name, most in (("group_m", 1024), ("ctas", 32)):
+        if not 1 <= getattr(c, name) <= most:
+            return f"{name} is {getattr(c, name)}, expected 1 to {most}"
+    return None
+
+
+def _hierarchy(c: SimtConfig) -> str | None:
+    for axis in "mn":
+        block, warp, thread, piece = (getattr(c, f"{name}_{axis}") for name in ("block", "warp", "thread", "piece"))
+        if not piece <= thread <= warp <= block:
+            return (
+                f"piece_{axis}, thread_{axis}, warp_{axis}, block_{axis} are {piece}, {thread}, {warp}, {block}, "
+                + ("expected each to divide the next")
+            )
+    lanes = c.warp_m // c.thread_m * (c.warp_n // c.thread_n)
+    if lanes != WARP:
+        return (
+            f"a warp of {c.warp_m}x{c.warp_n} outputs has {lanes} threads of {c.thread_m}x{c.thread_n}, expected {WARP}"
+        )
+    if c.threads > MAX_THREADS:
+        return f"the tile takes {c.threads} threads, expected at most {MAX_THREADS}"
+    return None
+
+
+def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
+    if c.accumulators > MAX_ACCUMULATORS:
+        return f"thread_m x thread_n is {c.accumulators} sums a thread, expected at most {MAX_ACCUMULATORS}"
+    if c.max_registers < c.accumulators + 24:
+        return f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for {c.accumulators} sums"
+    for name, rows in (("m", c.block_m), ("n", c.block_n)):
+        if c.block_k > 1 and rows * c.block_k // c.threads > 64:
+            return f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, expected at most 64"
+    needed = buffers * c.slab_bytes if c.block_k > 1 else 0
+    if limit is not None and needed > limit:
+        return f"needs {needed} bytes of shared memory, the device has {limit}"
+    return None
+
+
+def with_defaults(**changes: Any) -> type[SimtConfig]:
+    """A rung's own `Config`: a `SimtConfig` whose fields default to the rung's values."""
+    own = replace(SimtConfig(), **changes)
+    annotations = {field.name: field.type for field in fields(SimtConfig)}
+    values = {field.name: getattr(own, field.name) for field in fields(SimtConfig)}
+    namespace = {"__annotations__": annotations, "__doc__": SimtConfig.__doc__, **values}
+    return dataclass(frozen=True)(type("Config", (SimtConfig,), namespace))
+
+
+# The documents' own parameters: kernel, and what differs from the rung's config. The rungs' configs are an H100's.
+PRESETS: dict[str, tuple[str, str]] = {
+    "002 float4, 000 kernel 6": ("simt.vectorized", "pad=0,piece_n=8"),
+    "000 kernel 6, padded": ("simt.vectorized", "piece_n=8"),
+    "003 v05": ("simt.vectorized", "block_k=16"),
+    "002 warp tile, 000 kernel 7": ("simt.warptile", "pad=0,prefetch=False"),
+    "000 kernel 7, padded": ("simt.warptile", "prefetch=False"),
+    "003 v06": (
+        "simt.warptile",
+        "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,piece_m=4,prefetch=False",
+    ),
+}

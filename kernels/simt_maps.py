@@ -1,0 +1,43 @@
+"""Who holds what in a CUDA-core kernel: the maps that its config and the storage of its operands ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device.mapping import Mapping, copies, outputs
+from ..operands import Problem
+from .portable_config import vector
+from .simt_config import SimtConfig
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Who holds what: outputs, and the slabs of A and B on their way to shared memory."""
+
+    outputs: Mapping
+    a: Mapping
+    b: Mapping
+
+
+def maps(config: SimtConfig, problem: Problem) -> Maps:
+    """Neighbouring lanes copy along the axis along which an operand is stored."""
+    c = config
+    computed = outputs(
+        (c.block_m, c.block_n), (c.warp_m, c.warp_n), (c.thread_m, c.thread_n), (c.piece_m, c.piece_n), c.interleave
+    )
+    if c.block_k == 1:
+        return Maps(computed, computed, computed)
+    wide_a, wide_b = (min(c.vector, vector(problem, operand, 90)) for operand in "ab")
+    a = copies((c.block_m, c.block_k), wide_a, c.num_warps)
+    if _contiguous(problem, "a") == "m":
+        a = copies((c.block_k, c.block_m), wide_a, c.num_warps).transposed()
+    b = copies((c.block_k, c.block_n), wide_b, c.num_warps)
+    if _contiguous(problem, "b") == "k":
+        b = copies((c.block_n, c.block_k), wide_b, c.num_warps).transposed()
+    return Maps(computed, a, b)
+
+
+def _contiguous(problem: Problem, operand: str) -> str:
+    """The axis along which an operand is stored: "m", "n" or "k"."""
+    axes, strides = ("mk", problem.a[-2:]) if operand == "a" else ("kn", problem.b[-2:])
+    return axes[0] if strides[0] == 1 and strides[1] != 1 else axes[1]

@@ -1,0 +1,31 @@
+"""simt.strip
+
+Idea: a thread computes a strip of 8 outputs down a column.
+Parent: simt.shared
+Changes: 64×64 tiles in slabs of 8, 512 threads of 8×1 outputs. A word lengthens A's rows: in rows of 8 the assembler
+    reads four terms at once, and two CTAs an SM would spill.
+Why it pays: one value of B serves 8 FFMAs, so a product takes 9/8 loads from shared memory in place of 2, and a tile of
+    twice the edge needs half the bytes from L2. 0.255 of cuBLAS.
+Source: 002 1D tile per thread (17.04 TFLOP/s), 003 v03 (1.5 to 1.8 on a T4).
+"""
+
+from ..registry import Kernel
+from . import simt_host
+from .shared import staged
+from .simt_config import with_defaults
+
+Config = with_defaults(block_m=64, block_n=64, block_k=8, warp_m=8, warp_n=32, thread_m=8, piece_m=8, pad=1, ctas=2)
+
+KERNEL = Kernel(
+    name="simt.strip",
+    ladder="simt",
+    idea="a strip of eight outputs per thread",
+    parent="simt.shared",
+    source="002 1D tile per thread, 003 v03",
+    dtypes=("float32", "bfloat16", "float16"),
+    min_arch=75,
+    max_arch=None,
+    dsl="gluon",
+)
+
+unsupported, plan, artifact = simt_host.entry(KERNEL, staged, Config)

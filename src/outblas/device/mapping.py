@@ -1,0 +1,94 @@
+"""Which thread holds which element of a tile, as linear maps over bits: plain Python, testable without a GPU.
+
+Each bit of a register's, a lane's and a warp's number moves the element by a power of two along rows or columns, and
+the moves of all set bits add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Basis = tuple[int, int]  # rows, columns
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Threads to elements of a tile of `shape` (rows, columns): how far each bit moves, lowest bit first."""
+
+    shape: tuple[int, int]
+    registers: tuple[Basis, ...]
+    lanes: tuple[Basis, ...]
+    warps: tuple[Basis, ...]
+
+    def element(self, register: int, lane: int, warp: int = 0) -> tuple[int, int]:
+        """Row and column."""
+        row = column = 0
+        for number, bases in ((register, self.registers), (lane, self.lanes), (warp, self.warps)):
+            for bit, (rows, columns) in enumerate(bases):
+                if number >> bit & 1:
+                    row, column = row ^ rows, column ^ columns
+        return row, column
+
+    def reordered(self, registers: tuple[Basis, ...]) -> Mapping:
+        """The same elements in each thread, in registers of another order."""
+        assert sorted(registers) == sorted(self.registers)
+        return Mapping(self.shape, registers, self.lanes, self.warps)
+
+    def transposed(self) -> Mapping:
+        """Of the transposed tile."""
+        parts = (tuple(basis[::-1] for basis in bases) for bases in (self.registers, self.lanes, self.warps))
+        return Mapping(self.shape[::-1], *parts)
+
+
+def powers(first: int, end: int) -> list[int]:
+    """first, 2·first, 4·first, … below end."""
+    return [first << bit for bit in range((end // first).bit_length() - 1)] if end > first else []
+
+
+def outputs(
+    block: tuple[int, int], warp: tuple[int, int], thread: tuple[int, int], piece: tuple[int, int], interleave: bool
+) -> Mapping:
+    """Outputs of a CTA: warps side by side, and within a warp pieces of the lanes side by side, again and again.
+
+    Registers run down a column of the thread's outputs before they go to the next: consecutive products then share
+    their operand of B.
+    """
+    steps = [[] for _ in range(4)]  # type: list[list[list[Basis]]]
+    for axis in (0, 1):
+        lanes = warp[axis] // thread[axis]
+        span = piece[axis] * lanes  # what all lanes' pieces cover
+        parts = (
+            powers(1, piece[axis]),
+            powers(piece[axis], span),
+            powers(span, warp[axis]),
+            powers(warp[axis], block[axis]),
+        )
+        for step, moves in zip(steps, parts, strict=True):
+            step.append([(move, 0) if axis == 0 else (0, move) for move in moves])
+    (piece_m, piece_n), (lane_m, lane_n), (again_m, again_n), (warp_m, warp_n) = steps
+    registers = (*piece_m, *again_m, *piece_n, *again_n)
+    lanes_of = (*lane_n, *lane_m)
+    if interleave and lane_m and lane_n:
+        lanes_of = (lane_n[0], lane_m[0], *lane_n[1:], *lane_m[1:])
+    return Mapping(block, registers, lanes_of, (*warp_n, *warp_m))
+
+
+def by_rows(of: Mapping) -> Mapping:
+    """With registers along rows first, as wide stores of rows want them."""
+    return of.reordered(tuple(sorted(of.registers, key=lambda basis: (basis[0], basis[1]))))
+
+
+def copies(shape: tuple[int, int], vector: int, warps: int) -> Mapping:
+    """A tile that a CTA copies: each thread `vector` elements of a row at once, neighbouring lanes along the row.
+
+    Where there are more threads than vectors, the rest repeat the work of others.
+    """
+    rows, columns = shape
+    vector = min(vector, max(1, rows * columns // (32 * warps)), columns)
+    along = powers(vector, columns)
+    down = powers(1, rows)
+    moves: list[Basis] = [(0, move) for move in along] + [(move, 0) for move in down]
+    threads = moves[: 5 + warps.bit_length() - 1]
+    threads += [(0, 0)] * (5 + warps.bit_length() - 1 - len(threads))
+    registers = [(0, move) for move in powers(1, vector)] + moves[5 + warps.bit_length() - 1 :]
+    return Mapping(shape, tuple(registers), tuple(threads[:5]), tuple(threads[5:]))

@@ -1,0 +1,307 @@
+"""The CUDA-core ladder without a GPU: maps, configs, machine code, what accesses to memory cost."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from triton.experimental.gluon import language as gl
+
+from outblas import machines, operands, registry
+from outblas.artifact import example
+from outblas.configs import from_text
+from outblas.device import access, gluon, simt, triton_artifact
+from outblas.device.mapping import Mapping, by_rows, copies, outputs
+from outblas.inspect import inspect
+from outblas.kernels import simt_access, simt_host
+from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
+from outblas.kernels.simt_maps import maps
+
+NAMES = [kernel.name for kernel in registry.ladder("simt")]
+STAGED = NAMES[NAMES.index("simt.shared") :]
+FP32 = torch.float32
+TENSOR_CORE = (
+    "HMMA",
+    "QMMA",
+    "HGMMA",
+    "QGMMA",
+    "IMMA",
+    "IGMMA",
+    "DMMA",
+    "BMMA",
+    "LDSM",
+    "STSM",
+    "mma",
+    "wgmma",
+    "ldmatrix",
+)
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "block_m": (8, 32, 64, 128, 256),
+    "block_n": (8, 32, 64, 128, 256),
+    "block_k": (1, 2, 4, 8, 16),
+    "warp_m": (1, 8, 16, 32, 64, 128),
+    "warp_n": (1, 8, 16, 32, 64, 128),
+    "thread_m": (1, 2, 4, 8, 16),
+    "thread_n": (1, 2, 4, 8, 16),
+    "piece_m": (1, 2, 4, 8),
+    "piece_n": (1, 2, 4, 8),
+    "interleave": (False, True),
+    "vector": (1, 2, 4),
+    "transpose_a": (False, True),
+    "pad": (0, 1, 4, 8),
+    "group_m": (1, 3, 8),
+    "prefetch": (False, True),
+    "store_at": (0, 1, 3),
+    "ctas": (1, 2),
+}
+
+
+def valid_configs(count: int, seed: int = 0) -> list[SimtConfig]:
+    draw = random.Random(seed)
+    found: list[SimtConfig] = []
+    while len(found) < count:
+        config = SimtConfig(**{name: draw.choice(values) for name, values in VALUES.items()})
+        if invalid_reason(config, 48 * 1024, 2) is None:
+            found.append(config)
+    return found
+
+
+def own(kernel: str, **changes: Any) -> SimtConfig:
+    config: SimtConfig = replace(registry.load(kernel).Config(), **changes)
+    return config
+
+
+def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
+    """How often each element is held."""
+    bits = len(mapping.registers), len(mapping.lanes), len(mapping.warps)
+    return Counter(mapping.element(*numbers) for numbers in itertools.product(*(range(2**n) for n in bits)))
+
+
+@pytest.mark.parametrize("config", valid_configs(25), ids=str)
+def test_maps_hold_every_element_and_outputs_once(config: SimtConfig) -> None:
+    held = maps(config, example(FP32, None, "nt", (256, 256, 256)))
+    tile = set(itertools.product(range(config.block_m), range(config.block_n)))
+    assert holders(held.outputs) == Counter(tile)
+    assert holders(by_rows(held.outputs)) == Counter(tile)
+    assert len(held.outputs.lanes) == 5
+    assert 2 ** len(held.outputs.warps) == config.num_warps
+    if config.block_k > 1:
+        assert set(holders(held.a)) == set(itertools.product(range(config.block_m), range(config.block_k)))
+        assert set(holders(held.b)) == set(itertools.product(range(config.block_k), range(config.block_n)))
+
+
+def test_a_warp_owns_its_tile_and_a_thread_its_pieces() -> None:
+    mapping = outputs((128, 128), (64, 64), (8, 16), (8, 4), False)
+    warp = {mapping.element(register, lane, 3) for register in range(128) for lane in range(32)}
+    assert warp == set(itertools.product(range(64, 128), range(64, 128)))
+    thread = {mapping.element(register, 1) for register in range(128)}
+    assert thread == set(itertools.product(range(8), [16 * i + 4 + j for i in range(4) for j in range(4)]))
+    assert [mapping.element(register, 0) for register in (0, 1, 7, 8)] == [(0, 0), (1, 0), (7, 0), (0, 1)]
+
+
+def test_neighbouring_lanes_alternate_where_they_interleave() -> None:
+    mapping = outputs((128, 128), (64, 64), (8, 16), (4, 4), True)
+    assert [mapping.element(0, lane) for lane in (1, 2, 4)] == [(0, 4), (4, 0), (0, 8)]
+
+
+def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
+    assert [copies((128, 8), 4, 4).element(0, lane) for lane in (1, 2, 31)] == [(0, 4), (1, 0), (15, 4)]
+    assert copies((64, 8), 4, 8).registers == ((0, 1),)  # 256 threads share 512 elements
+    few = copies((2, 8), 4, 1)
+    assert holders(few) == Counter(dict.fromkeys(itertools.product(range(2), range(8)), 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("block_m=96", "block_m is 96, expected a power of two from 1 to 1024"),
+        ("warp_m=256", "piece_m, thread_m, warp_m, block_m are 8, 8, 256, 128, expected each to divide the next"),
+        ("thread_n=8", "a warp of 64x64 outputs has 64 threads of 8x8, expected 32"),
+        ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
+        ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
+        ("vector=8", "vector is 8, expected 1, 2 or 4"),
+        ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
+        ("group_m=0", "group_m is 0, expected 1 to 1024"),
+        ("ctas=0", "ctas is 0, expected 1 to 32"),
+        ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
+        ("block_m=512,block_n=512", "the tile takes 2048 threads, expected at most 1024"),
+        ("thread_m=16,thread_n=16,warp_m=128", "thread_m x thread_n is 256 sums a thread, expected at most 128"),
+        ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
+    ],
+)
+def test_what_a_config_is_refused_for(text: str, reason: str) -> None:
+    found = invalid_reason(from_text(registry.load("simt.warptile").Config, text))
+    assert found is not None
+    assert found.startswith(reason), found
+
+
+def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
+    for name in STAGED:
+        artifact = registry.load(name).artifact()
+        buffers = 2 if name == "simt.pipelined" else 1
+        least = buffers * own(name).slab_bytes
+        assert least - 64 * buffers <= artifact.smem_bytes <= least + 1024  # the last row needs no padding
+    reason = invalid_reason(own("simt.warptile"), 16000)
+    assert reason == "needs 16896 bytes of shared memory, the device has 16000"
+
+
+@pytest.mark.parametrize("arch", [75, 80, pytest.param(90, marks=pytest.mark.compile)])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int) -> None:
+    found = inspect(name, dtype="float32", layout="nn", arch=arch)
+    found.require(lacks=TENSOR_CORE, no_warnings=True)
+    assert found.count("FFMA") >= own(name).accumulators * own(name).block_k
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")])
+@pytest.mark.parametrize("name", NAMES)
+def test_machine_code_of_other_dtypes_and_layouts(name: str, dtype: str, layout: str) -> None:
+    inspect(name, dtype=dtype, layout=layout).require(lacks=TENSOR_CORE)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_compile(name: str) -> None:
+    kernel, text = PRESETS[name]
+    inspect(kernel, config=text, dtype="float32", layout="nn").require(lacks=TENSOR_CORE)
+
+
+@pytest.mark.compile
+def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
+    found = {name: inspect(name, dtype="float32", layout="nn") for name in NAMES}
+    for name in ("simt.naive", "simt.coalesced"):
+        found[name].require(lacks=("LDS", "STS", "BAR"))
+    for name in STAGED:
+        assert found[name].count("LDS") > 0
+        assert found[name].count("BAR") >= 2
+    assert found["simt.register"].count("LDG.E.128") == 0
+    for name in ("simt.vectorized", "simt.warptile", "simt.pipelined"):
+        assert found[name].count("LDG.E.128") > 0
+        assert found[name].count("STG.E.128") == own(name).accumulators // 4
+    # One barrier for each of the two slabs of an iteration, and one before the loop; the parent has two for its one.
+    assert found["simt.pipelined"].count("BAR") == 3
+    assert found["simt.warptile"].count("BAR") == 2
+    reuse = {name: found[name].record()["ffma_reuse"] for name in ("simt.warptile", "simt.pipelined")}
+    assert reuse["simt.pipelined"] > reuse["simt.warptile"] + 0.05
+
+
+def test_neighbouring_ffmas_share_an_operand() -> None:
+    text, constraints, count = simt.snake(4, 8)
+    assert count == 8
+    assert constraints.split(",") == ["=f"] * 8 + ["f"] * 24
+    order = [
+        [int(part.strip(" $;")) for part in line.removeprefix("fma.rn.f32").split(",")] for line in text.split("\n")
+    ]
+    assert sorted(line[0] for line in order) == list(range(8))
+    assert all(line == [line[0] + 8 * i for i in range(4)] for line in order)
+    rows_and_columns = [(line[0] % 4, line[0] // 4) for line in order]
+    assert all(m == p or n == q for (m, n), (p, q) in itertools.pairwise(rows_and_columns))
+
+
+def problem(layout: str = "nn", shape: tuple[int, int, int] = (4096, 4096, 4096)) -> operands.Problem:
+    return example(FP32, None, layout, shape)
+
+
+def test_what_a_rung_refuses() -> None:
+    module = registry.load("simt.pipelined")
+    assert "needs CUDA tensors" in str(module.unsupported(problem()))
+    with pytest.raises(ValueError, match=r"config: thread_m x thread_n is 256"):
+        module.artifact(own("simt.pipelined", warp_m=128, thread_m=16))
+    with pytest.raises(ValueError, match="dtype is int8, expected bfloat16"):
+        module.artifact(dtype=torch.int8)
+
+
+@pytest.mark.parametrize("config", valid_configs(4, seed=1), ids=str)
+def test_any_valid_config_compiles(config: SimtConfig) -> None:
+    name = "simt.coalesced" if config.block_k == 1 else "simt.shared" if config.store_at == 0 else "simt.pipelined"
+    module = registry.load(name)
+    assert module.artifact(module.Config(**{f.name: getattr(config, f.name) for f in fields(SimtConfig)})).cubin
+
+
+def test_vectors_only_where_operands_are_aligned() -> None:
+    config = own("simt.vectorized")
+    assert maps(config, problem(shape=(128, 128, 128))).a.registers[:2] == ((0, 1), (0, 2))
+    assert maps(config, problem(shape=(128, 128, 126))).a.registers[:2] != ((0, 1), (0, 2))
+    transposed = maps(config, problem("tt", (128, 128, 128)))
+    assert transposed.a.registers[:2] == ((1, 0), (2, 0))
+    assert transposed.b.registers[:2] == ((1, 0), (2, 0))
+
+
+def by_access(kernel: str, text: str = "") -> dict[str, access.Shared]:
+    return simt_access.in_shared(from_text(registry.load(kernel).Config, text), problem())
+
+
+def test_padding_mends_stores_and_split_columns_mend_loads() -> None:
+    """Document 000's kernel 6: wavefronts an instruction of the stores of A and the loads of B."""
+    ways = {
+        (pad, piece): tuple(
+            by_access("simt.vectorized", f"pad={pad},piece_n={piece}")[name].excess
+            // by_access("simt.vectorized", f"pad={pad},piece_n={piece}")[name].instructions
+            for name in ("A store", "B load")
+        )
+        for pad in (0, 4)
+        for piece in (8, 4)
+    }
+    assert ways == {(0, 8): (1, 4), (4, 8): (0, 4), (0, 4): (1, 0), (4, 4): (0, 0)}
+
+
+def test_interleaved_lanes_read_in_half_the_passes() -> None:
+    for interleave, passes in ((False, 4), (True, 2)):
+        reads = by_access("simt.pipelined", f"interleave={interleave}")
+        assert reads["B load"].wavefronts == passes * reads["B load"].instructions
+        assert reads["A load"].wavefronts == 2 * reads["A load"].instructions
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [("simt.vectorized", "pad=0,piece_n=8"), ("simt.vectorized", "pad=0"), ("simt.warptile", "pad=0")],
+)
+def test_bank_conflicts_are_those_that_gluon_counts(kernel: str, text: str) -> None:
+    """Triton counts passes that each pass adds, ours are wavefronts of all of them."""
+    config = from_text(registry.load(kernel).Config, text)
+    held = maps(config, problem())
+    ours = by_access(kernel, text)
+    plain = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    for name, mapping in (
+        ("A store", held.a.transposed()),
+        ("B store", held.b),
+        ("A load", access.slab_of(held.outputs, config.block_k, 0)),
+        ("B load", access.slab_of(held.outputs, config.block_k, 1)),
+    ):
+        added = triton_artifact.bank_conflicts(gluon.registers(mapping), plain, mapping.shape, FP32)
+        assert ours[name].excess == added * ours[name].ideal, name
+
+
+def test_transactions_of_a_warp_s_request() -> None:
+    def requests(kernel: str) -> dict[str, tuple[int, float]]:
+        found = simt_access.in_global(own(kernel), problem())
+        return {name: (request.transactions, request.efficiency) for name, request in found.items()}
+
+    assert requests("simt.naive") == {"A load": (32, 1 / 32), "B load": (1, 1), "out store": (32, 1 / 32)}
+    assert requests("simt.coalesced") == {"A load": (1, 1), "B load": (1, 1), "out store": (1, 1)}
+    assert requests("simt.vectorized")["B load"] == (4, 1)
+
+
+def test_the_artifact_says_what_conflicts_cost() -> None:
+    found = registry.load("simt.vectorized").artifact(own("simt.vectorized", pad=0, piece_n=8))
+    assert found.bank_conflicts == {"A store": 1, "B store": 0, "A load": 0, "B load": 4}
+    assert registry.load("simt.naive").artifact().bank_conflicts is None
+    assert "simt_vectorized_128x128x8_fp32" in inspect("simt.vectorized", dtype="float32", layout="nn").name
+
+
+def test_registers_are_those_of_the_ctas_asked_for() -> None:
+    assert own("simt.shared").max_registers == 32
+    assert own("simt.warptile").max_registers == 255
+    reference = machines.reference(90)
+    for name in ("simt.shared", "simt.register", "simt.vectorized"):
+        found = inspect(name, dtype="float32", layout="nn")
+        assert found.ctas_per_sm >= 2, name
+        assert found.warps_per_sm <= reference.warps_per_sm
+    assert simt_host.readable_name.__doc__

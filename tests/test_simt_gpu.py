@@ -1,0 +1,109 @@
+"""CUDA-core rungs on a GPU beyond the oracles that every kernel passes: summation, presets, configs, memcheck."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from test_simt import NAMES, valid_configs
+
+import outblas
+from outblas import registry
+from outblas.configs import from_text
+from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
+from outblas.verify.cases import Case
+from outblas.verify.kernels import check
+
+pytestmark = pytest.mark.gpu
+
+FP32 = torch.float32
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("shape", [(300, 200, 777), (129, 127, 1)])
+def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str) -> None:
+    """All of them add the products of an output in order of K, in one chain of FMAs."""
+    M, N, K = shape
+    a = torch.randn(M, K, device="cuda")
+    b = torch.randn(K, N, device="cuda") if layout[1] == "n" else torch.randn(N, K, device="cuda").t()
+    want = outblas.matmul(a, b, kernel=NAMES[0])
+    for name in NAMES[1:]:
+        assert torch.equal(outblas.matmul(a, b, kernel=name), want), name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dtype", [FP32, torch.bfloat16], ids=str)
+def test_presets_are_right(preset: str, dtype: torch.dtype) -> None:
+    kernel, text = PRESETS[preset]
+    config = from_text(registry.load(kernel).Config, text)
+    for case in (Case(257, 130, 67, dtype, layout="nt"), Case(256, 256, 64, dtype)):
+        result = check(kernel, case, config=config)
+        assert result.ok, result.message
+
+
+@pytest.mark.parametrize("config", valid_configs(40, seed=7), ids=str)
+def test_a_config_that_is_valid_is_right(config: SimtConfig) -> None:
+    draw = random.Random(str(config))
+    names = ["simt.naive"] if config.block_k == 1 else ["simt.shared", "simt.pipelined"]
+    for name in names:
+        module = registry.load(name)
+        own = module.Config(**{field.name: getattr(config, field.name) for field in fields(SimtConfig)})
+        assert invalid_reason(own, 48 * 1024, 2) is None
+        sizes = (
+            config.block_m + draw.randrange(3) - 1,
+            2 * config.block_n + draw.randrange(3),
+            draw.choice((1, 40, 67)),
+        )
+        layout = draw.choice(("nn", "nt", "tn", "tt"))
+        for case in (Case(*sizes, FP32, layout=layout), Case(config.block_m, config.block_n, 64, FP32, layout=layout)):
+            result = check(name, case, config=own)
+            assert result.ok, result.message
+
+
+def test_ieee_products_are_refused_as_tf32() -> None:
+    a = torch.randn(64, 64, device="cuda")
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ValueError, match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, and was given fp32"):
+            outblas.matmul(a, a, kernel="simt.pipelined")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+TAILS = """
+import torch, outblas
+from outblas import registry
+for kernel in registry.ladder("simt"):
+    for M, N, K in ((129, 127, 33), (1, 1, 1), (64, 260, 17), (256, 128, 64), (130, 131, 7)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for transposed in (False, True):
+                a = torch.randint(-8, 9, (M, K), device="cuda").to(dtype)
+                b = torch.randint(-8, 9, (N, K) if transposed else (K, N), device="cuda").to(dtype)
+                b = b.t() if transposed else b
+                want = (a.double() @ b.double()).to(dtype)
+                assert torch.equal(outblas.matmul(a, b, kernel=kernel.name), want), kernel.name
+    print("right:", kernel.name)
+"""
+
+
+@pytest.mark.slow
+def test_memcheck_finds_nothing_at_the_edges() -> None:
+    """Every tensor is an allocation of its own: a read past its end is no other tensor's."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("needs compute-sanitizer")
+    options: list[Any] = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "7"]
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(
+        [sanitizer, *options, sys.executable, "-c", TAILS],
+        capture_output=True, text=True, check=False, timeout=580, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert done.stdout.count("right:") == len(NAMES)
