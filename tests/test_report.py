@@ -15,7 +15,19 @@ from typer.testing import CliRunner, Result
 
 from outblas import machines, registry
 from outblas.cli import app
-from outblas.report import arithmetic, claims, ladder, measured, measured_001, readme, results, rungs, seeds
+from outblas.report import (
+    arithmetic,
+    claims,
+    compare,
+    ladder,
+    measured,
+    measured_001,
+    measured_simt,
+    readme,
+    results,
+    rungs,
+    seeds,
+)
 
 ROOT = Path(__file__).parents[1]
 RUNGS = {
@@ -100,7 +112,7 @@ def test_claims_that_arithmetic_settles() -> None:
 
 def test_claims_without_a_measurement_have_no_number() -> None:
     for s in claims.settled(claims.Evidence()):
-        if s.claim in (*measured.CLAIMS, *measured_001.CLAIMS):
+        if s.claim in (*measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS):
             assert s.finding == claims.NOT_MEASURED
 
 
@@ -151,14 +163,16 @@ def test_gain_over_the_parent(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert rows[1].record()["sizes"][0]["gain"] == rows[1].at[0].gain
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("simt", (4096,)), ("turing", (2048, 4096)), ("portable", (4096, 8192))])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("simt", (2048, 4096)), ("turing", (2048, 4096)), ("portable", (4096, 8192))]
+)
 def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[int, ...]) -> None:
     assert ladder.default_sizes(name) == sizes
     rows = ladder.rows((), name, sizes)
     assert [row.rung.name for row in rows] == list(rungs.planned(name))
     seeds_cells = [row.cells()[1] for row in rows]
     expected = {
-        "simt": "0.502, 0.01\n002 baseline, GH200",
+        "simt": "0.502, 0.01\n002 baseline, GH200, at 4096",
         "turing": "1.87, 0.05\n003 v07, T4",
         "portable": "–",
     }
@@ -350,7 +364,7 @@ def test_figures_come_from_the_seeds_gpu(tmp_path: Path) -> None:
 
 def test_the_newest_measurement_counts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", report(entry("portable", 0.8), entry("portable", 0.9)))
-    found = measured.find(results.load([path]), "portable", (4096,) * 3, "bfloat16", "H100")
+    found = compare.find(results.load([path]), "portable", (4096,) * 3, "bfloat16", "H100")
     assert found is not None
     assert found.ratio == 0.9
 

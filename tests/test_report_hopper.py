@@ -13,6 +13,7 @@ from outblas import configs, registry
 from outblas.cli import app
 from outblas.report import (
     claims,
+    compare,
     ladder,
     ladder_chart,
     measured_001,
@@ -155,7 +156,7 @@ def test_nothing_to_draw() -> None:
         ladder_chart.draw(ladder.rows((), "portable", (4096,)), (4096,))
 
 
-A, B = measured_001.Run("hopper.tma_store"), measured_001.Run("hopper.store_tuning", "sms=0,order=row")
+A, B = compare.Run("hopper.tma_store"), compare.Run("hopper.store_tuning", "sms=0,order=row")
 
 
 @pytest.mark.parametrize(
@@ -179,16 +180,16 @@ def test_one_run_against_another(
     expected: str,
     tmp_path: Path,
 ) -> None:
-    def spread(run: measured_001.Run, ratio: float, by: float, config: str) -> dict[str, Any]:
+    def spread(run: compare.Run, ratio: float, by: float, config: str) -> dict[str, Any]:
         return entry(run.provider, ratio, config=config, ratio_low=ratio - by, ratio_high=ratio + by)
 
-    claim = measured_001.against("001", "a beats b", A, B, stated)
+    claim = compare.against("001", "a beats b", A, B, stated)
     found = spread(A, *first, ""), spread(B, *second, "order=row,sms=0")
     assert verdict(claim, *found, tmp_path=tmp_path) == (expected, pytest.approx(first[0] / second[0] - 1))
 
 
 def test_runs_of_different_campaigns_are_not_compared(tmp_path: Path) -> None:
-    claim = measured_001.against("001", "a beats b", A, B)
+    claim = compare.against("001", "a beats b", A, B)
     other = entry(B.provider, 1.0, config=B.config)
     paths = [
         write(tmp_path / "a.json", [entry(A.provider, 1.1)], date="2026-01-03"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ..report.profiles import Profiles
     from ..report.results import Measurements
 
-app = typer.Typer(help="Ladders, tile orders, rooflines and the README's tables.", no_args_is_help=True)
+app = typer.Typer(help="Ladders, tile orders, accesses, rooflines and the README's tables.", no_args_is_help=True)
 
 ResultsOption = Annotated[
     str, typer.Option(help="Files of outblas bench, comma-separated. Default: those in the checkout's results/.")
@@ -33,7 +34,8 @@ ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg
 def ladder(
     ladder: Annotated[str | None, typer.Option(help="simt, portable, turing or hopper; all by default.")] = None,
     shapes: Annotated[
-        str, typer.Option(help="N,... of square products. Default: 4096,8192; of simt 4096, of turing 2048,4096.")
+        str,
+        typer.Option(help="N,... of square products. Default: 4096,8192; of simt, turing 2048,4096."),
     ] = "",
     results: ResultsOption = "",
     profiles: ProfilesOption = "",
@@ -59,7 +61,7 @@ def ladder(
         raise usage_error(error) from None
     found = claims.settled(evidence)
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
-        (report.title(rows), report.COLUMNS, [row.cells() for row in rows])
+        (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
     ]
     if last:
         tables.append((sizes.title(last, sweep), sizes.COLUMNS, [row.cells() for row in sweep]))
@@ -81,7 +83,7 @@ def ladder(
         notes = [report.NOTE, *page.environment_notes(m.environment for m in measurements)]
         (heading, *_), *others = tables
         ideas = [(*row.cells(), row.rung.idea) for row in rows]
-        parts = [page.chart(picture), page.table(heading, (*report.COLUMNS, "idea"), ideas)]
+        parts = [page.chart(picture), page.table(heading, (*report.columns(ladder), "idea"), ideas)]
         parts += [page.table(*each) for each in others]
         html.write_text(page.page("outblas: the ladder", notes, parts), encoding="utf-8")
     if chart is not None:
@@ -193,6 +195,39 @@ def raster(
             console.print(note, markup=False, style="dim")
     if chart is not None:
         _save_chart(report.draw(found), chart)
+
+
+@app.command()
+def accesses(
+    results: ProfilesOption = "",
+    json: JsonOption = False,
+    save: SaveOption = None,
+) -> None:
+    """Bank conflicts and coalescing of the CUDA-core kernels: predicted from layouts, and by ncu. Needs no GPU."""
+    from ..report import accesses as report
+
+    try:
+        check_writable(save)
+        profiles = _load_profiles(results)
+        with nullcontext() if json else console.status("asking Gluon"):
+            conflicts, coalescing = report.conflicts(profiles), report.coalescing(profiles)
+    except (ValueError, ImportError) as error:
+        raise usage_error(error) from None
+    value = {
+        "within": report.WITHIN,
+        "conflicts": [row.record() for row in conflicts],
+        "coalescing": [row.record() for row in coalescing],
+    }
+    if save is not None:
+        save_json(save, value)
+    if json:
+        print_json(value)
+        return
+    table("Bank conflicts of simt.vectorized", report.SQUARE_COLUMNS, report.square(conflicts))
+    table("Bank conflicts", report.CONFLICT_COLUMNS, [row.cells() for row in conflicts])
+    console.print(f"{report.CONFLICTS_NOTE}.", markup=False, style="dim")
+    table("Coalescing", report.COALESCING_COLUMNS, [row.cells() for row in coalescing])
+    console.print(f"{report.COALESCING_NOTE}.", markup=False, style="dim")
 
 
 @app.command()

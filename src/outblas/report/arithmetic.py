@@ -1,4 +1,5 @@
-"""Claims of the seed documents that arithmetic settles: tile sizes, budgets, limits of the machines.
+"""Claims of the seed documents that arithmetic settles: tile sizes, budgets, limits of the machines. Here those of 001
+and 004; `arithmetic_simt` has 000's and 002's, `arithmetic_003` 003's.
 
 Each is a number, a function that computes it from what the document itself states, and how closely the two must agree.
 """
@@ -6,10 +7,9 @@ Each is a number, a function that computes it from what the document itself stat
 from __future__ import annotations
 
 from ..machines import KIB
-from . import arithmetic_003
+from . import arithmetic_003, arithmetic_simt
 from .budgets import (
     BF16,
-    FP32,
     H100,
     N,
     intensity,
@@ -17,7 +17,6 @@ from .budgets import (
     slice_bytes,
     slots_that_fit,
     tiles_limit_tflops,
-    warptile_share,
 )
 from .claims import CONFIRMED, DIFFERS, REFUTED, Claim, Finding, number
 
@@ -29,16 +28,7 @@ def memory_bound(n: int) -> Finding:
     return Finding(f"{share:.2f} of the ridge point: {side} it", REFUTED if share > 1 else CONFIRMED, share)
 
 
-_000_TO_002: tuple[Claim, ...] = (
-    number(
-        "000 kernel 7",
-        "165 registers a thread hold achieved occupancy at 18%",
-        "occupancy of 128 threads on an H100",
-        0.18,
-        warptile_share,
-        "{:.1%} at most: 3 CTAs of 4 warps; 18% achieved agrees",
-        within=0.05,
-    ),
+_001: tuple[Claim, ...] = (
     number(
         "001 setup",
         "an H100 holds 1024 threads per SM",
@@ -151,24 +141,6 @@ _000_TO_002: tuple[Claim, ...] = (
         "{:.1%}",
         within=0.01,
     ),
-    number(
-        "002 coalescing",
-        "four 32-bit floats share a 128-byte transaction",
-        "128 bytes over 4",
-        4,
-        lambda: 128 / FP32,
-        "{:.0f} floats: a whole warp's",
-    ),
-    number(
-        "002 warp tile",
-        "41496 GFLOP/s is nearly 84% of cuBLAS at 50058",
-        "divided",
-        0.84,
-        lambda: 41496 / 50058,
-        "{:.1%}",
-        within=0.006,
-        otherwise=DIFFERS,
-    ),
 )
 
 _004: tuple[Claim, ...] = (
@@ -257,4 +229,4 @@ _004: tuple[Claim, ...] = (
     ),
 )
 
-CLAIMS = (*_000_TO_002, *arithmetic_003.CLAIMS, *_004)
+CLAIMS = (*arithmetic_simt.OF_000, *_001, *arithmetic_simt.OF_002, *arithmetic_003.CLAIMS, *_004)

@@ -5,12 +5,15 @@ Sizes are in bytes, intensities in FLOP per byte of memory, bandwidths in TB/s.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from math import ceil
 
 from ..inspect.occupancy import occupancy
 from ..machines import MACHINES
 
 H100, T4 = MACHINES["H100"], MACHINES["T4"]
+LANES, BANKS, WORD = 32, 32, 4
 N = 4096
 BF16, FP16, FP32 = 2, 2, 4
 
@@ -57,7 +60,37 @@ def fragment_bandwidth() -> float:
 
 def warp_lines(bytes_a_lane: int) -> int:
     """128-byte lines that a warp touches when its lanes load so many bytes each, side by side."""
-    return ceil(32 * bytes_a_lane / 128)
+    return ceil(LANES * bytes_a_lane / 128)
+
+
+def strided_lines(stride: int) -> int:
+    """128-byte lines that a warp touches when its lanes load words this many bytes apart; 0: all the same one."""
+    return len({lane * stride // 128 for lane in range(LANES)})
+
+
+def bank_ways(starts: Iterable[int], words: int = 1) -> int:
+    """The most different words that one bank of shared memory must give when lanes read or write so many words each,
+    from these on: passes, without what the hardware splits of wide accesses."""
+    touched = {start + word for start in starts for word in range(words)}
+    return max(Counter(word % BANKS for word in touched).values())
+
+
+def transposed_ways(block_k: int, stride: int) -> int:
+    """Bank conflicts of storing A's tile transposed, rows `stride` words apart: a lane has four values along K, and as
+    many lanes as a row of the tile needs stand side by side. 000, kernels 6 and 7."""
+    across = block_k // 4
+    return bank_ways((lane % across) * 4 * stride + lane // across for lane in range(LANES))
+
+
+def store_ways(block_k: int, stride: int) -> float:
+    """Wavefronts a request of storing both 128-wide tiles: A's as in `transposed_ways`, word by word; B's in requests
+    of 128 bits, four wavefronts each, and a quarter as many."""
+    return (4 * transposed_ways(block_k, stride) + 4) / 5
+
+
+def tile_traffic(n: int, tile_m: int, tile_n: int, itemsize: int = FP32) -> float:
+    """Bytes that all CTAs load for an n×n product, every slice of A and B once for each tile of C."""
+    return itemsize * n**3 * (1 / tile_m + 1 / tile_n)
 
 
 def tiles_limit_tflops(n: int, tile_m: int, tile_n: int) -> float:

@@ -1,8 +1,8 @@
 """The claims table: what a seed document claims, how that is tested, what came out.
 
 A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement settles in
-`measured` (the speed of a rung) and `measured_001` (one run against another, power, the L2 cache); `settled` tests them
-all against the results at hand.
+`measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against another, bank conflicts, traffic) and
+`measured_001` (the same of Hopper's climb: power, the L2 cache); `settled` tests them all against the results at hand.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class Settled:
 
 def settled(evidence: Evidence) -> list[Settled]:
     """Every claim, tested: arithmetic first, then by measurement in order of the climb."""
-    from . import arithmetic, measured, measured_001
+    from . import arithmetic, measured, measured_001, measured_simt
 
-    every = (*arithmetic.CLAIMS, *measured.CLAIMS, *measured_001.CLAIMS)
+    every = (*arithmetic.CLAIMS, *measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS)
     return [Settled(claim, claim.test(evidence)) for claim in every]
 
 

@@ -7,65 +7,97 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import text
-from .measured import find, profiled
+from .compare import find, profiled
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
-from .rungs import DTYPES, Rung, climb
+from .rungs import DTYPES, MIXED, Rung, climb
 from .seeds import Figure
 
-COLUMNS = (
-    "rung", "seed: TFLOP/s,\n× its cuBLAS", "N", "TFLOP/s", "× cuBLAS", "× parent", "registers", "slots", "L2 hits",
-    "check",
-)  # fmt: skip
 NOTE = (
     "Burst: idle, one warm call, 8 timed; the ratio is cuBLAS's time over the kernel's in the same rounds, with its "
-    "10th and 90th percentile. Registers, slots and the share of requests that L2 serves: ncu."
+    "10th and 90th percentile. A line “mixed” has bfloat16 operands in place of float32, and the share of the rung's "
+    "own float32 TFLOP/s. Registers and what stands right of them: ncu."
 )
 UNBUILT = "not built yet"
 GPUS = ("H100", "GH200", "T4")
-SIZES = {"simt": (4096,), "turing": (2048, 4096)}  # where the seeds measured; elsewhere DEFAULT_SIZES
+SIZES = {"simt": (2048, 4096), "turing": (2048, 4096)}  # where the seeds measured; elsewhere DEFAULT_SIZES
 DEFAULT_SIZES = (4096, 8192)
 _BASELINES = {"hopper": ("simt.warptile", "001 kernel 1")}  # ladder → the rung of another it starts from, its source
+_COUNTED = ("slots", "L2 hits")  # what ncu says beside registers, except of the CUDA cores
+_COUNTED_CORES = ("occupancy", "FMA pipe,\nIPC")
+
+
+def columns(ladder: str | None) -> tuple[str, ...]:
+    """Headings of a table of one ladder; of all (None), they name what the rows of either kind show."""
+    counted = _COUNTED_CORES if ladder == "simt" else _COUNTED
+    if ladder is None:
+        counted = f"{_COUNTED[0]} or\n{_COUNTED_CORES[0]}", f"{_COUNTED[1]} or\nFMA, IPC"
+    shown = ("rung", "seed: TFLOP/s,\n× its cuBLAS", "N", "TFLOP/s", "× cuBLAS", "× parent", "registers")
+    return (*shown, *counted, "check")
+
+
+COLUMNS = columns(None)
 
 
 @dataclass(frozen=True)
 class At:
-    """A rung at the product of edge `n`: our measurement, None without one, and `gain`, our ratio over the parent's."""
+    """A rung at the product of edge `n`: our measurement, None without one, `gain`, our ratio over the parent's, and
+    our measurement with the mixed operands of its ladder."""
 
     n: int
     ours: Measurement | None
     gain: float | None
+    mixed: Measurement | None = None
+
+    @property
+    def mixed_share(self) -> float | None:
+        """TFLOP/s with mixed operands over those without; the ratio to cuBLAS would be one to its tensor cores."""
+        own, mixed = (m.tflops if m else None for m in (self.ours, self.mixed))
+        return mixed / own if mixed and own else None
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        ours = None if self.ours is None else {"gpu": self.ours.device, **self.ours.record()}
-        return {"n": self.n, "ours": ours, "gain": self.gain}
+        ours, mixed = (None if m is None else {"gpu": m.device, **m.record()} for m in (self.ours, self.mixed))
+        return {"n": self.n, "ours": ours, "gain": self.gain, "mixed": mixed, "mixed_share": self.mixed_share}
+
+    def lines(self) -> list[tuple[str, str, str, str]]:
+        """N, TFLOP/s, ratio and gain; none of what was not measured."""
+        found = []
+        if (m := self.ours) is not None:
+            gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
+            gain = text.NONE if self.gain is None else f"{self.gain:.3f}"
+            found.append((str(self.n), text.number(m.tflops), f"{text.ratio(m)}{gpu}", gain))
+        if self.mixed is not None:
+            share = text.NONE if self.mixed_share is None else f"{self.mixed_share:.0%} of float32's"
+            found.append(("mixed", text.number(self.mixed.tflops), share, text.NONE))
+        return found
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rung: the seed's figure at one of the sizes if it has one (else its first), ours at each, and ncu's counters
-    at the first size that was profiled."""
+    """One rung in the table of a `ladder` (None: of all): the seeds' figures, ours at each size, and ncu's counters at
+    the first size that was profiled."""
 
     rung: Rung
-    figure: Figure | None
+    ladder: str | None
+    figures: tuple[Figure, ...]
     at: tuple[At, ...]
     profile: Profile | None
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
         """Ours, by size."""
-        return tuple(at.ours for at in self.at if at.ours is not None)
+        return tuple(m for at in self.at for m in (at.ours, at.mixed) if m is not None)
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        rung, figure, profile = self.rung, self.figure, self.profile
+        rung, profile = self.rung, self.profile
         return {
             "rung": rung.name,
             "idea": rung.idea,
             "parent": rung.parent,
             "built": rung.built,
-            "seed": figure.record() if figure else None,
+            "seeds": [figure.record() for figure in self.figures],
             "sizes": [at.record() for at in self.at],
             "profile": None
             if profile is None
@@ -75,41 +107,52 @@ class Row:
                 "registers": profile.registers,
                 "slots": _slots(profile),
                 "l2_hit_rate": profile.l2_hit_rate,
+                "occupancy": profile.occupancy,
+                "fma_active": profile.fma_active,
+                "ipc": profile.ipc,
             },
         }
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of COLUMNS, a line for each size."""
-        shown = [at for at in self.at if at.ours is not None]
-        seed = _seed(self.figure, self.at[0].n)
+        """In the order of `columns`, a line for each size."""
+        shown = [line for at in self.at for line in at.lines()]
+        seed = _lines(_seed(figure, self.at[0].n) for figure in self.figures) or text.NONE
         if not shown:
             state = "not measured" if self.rung.built else UNBUILT
             return (self.rung.name, seed, text.NONE, text.NONE, state, *[text.NONE] * 5)
         profile = self.profile
-        rate = profile.l2_hit_rate if profile else None
         return (
             self.rung.name,
             seed,
-            _lines(str(at.n) for at in shown),
-            _lines(text.number(m.tflops) for m in self.measured),
-            _lines(text.ratio(m) + ("" if m.gpu == GPUS[0] else f", {m.gpu}") for m in self.measured),
-            _lines(text.NONE if at.gain is None else f"{at.gain:.3f}" for at in shown),
+            *(_lines(column) for column in zip(*shown, strict=True)),
             f"{profile.registers:.0f}" if profile and profile.registers else text.NONE,
-            _slots(profile) or text.NONE,
-            text.NONE if rate is None else f"{rate:.0%}",
+            *self._counted(),
             ", ".join(dict.fromkeys(m.check for m in self.measured)),
         )
+
+    def _counted(self) -> tuple[str, str]:
+        """What `columns` has right of registers."""
+        profile = self.profile
+        if profile is None:
+            return text.NONE, text.NONE
+        if (self.ladder or self.rung.ladder) == "simt":
+            pipe = _lines((text.percent(profile.fma_active), text.number(profile.ipc)))
+            return text.percent(profile.occupancy), pipe
+        return _slots(profile) or text.NONE, text.percent(profile.l2_hit_rate)
 
 
 def rows(measurements: Measurements, ladder: str | None, sizes: Sequence[int], profiles: Profiles = ()) -> list[Row]:
     """All rungs, or those of one ladder, at products of these edges; above Hopper's, the CUDA-core kernel that its
     climb starts from. Raises ValueError for no ladder."""
     compared = [(rung, DTYPES[rung.ladder]) for rung in climb(ladder)]  # first, for it checks the name
+    mixed = [(rung, MIXED[rung.ladder]) for rung, _ in compared if rung.ladder in MIXED]
     compared = [(rung, rung.figures[0].dtype) for rung in _baseline(ladder)] + compared
     ours: dict[tuple[str, int], Measurement | None] = {}
+    beside: dict[tuple[str, int], Measurement | None] = {}
     for n in sizes:
         ours |= _at(measurements, compared, n)
-    return [_row(rung, dtype, sizes, ours, profiles) for rung, dtype in compared]
+        beside |= _at(measurements, mixed, n)
+    return [_row(rung, ladder, dtype, sizes, ours, beside, profiles) for rung, dtype in compared]
 
 
 def _at(
@@ -167,20 +210,27 @@ def _baseline(ladder: str | None) -> list[Rung]:
 
 def _row(
     rung: Rung,
+    ladder: str | None,
     dtype: str,
     sizes: Sequence[int],
     ours: dict[tuple[str, int], Measurement | None],
+    mixed: dict[tuple[str, int], Measurement | None],
     profiles: Profiles,
 ) -> Row:
     own = {n: ours[rung.name, n] for n in sizes}
-    at = tuple(At(n, m, _gain(m, ours.get((rung.parent or "", n)))) for n, m in own.items())
+    at = tuple(At(n, m, _gain(m, ours.get((rung.parent or "", n))), mixed.get((rung.name, n))) for n, m in own.items())
     gpu = next((m.gpu for m in own.values() if m), GPUS[0])
     counted = (profiled(profiles, rung.name, (n, n, n), dtype, gpu) for n in sizes)
-    return Row(rung, _figure(rung, sizes), at, next(filter(None, counted), None))
+    return Row(rung, ladder, _figures(rung, dtype, sizes), at, next(filter(None, counted), None))
 
 
-def _figure(rung: Rung, sizes: Sequence[int]) -> Figure | None:
-    return next((f for f in rung.figures if f.n in sizes), rung.figures[0] if rung.figures else None)
+def _figures(rung: Rung, dtype: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
+    """One of each GPU in this dtype: the first at one of the sizes, else the first."""
+    found: dict[str, Figure] = {}
+    for figure in sorted(rung.figures, key=lambda f: f.n not in sizes):
+        if figure.dtype == dtype:
+            found.setdefault(figure.gpu, figure)
+    return tuple(sorted(found.values(), key=rung.figures.index))
 
 
 def _gain(own: Measurement | None, parent: Measurement | None) -> float | None:
@@ -190,13 +240,11 @@ def _gain(own: Measurement | None, parent: Measurement | None) -> float | None:
     return own.ratio / parent.ratio if own.environment == parent.environment else None
 
 
-def _seed(figure: Figure | None, usual: int) -> str:
+def _seed(figure: Figure, usual: int) -> str:
     """The figure, then where it comes from; the GPU and the size where they are not an H100 and the usual one."""
-    if figure is None:
-        return text.NONE
     source = figure.source.partition(",")[0]
     gpu = f", {figure.gpu}" if figure.gpu != GPUS[0] else ""
-    size = f", at {figure.n}" if figure.n not in (usual, None) else ""
+    size = "" if figure.n == usual else f", at {figure.n}" if figure.n else ", N unstated"
     return f"{text.span(figure.tflops, text.number)}, {text.span(figure.ratio, text.share)}\n{source}{gpu}{size}"
 
 

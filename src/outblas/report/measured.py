@@ -4,45 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..shapes import Shape
 from . import seeds
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Evidence, Finding
-from .profiles import Profile, Profiles
-from .results import Measurement, Measurements
+from .claims import Claim, Evidence, Finding
+from .compare import GPU, find, in_range
+from .results import Measurement
+from .rungs import DTYPES
 from .seeds import Figure
-
-WITHIN = 0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
-
-
-def find(
-    measurements: Measurements,
-    provider: str,
-    shape: Shape,
-    dtype: str,
-    gpu: str,
-    *,
-    mode: str = "burst",
-    config: str = "",
-) -> Measurement | None:
-    """The newest timing of a provider, B stored N×K, on a model of GPU, or None.
-
-    `config` names what differs from the provider's own, in any order.
-    """
-    wanted = provider, _changes(config), shape, dtype, gpu, mode, "nt"
-    found = [
-        m
-        for m in measurements
-        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted and m.ratio is not None
-    ]
-    newest = max((str(m.environment.get("date", "")) for m in found), default="")
-    return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
-
-
-def profiled(profiles: Profiles, provider: str, shape: Shape, dtype: str, gpu: str) -> Profile | None:
-    """The last profile of a provider in its own configuration, B stored N×K, on a model of GPU, or None."""
-    wanted = provider, "", shape, dtype, gpu, "nt"
-    found = (p for p in reversed(profiles) if (p.provider, p.config, p.shape, p.dtype, p.gpu, p.layout) == wanted)
-    return next(found, None)
 
 
 def speed(figure: Figure) -> Claim:
@@ -78,27 +45,21 @@ def _reaches(
     """That the figure's rung lies in the claimed range; `read` gives our value and its words."""
     n = figure.n
     assert n is not None
-    low, high = claimed
+    usual = DTYPES[figure.rung.partition(".")[0]]
+    operands = "" if figure.dtype == usual else f" with {figure.dtype} operands"
 
     def test(evidence: Evidence) -> Finding:
         ours = find(evidence.measurements, figure.rung, (n, n, n), figure.dtype, figure.gpu)
         value, words = read(ours) if ours else (None, "")
-        if value is None:
-            return NOT_MEASURED
-        agrees = low * (1 - WITHIN) <= value <= high * (1 + WITHIN)
-        return Finding(words, CONFIRMED if agrees else DIFFERS, value)
+        return in_range(value, claimed, words)
 
-    return Claim(figure.source, f"{figure.rung} reaches {stated} at {n}", how, test)
-
-
-def _changes(config: str) -> frozenset[str]:
-    return frozenset(filter(None, config.split(",")))
+    return Claim(figure.source, f"{figure.rung} reaches {stated} at {n}{operands}", how, test)
 
 
 def _claims() -> tuple[Claim, ...]:
     found = []
     for figure in seeds.FIGURES:
-        if figure.gpu == "H100" and figure.n is not None and figure.rung.startswith("hopper."):
+        if figure.gpu == GPU and figure.n is not None:
             found += [speed(figure)] if figure.tflops is not None else []
             found += [share(figure)] if figure.ratio is not None else []
     return tuple(found)

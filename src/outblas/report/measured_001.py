@@ -4,82 +4,15 @@ where power binds, what the L2 cache serves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ..bench.record import BASE
-from ..bench.statistics import BURST_TOLERANCE
 from . import rungs, seeds
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
-from .measured import WITHIN, find, profiled
-from .results import Measurement, Measurements, environments
+from .compare import GPU, POINT, WITHIN, N, Run, against, counted, together
 
-N, LARGE = 4096, 8192
-DTYPE, GPU = "bfloat16", "H100"
-SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point
-POINT = 0.01
+LARGE = 8192
 AT_LIMIT = 0.97  # of the board's power limit: it then holds the clock down
-
-
-@dataclass(frozen=True)
-class Run:
-    """A provider, what its config changes, and the square product of edge `n` it ran."""
-
-    provider: str
-    config: str = ""
-    n: int = N
-
-    def find(self, measurements: Measurements, mode: str = "burst") -> Measurement | None:
-        shape = (self.n, self.n, self.n)
-        return find(measurements, self.provider, shape, DTYPE, GPU, mode=mode, config=self.config)
-
-
-def together(measurements: Measurements, one: Run, other: Run) -> tuple[Measurement, Measurement] | None:
-    """Both from the newest campaign that has both: only figures of one campaign are set against each other."""
-    newest_first = sorted(environments(measurements), key=lambda e: str(e.get("date", "")), reverse=True)
-    for environment in newest_first:
-        campaign = tuple(m for m in measurements if m.environment == environment)
-        first, second = one.find(campaign), other.find(campaign)
-        if first and second:
-            return first, second
-    return None
-
-
-def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[float, float] | None = None) -> Claim:
-    """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both, where it has them.
-
-    The gain is one ratio to cuBLAS over the other. A run is ahead if its gain exceeds 0.5%, or if the spreads of the
-    rounds do not meet. The claim holds if the first run is ahead and agrees with the stated gain to half of that or a
-    percentage point, or if the two tie and the stated gain is within 0.5%; it is refuted if the other run is ahead.
-    """
-
-    def test(evidence: Evidence) -> Finding:
-        both = together(evidence.measurements, faster, slower)
-        if both is None:
-            return NOT_MEASURED
-        gain, ahead, behind = _gain(*both)
-        ours = f"{gain:+.1%} ({both[0].ratio:.3f} against {both[1].ratio:.3f} × cuBLAS)"
-        if behind:
-            return Finding(ours, REFUTED, gain)
-        claimed = stated[0] / stated[1] - 1 if stated else gain
-        if not ahead:
-            return Finding(f"{ours}: a tie", CONFIRMED if stated and claimed <= BURST_TOLERANCE else DIFFERS, gain)
-        agrees = abs(gain - claimed) <= max(POINT, SIZE_WITHIN * claimed)
-        return Finding(ours, CONFIRMED if agrees else DIFFERS, gain)
-
-    return Claim(source, text, f"burst at {faster.n}, in one campaign", test)
-
-
-def _gain(a: Measurement, b: Measurement) -> tuple[float, bool, bool]:
-    """The gain of a over b; whether a is ahead, whether b is."""
-    (a_low, a_ratio, a_high), (b_low, b_ratio, b_high) = _spread(a), _spread(b)
-    gain = a_ratio / b_ratio - 1
-    return gain, gain > BURST_TOLERANCE or a_low > b_high, gain < -BURST_TOLERANCE or a_high < b_low
-
-
-def _spread(m: Measurement) -> tuple[float, float, float]:
-    assert m.ratio is not None  # `find` returns no other
-    return m.ratio_low or m.ratio, m.ratio, m.ratio_high or m.ratio
 
 
 def _steps() -> tuple[Claim, ...]:
@@ -167,25 +100,15 @@ def _below_limit(evidence: Evidence) -> Finding:
     return Finding(found[1], CONFIRMED if found[0] < AT_LIMIT else DIFFERS, found[0]) if found else NOT_MEASURED
 
 
-def _hit_rate(evidence: Evidence, provider: str) -> float | None:
-    found = profiled(evidence.profiles, provider, (N, N, N), DTYPE, GPU)
-    return found.l2_hit_rate if found else None
-
-
 def hits(provider: str, words: str, stated: float) -> Claim:
     """The share of requests that L2 serves, by ncu."""
-
-    def test(evidence: Evidence) -> Finding:
-        rate = _hit_rate(evidence, provider)
-        if rate is None:
-            return NOT_MEASURED
-        return Finding(f"{rate:.1%}", CONFIRMED if abs(rate - stated) <= WITHIN * stated else DIFFERS, rate)
-
-    return Claim(f"{_K6}, 004", f"{words} hits L2 {stated:.0%} of the time", f"ncu at {N}", test)
+    text = f"{words} hits L2 {stated:.0%} of the time"
+    return counted(f"{_K6}, 004", text, Run(provider), lambda p: p.l2_hit_rate, (stated, stated), "{:.1%}")
 
 
 def _grouped_hits_more(evidence: Evidence) -> Finding:
-    ours, theirs = (_hit_rate(evidence, name) for name in (_PERSISTENT.provider, BASE))
+    found = [run.profiled(evidence.profiles) for run in (_PERSISTENT, Run(BASE))]
+    ours, theirs = (p.l2_hit_rate if p else None for p in found)
     if ours is None or theirs is None:
         return NOT_MEASURED
     return Finding(f"{ours:.1%}, cuBLAS {theirs:.1%}", CONFIRMED if ours > theirs else REFUTED, ours - theirs)

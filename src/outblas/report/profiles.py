@@ -11,15 +11,52 @@ from ..machines import short_name
 from ..shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
 
-FIGURES = ("us", "l2_hit_rate", "dram_read_bytes", "l2_to_sm_bytes", "registers")
-MOST = {"l2_hit_rate": 1.0}
+FIGURES = (
+    "us", "l2_hit_rate", "dram_read_bytes", "l2_to_sm_bytes", "l1_load_bytes", "registers", "ffma", "ipc", "fma_active",
+    "occupancy",
+)  # fmt: skip
+TOTALS = ("requests", "transactions", "sectors", "efficiency", "wavefronts", "ideal")
+MOST = {"l2_hit_rate": 1.0, "fma_active": 1.1, "occupancy": 1.1}  # what is collected in two passes can exceed 1
+
+
+@dataclass(frozen=True)
+class Total:
+    """What accesses of one `operation` on one `space` to one operand (None: not known) came to in one launch, in the
+    units of `instructions.Counts`; None: says nothing of such accesses."""
+
+    operand: str | None
+    space: str
+    operation: str
+    requests: float | None = None
+    transactions: float | None = None
+    sectors: float | None = None
+    efficiency: float | None = None
+    wavefronts: float | None = None
+    ideal: float | None = None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Through shared memory by loads, or by stores: `excess` is the share of `wavefronts` that bank conflicts added,
+    `requests` the instructions of warps behind them (None: profiled without --instructions)."""
+
+    wavefronts: float | None = None
+    excess: float | None = None
+    requests: float | None = None
+
+    @property
+    def ways(self) -> float | None:
+        """Wavefronts a request: 5 is what ncu calls a 5-way conflict, 128-bit accesses without one among them."""
+        return self.wavefronts / self.requests if self.wavefronts is not None and self.requests else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What ncu counted of one provider at one shape: time in µs, the hit rate as a fraction. None: not collected.
+    """What ncu counted of one provider at one shape, in the units of `Counters`. None: not collected.
 
     `config` is as asked ("": the kernel's own), `resolved` every field of the configuration that ran, "" if not known.
+    `not_selected` is the share of a warp's time between two of its instructions in which it could issue and the
+    scheduler took another; `loads` and `stores` are those of shared memory; `memory` is None without --instructions.
     """
 
     provider: str
@@ -34,6 +71,15 @@ class Profile:
     dram_read_bytes: float | None
     l2_to_sm_bytes: float | None
     registers: float | None
+    l1_load_bytes: float | None = None
+    ffma: float | None = None
+    ipc: float | None = None
+    fma_active: float | None = None
+    occupancy: float | None = None
+    not_selected: float | None = None
+    loads: Passes = Passes()
+    stores: Passes = Passes()
+    memory: tuple[Total, ...] | None = None
 
     @property
     def gpu(self) -> str:
@@ -69,6 +115,7 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
         raise ValueError(f"{where} has no l2_hit_rate, expected what outblas profile writes")
     config, resolved = (_settings(entry.get(name) or "", f"{where}.{name}") for name in ("config", "resolved"))
     figures = {name: _figure(entry.get(name), f"{where}.{name}", MOST.get(name, LARGEST)) for name in FIGURES}
+    memory = _memory(entry.get("memory"), f"{where}.memory")
     return Profile(
         provider=entry["provider"],
         config=config,
@@ -77,8 +124,57 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
         dtype=entry["dtype"],
         layout=entry["layout"],
         device=device,
+        not_selected=_not_selected(_object(entry, "stalls", where), f"{where}.stalls"),
+        loads=_passes(entry, where, "ld", _requests(memory, "load")),
+        stores=_passes(entry, where, "st", _requests(memory, "store")),
+        memory=memory,
         **figures,
     )
+
+
+def _object(entry: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """An object that may be missing or null: then {}."""
+    value = entry.get(name)
+    if not isinstance(value, dict | None):
+        raise ValueError(f"{where}.{name} is {value!r}, expected an object")
+    return value or {}
+
+
+def _passes(entry: dict[str, Any], where: str, key: str, requests: float | None) -> Passes:
+    counted = _object(_object(entry, "shared", where), key, f"{where}.shared")
+    return Passes(
+        _figure(counted.get("wavefronts"), f"{where}.shared.{key}.wavefronts", LARGEST),
+        _figure(counted.get("excess"), f"{where}.shared.{key}.excess", 1.0),
+        requests,
+    )
+
+
+def _memory(totals: Any, where: str) -> tuple[Total, ...] | None:
+    if totals is None:
+        return None
+    if not isinstance(totals, list) or not all(isinstance(total, dict) for total in totals):
+        raise ValueError(f"{where} is {totals!r}, expected a list of objects")
+    return tuple(_total(total, f"{where}[{i}]") for i, total in enumerate(totals))
+
+
+def _total(entry: dict[str, Any], where: str) -> Total:
+    figures = {name: _figure(entry.get(name), f"{where}.{name}", LARGEST) for name in TOTALS}
+    texts(entry, where, ("space", "operation"), ("operand",))
+    return Total(entry.get("operand"), entry["space"], entry["operation"], **figures)
+
+
+def _requests(memory: tuple[Total, ...] | None, operation: str) -> float | None:
+    """Those of one operation on shared memory, summed over operands and launches."""
+    if memory is None:
+        return None
+    return sum(total.requests or 0.0 for total in memory if (total.space, total.operation) == ("shared", operation))
+
+
+def _not_selected(stalls: dict[str, Any], where: str) -> float | None:
+    """Of all cycles between two instructions of a warp: those by reason, and the one in which it issues."""
+    sizes = {reason: _figure(value, f"{where}.{reason}", LARGEST) for reason, value in stalls.items()}
+    ready = sizes.get("not_selected")
+    return None if ready is None else ready / (1 + sum(size or 0.0 for size in sizes.values()))
 
 
 def _settings(text: str, where: str) -> str:

@@ -2,8 +2,8 @@
 
 A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; those of ladders and claims
 take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`, `ladder NAME`, `ladder NAME N,N`,
-`sizes KERNEL`, `phases`, `raster N`, or `chart results/FILE.svg`, `climb NAME results/FILE.svg`, `orders N
-results/FILE.svg`: their pictures are drawn anew too and carry the digest of their data.
+`sizes KERNEL`, `phases`, `raster N`, `conflicts`, `coalescing`, or `chart results/FILE.svg`, `climb NAME
+results/FILE.svg`, `orders N results/FILE.svg`: their pictures are drawn anew too and carry the digest of their data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
 from ..shapes import SUITE, Shape, parse, to_text
-from . import claims, ladder, page, phases, raster, sizes, text
+from . import accesses, claims, ladder, page, phases, raster, sizes, text
 from .claims import Evidence
 from .profiles import load as load_profiles
 from .results import ROOT, Measurement, Measurements, by_kind, in_checkout, load
@@ -145,8 +145,15 @@ def _ladder(evidence: Evidence, argument: str) -> str:
     rows = ladder.rows(evidence.measurements, name, edges or ladder.default_sizes(name), evidence.profiles)
     usual = rows[0].at[0].n
     measured = [m for row in rows for m in row.measured]
-    note = f"burst; a seed's figure is an H100's at {usual} where it does not say; registers, slots, L2 hits by ncu"
-    return _closed(_markdown(ladder.COLUMNS, [row.cells() for row in rows]), measured, note)
+    columns = ladder.columns(name)
+    counted = ", ".join(heading.replace("\n", " ") for heading in columns[-4:-1])
+    mixed = "; mixed: bfloat16 operands, beside the rung's own float32" if any(m.mixed for m in _at(rows)) else ""
+    note = f"burst; a seed's figure is an H100's at {usual} where it does not say; {counted} by ncu{mixed}"
+    return _closed(_markdown(columns, [row.cells() for row in rows]), measured, note)
+
+
+def _at(rows: Iterable[ladder.Row]) -> Iterable[ladder.At]:
+    return (at for row in rows for at in row.at)
 
 
 def _sizes(evidence: Evidence, kernel: str) -> str:
@@ -189,6 +196,28 @@ def _phases(evidence: Evidence, argument: str) -> str:
     return "\n".join([*lines, "", f"SM cycles by clock64 in an instrumented compile, {shapes}, {gpus}."]) + "\n"
 
 
+def _conflicts(evidence: Evidence, argument: str) -> str:
+    gpus = _accessed(evidence)
+    rows = accesses.conflicts(evidence.profiles)
+    lines = [*_markdown(accesses.SQUARE_COLUMNS, accesses.square(rows)), ""]
+    lines += _markdown(accesses.CONFLICT_COLUMNS, (row.cells() for row in rows))
+    return "\n".join([*lines, "", f"{accesses.CONFLICTS_NOTE}. {gpus}, ncu."]) + "\n"
+
+
+def _coalescing(evidence: Evidence, argument: str) -> str:
+    gpus = _accessed(evidence)
+    lines = _markdown(accesses.COALESCING_COLUMNS, (row.cells() for row in accesses.coalescing(evidence.profiles)))
+    return "\n".join([*lines, "", f"{accesses.COALESCING_NOTE}. {gpus}, ncu."]) + "\n"
+
+
+def _accessed(evidence: Evidence) -> str:
+    """The GPUs. Raises ValueError where no profile says what the memory instructions of a CUDA-core kernel did."""
+    found = accesses.profiled(evidence.profiles)
+    if not found:
+        raise ValueError("README.md: no profile of simt.* made with --instructions, expected one at least")
+    return ", ".join(dict.fromkeys(profile.device for profile in found))
+
+
 def _raster(evidence: Evidence, n: str) -> str:
     found = _orders_report(evidence, n)
     lines = _markdown(raster.COLUMNS, (row.cells() for row in found.rows))
@@ -216,6 +245,8 @@ _KINDS: dict[str, Callable[[Evidence, str], str]] = {
     "chart": _chart,
     "climb": _climb,
     "phases": _phases,
+    "conflicts": _conflicts,
+    "coalescing": _coalescing,
     "raster": _raster,
     "orders": _orders,
 }

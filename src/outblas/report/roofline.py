@@ -11,13 +11,14 @@ from ..inspect import Inspection, inspect
 from ..inspect.inspection import compilable
 from ..machines import Machine
 from ..shapes import Shape, to_text
-from .measured import find
+from .compare import find
 from .results import Measurement, Measurements
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLUMNS = ("kernel", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "shared allows", "bound", "measured")
+INSIDE = 10  # kernels that a legend within the axes has room for
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ def points(ladder: str | None, machine: Machine, dtype: str, shape: Shape, measu
 
 
 def draw(found: Sequence[Point], shape: Shape) -> Canvas:
-    """Log-log: roofs of DRAM, L2 and compute; each kernel at its L2 intensity, hollow where L2 alone would put it and
-    filled where it was measured."""
-    machine, unit = found[0].machine, found[0].inspection.unit
-    figure, (axis,) = charts.canvas(1, (8.5, 5.2))
-    compute = machine.peak_tflops(unit)
+    """Log-log: roofs of DRAM, L2 and compute (of every unit that a kernel uses); each kernel at its L2 intensity,
+    hollow where L2 alone would put it and filled where it was measured."""
+    machine = found[0].machine
+    crowded = len(found) > INSIDE
+    figure, (axis,) = charts.canvas(1, (12.0 if crowded else 8.5, 5.2))
+    peaks = sorted({machine.peak_tflops(p.inspection.unit) for p in found}, reverse=True)
+    compute = peaks[0]
     dram = machine.dram_gbs / 1e3
     l2 = machine.l2_bytes_per_clock * machine.boost_mhz / 1e6
     intensities = [float(p.inspection.intensity[level] or 1) for p in found for level in ("l2", "dram")]
@@ -94,13 +97,16 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
             name, (low * 1.3, low * 1.3 * slope), xytext=(-8, 8), textcoords="offset points", rotation=36,
             rotation_mode="anchor", fontsize="small", color="#666", va="bottom",
         )  # fmt: skip
-    axis.annotate(f"{compute:.0f} TFLOP/s", (high, compute), ha="right", va="bottom", fontsize="small", color="#666")
+    for peak in peaks:
+        axis.plot([peak / l2, high], [peak, peak], "-", color="#9a9a9a", linewidth=1.4)
+        axis.annotate(f"{peak:.0f} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize="small", color="#666")
     colours = charts.colours([p.inspection.kernel for p in found])
     for p in found:
         name, x = p.inspection.kernel, float(p.inspection.intensity["l2"] or 1)
-        roof = min(compute, p.ceilings["l2"])
+        peak = machine.peak_tflops(p.inspection.unit)
+        roof = min(peak, p.ceilings["l2"])
         axis.plot([x], [roof], "o", markerfacecolor="none", color=colours[name], markersize=8)
-        label = f"{name}: L2 allows {roof:.0f}"
+        label = f"{name}: {'L2' if roof < peak else 'compute'} allows {roof:.0f}"
         if p.ours is not None and p.ours.tflops is not None:
             axis.plot([x], [p.ours.tflops], "o", color=colours[name], markersize=8)
             label += f", measured {p.ours.tflops:.0f}"
@@ -113,7 +119,8 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     axis.set_xlim(low, high)
     axis.set_xlabel("FLOP per byte")
     axis.set_ylabel("TFLOP/s")
-    axis.legend(frameon=False, fontsize="small", loc="lower right")
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axis.legend(frameon=False, fontsize="small", **(beside if crowded else {"loc": "lower right"}))
     axis.set_title(f"{machine.name}, {found[0].inspection.dtype}, {to_text(shape)}", loc="left", fontsize="medium")
     return figure
 

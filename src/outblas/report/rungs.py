@@ -9,6 +9,9 @@ from .seeds import Figure, of_rung
 
 LADDERS = ("simt", "portable", "turing", "hopper")
 DTYPES = {"simt": "float32", "portable": "bfloat16", "turing": "float16", "hopper": "bfloat16"}  # as the seeds measure
+MIXED = {"simt": "bfloat16"}  # operands of a second climb on the same rungs, fp32 accumulators
+LAYOUTS = {"simt": "nn"}  # where it is not DEFAULT_LAYOUT
+DEFAULT_LAYOUT = "nt"
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ _PLAN: dict[str, tuple[tuple[str, str], ...]] = {
         ("shared", "32×32 block tiles staged in shared memory"),
         ("strip", "a strip of outputs per thread"),
         ("register", "an outer product of outputs per thread"),
-        ("vectorized", "128-bit loads, A transposed in shared memory"),
-        ("warptile", "block, warp and thread tiles"),
+        ("vectorized", "128-bit loads, A transposed in shared memory, bank conflicts removed"),
+        ("warptile", "a tile of outputs per warp between those of block and thread"),
         ("pipelined", "copies in several stages, registers double-buffered, grouped raster"),
     ),
     "portable": (("", "plain tl.dot, masks, any strides"),),
@@ -61,6 +64,11 @@ _PLAN: dict[str, tuple[tuple[str, str], ...]] = {
         ("gemm", "the production kernel: every shape and layout, tuned"),
     ),
 }
+
+
+def layout_of(provider: str) -> str:
+    """The layout in which a ladder, named alone or by one of its rungs, is measured: the seeds'."""
+    return LAYOUTS.get(provider.partition(".")[0], DEFAULT_LAYOUT)
 
 
 def planned(ladder: str | None = None) -> tuple[str, ...]:

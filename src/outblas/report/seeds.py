@@ -62,9 +62,9 @@ def _gh200(rung: str, tflops: float, stated: float | None = None) -> Figure:
 _IN_002 = {
     "naive": "baseline",
     "coalesced": "coalescing",
-    "shared": "shared-memory tile",
-    "strip": "1D tile per thread",
-    "register": "2D tile per thread",
+    "shared": "shared memory",
+    "strip": "1D tile",
+    "register": "2D tile",
     "vectorized": "float4",
     "warptile": "warp tile",
 }

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..shapes import SQUARES
 from . import text
+from .compare import find
 from .ladder import gpus_in_order
-from .measured import find
 from .results import Measurement, Measurements
 from .rungs import DTYPES, Rung, climb
 from .seeds import Figure

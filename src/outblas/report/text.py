@@ -20,6 +20,10 @@ def share(value: float) -> str:
     return f"{value:.2f}"
 
 
+def percent(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0%}"
+
+
 def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> str:
     """ "900–1200", or one value where both are the same."""
     if values is None:

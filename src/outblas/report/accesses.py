@@ -1,0 +1,378 @@
+"""What the layouts of CUDA-core rungs cost in memory, as `kernels.simt_access` predicts it, beside what ncu counted.
+
+Shared memory: wavefronts of a launch, and the excess that bank conflicts add. Global memory: transactions of 128 bytes
+that a request of a warp takes, and efficiency as document 003 has it: bytes that lanes ask for over bytes of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .. import configs, registry
+from ..device.access import LINE, Shared
+from ..shapes import Shape, to_text
+from .profiles import Profile, Profiles, Total
+from .text import NONE
+
+if TYPE_CHECKING:
+    from ..kernels.simt_access import Request
+    from ..kernels.simt_config import SimtConfig
+    from ..operands import Problem
+
+WITHIN = 0.02  # of what was predicted
+N, DTYPE, LAYOUT = 4096, "float32", "nn"  # of a prediction that no profile stands beside
+VECTORIZED = "simt.vectorized"
+SQUARE = ("pad=0,piece_n=8", "piece_n=8", "pad=0", "")  # both conflicts, stores mended, loads mended, both mended
+STAGED = (*((VECTORIZED, config) for config in SQUARE), ("simt.warptile", "pad=0"), ("simt.warptile", ""),
+          ("simt.pipelined", ""))  # fmt: skip
+DIRECT = (("simt.naive", ""), ("simt.coalesced", ""))
+OPERATIONS = ("load", "store")
+
+_VERDICT = f"within\n{WITHIN:.0%}"
+SQUARE_COLUMNS = (VECTORIZED, "at", *(f"{op}s: excess,\nours / ncu" for op in OPERATIONS))
+CONFLICT_COLUMNS = (
+    "kernel", "config", "at", "shared", "an instruction:\nideal+excess", "gl.bank_\nconflicts",
+    "wavefronts, M:\nours / ncu", "excess, M:\nours / ncu", _VERDICT,
+)  # fmt: skip
+COALESCING_COLUMNS = (
+    "kernel", "config", "at", "global", "bytes\na lane", "transactions a request:\nours / ncu",
+    "efficiency:\nours / ncu", _VERDICT,
+)  # fmt: skip
+CONFLICTS_NOTE = (
+    "an instruction of a warp takes its ideal wavefronts and an excess that bank conflicts add; gl.bank_conflicts: "
+    "further passes for each ideal one, which it cannot count where rows are padded; "
+    f"within {WITHIN:.0%} of our wavefronts: the difference of ncu's excess and ours"
+)
+COALESCING_NOTE = (
+    "a transaction has 128 bytes; efficiency: bytes that lanes ask for over bytes of the transactions, as 003 has it: "
+    f"a word that all lanes ask for counts 32 times; within {WITHIN:.0%}: ncu's transactions and ours"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel in one configuration at one shape, and its profile with --instructions (None: prediction alone)."""
+
+    kernel: str
+    config: SimtConfig
+    shape: Shape
+    dtype: str
+    layout: str
+    profile: Profile | None = None
+
+    @property
+    def memory(self) -> Sequence[Total] | None:
+        return self.profile.memory if self.profile else None
+
+    @property
+    def problem(self) -> Problem:
+        return _problem(self.dtype, self.layout, self.shape)
+
+    def cells(self) -> tuple[str, ...]:
+        """Kernel, configuration, and at what: only what is not usual."""
+        other = [each for each, usual in ((self.dtype, DTYPE), (self.layout, LAYOUT)) if each != usual]
+        gpu = [self.profile.gpu] if self.profile else []
+        return self.kernel, configs.brief(self.config) or NONE, ", ".join([to_text(self.shape), *other, *gpu])
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kernel": self.kernel,
+            "config": configs.brief(self.config),
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "gpu": self.profile.gpu if self.profile else None,
+        }
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """Loads, or stores, of shared memory: of a warp and a slab by operand, and what a launch makes of them.
+
+    `triton` is what `gl.bank_conflicts` says by operand, None where it cannot count.
+    """
+
+    case: Case
+    operation: str
+    of_warp: Mapping[str, Shared]
+    predicted: Shared
+    measured: Shared | None
+    triton: Mapping[str, int] | None
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the measured excess is the predicted one; None: not measured."""
+        if self.measured is None:
+            return None
+        return abs(self.measured.excess - self.predicted.excess) <= WITHIN * self.predicted.wavefronts
+
+    @property
+    def triton_agrees(self) -> bool | None:
+        """Whether `gl.bank_conflicts` comes to the same excess; None where it cannot count."""
+        if self.triton is None:
+            return None
+        return all(each.excess == self.triton[operand] * each.ideal for operand, each in self.of_warp.items())
+
+    def shares(self) -> str:
+        """The excess as a share of all wavefronts."""
+        both = self.predicted, self.measured
+        return _beside(*(None if of is None else f"{of.excess / max(of.wavefronts, 1):.1%}" for of in both))
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of CONFLICT_COLUMNS."""
+        both = self.predicted, self.measured
+        one = ", ".join(
+            f"{operand} {each.ideal / each.instructions:g}+{each.excess / each.instructions:g}"
+            for operand, each in self.of_warp.items()
+        )
+        return (
+            *self.case.cells(),
+            f"{self.operation}s",
+            one,
+            self._triton(),
+            _beside(*(None if of is None else _mega(of.wavefronts) for of in both)),
+            _beside(*(None if of is None else _mega(of.excess) for of in both)),
+            _said(self.within),
+        )
+
+    def _triton(self) -> str:
+        if self.triton is None:
+            return "cannot count"
+        said = ", ".join(f"{operand} {passes}" for operand, passes in self.triton.items())
+        return said if self.triton_agrees else f"{said}: disagrees"
+
+    def record(self) -> dict[str, Any]:
+        """For JSON; counts by operand are of one warp and slab, the others of the launch."""
+        return {
+            **self.case.record(),
+            "operation": self.operation,
+            "operands": {operand: _counts(each) for operand, each in self.of_warp.items()},
+            "bank_conflicts": None if self.triton is None else dict(self.triton),
+            "bank_conflicts_agree": self.triton_agrees,
+            "predicted": _counts(self.predicted),
+            "measured": None if self.measured is None else _counts(self.measured),
+            "within": self.within,
+        }
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a request of a warp to global memory came to, by ncu: transactions of 128 and sectors of 32 bytes."""
+
+    transactions: float
+    sectors: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class Coalescing:
+    """One kind of access to global memory: "A load", "B load" or "out store"."""
+
+    case: Case
+    access: str
+    predicted: Request
+    measured: Lines | None
+
+    @property
+    def within(self) -> bool | None:
+        """Whether a request takes the transactions that were predicted; None: not measured."""
+        if self.measured is None:
+            return None
+        return abs(self.measured.transactions - self.predicted.transactions) <= WITHIN * self.predicted.transactions
+
+    def cells(self) -> tuple[str, ...]:
+        """In the order of COALESCING_COLUMNS."""
+        both = self.predicted, self.measured
+        return (
+            *self.case.cells(),
+            self.access,
+            str(self.predicted.bytes),
+            _beside(*(None if of is None else f"{of.transactions:.3g}" for of in both)),
+            _beside(*(None if of is None else f"{of.efficiency:.1%}" for of in both)),
+            _said(self.within),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **self.case.record(),
+            "access": self.access,
+            "predicted": {**asdict(self.predicted), "efficiency": self.predicted.efficiency},
+            "measured": None if self.measured is None else asdict(self.measured),
+            "within": self.within,
+        }
+
+
+def profiled(profiles: Iterable[Profile]) -> Profiles:
+    """Those of CUDA-core kernels that were made with --instructions."""
+    return tuple(p for p in profiles if p.memory is not None and p.provider in registry.LADDERS["simt"])
+
+
+def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
+    """Two rows for each configuration that stages its operands: those of STAGED first, then whatever was profiled.
+
+    Raises ValueError for a profile of a configuration that no longer exists.
+    """
+    from ..kernels import simt_access
+
+    found = []
+    for case in _cases(profiles, STAGED):
+        accesses = simt_access.in_shared(case.config, case.problem)
+        said = _bank_conflicts(case.config, case.dtype, case.layout, case.shape) if accesses else None
+        for operation in OPERATIONS if accesses else ():
+            names = {operand: f"{operand} {operation}" for operand in "AB"}
+            of_warp = {operand: accesses[name] for operand, name in names.items()}
+            triton = None if said is None else {operand: said[name] for operand, name in names.items()}
+            predicted = _launch(case, operation, of_warp.values())
+            found.append(Conflicts(case, operation, of_warp, predicted, _passes(case.memory, operation), triton))
+    return found
+
+
+def square(rows: Iterable[Conflicts]) -> list[tuple[str, ...]]:
+    """The four forms of simt.vectorized, in the order of SQUARE_COLUMNS."""
+    forms = [_where(configs.from_text(registry.load(VECTORIZED).Config, form)) for form in SQUARE]
+    shares: dict[Case, list[str]] = {}
+    for row in rows:
+        if row.case.kernel == VECTORIZED and _where(row.case.config) in forms:
+            shares.setdefault(row.case, []).append(row.shares())
+    return [
+        (f"pad={case.config.pad},piece_n={case.config.piece_n}", case.cells()[-1], *of) for case, of in shares.items()
+    ]
+
+
+def coalescing(profiles: Iterable[Profile]) -> list[Coalescing]:
+    """Three rows a configuration: those of DIRECT first, then whatever was profiled.
+
+    Raises ValueError for a profile of a configuration that no longer exists.
+    """
+    from ..kernels import simt_access
+
+    return [
+        Coalescing(case, access, predicted, _lines(case.memory, access))
+        for case in _cases(profiles, DIRECT)
+        for access, predicted in simt_access.in_global(case.config, case.problem).items()
+    ]
+
+
+def _cases(profiles: Iterable[Profile], usual: Iterable[tuple[str, str]]) -> list[Case]:
+    """The usual ones, predicted at N where no profile has them, then the others; the last profile of a case counts."""
+    known = {(replace(case, profile=None), p.gpu): case for p in profiled(profiles) for case in [_case(p)]}
+    found: list[Case] = []
+    for kernel, text in usual:
+        config = configs.from_text(registry.load(kernel).Config, text)
+        same = [case for case in known.values() if (case.kernel, _where(case.config)) == (kernel, _where(config))]
+        found += same or [Case(kernel, config, (N, N, N), DTYPE, LAYOUT)]
+    return list(dict.fromkeys([*found, *known.values()]))
+
+
+def _where(config: SimtConfig) -> SimtConfig:
+    """Without what says when something is accessed, and not where."""
+    return replace(config, prefetch=False, store_at=0, group_m=1, ctas=1)
+
+
+def _case(profile: Profile) -> Case:
+    try:
+        config = configs.from_text(registry.load(profile.provider).Config, profile.resolved or profile.config)
+    except ValueError as error:
+        raise ValueError(f"a profile of {profile.provider} is of a configuration that is gone: {error}") from None
+    return Case(profile.provider, config, profile.shape, profile.dtype, profile.layout, profile)
+
+
+def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
+    """Both operands, of all warps and CTAs."""
+    (m, n, k), c = case.shape, case.config
+    slabs: float = -(-k // c.block_k)
+    if case.kernel == "simt.pipelined":  # pairs of slabs; one slab is stored, and one term read, ahead of the loop
+        pairs = -(-k // (2 * c.block_k))
+        slabs = 1 + 2 * pairs if operation == "store" else 2 * pairs + 1 / c.block_k
+    times = slabs * c.num_warps * -(-m // c.block_m) * -(-n // c.block_n)
+    total = sum(of_warp, Shared(0, 0, 0))
+    return Shared(*(round(times * each) for each in (total.instructions, total.wavefronts, total.ideal)))
+
+
+def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
+    """What ncu counted in shared memory, whatever the operand; None: not counted."""
+    if memory is None:
+        return None
+    found = [t for t in memory if (t.space, t.operation) == ("shared", operation)]
+    sums = [_sum(getattr(t, name) for t in found) for name in ("requests", "wavefronts", "ideal")]
+    requests, wavefronts, ideal = sums
+    if requests is None or wavefronts is None or ideal is None:
+        return None
+    return Shared(round(requests), round(wavefronts), round(ideal))
+
+
+def _lines(memory: Sequence[Total] | None, access: str) -> Lines | None:
+    """What ncu counted of an operand in global memory; None: not counted, or operands are not known."""
+    operand, operation = access.split()
+    found = [t for t in memory or () if (t.operand, t.space, t.operation) == (operand, "global", operation)]
+    requests, transactions, sectors = (
+        _sum(getattr(t, name) for t in found) for name in ("requests", "transactions", "sectors")
+    )
+    if not requests or not transactions or sectors is None or any(t.efficiency is None for t in found):
+        return None
+    asked = sum((t.efficiency or 0.0) * (t.transactions or 0.0) * LINE for t in found)
+    return Lines(transactions / requests, sectors / requests, asked / (transactions * LINE))
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None if any is."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+@cache
+def _problem(dtype: str, layout: str, shape: Shape) -> Problem:
+    import torch
+
+    from ..artifact import example
+
+    return example(getattr(torch, dtype), None, layout, shape)
+
+
+@cache
+def _bank_conflicts(config: SimtConfig, dtype: str, layout: str, shape: Shape) -> dict[str, int] | None:
+    """By access as in `simt_access.in_shared`, what Gluon says of the same maps to plain rows in shared memory; None
+    where rows are padded."""
+    if config.pad:
+        return None
+    import torch
+    from triton.experimental.gluon import language as gl
+
+    from ..device.access import slab_of
+    from ..device.gluon import registers
+    from ..device.triton_artifact import bank_conflicts
+    from ..kernels.simt_maps import maps
+
+    held = maps(config, _problem(dtype, layout, shape))
+    read, columns = (slab_of(held.outputs, config.block_k, axis) for axis in (0, 1))  # terms × rows, terms × columns
+    of = {"A store": held.a.transposed(), "B store": held.b, "A load": read, "B load": columns}
+    if not config.transpose_a:
+        of |= {"A store": held.a, "A load": read.transposed()}
+    rows = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    return {name: bank_conflicts(registers(each), rows, each.shape, torch.float32) for name, each in of.items()}
+
+
+def _counts(of: Shared) -> dict[str, int]:
+    return {**asdict(of), "excess": of.excess}
+
+
+def _beside(ours: str | None, ncu: str | None) -> str:
+    return f"{ours or NONE} / {ncu or NONE}"
+
+
+def _mega(value: int) -> str:
+    """Millions."""
+    return f"{value / 1e6:,.1f}" if value >= 1e7 else f"{value / 1e6:.3g}"
+
+
+def _said(within: bool | None) -> str:
+    return NONE if within is None else "yes" if within else "no"

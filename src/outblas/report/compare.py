@@ -1,0 +1,180 @@
+"""Timings and profiles found by what ran, and one set against another: what the measured claims share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..bench.statistics import BURST_TOLERANCE
+from ..shapes import Shape
+from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
+from .profiles import Profile, Profiles
+from .results import Measurement, Measurements, environments
+from .rungs import DTYPES, layout_of
+
+N, GPU = 4096, "H100"
+WITHIN = 0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
+SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point
+POINT = 0.01
+
+
+def find(
+    measurements: Measurements,
+    provider: str,
+    shape: Shape,
+    dtype: str,
+    gpu: str,
+    *,
+    mode: str = "burst",
+    config: str = "",
+    layout: str | None = None,
+) -> Measurement | None:
+    """The newest timing of a provider on a model of GPU, or None.
+
+    `config` names what differs from the provider's own, in any order. `layout` is that of the provider's ladder where
+    it is not given.
+    """
+    wanted = provider, _changes(config), shape, dtype, gpu, mode, layout or layout_of(provider)
+    found = [
+        m
+        for m in measurements
+        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted and m.ratio is not None
+    ]
+    newest = max((str(m.environment.get("date", "")) for m in found), default="")
+    return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
+
+
+def profiled(
+    profiles: Profiles,
+    provider: str,
+    shape: Shape,
+    dtype: str,
+    gpu: str,
+    *,
+    config: str = "",
+    layout: str | None = None,
+) -> Profile | None:
+    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for `find`."""
+    wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider)
+    found = (
+        p for p in reversed(profiles) if (p.provider, _changes(p.config), p.shape, p.dtype, p.gpu, p.layout) == wanted
+    )
+    return next(found, None)
+
+
+def _changes(config: str) -> frozenset[str]:
+    return frozenset(filter(None, config.split(",")))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A provider, what its config changes, and the square product of edge `n` it ran, in the dtype and layout of a
+    ladder."""
+
+    provider: str
+    config: str = ""
+    n: int = N
+    ladder: str = "hopper"
+
+    @property
+    def _conditions(self) -> tuple[str, Shape, str, str]:
+        return self.provider, (self.n, self.n, self.n), DTYPES[self.ladder], GPU
+
+    def find(self, measurements: Measurements, mode: str = "burst") -> Measurement | None:
+        return find(measurements, *self._conditions, mode=mode, config=self.config, layout=layout_of(self.ladder))
+
+    def profiled(self, profiles: Profiles) -> Profile | None:
+        return profiled(profiles, *self._conditions, config=self.config, layout=layout_of(self.ladder))
+
+
+def campaign(measurements: Measurements, *runs: Run) -> tuple[Measurement, ...] | None:
+    """All from the newest campaign that has all: only figures of one campaign are set against each other."""
+    newest_first = sorted(environments(measurements), key=lambda e: str(e.get("date", "")), reverse=True)
+    for environment in newest_first:
+        of_one = tuple(m for m in measurements if m.environment == environment)
+        found = tuple(m for run in runs if (m := run.find(of_one)) is not None)
+        if len(found) == len(runs):
+            return found
+    return None
+
+
+def together(measurements: Measurements, one: Run, other: Run) -> tuple[Measurement, Measurement] | None:
+    """Both from the newest campaign that has both."""
+    found = campaign(measurements, one, other)
+    return (found[0], found[1]) if found else None
+
+
+def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[float, float] | None = None) -> Claim:
+    """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both, where it has them.
+
+    The gain is one ratio to cuBLAS over the other. A run is ahead if its gain exceeds 0.5%, or if the spreads of the
+    rounds do not meet. The claim holds if the first run is ahead and agrees with the stated gain to half of that or a
+    percentage point, or if the two tie and the stated gain is within 0.5%; it is refuted if the other run is ahead.
+    """
+
+    def test(evidence: Evidence) -> Finding:
+        both = together(evidence.measurements, faster, slower)
+        if both is None:
+            return NOT_MEASURED
+        gain, ahead, behind = _gain(*both)
+        size = f"{gain:+.1%}" if gain < 1 else f"{1 + gain:.2f} times"
+        ours = f"{size} ({both[0].ratio:.3f} against {both[1].ratio:.3f} × cuBLAS)"
+        if behind:
+            return Finding(ours, REFUTED, gain)
+        claimed = stated[0] / stated[1] - 1 if stated else gain
+        if not ahead:
+            return Finding(f"{ours}: a tie", CONFIRMED if stated and claimed <= BURST_TOLERANCE else DIFFERS, gain)
+        agrees = abs(gain - claimed) <= max(POINT, SIZE_WITHIN * claimed)
+        return Finding(ours, CONFIRMED if agrees else DIFFERS, gain)
+
+    return Claim(source, text, f"burst at {faster.n}, in one campaign", test)
+
+
+def _gain(a: Measurement, b: Measurement) -> tuple[float, bool, bool]:
+    """The gain of a over b; whether a is ahead, whether b is."""
+    (a_low, a_ratio, a_high), (b_low, b_ratio, b_high) = _spread(a), _spread(b)
+    gain = a_ratio / b_ratio - 1
+    return gain, gain > BURST_TOLERANCE or a_low > b_high, gain < -BURST_TOLERANCE or a_high < b_low
+
+
+def _spread(m: Measurement) -> tuple[float, float, float]:
+    assert m.ratio is not None  # `find` returns no other
+    return m.ratio_low or m.ratio, m.ratio, m.ratio_high or m.ratio
+
+
+def timed(
+    source: str,
+    text: str,
+    run: Run,
+    read: Callable[[Measurement], float | None],
+    claimed: tuple[float, float],
+    says: str,
+) -> Claim:
+    """A claim of a number that a burst shows, "differs" outside the claimed range; `says` has {:} for our value."""
+
+    def test(evidence: Evidence) -> Finding:
+        ours = run.find(evidence.measurements)
+        return in_range(read(ours) if ours else None, claimed, says)
+
+    return Claim(source, text, f"burst at {run.n}", test)
+
+
+def counted(
+    source: str, text: str, run: Run, read: Callable[[Profile], float | None], claimed: tuple[float, float], says: str
+) -> Claim:
+    """A claim of a number that ncu counts, "differs" outside the claimed range; `says` has {:} for our value."""
+
+    def test(evidence: Evidence) -> Finding:
+        ours = run.profiled(evidence.profiles)
+        return in_range(read(ours) if ours else None, claimed, says)
+
+    return Claim(source, text, f"ncu at {run.n}", test)
+
+
+def in_range(value: float | None, claimed: tuple[float, float], says: str) -> Finding:
+    """Whether a value lies in the claimed range, give or take WITHIN."""
+    if value is None:
+        return NOT_MEASURED
+    low, high = claimed
+    agrees = low * (1 - WITHIN) <= value <= high * (1 + WITHIN)
+    return Finding(says.format(value), CONFIRMED if agrees else DIFFERS, value)
