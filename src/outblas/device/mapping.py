@@ -53,7 +53,7 @@ def outputs(
     Registers run down a column of the thread's outputs before they go to the next: consecutive products then share
     their operand of B.
     """
-    steps = [[] for _ in range(4)]  # type: list[list[list[Basis]]]
+    steps: list[list[list[Basis]]] = [[] for _ in range(4)]
     for axis in (0, 1):
         lanes = warp[axis] // thread[axis]
         span = piece[axis] * lanes  # what all lanes' pieces cover
