@@ -112,10 +112,8 @@ def _hierarchy(c: SimtConfig) -> str | None:
     for axis in "mn":
         block, warp, thread, piece = (getattr(c, f"{name}_{axis}") for name in ("block", "warp", "thread", "piece"))
         if not piece <= thread <= warp <= block:
-            return (
-                f"piece_{axis}, thread_{axis}, warp_{axis}, block_{axis} are {piece}, {thread}, {warp}, {block}, "
-                + ("expected each to divide the next")
-            )
+            names = ", ".join(f"{name}_{axis}" for name in ("piece", "thread", "warp", "block"))
+            return f"{names} are {piece}, {thread}, {warp}, {block}, expected each to divide the next"
     lanes = c.warp_m // c.thread_m * (c.warp_n // c.thread_n)
     if lanes != WARP:
         return (

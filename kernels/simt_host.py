@@ -50,11 +50,11 @@ def entry(
         if reason := unsupported(problem, config):
             raise ValueError(f"kernel {kernel.name!r}: {reason}")
         config = config or own()
-        pieces = pieces_of(problem, config)
         constants = _constants(config, problem, steps, kernel.name)
         with torch.cuda.device(problem.device):
             arch, device = launch.arch_of(problem.device), torch.cuda.current_device()
-            compiled = _compile(body, _specialize(problem, config, steps, kernel.name, arch), arch, device)
+            compiled = _compile(body, _specialize(problem, config, constants, arch), arch, device)
+            pieces = pieces_of(problem, config)
             return launch.bind(problem, pieces, lambda programs: compiled[programs, 1, 1], constants)
 
     def artifact(
@@ -76,8 +76,9 @@ def entry(
         if reason := invalid_reason(config, machine.shared_memory_per_cta, buffers):
             raise ValueError(f"config: {reason}")
         accesses = in_shared(config, given)
+        constants = _constants(config, given, steps, kernel.name)
         return triton_artifact.from_compiled(
-            _compile(body, _specialize(given, config, steps, kernel.name, machine.arch), machine.arch, None),
+            _compile(body, _specialize(given, config, constants, machine.arch), machine.arch, None),
             kernel=kernel.name,
             config=config,
             dtype=given.dtype,
@@ -105,14 +106,11 @@ def _compile(body: Any, specialization: launch.Specialization, arch: int, device
     return gluon.compile(body, signature, constants, specialization.attributes, arch, specialization.options)
 
 
-def _specialize(problem: Problem, config: SimtConfig, steps: int, rung: str, arch: int) -> launch.Specialization:
+def _specialize(problem: Problem, config: SimtConfig, constants: dict[str, Any], arch: int) -> launch.Specialization:
     """Divisors only as far as copies and stores of 16 bytes need them: every further one would be another compile."""
-    constants = _constants(config, problem, steps, rung)
     # Below sm_90, and with an A that is transposed on its way, the same code takes a few more: it would spill.
     limited = arch >= 90 and (config.transpose_a or problem.a[-1] == 1)
-    known = {}
-    for name in ("a", "b"):
-        known[name] = config.vector > 1 and vector(problem, name, 90) >= config.vector
+    known = {name: config.vector > 1 and vector(problem, name, 90) >= config.vector for name in "ab"}
     written = [problem.out, *([problem.c] if problem.c else [])]
     known["c"] = known["out"] = config.piece_n > 1 and all(
         strides[-1] == 1 and not any(stride % 4 for stride in strides[:-1]) for strides in written
@@ -123,10 +121,12 @@ def _specialize(problem: Problem, config: SimtConfig, steps: int, rung: str, arc
             return 4 if not constants["EVEN"] and problem.M % 4 == problem.N % 4 == 0 else 1
         if name == "K":
             return 4 if value % 4 == 0 else 1
-        operand, _, stride = name.partition("_")
+        operand, is_stride, _ = name.partition("_")
         if not known.get(operand):
             return 1
-        return 4 if stride and value % 4 == 0 else 1 if stride else value
+        if not is_stride:
+            return value
+        return 4 if value % 4 == 0 else 1
 
     return launch.specialize(
         problem,
