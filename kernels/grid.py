@@ -21,11 +21,19 @@ class Tile(Protocol):
     def block_n(self) -> int: ...
     @property
     def block_k(self) -> int: ...
+    @property
+    def group_m(self) -> int: ...
 
 
 def tiles(config: Tile, problem: Problem) -> int:
     """Tiles of one product of the batch."""
     return -(-problem.M // config.block_m) * -(-problem.N // config.block_n)
+
+
+def group_m(config: Tile, problem: Problem) -> int:
+    """Rows of tiles that are walked together: all there are, where the tiles of so many would not fit 32 bits."""
+    rows, columns = -(-problem.M // config.block_m), -(-problem.N // config.block_n)
+    return config.group_m if config.group_m * columns <= INT32_MAX else min(config.group_m, rows)
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,9 @@ class Piece:
 def needs_int64(problem: Problem, config: Tile) -> bool:
     """Whether an index past the edge, or the offset of an element within one matrix, needs 64 bits."""
     M, N, K = problem.M, problem.N, problem.K
-    reach = max(M + config.block_m, N + config.block_n, K + config.block_k)
+    reach = max(
+        M + config.block_m, N + config.block_n, K + 4 * config.block_k
+    )  # K: rounded up to pairs of slabs, twice
     shapes = [((M, K), problem.a), ((K, N), problem.b), ((M, N), problem.out), ((M, N), problem.c)]
     return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
 

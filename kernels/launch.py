@@ -81,8 +81,8 @@ def specialize(
 ) -> Specialization:
     """Types and divisors from the problem alone, so that a plan holds for every call that shares it.
 
-    `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number; `wide`: sizes take
-    64 bits.
+    `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number; `wide`: sizes and
+    strides take 64 bits, for a slab of K can be 2³¹ elements wide where its strides are not.
     """
     signature: dict[str, str] = {}
     fixed: list[tuple[int, Any]] = []
@@ -104,7 +104,7 @@ def specialize(
             signature[name] = "constexpr"
             fixed.append((i, value))
         else:
-            signature[name] = "i64" if value > INT32_MAX or (name in "MNK" and wide) else "i32"
+            signature[name] = "i64" if value > INT32_MAX or (wide and name != "inner") else "i32"
             divisors.append((i, divisor(name, value)))
     return Specialization(tuple(signature.items()), tuple(fixed), tuple(divisors), num_warps, num_stages, max_registers)
 

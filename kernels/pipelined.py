@@ -1,12 +1,12 @@
 """simt.pipelined
 
-Idea: keep the FMA units fed: while one slab is multiplied, the next is in shared memory and the one after on its way.
+Idea: keep the FMA units fed: while one slab is multiplied, the next goes to shared memory and the one after is loaded.
 Parent: simt.warptile
 Changes: two buffers in shared memory and one barrier a slab in place of two; the slab after next is loaded into
     registers a whole slab ahead; fragments of the next term are read while the products of this one run. No masks of K
     in the loop: its remainder comes first. Neighbouring lanes alternate between columns and rows, so that 128-bit reads
-    of both fragments take two passes in place of four. FMAs go down one column of a thread's outputs and up the next.
-    Tiles are walked in groups of eight rows.
+    of B's fragment take two passes in place of four, as those of A's do. FMAs go down one column of a thread's outputs
+    and up the next. Tiles are walked in groups of eight rows.
 Why it pays: 93% of the loop is FFMAs (cuBLAS: 90%), and nine in ten share an operand with the one before, so that the
     two banks of the register file keep up. 1.000 of cuBLAS at 4096, 1.005 at 2048, 1.008 at 8192.
 Source: beyond the seeds.

@@ -11,7 +11,6 @@ Source: beyond the seeds.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -26,10 +25,11 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .. import machines
 from ..artifact import Artifact, example
+from ..device import language
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
 from . import launch
-from .grid import MAX_PROGRAMS, needs_int64, pieces_of, tiles
+from .grid import MAX_PROGRAMS, group_m, needs_int64, pieces_of, tiles
 from .launch import Specialization
 from .portable_config import CANDIDATES, PortableConfig, choose, invalid_reason, uses_fma
 
@@ -100,6 +100,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     b_tile_ptr = b + outer_index * b_outer + inner_index * b_inner + (k[:, None] * b_k + n[None, :] * b_n)
     acc = tl.full((BLOCK_M, BLOCK_N), 0, tl.float32)
     ones = tl.full((BLOCK_M, BLOCK_N), 1, tl.float32)
+    slab = tl.full((), BLOCK_K, tl.int64) if WIDE else BLOCK_K  # a step of so many strides can be wider than they are
     # A `while` loop would not be pipelined.
     for start in range(0, INTERPRETED_K if INTERPRETED_K else K, BLOCK_K):
         inside_k = tl.full((BLOCK_K,), 1, tl.int1) if EVEN_K else k < K - start
@@ -118,8 +119,8 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
             acc = tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
         else:
             acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
-        a_tile_ptr += BLOCK_K * a_k
-        b_tile_ptr += BLOCK_K * b_k
+        a_tile_ptr += slab * a_k
+        b_tile_ptr += slab * b_k
 
     acc *= alpha
     if c is not None:
@@ -134,7 +135,6 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 _interpreted = InterpretedFunction(matmul_kernel.fn)
-_interpreter_lock = threading.Lock()  # the interpreter patches triton.language for every thread: nothing may compile
 
 
 def unsupported(problem: Problem, config: PortableConfig | None = None) -> str | None:
@@ -221,7 +221,7 @@ def _compile(specialization: Specialization, arch: int, device: int | None) -> C
     """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
     signature, constants = dict(specialization.signature), {(i,): value for i, value in specialization.constants}
     source = ASTSource(matmul_kernel, signature, constants, specialization.attributes)
-    with _interpreter_lock:
+    with language.lock:
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=specialization.options)
 
 
@@ -246,7 +246,8 @@ def _constants(problem: Problem, config: PortableConfig, precision: str, *, inte
     """Arguments of the kernel after those of every kernel, in order."""
     M, N, K = problem.M, problem.N, problem.K
     return {
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "GROUP_M": group_m(config, problem),
         "EVEN_M": M % config.block_m == 0, "EVEN_N": N % config.block_n == 0, "EVEN_K": K % config.block_k == 0,
         "WIDE": needs_int64(problem, config), "PRECISION": precision, "INTERPRETED_K": K if interpreted else 0,
     }  # fmt: skip
@@ -254,7 +255,7 @@ def _constants(problem: Problem, config: PortableConfig, precision: str, *, inte
 
 def _interpreter(programs: int) -> Callable[..., None]:
     def run(*arguments: Any) -> None:
-        with _interpreter_lock, np.errstate(all="ignore"):
+        with language.lock, np.errstate(all="ignore"):
             _interpreted[(programs,)](*arguments)
 
     return run

@@ -35,8 +35,8 @@ def staged(
 ):  # fmt: skip
     """Slab after slab of BLOCK_K terms: copy, multiply. Triton puts the two barriers of a slab where they must be.
 
-    The rungs from here to simt.warptile differ in layouts alone: who copies what, how it lies in shared memory, who
-    multiplies what.
+    The rungs from here to simt.warptile differ in layouts: who copies what, how it lies in shared memory, who
+    multiplies what. PREFETCH, which simt.warptile adds: a slab is loaded while the one before it is multiplied.
     """
     first_m, first_n, outer_index, inner_index = simt.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     a_m_index = simt.indices(first_m, BLOCK_M, gl.SliceLayout(1, A_COPY), WIDE)

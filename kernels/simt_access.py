@@ -18,11 +18,13 @@ from .simt_maps import maps
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a warp to global memory: bytes a lane asks for, lines of 128 and sectors of 32 bytes touched."""
+    """One request of a warp to global memory: bytes a lane asks for, lines of 128 and sectors of 32 bytes touched; and
+    how many of them move the warp's part of a tile."""
 
     bytes: int
     transactions: int
     sectors: int
+    count: int
 
     @property
     def efficiency(self) -> float:
@@ -67,16 +69,26 @@ def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
         return (m * problem.out[-2] + n * problem.out[-1]) * problem.out_dtype.itemsize
 
     return {
-        "A load": _request(a, of_a, size),
-        "B load": _request(b, of_b, size),
-        "out store": _request(by_rows(held.outputs), of_out, problem.out_dtype.itemsize),
+        "A load": _request(a, of_a, size, config.vector),
+        "B load": _request(b, of_b, size, config.vector),
+        "out store": _request(by_rows(held.outputs), of_out, problem.out_dtype.itemsize, 4),
     }
 
 
-def _request(mapping: Mapping, byte: access.Address, size: int) -> Request:
-    """Elements that follow one another go with one request, up to 16 bytes of them."""
-    steps = [byte(*basis) - byte(0, 0) for basis in mapping.registers]
+def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
+    """Of all warps of a CTA for one slab: transactions of its loads by "l1", wavefronts of all its accesses by "shared"
+    (absent for a rung that stages nothing)."""
+    loads = [request for access, request in in_global(config, problem).items() if access != "out store"]
+    staged = in_shared(config, problem).values()
+    warp = {"l1": sum(of.count * of.transactions for of in loads), "shared": sum(of.wavefronts for of in staged)}
+    return {level: float(each * config.num_warps) for level, each in warp.items() if each}
+
+
+def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> Request:
+    """Elements that follow one another go with one request, at most so many of them."""
+    steps = [step for basis in mapping.registers if (step := byte(*basis) - byte(0, 0))]
     width = size
-    while width in steps and width < 16:
+    while width in steps and width < most * size:
         width *= 2
-    return Request(width, access.touched(mapping, byte, width, access.LINE), access.touched(mapping, byte, width, 32))
+    lines, sectors = (access.touched(mapping, byte, width, unit) for unit in (access.LINE, access.SECTOR))
+    return Request(width, lines, sectors, 2 ** len(steps) * size // width)

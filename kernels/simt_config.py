@@ -8,6 +8,7 @@ from typing import Any
 WARP = 32
 MAX_THREADS = 1024
 REGISTERS = 65536  # of an SM
+SM_THREADS = 2048
 MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
 FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on their way there
 
@@ -24,7 +25,8 @@ class SimtConfig:
     by term; `pad` words lengthen the rows of A's slab, and of B's where they then still start at 16 bytes. `prefetch`:
     the next slab is loaded while one is multiplied; `store_at`: the term at which it goes to shared memory, where that
     has room for two.
-    `group_m` tile rows are walked together. `ctas`: registers are limited to what so many CTAs an SM can have.
+    `group_m` tile rows are walked together. `ctas`: registers are limited to what so many CTAs an SM can have, on sm_90
+    and newer, where A lies along K in memory or is transposed; other code takes a few more, and would spill.
     """
 
     block_m: int = 32
@@ -62,7 +64,7 @@ class SimtConfig:
     @property
     def max_registers(self) -> int:
         """Registers a thread may take."""
-        return min(255, REGISTERS // (self.ctas * self.threads))
+        return min(255, REGISTERS // (self.ctas * self.threads) // 8 * 8)  # an SM gives them out by eights
 
     @property
     def pad_b(self) -> int:
@@ -86,6 +88,8 @@ def invalid_reason(config: SimtConfig, shared_memory_limit: int | None = None, b
 def _sizes(c: SimtConfig) -> str | None:
     for field in fields(c):
         value = getattr(c, field.name)
+        if type(value).__name__ != field.type:
+            return f"{field.name} is {value!r}, expected {'True or False' if field.type == 'bool' else 'an int'}"
         if isinstance(value, bool) or field.name in ("pad", "group_m", "store_at", "ctas"):
             continue
         if value < 1 or value & (value - 1) or value > 1024:
@@ -127,6 +131,8 @@ def _hierarchy(c: SimtConfig) -> str | None:
 def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
     if c.accumulators > MAX_ACCUMULATORS:
         return f"thread_m x thread_n is {c.accumulators} sums a thread, expected at most {MAX_ACCUMULATORS}"
+    if c.ctas * c.threads > SM_THREADS:
+        return f"ctas is {c.ctas}: {c.ctas * c.threads} threads, an SM has at most {SM_THREADS}"
     if c.max_registers < c.accumulators + 24:
         return f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for {c.accumulators} sums"
     for name, rows in (("m", c.block_m), ("n", c.block_n)):
@@ -135,6 +141,15 @@ def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
     needed = buffers * c.slab_bytes if c.block_k > 1 else 0
     if limit is not None and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
+    return None
+
+
+def unread_reason(config: SimtConfig, own: SimtConfig, kernel: str, unread: tuple[str, ...]) -> str | None:
+    """Why a config asks for what a kernel does not do: a field that it does not read differs from its own."""
+    for name in unread:
+        value, only = getattr(config, name), getattr(own, name)
+        if value != only:
+            return f"{name} is {value}, expected {only}: {kernel} has no other"
     return None
 
 

@@ -16,11 +16,18 @@ from ..device.mapping import by_rows
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
 from . import launch
-from .grid import MAX_PROGRAMS, needs_int64, pieces_of, tiles
+from .grid import MAX_PROGRAMS, group_m, needs_int64, pieces_of, tiles
 from .portable_config import vector
-from .simt_access import in_shared
-from .simt_config import REGISTERS, SimtConfig, invalid_reason
+from .simt_access import in_shared, passes
+from .simt_config import REGISTERS, SimtConfig, invalid_reason, unread_reason
 from .simt_maps import maps
+
+# Fields of a config that a kernel does not read.
+UNREAD = {
+    "direct": ("block_k", "transpose_a", "pad", "prefetch", "store_at"),
+    "staged": ("store_at",),
+    "pipelined": ("prefetch",),
+}
 
 
 def entry(
@@ -28,6 +35,14 @@ def entry(
 ) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
     """A rung's `unsupported`, `plan` and `artifact`, for a Gluon kernel with `buffers` slabs in shared memory of which
     an iteration of its loop multiplies `steps`."""
+
+    def invalid(config: SimtConfig, limit: int) -> str | None:
+        if not isinstance(config, SimtConfig):
+            return f"config is a {type(config).__name__}, expected the Config of {kernel.name}"
+        reason = invalid_reason(config, limit, buffers) or unread_reason(
+            config, own(), kernel.name, UNREAD[body.__name__]
+        )
+        return f"config: {reason}" if reason else None
 
     def unsupported(problem: Problem, config: SimtConfig | None = None) -> str | None:
         """Why this kernel cannot take a call (with this config); None if it can."""
@@ -38,8 +53,8 @@ def entry(
         if problem.tf32:
             return "multiplies in IEEE fp32, and was given fp32 operands while torch asks for tf32"
         chosen = config or own()
-        if reason := invalid_reason(chosen, launch.shared_memory_limit(problem.device), buffers):
-            return f"config: {reason}"
+        if reason := invalid(chosen, launch.shared_memory_limit(problem.device)):
+            return reason
         if tiles(chosen, problem) > MAX_PROGRAMS:
             return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(chosen, problem)}"
         return None
@@ -73,8 +88,8 @@ def entry(
         if dtype not in launch.TYPES:
             raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16, float16 or float32")
         config = config or own()
-        if reason := invalid_reason(config, machine.shared_memory_per_cta, buffers):
-            raise ValueError(f"config: {reason}")
+        if reason := invalid(config, machine.shared_memory_per_cta):
+            raise ValueError(reason)
         accesses = in_shared(config, given)
         constants = _constants(config, given, steps, kernel.name)
         return triton_artifact.from_compiled(
@@ -86,7 +101,8 @@ def entry(
             layout=layout,
             stages=buffers if config.block_k > 1 else 1,
             tile=(config.block_m, config.block_n, config.block_k),
-            bank_conflicts={name: found.excess // found.instructions for name, found in accesses.items()} or None,
+            bank_conflicts={name: found.excess / found.instructions for name, found in accesses.items()} or None,
+            passes=passes(config, given),
         )
 
     return unsupported, plan, artifact
@@ -144,7 +160,7 @@ def _constants(config: SimtConfig, problem: Problem, steps: int, rung: str) -> d
     c, held = config, maps(config, problem)
     M, N, K = problem.M, problem.N, problem.K
     return {
-        "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "BLOCK_K": c.block_k, "GROUP_M": c.group_m,
+        "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "BLOCK_K": c.block_k, "GROUP_M": group_m(c, problem),
         "EVEN": M % c.block_m == 0 and N % c.block_n == 0, "EVEN_K": K % (c.block_k * steps) == 0,
         "SHORT": c.block_k * steps >= K, "WIDE": needs_int64(problem, config), "TRANSPOSE_A": c.transpose_a,
         "OUTPUTS": gluon.registers(held.outputs), "ROWS": gluon.registers(by_rows(held.outputs)),

@@ -282,7 +282,7 @@ def test_the_log_is_that_of_the_machine_code(name: str, arch: int) -> None:
     if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
         pytest.skip(f"{name} does not run on sm_{arch}")
     found = inspect(name, arch=arch)
-    artifact = registry.load(name).artifact(arch=arch, dtype=torch.bfloat16, layout="nt")
+    artifact = registry.load(name).artifact(arch=arch, dtype=getattr(torch, found.dtype), layout=found.layout)
     assert said(artifact.log) == (found.registers, found.stack, found.spill_stores, found.spill_loads)
     assert artifact.arch == ("sm_90a" if arch == 90 else f"sm_{arch}")
     assert list(found.record()) == KEYS

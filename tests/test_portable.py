@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
+import outblas
 from outblas.kernels import grid, portable, portable_config
 from outblas.kernels.grid import pieces_of
 from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
@@ -199,6 +201,17 @@ def test_slices_at_any_offset_leave_their_surroundings_alone() -> None:
     b = integers((30, 40), torch.bfloat16, 1)[5:24, 1:28]
     check(a, b, out=whole[7:28, 11:38])
     assert int(whole.isnan().sum()) == whole.numel() - 21 * 27
+
+
+def test_a_slab_wider_than_its_strides(tmp_path: Path) -> None:
+    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start at element 64."""
+    stride, K = 2**26 + 1, 65
+    storage = torch.from_file(str(tmp_path / "a"), shared=True, size=stride * (K - 1) + 8, dtype=torch.float16)
+    a = storage.as_strided((4, K), (1, stride))  # a sparse file
+    a.fill_(1)
+    storage[64:68] = 5
+    b = torch.ones(K, 4, dtype=torch.float16)
+    assert outblas.matmul(a, b, kernel="portable").eq(K).all()
 
 
 def test_unsupported_says_what_it_needs_and_what_it_was_given() -> None:

@@ -7,12 +7,11 @@ import random
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
-from test_simt import NAMES, valid_configs
+from test_simt import NAMES, bodies, fitted, valid_configs
 
 import outblas
 from outblas import registry
@@ -26,12 +25,12 @@ pytestmark = pytest.mark.gpu
 FP32 = torch.float32
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", [(300, 200, 777), (129, 127, 1)])
 def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str) -> None:
     """All of them add the products of an output in order of K, in one chain of FMAs."""
     M, N, K = shape
-    a = torch.randn(M, K, device="cuda")
+    a = torch.randn(M, K, device="cuda") if layout[0] == "n" else torch.randn(K, M, device="cuda").t()
     b = torch.randn(K, N, device="cuda") if layout[1] == "n" else torch.randn(N, K, device="cuda").t()
     want = outblas.matmul(a, b, kernel=NAMES[0])
     for name in NAMES[1:]:
@@ -51,10 +50,8 @@ def test_presets_are_right(preset: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("config", valid_configs(40, seed=7), ids=str)
 def test_a_config_that_is_valid_is_right(config: SimtConfig) -> None:
     draw = random.Random(str(config))
-    names = ["simt.naive"] if config.block_k == 1 else ["simt.shared", "simt.pipelined"]
-    for name in names:
-        module = registry.load(name)
-        own = module.Config(**{field.name: getattr(config, field.name) for field in fields(SimtConfig)})
+    for name in bodies(config):
+        own = fitted(name, config)
         assert invalid_reason(own, 48 * 1024, 2) is None
         sizes = (
             config.block_m + draw.randrange(3) - 1,
@@ -80,15 +77,20 @@ def test_ieee_products_are_refused_as_tf32() -> None:
 TAILS = """
 import torch, outblas
 from outblas import registry
+def draw(rows, columns, dtype):
+    return torch.randint(-8, 9, (rows, columns), device="cuda").to(dtype)
 for kernel in registry.ladder("simt"):
     for M, N, K in ((129, 127, 33), (1, 1, 1), (64, 260, 17), (256, 128, 64), (130, 131, 7)):
-        for dtype in (torch.float32, torch.bfloat16):
-            for transposed in (False, True):
-                a = torch.randint(-8, 9, (M, K), device="cuda").to(dtype)
-                b = torch.randint(-8, 9, (N, K) if transposed else (K, N), device="cuda").to(dtype)
-                b = b.t() if transposed else b
-                want = (a.double() @ b.double()).to(dtype)
-                assert torch.equal(outblas.matmul(a, b, kernel=kernel.name), want), kernel.name
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for layout in ("nn", "nt", "tn", "tt"):
+                a, b = (
+                    draw(*shape[::-1], dtype).t() if letter == "t" else draw(*shape, dtype)
+                    for shape, letter in zip(((M, K), (K, N)), layout)
+                )
+                c, products = draw(M, N, dtype), a.double() @ b.double()
+                assert torch.equal(outblas.matmul(a, b, kernel=kernel.name), products.to(dtype)), kernel.name
+                added = outblas.addmm(c, a, b, alpha=2.0, beta=-0.5, kernel=kernel.name)
+                assert torch.equal(added, (2 * products - 0.5 * c.double()).to(dtype)), kernel.name
     print("right:", kernel.name)
 """
 

@@ -21,8 +21,9 @@ class Artifact:
     `dtype`, `out_dtype` ("bfloat16") and `layout` ("nt") say what it multiplies. `log` is all that the assembler said
     (`ptxas -v`). `threads` and `smem_bytes` are those of one CTA: shared memory is dynamic and static, without the KiB
     that the system reserves. `stages` is the depth of the pipeline from loads to products, `tile` is (M, N, K) of a
-    CTA. `bank_conflicts` maps an access to the extra wavefronts of each of its instructions; None: the kernel does
-    not say.
+    CTA. `bank_conflicts` maps an access to the extra wavefronts of each of its instructions, `passes` the level
+    of memory ("l1": loads from global memory, "shared") to the passes of 128 bytes, conflicts among them, in which it
+    serves a CTA's slab of `tile[2]` terms; None: the kernel does not say.
     """
 
     kernel: str
@@ -38,7 +39,8 @@ class Artifact:
     smem_bytes: int
     stages: int
     tile: tuple[int, int, int]
-    bank_conflicts: Mapping[str, int] | None = None
+    bank_conflicts: Mapping[str, float] | None = None
+    passes: Mapping[str, float] | None = None
 
 
 def cta_threads(ptx: str) -> int:

@@ -44,6 +44,10 @@ LADDERS: dict[str, tuple[str, ...]] = {
 }
 _PACKAGES = {"simt": "outblas.kernels", "portable": "outblas.kernels", "hopper": "outblas.hopper"}
 
+# Operands on which the documents measure a ladder, and so do reports: bfloat16 and nt for all others.
+_DTYPES = {"simt": "float32", "turing": "float16"}
+_LAYOUTS = {"simt": "nn"}
+
 # What to install for a module that kernels import.
 _DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 
@@ -104,6 +108,16 @@ def find(name: str) -> Kernel:
     if name not in _NAMES:
         raise ValueError(f"kernel is {name!r}, expected one of: {', '.join(_NAMES)}")
     return _read(name)
+
+
+def dtype_of(name: str) -> str:
+    """The dtype of operands that a kernel, or a ladder, is measured with: that of its documents."""
+    return _DTYPES.get(name.partition(".")[0], "bfloat16")
+
+
+def layout_of(name: str) -> str:
+    """The layout that a kernel, or a ladder, is measured in: that of its documents."""
+    return _LAYOUTS.get(name.partition(".")[0], "nt")
 
 
 @cache

@@ -32,8 +32,8 @@ def inspect(
     kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all by default.")] = None,
     config: Annotated[str, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")] = "",
     arch: Annotated[str, typer.Option(help="75, 80, 90, comma-separated. Default: all that a kernel runs on.")] = "",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    layout: Annotated[str, typer.Option(help="nt, nn, tn or tt.")] = "nt",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32. Default: as documents measure it.")] = "",
+    layout: Annotated[str, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")] = "",
     shapes: Annotated[str, typer.Option(help="One shape, 4096 or MxNxK.")] = "4096",
     json: JsonOption = False,
     save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
@@ -87,7 +87,7 @@ def _variants(names: Sequence[str], archs: Sequence[int], dtype: str) -> list[tu
         own = compilable(kernel)
         if names:
             variants += [(kernel.name, arch) for arch in archs or own]
-        elif dtype in kernel.dtypes:
+        elif not dtype or dtype in kernel.dtypes:
             variants += [(kernel.name, arch) for arch in own if not archs or arch in archs]
     if not variants:
         raise ValueError(f"--dtype is {dtype!r}, and no kernel takes it on the architectures of --arch")
@@ -108,21 +108,35 @@ def _inspect(
     found = []
     for kernel, arch in variants:
         with contextlib.nullcontext() if quiet else console.status(f"{kernel}: compiling for sm_{arch}"):
-            found.append(inspect(kernel, config=config or None, arch=arch, dtype=dtype, layout=layout, shape=shape))
+            made = inspect(
+                kernel, config=config or None, arch=arch, dtype=dtype or None, layout=layout or None, shape=shape
+            )
+            found.append(made)
     return found
 
 
 def _show(found: Sequence[Inspection]) -> None:
-    first = found[0]
     rows = [
         (
-            i.kernel, i.arch, i.registers, f"{i.spill_stores} / {i.spill_loads}", f"{i.smem_bytes / 1024:g}", i.stages,
-            i.threads, i.ctas_per_sm, f"{i.warps_per_sm} ({_share(i):.0%})", i.limiter,
+            i.kernel, i.arch, f"{i.dtype} {i.layout}", i.registers, f"{i.spill_stores} / {i.spill_loads}",
+            f"{i.smem_bytes / 1024:g}", i.stages, i.threads, i.ctas_per_sm,
+            f"{i.warps_per_sm} ({_share(i):.0%})", i.limiter,
         )
         for i in found
     ]  # fmt: skip
-    columns = ("kernel", "arch", "registers", "spill B st / ld", "smem KiB", "stages", "threads", "CTAs/SM", "warps/SM")
-    table(f"Resources, {first.dtype}, {first.layout}", (*columns, "limited by"), rows)
+    columns = (
+        "kernel",
+        "arch",
+        "operands",
+        "registers",
+        "spill B st / ld",
+        "smem KiB",
+        "stages",
+        "threads",
+        "CTAs/SM",
+        "warps/SM",
+    )
+    table("Resources", (*columns, "limited by"), rows)
     groups = [[i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())] for i in found]
     headings = ["kernel", "arch", *_GROUPS]
     if any(i.ffma_reuse is not None for i in found):
@@ -131,16 +145,19 @@ def _show(found: Sequence[Inspection]) -> None:
     table("Instructions", headings, groups)
     bounds = [
         (i.kernel, machine, _figure(b["tflops"]), b["by"], *(_ceiling(b["ceilings"].get(x), i.intensity.get(x))
-         for x in ("compute", "dram", "shared", "l2")))
+         for x in ("compute", "dram", "l1", "shared", "l2")))
         for i in found
         for machine, b in i.bound.items()
     ]  # fmt: skip
-    levels = ("compute", "DRAM", "shared memory", "L2 if nothing merges")
+    levels = ("compute", "DRAM", "L1", "shared memory", "L2 if nothing merges")
     table("Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds)
     for i in found:
         console.print(f"{i.kernel} {i.arch}: {_config(i)}", markup=False, style="dim")
         for access, conflicts in (i.bank_conflicts or {}).items():
-            console.print(f"{i.kernel} {i.arch}: {access}: {conflicts} bank conflicts", markup=False)
+            console.print(
+                f"{i.kernel} {i.arch}: {access}: bank conflicts add {conflicts:g} wavefronts an instruction",
+                markup=False,
+            )
         for warning in i.warnings:
             console.print(f"{i.kernel} {i.arch}: {warning}", markup=False, style="yellow")
 

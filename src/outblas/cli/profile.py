@@ -64,10 +64,19 @@ class Profile:
             "tile_flop_per_l2_byte": roofline.of_tile(tile[0], tile[1], size) if len(tile) == 2 else None,
         }
 
+    @property
+    def ffma_reuse(self) -> float | None:
+        """The share of the executed FFMAs that keep an operand for the next instruction (`.reuse` in the SASS)."""
+        codes = self.codes or ()
+        total = sum(code.ffma for code in codes)
+        return sum(code.ffma_reuse for code in codes) / total if total else None
+
     def record(self) -> dict[str, Any]:
         """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`; `launch` is an index."""
         request = self.request
-        memory: dict[str, list[Any]] = {} if self.codes is None else {"instructions": [], "memory": []}
+        memory: dict[str, Any] = {}
+        if self.codes is not None:
+            memory = {"ffma_reuse": self.ffma_reuse, "instructions": [], "memory": []}
         for launch, code in enumerate(self.codes or ()):
             memory["instructions"] += [{"launch": launch, **access.record()} for access in code.accesses]
             memory["memory"] += [
@@ -99,8 +108,10 @@ def profile(
     kernel: Annotated[str, typer.Argument(help="A kernel by name, or cublas.")],
     shapes: Annotated[str, typer.Option(help="4096, 640x72x96 or suite, comma-separated.")] = "4096",
     config: Annotated[str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")] = "",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32.")] = "bfloat16",
-    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, t as stored transposed.")] = "nt",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure it.")] = "",
+    layout: Annotated[
+        str, typer.Option(help="nt, nn, tn, tt: A then B, t as stored transposed. Default: as documents measure it.")
+    ] = "",
     phases: Annotated[
         bool, typer.Option("--phases", help="Cycles by phase and role, from an instrumented compile, instead of ncu.")
     ] = False,
@@ -153,6 +164,7 @@ def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str) ->
     names = (CUBLAS, *(each.name for each in registry.ladder()))
     if kernel not in names:
         raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(names)}")
+    dtype, layout = dtype or registry.dtype_of(kernel), layout or registry.layout_of(kernel)
     dtypes = DTYPES if kernel == CUBLAS else registry.find(kernel).dtypes
     if dtype not in dtypes:
         raise ValueError(f"--dtype is {dtype!r}, expected for {kernel}: {', '.join(dtypes)}")
@@ -229,7 +241,8 @@ LABELS = (
     "time in ncu, one cold run (µs)", "L2 hit rate", "L1 hit rate", "DRAM read (MB)", "DRAM written (MB)",
     "L1 global loads (MB)", "L2 → SM (MB)", "L1 (GB/s)", "L2 (GB/s)", "DRAM (GB/s)", "global load requests",
     "global store requests", "FLOP / DRAM byte", "… A, B, C moved once", "FLOP / L2→SM byte", "… by the CTA's tile",
-    "tensor pipe active", "FMA pipe active", "fp32 FMAs (10⁶)", "fp32 FMAs / M·N·K", "IPC", "achieved occupancy",
+    "tensor pipe active", "FMA pipe active", "fp32 FMAs (10⁶)", "fp32 FMAs / M·N·K", "FFMAs with .reuse", "IPC",
+    "achieved occupancy",
     "not selected, of the cycles between issues", "registers / thread",
     "shared wavefronts: loads", "shared wavefronts: stores", "shared wavefronts: wgmma",
 )  # fmt: skip
@@ -280,6 +293,7 @@ def _cells(profile: Profile) -> tuple[str, ...]:
         _figure(c.fma_active, ".1%"),
         _figure(c.ffma, ",.1f", mega),
         _figure(c.ffma_per_mnk, ".3f"),
+        _figure(profile.ffma_reuse, ".1%"),
         _figure(c.ipc, ".2f"),
         _figure(c.occupancy, ".1%"),
         _figure(c.not_selected_share, ".1%"),

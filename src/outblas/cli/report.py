@@ -59,7 +59,7 @@ def ladder(
         picture: Any = ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
     except ValueError as error:
         raise usage_error(error) from None
-    found = claims.settled(evidence)
+    found = claims.of_ladder(claims.settled(evidence), ladder)
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
         (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
     ]
@@ -120,7 +120,9 @@ def sizes(
 def roofline(
     ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder; all by default.")] = None,
     gpu: Annotated[str, typer.Option(help="T4, A100, H100, GH200 or H200.")] = "H100",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure the ladder.")
+    ] = "",
     shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "4096",
     results: ResultsOption = "",
     json: JsonOption = False,
@@ -139,6 +141,7 @@ def roofline(
         machine = machines.find(gpu)
         if ladder is not None:
             registry.ladder(ladder)
+        dtype = dtype or registry.dtype_of(ladder or "")
         if dtype not in ("bfloat16", "float16", "float32"):
             raise ValueError(f"--dtype is {dtype!r}, expected bfloat16, float16 or float32")
         measurements = _load(results, required=False)

@@ -14,6 +14,7 @@ from .mapping import Basis, Mapping
 WARP = 32
 BANKS = 32  # of one word each
 LINE = 128  # bytes of a transaction
+SECTOR = 32
 
 Address = Callable[[int, int], int]  # row and column of an element → its word, or its byte
 
@@ -46,25 +47,31 @@ def shared(mapping: Mapping, word: Address) -> Shared:
     found = Shared(0, 0, 0)
     for register in starts:
         addresses = [word(*mapping.element(register, lane)) for lane in range(WARP)]
-        wavefronts, ideal = _wavefronts(addresses, width)
+        wavefronts, ideal = of_request(addresses, width)
         found += Shared(1, wavefronts, ideal)
     return found
 
 
 def _vectors(mapping: Mapping, word: Address) -> tuple[int, list[int]]:
-    """Words of one instruction, and the first register of each."""
-    moving = [(bit, basis) for bit, basis in enumerate(mapping.registers) if basis != (0, 0)]
+    """Words of one instruction, which starts at a multiple of them, and the first register of each."""
     start = word(0, 0)
-    steps = {word(*basis) - start: bit for bit, basis in moving}
-    within = [steps[step] for step in (1, 2) if step in steps and (step == 1 or 1 in steps)]
-    others = [bit for bit, _ in moving if bit not in within]
+    moves = [(bit, word(*basis) - start) for bit, basis in enumerate(mapping.registers) if basis != (0, 0)]
+    within: list[int] = []
+    for width in (1, 2):
+        adjacent = [bit for bit, step in moves if step == width]
+        threads = [word(*basis) - start for basis in (*mapping.lanes, *mapping.warps)]
+        steps = [step for _, step in moves if step > width] + [step for step in threads if step]
+        if not adjacent or any(step % (2 * width) for step in steps):
+            break
+        within += adjacent
+    others = [bit for bit, _ in moves if bit not in within]
     return 2 ** len(within), [
         sum((number >> i & 1) << bit for i, bit in enumerate(others)) for number in range(2 ** len(others))
     ]
 
 
-def _wavefronts(addresses: Sequence[int], width: int) -> tuple[int, int]:
-    """Of one instruction, and without conflicts.
+def of_request(addresses: Sequence[int], width: int) -> tuple[int, int]:
+    """Wavefronts of one request of a warp for `width` words from these on, and those that it needs.
 
     Wide accesses go in groups of lanes that ask for 128 bytes at most: 32 lanes of one word, 16 of two, 8 of four.
     Twice as many go together if each asks for the same as its neighbour, or as the lane two further.

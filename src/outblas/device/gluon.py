@@ -13,6 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from . import language
 from .mapping import Mapping
 
 
@@ -26,7 +27,8 @@ def compile(
 ) -> CompiledKernel:
     """A Gluon kernel compiled for an architecture (90 is sm_90); needs no GPU."""
     source = GluonASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    with language.lock:
+        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
 def registers(mapping: Mapping) -> Any:

@@ -35,7 +35,8 @@ def from_compiled(
     layout: str,
     stages: int,
     tile: tuple[int, int, int],
-    bank_conflicts: Mapping[str, int] | None = None,
+    bank_conflicts: Mapping[str, float] | None = None,
+    passes: Mapping[str, float] | None = None,
 ) -> Artifact:
     """The artifact of what `triton.compile` returned; `config` is the rung's frozen config, the rest as in Artifact."""
     ptx = compiled.asm["ptx"]
@@ -56,6 +57,7 @@ def from_compiled(
         stages=stages,
         tile=tile,
         bank_conflicts=bank_conflicts,
+        passes=passes,
     )
 
 

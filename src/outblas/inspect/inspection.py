@@ -29,7 +29,7 @@ class Inspection:
     `registers` and `stack` (bytes) a thread; `spill_stores`, `spill_loads` bytes a thread (see `MachineCode`);
     `smem_bytes`, `threads` and `stages` a CTA; `ctas_per_sm`, `warps_per_sm`, and `limiter`, what runs out first, on
     the architecture's reference machine. `instructions` and `ptx` map mnemonics with their shapes to counts, `warnings`
-    are the assembler's. `intensity` maps "dram", "l2", "shared" to FLOP per byte (None: that level is not read),
+    are the assembler's. `intensity` maps "dram", "l2", "l1", "shared" to FLOP per byte (None: that level is not read),
     `bound` the name of every machine of the architecture to `{tflops, by, ceilings}`. `ffma_share` is the fraction of
     FFMA among the instructions of the hot loop, `ffma_reuse` the fraction of those FFMA that flag an operand `.reuse`
     (None: no FFMA). `sass` and `ptx_text` are the code; they, `dtype`, `out_dtype`, `layout`, `unit` and `limiter` are
@@ -51,7 +51,7 @@ class Inspection:
     instructions: Mapping[str, int]
     ptx: Mapping[str, int]
     warnings: Sequence[str]
-    bank_conflicts: Mapping[str, int] | None
+    bank_conflicts: Mapping[str, float] | None
     intensity: Mapping[str, float | None]
     bound: Mapping[str, Mapping[str, Any]]
     ffma_share: float
@@ -115,22 +115,24 @@ def inspect(
     *,
     config: Any = None,
     arch: int | None = None,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
     out_dtype: str | None = None,
-    layout: str = "nt",
+    layout: str | None = None,
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Inspection:
     """Compiles a kernel of the registry for an architecture (its newest by default) and reads the machine code.
 
     `config` is the rung's frozen config, its text ("tile_m=128"), or None for what the kernel would choose itself;
-    `shape` is (M, N, K). Needs no GPU. Raises ValueError for an unknown kernel, an architecture, dtype, layout or
-    config it cannot take, and ImportError when its DSL is not installed.
+    `dtype` and `layout` are those that its ladder's documents measure by default, `shape` is (M, N, K). Needs no GPU.
+    Raises ValueError for an unknown kernel, an architecture, dtype, layout or config it cannot take, and ImportError
+    when its DSL is not installed.
     """
     record = registry.find(kernel)
     archs = compilable(record)
     if not archs:
         raise ValueError(f"kernel {kernel!r} runs on none of {', '.join(map(str, ARCHS))}")
     arch = archs[-1] if arch is None else arch
+    dtype, layout = dtype or registry.dtype_of(kernel), layout or registry.layout_of(kernel)
     if arch not in archs:
         raise ValueError(f"arch is {arch!r}, expected for {kernel}: {', '.join(map(str, archs))}")
     for name, kind in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
@@ -175,7 +177,7 @@ def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -
     unit = sass.unit(instructions)
     resident = occupancy(machines.reference(arch), code.registers, artifact.smem_bytes, artifact.threads)
     sizes = [getattr(torch, name).itemsize for name in (artifact.dtype, artifact.out_dtype)]
-    intensity = roofline.intensity(shape, artifact.tile, sizes[0], sizes[1], instructions)
+    intensity = roofline.intensity(shape, artifact.tile, sizes[0], sizes[1], instructions, artifact.passes)
     return Inspection(
         kernel=artifact.kernel,
         arch=artifact.arch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -97,12 +98,14 @@ class Access:
 @dataclass(frozen=True)
 class Code:
     """One launch: the kernel, the mnemonics of all its instructions, and the memory instructions that any thread ran
-    without being predicated off.
+    without being predicated off. Warps executed `ffma` FFMAs, `ffma_reuse` of them with an operand kept (`.reuse`).
     """
 
     kernel: str
     mnemonics: tuple[str, ...]
     accesses: tuple[Access, ...]
+    ffma: int = 0
+    ffma_reuse: int = 0
 
     def totals(self) -> dict[tuple[str | None, str, str], Counts]:
         """Sums by operand, space and operation, global memory first."""
@@ -167,17 +170,20 @@ def parse(text: str) -> list[Code]:
 
 def _code(kernel: str, rows: Iterable[Mapping[str, str]]) -> Code:
     mnemonics, accesses = [], []
+    ffma = Counter[bool]()  # by whether an operand is kept
     for index, row in enumerate(rows):
         found = _MNEMONIC.match(row[_SASS])
         mnemonics.append(found[1] if found else "")
         kind = KINDS.get(mnemonics[-1].split(".")[0])
         values = {name: int(row.get(column, "").replace(",", "") or 0) for name, column in COLUMNS.items()}
+        if mnemonics[-1].split(".")[0] == "FFMA":
+            ffma[".reuse" in row[_SASS]] += values["executed"]
         if kind is None or not values["threads"]:
             continue
         size = int(row[_BITS]) // 8 if row[_BITS].isdigit() else width(mnemonics[-1])
         counts = Counts(asked=size * values.pop("threads"), **values)
         accesses.append(Access(index, " ".join(row[_SASS].split()), *kind, size, counts))
-    return Code(kernel, tuple(mnemonics), tuple(accesses))
+    return Code(kernel, tuple(mnemonics), tuple(accesses), ffma.total(), ffma[True])
 
 
 def artifact(request: Request, arch: int) -> Artifact | None:

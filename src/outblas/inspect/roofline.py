@@ -8,23 +8,28 @@ from dataclasses import dataclass
 from ..machines import Machine
 from . import sass
 
+PASS = 128  # bytes
+
 
 @dataclass(frozen=True)
 class Intensity:
     """FLOP per byte. `dram`: A and B read and C written once, none of it in L2 before. `l2`: a CTA's slices of A and B,
     each fetched by every CTA alone (multicast, and requests of neighbours that coalesce on the way to L2, raise it).
-    `shared`: what the main loop reads out of shared memory, by `sass.shared_bytes`; None if it reads nothing.
+    `l1`: lines of 128 bytes that loads from global memory look up; None: the kernel does not say. `shared`: what comes
+    out of shared memory: 128 bytes a pass where the kernel says how many passes its accesses take, otherwise what the
+    main loop reads, by `sass.shared_bytes`; None if it reads nothing.
     """
 
     dram: float
     l2: float
+    l1: float | None
     shared: float | None
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The highest TFLOP/s a machine allows, the level it comes from ("compute", "dram" or "shared"), and what every
-    level allows. "l2" is among the ceilings and never the bound: what neighbouring SMs ask for together leaves L2
+    """The highest TFLOP/s a machine allows, the level it comes from ("compute", "dram", "l1" or "shared"), and what
+    every level allows. "l2" is among the ceilings and never the bound: what neighbouring SMs ask for together leaves L2
     once, and a kernel whose CTAs run in step has passed this ceiling by 7% on an H100.
     """
 
@@ -39,15 +44,19 @@ def intensity(
     itemsize: int,
     out_itemsize: int,
     instructions: Sequence[sass.Instruction],
+    passes: Mapping[str, float] | None = None,
 ) -> Intensity:
-    """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes."""
-    tile_m, tile_n, _ = tile
+    """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes, `passes` as in
+    `Artifact`."""
+    tile_m, tile_n, tile_k = tile
+    slab = {level: 2 * tile_m * tile_n * tile_k / (PASS * n) for level, n in (passes or {}).items()}
     loop = sass.hot_loop(instructions)
-    shared = sum(map(sass.shared_bytes, loop))
+    read = sum(map(sass.shared_bytes, loop))
     return Intensity(
         dram=compulsory(shape, itemsize, out_itemsize),
         l2=of_tile(tile_m, tile_n, itemsize),
-        shared=sum(map(sass.flops, loop)) / shared if shared else None,
+        l1=slab.get("l1"),
+        shared=slab.get("shared", sum(map(sass.flops, loop)) / read if read else None),
     )
 
 
@@ -74,7 +83,8 @@ def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None
         "dram": given.dram * machine.dram_gbs / 1e3,
         "l2": given.l2 * machine.l2_bytes_per_clock * clock / 1e12,
     }
-    if given.shared is not None:
-        ceilings["shared"] = given.shared * machine.shared_bytes_per_clock * machine.sms * clock / 1e12
+    for level, intensity in (("l1", given.l1), ("shared", given.shared)):  # one memory, with one port
+        if intensity is not None:
+            ceilings[level] = intensity * machine.shared_bytes_per_clock * machine.sms * clock / 1e12
     by = min((level for level in ceilings if level != "l2"), key=lambda level: ceilings[level])
     return Bound(ceilings[by], by, ceilings)

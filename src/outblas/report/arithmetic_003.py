@@ -6,8 +6,8 @@ from ..inspect.occupancy import occupancy
 from ..machines import KIB
 from .budgets import (
     FP32,
+    LANES,
     T4,
-    bank_ways,
     fragment_bandwidth,
     intensity,
     strided_lines,
@@ -16,10 +16,12 @@ from .budgets import (
     v11_ctas,
     v11_shared_bytes,
     warp_lines,
+    ways,
 )
 from .claims import DIFFERS, Claim, number
 
 _N = 2048  # of its CUDA-core versions
+_WIDE = 32  # threads of a block along N
 
 
 def _steps_of_warps() -> float:
@@ -142,10 +144,10 @@ CLAIMS: tuple[Claim, ...] = (
     number(
         "003 v03",
         "the lanes of a warp conflict 8-way on a column of A",
-        "banks of its own mapping: all 32 lanes have one ty",
+        "banks of row ty·8 of 32-word rows, ty and tx of threads 0 to 31 of a block 32 wide",
         8,
-        lambda: bank_ways([0] * 32),
-        "{:.0f} word, which all lanes share: a broadcast",
+        lambda: ways(thread // _WIDE * 8 * 32 for thread in range(LANES)),
+        "{:.0f} word, which all lanes share: one ty, a broadcast",
     ),
     number(
         "003 v04",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from .budgets import FP32, LANES, N, bank_ways, store_ways, strided_lines, transposed_ways, warptile_share
+from .budgets import FP32, LANES, N, store_ways, strided_lines, transposed_ways, warptile_share, ways
 from .claims import DIFFERS, Claim, number
 
 _K6, _K7 = "000 kernel 6", "000 kernel 7"
-_COLUMNS = range(16)  # lanes of half a warp, side by side along N
+_COLUMNS = [lane % 16 for lane in range(LANES)]  # kernel 6: half a warp goes along N
+_TILED = [divmod(lane, 4) for lane in range(LANES)]  # kernel 7: row and column of a lane, four along N
+_REQUEST = "wavefronts of a 128-bit request over those it needs: 8 lanes a time"
 
 OF_000: tuple[Claim, ...] = (
     number(
@@ -38,20 +40,21 @@ OF_000: tuple[Claim, ...] = (
     ),
     number(
         _K6,
-        "loads of B, eight columns a thread, conflict 4-way",
-        "banks of the four words that 16 lanes read",
+        "loads of B, eight columns a thread, conflict 4-way: 4 lanes of 16 want the same banks",
+        _REQUEST,
         4,
-        lambda: bank_ways((8 * column for column in _COLUMNS), 4),
-        "{:.0f} words a bank, half the banks idle",
+        lambda: ways((8 * column for column in _COLUMNS), 4),
+        "{:.0f} for each it needs: 128-bit reads go 8 lanes at a time, conflicts or none",
         within=0,
+        otherwise=DIFFERS,
     ),
     number(
         _K6,
         "padding B's rows to 132 words does not mend its loads",
-        "the same at a row's offset of 132 words",
-        4,
-        lambda: bank_ways((132 + 8 * column for column in _COLUMNS), 4),
-        "{:.0f} words a bank still",
+        "the same in row 1 of 132 words over that in rows of 128",
+        1,
+        lambda: ways((132 + 8 * column for column in _COLUMNS), 4) / ways((128 + 8 * column for column in _COLUMNS), 4),
+        "as many wavefronts: {:.0f} times",
         within=0,
     ),
     number(
@@ -83,21 +86,20 @@ OF_000: tuple[Claim, ...] = (
     number(
         _K7,
         "four columns a thread keep loads of B free of conflicts",
-        "banks of the four words that a warp's 4 columns of lanes read",
+        _REQUEST,
         1,
-        lambda: bank_ways((4 * column for column in range(4)), 4),
-        "{:.0f} word a bank",
+        lambda: ways((4 * column for _, column in _TILED), 4),
+        "{:.0f} for each it needs",
         within=0,
     ),
     number(
         _K7,
         "loads of A show no conflicts either",
-        "banks of the four fp32 words that a warp's 8 rows of lanes read, 8 rows of A each",
+        _REQUEST,
         1,
-        lambda: bank_ways((8 * row for row in range(8)), 4),
-        "{:.0f} words a bank in fp32; 1 in bf16, whose values are half a word",
+        lambda: ways((8 * row for row, _ in _TILED), 4),
+        "{:.0f} for each it needs: lanes of a row read the same",
         within=0,
-        otherwise=DIFFERS,
     ),
 )
 

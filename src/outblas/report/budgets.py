@@ -5,15 +5,15 @@ Sizes are in bytes, intensities in FLOP per byte of memory, bandwidths in TB/s.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 
+from ..device.access import of_request
 from ..inspect.occupancy import occupancy
 from ..machines import MACHINES
 
 H100, T4 = MACHINES["H100"], MACHINES["T4"]
-LANES, BANKS, WORD = 32, 32, 4
+LANES = 32
 N = 4096
 BF16, FP16, FP32 = 2, 2, 4
 
@@ -68,18 +68,18 @@ def strided_lines(stride: int) -> int:
     return len({lane * stride // 128 for lane in range(LANES)})
 
 
-def bank_ways(starts: Iterable[int], words: int = 1) -> int:
-    """The most different words that one bank of shared memory must give when lanes read or write so many words each,
-    from these on: passes, without what the hardware splits of wide accesses."""
-    touched = {start + word for start in starts for word in range(words)}
-    return max(Counter(word % BANKS for word in touched).values())
+def ways(starts: Iterable[int], width: int = 1) -> float:
+    """Wavefronts of a warp's request to shared memory over those that it needs: every lane asks for `width` words from
+    its own on."""
+    wavefronts, needed = of_request(tuple(starts), width)
+    return wavefronts / needed
 
 
-def transposed_ways(block_k: int, stride: int) -> int:
+def transposed_ways(block_k: int, stride: int) -> float:
     """Bank conflicts of storing A's tile transposed, rows `stride` words apart: a lane has four values along K, and as
     many lanes as a row of the tile needs stand side by side. 000, kernels 6 and 7."""
     across = block_k // 4
-    return bank_ways((lane % across) * 4 * stride + lane // across for lane in range(LANES))
+    return ways((lane % across) * 4 * stride + lane // across for lane in range(LANES))
 
 
 def store_ways(block_k: int, stride: int) -> float:

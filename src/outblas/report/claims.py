@@ -1,12 +1,14 @@
 """The claims table: what a seed document claims, how that is tested, what came out.
 
 A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement settles in
-`measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against another, bank conflicts, traffic) and
-`measured_001` (the same of Hopper's climb: power, the L2 cache); `settled` tests them all against the results at hand.
+`measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against another), `counted_simt` (the same by
+ncu: bank conflicts, traffic) and `measured_001` (the same of Hopper's climb: power, the L2 cache); `settled` tests them
+all against the results at hand.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +19,12 @@ from .results import Measurements
 CONFIRMED, REFUTED, DIFFERS, OPEN = "confirmed", "refuted", "differs", "not yet measured"
 COLUMNS = ("source", "claim", "ours", "verdict")
 VERDICTS = (CONFIRMED, REFUTED, DIFFERS, OPEN)
+# Ladder, and the sources of the claims about it; claims about hardware go to the ladder that they were written for.
+_ABOUT = (
+    ("simt", r"00[02]|003 (v0[1-6]|introduction)|004 introduction"),
+    ("turing", r"003(?! v0[1-6])"),
+    ("hopper", r"00[14]"),
+)
 
 
 @dataclass(frozen=True)
@@ -106,10 +114,17 @@ class Settled:
 
 def settled(evidence: Evidence) -> list[Settled]:
     """Every claim, tested: arithmetic first, then by measurement in order of the climb."""
-    from . import arithmetic, measured, measured_001, measured_simt
+    from . import arithmetic, counted_simt, measured, measured_001, measured_simt
 
-    every = (*arithmetic.CLAIMS, *measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS)
+    by_measurement = measured, measured_simt, counted_simt, measured_001
+    every = (*arithmetic.CLAIMS, *(claim for module in by_measurement for claim in module.CLAIMS))
     return [Settled(claim, claim.test(evidence)) for claim in every]
+
+
+def of_ladder(found: list[Settled], ladder: str | None) -> list[Settled]:
+    """Those that are about a ladder, by the document and its kernel; all for no ladder."""
+    own = [pattern for name, pattern in _ABOUT if name == ladder]
+    return [s for s in found if not ladder or any(re.match(pattern, s.claim.source) for pattern in own)]
 
 
 def count(found: list[Settled]) -> str:

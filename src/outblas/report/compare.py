@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bench.statistics import BURST_TOLERANCE
+from ..registry import dtype_of, layout_of
 from ..shapes import Shape
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
-from .rungs import DTYPES, layout_of
 
 N, GPU = 4096, "H100"
 WITHIN = 0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
-SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point
 POINT = 0.01
+SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point,
+FACTOR_WITHIN = 0.25  # and the factor of both speeds with the stated one to this share
 
 
 def find(
@@ -78,7 +79,7 @@ class Run:
 
     @property
     def _conditions(self) -> tuple[str, Shape, str, str]:
-        return self.provider, (self.n, self.n, self.n), DTYPES[self.ladder], GPU
+        return self.provider, (self.n, self.n, self.n), dtype_of(self.ladder), GPU
 
     def find(self, measurements: Measurements, mode: str = "burst") -> Measurement | None:
         return find(measurements, *self._conditions, mode=mode, config=self.config, layout=layout_of(self.ladder))
@@ -108,8 +109,9 @@ def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[floa
     """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both, where it has them.
 
     The gain is one ratio to cuBLAS over the other. A run is ahead if its gain exceeds 0.5%, or if the spreads of the
-    rounds do not meet. The claim holds if the first run is ahead and agrees with the stated gain to half of that or a
-    percentage point, or if the two tie and the stated gain is within 0.5%; it is refuted if the other run is ahead.
+    rounds do not meet. The claim holds if the first run is ahead and agrees with the stated gain to half of that and a
+    quarter of the stated factor, or to a percentage point, or if the two tie and the stated gain is within 0.5%; it is
+    refuted if the other run is ahead.
     """
 
     def test(evidence: Evidence) -> Finding:
@@ -124,7 +126,7 @@ def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[floa
         claimed = stated[0] / stated[1] - 1 if stated else gain
         if not ahead:
             return Finding(f"{ours}: a tie", CONFIRMED if stated and claimed <= BURST_TOLERANCE else DIFFERS, gain)
-        agrees = abs(gain - claimed) <= max(POINT, SIZE_WITHIN * claimed)
+        agrees = abs(gain - claimed) <= max(POINT, min(SIZE_WITHIN * claimed, FACTOR_WITHIN * (1 + claimed)))
         return Finding(ours, CONFIRMED if agrees else DIFFERS, gain)
 
     return Claim(source, text, f"burst at {faster.n}, in one campaign", test)

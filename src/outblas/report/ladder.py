@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..registry import dtype_of
 from . import text
 from .compare import find, profiled
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
-from .rungs import DTYPES, MIXED, Rung, climb
+from .rungs import MIXED, Rung, climb
 from .seeds import Figure
 
 NOTE = (
@@ -144,7 +145,7 @@ class Row:
 def rows(measurements: Measurements, ladder: str | None, sizes: Sequence[int], profiles: Profiles = ()) -> list[Row]:
     """All rungs, or those of one ladder, at products of these edges; above Hopper's, the CUDA-core kernel that its
     climb starts from. Raises ValueError for no ladder."""
-    compared = [(rung, DTYPES[rung.ladder]) for rung in climb(ladder)]  # first, for it checks the name
+    compared = [(rung, dtype_of(rung.ladder)) for rung in climb(ladder)]  # first, for it checks the name
     mixed = [(rung, MIXED[rung.ladder]) for rung, _ in compared if rung.ladder in MIXED]
     compared = [(rung, rung.figures[0].dtype) for rung in _baseline(ladder)] + compared
     ours: dict[tuple[str, int], Measurement | None] = {}

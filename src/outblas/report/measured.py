@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..registry import dtype_of
 from . import seeds
 from .claims import Claim, Evidence, Finding
 from .compare import GPU, find, in_range
 from .results import Measurement
-from .rungs import DTYPES
 from .seeds import Figure
 
 
@@ -45,7 +45,7 @@ def _reaches(
     """That the figure's rung lies in the claimed range; `read` gives our value and its words."""
     n = figure.n
     assert n is not None
-    usual = DTYPES[figure.rung.partition(".")[0]]
+    usual = dtype_of(figure.rung)
     operands = "" if figure.dtype == usual else f" with {figure.dtype} operands"
 
     def test(evidence: Evidence) -> Finding:

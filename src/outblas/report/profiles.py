@@ -12,11 +12,17 @@ from ..shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
 
 FIGURES = (
-    "us", "l2_hit_rate", "dram_read_bytes", "l2_to_sm_bytes", "l1_load_bytes", "registers", "ffma", "ipc", "fma_active",
-    "occupancy",
+    "us", "l2_hit_rate", "l1_hit_rate", "dram_read_bytes", "dram_gbs", "l2_to_sm_bytes", "l1_load_bytes", "registers",
+    "ffma", "ffma_reuse", "ipc", "fma_active", "occupancy", "flop_per_dram_byte",
 )  # fmt: skip
 TOTALS = ("requests", "transactions", "sectors", "efficiency", "wavefronts", "ideal")
-MOST = {"l2_hit_rate": 1.0, "fma_active": 1.1, "occupancy": 1.1}  # what is collected in two passes can exceed 1
+MOST = {
+    "l2_hit_rate": 1.0,
+    "l1_hit_rate": 1.0,
+    "ffma_reuse": 1.0,
+    "fma_active": 1.1,
+    "occupancy": 1.1,
+}  # what is collected in two passes can exceed 1
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,17 @@ class Total:
 
 @dataclass(frozen=True)
 class Passes:
-    """Through shared memory by loads, or by stores: `excess` is the share of `wavefronts` that bank conflicts added,
-    `requests` the instructions of warps behind them (None: profiled without --instructions)."""
+    """Through shared memory by loads, or by stores, first as the counters of L1 have it: `excess` is the share of
+    `wavefronts` that they call bank conflicts. These count some per cent more for stores than the instructions take.
+
+    Of the instructions themselves (None: profiled without --instructions): `requests` of warps, and `added`, the share
+    of their wavefronts beyond the ideal number of them.
+    """
 
     wavefronts: float | None = None
     excess: float | None = None
     requests: float | None = None
+    added: float | None = None
 
     @property
     def ways(self) -> float | None:
@@ -71,8 +82,12 @@ class Profile:
     dram_read_bytes: float | None
     l2_to_sm_bytes: float | None
     registers: float | None
+    l1_hit_rate: float | None = None
     l1_load_bytes: float | None = None
+    dram_gbs: float | None = None
+    flop_per_dram_byte: float | None = None
     ffma: float | None = None
+    ffma_reuse: float | None = None
     ipc: float | None = None
     fma_active: float | None = None
     occupancy: float | None = None
@@ -124,9 +139,9 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
         dtype=entry["dtype"],
         layout=entry["layout"],
         device=device,
-        not_selected=_not_selected(_object(entry, "stalls", where), f"{where}.stalls"),
-        loads=_passes(entry, where, "ld", _requests(memory, "load")),
-        stores=_passes(entry, where, "st", _requests(memory, "store")),
+        not_selected=_figure(entry.get("not_selected_share"), f"{where}.not_selected_share", 1.0),
+        loads=_passes(entry, where, "ld", _of_shared(memory, "load")),
+        stores=_passes(entry, where, "st", _of_shared(memory, "store")),
         memory=memory,
         **figures,
     )
@@ -140,12 +155,14 @@ def _object(entry: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     return value or {}
 
 
-def _passes(entry: dict[str, Any], where: str, key: str, requests: float | None) -> Passes:
+def _passes(entry: dict[str, Any], where: str, key: str, totals: tuple[Total, ...]) -> Passes:
     counted = _object(_object(entry, "shared", where), key, f"{where}.shared")
+    wavefronts = sum(total.wavefronts or 0.0 for total in totals)
     return Passes(
         _figure(counted.get("wavefronts"), f"{where}.shared.{key}.wavefronts", LARGEST),
         _figure(counted.get("excess"), f"{where}.shared.{key}.excess", 1.0),
-        requests,
+        sum(total.requests or 0.0 for total in totals) if totals else None,
+        1 - sum(total.ideal or 0.0 for total in totals) / wavefronts if wavefronts else None,
     )
 
 
@@ -163,18 +180,9 @@ def _total(entry: dict[str, Any], where: str) -> Total:
     return Total(entry.get("operand"), entry["space"], entry["operation"], **figures)
 
 
-def _requests(memory: tuple[Total, ...] | None, operation: str) -> float | None:
-    """Those of one operation on shared memory, summed over operands and launches."""
-    if memory is None:
-        return None
-    return sum(total.requests or 0.0 for total in memory if (total.space, total.operation) == ("shared", operation))
-
-
-def _not_selected(stalls: dict[str, Any], where: str) -> float | None:
-    """Of all cycles between two instructions of a warp: those by reason, and the one in which it issues."""
-    sizes = {reason: _figure(value, f"{where}.{reason}", LARGEST) for reason, value in stalls.items()}
-    ready = sizes.get("not_selected")
-    return None if ready is None else ready / (1 + sum(size or 0.0 for size in sizes.values()))
+def _of_shared(memory: tuple[Total, ...] | None, operation: str) -> tuple[Total, ...]:
+    """Those of one operation on shared memory, of all operands and launches."""
+    return tuple(total for total in memory or () if (total.space, total.operation) == ("shared", operation))
 
 
 def _settings(text: str, where: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import charts, registry
 from ..inspect import Inspection, inspect
+from ..inspect import roofline as model
 from ..inspect.inspection import compilable
 from ..machines import Machine
 from ..shapes import Shape, to_text
@@ -17,7 +18,10 @@ from .results import Measurement, Measurements
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-COLUMNS = ("kernel", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "shared allows", "bound", "measured")
+COLUMNS = (
+    "kernel", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "L1 allows", "shared allows", "bound",
+    "measured",
+)  # fmt: skip
 INSIDE = 10  # kernels that a legend within the axes has room for
 
 
@@ -30,13 +34,19 @@ class Point:
     ours: Measurement | None
 
     @property
-    def ceilings(self) -> dict[str, float]:
-        """TFLOP/s by level, "compute" among them."""
-        return dict(self.inspection.bound[self.machine.name]["ceilings"])
+    def bound(self) -> model.Bound:
+        """At the clock of the measurement, or the data sheet's."""
+        clock = self.ours.clock_mhz if self.ours else None
+        intensity: dict[str, Any] = dict(self.inspection.intensity)
+        return model.bound(self.machine, model.Intensity(**intensity), self.inspection.unit, clock)
+
+    @property
+    def l2_allows(self) -> float:
+        """TFLOP/s at the clock of the data sheet, for which roofs are drawn."""
+        return float(self.inspection.bound[self.machine.name]["ceilings"]["l2"])
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        bound = self.inspection.bound[self.machine.name]
         measured = self.ours.tflops if self.ours else None
         return {
             "kernel": self.inspection.kernel,
@@ -44,19 +54,21 @@ class Point:
             "config": self.inspection.config,
             "machine": self.machine.name,
             "intensity": dict(self.inspection.intensity),
-            "bound": dict(bound),
+            "bound": asdict(self.bound),
+            "clock_mhz": self.ours.clock_mhz if self.ours else None,
             "measured_tflops": measured,
         }
 
     def cells(self) -> tuple[str, ...]:
         """In the order of COLUMNS."""
-        bound, intensity = self.inspection.bound[self.machine.name], self.inspection.intensity
+        bound, intensity = self.bound, self.inspection.intensity
+        clock = f" at {self.ours.clock_mhz:.0f} MHz" if self.ours and self.ours.clock_mhz else ""
         return (
             self.inspection.kernel,
             *(_show(intensity[level]) for level in ("l2", "dram")),
-            *(_show(self.ceilings.get(level)) for level in ("l2", "dram", "shared")),
-            f"{_show(bound['tflops'])} ({bound['by']})",
-            _show(self.ours.tflops if self.ours else None),
+            *(_show(bound.ceilings.get(level)) for level in ("l2", "dram", "l1", "shared")),
+            f"{_show(bound.tflops)} ({bound.by})",
+            _show(self.ours.tflops if self.ours else None) + clock,
         )
 
 
@@ -104,7 +116,7 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     for p in found:
         name, x = p.inspection.kernel, float(p.inspection.intensity["l2"] or 1)
         peak = machine.peak_tflops(p.inspection.unit)
-        roof = min(peak, p.ceilings["l2"])
+        roof = min(peak, p.l2_allows)
         axis.plot([x], [roof], "o", markerfacecolor="none", color=colours[name], markersize=8)
         label = f"{name}: {'L2' if roof < peak else 'compute'} allows {roof:.0f}"
         if p.ours is not None and p.ours.tflops is not None:

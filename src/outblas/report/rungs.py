@@ -8,10 +8,7 @@ from .. import registry
 from .seeds import Figure, of_rung
 
 LADDERS = ("simt", "portable", "turing", "hopper")
-DTYPES = {"simt": "float32", "portable": "bfloat16", "turing": "float16", "hopper": "bfloat16"}  # as the seeds measure
 MIXED = {"simt": "bfloat16"}  # operands of a second climb on the same rungs, fp32 accumulators
-LAYOUTS = {"simt": "nn"}  # where it is not DEFAULT_LAYOUT
-DEFAULT_LAYOUT = "nt"
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,6 @@ _PLAN: dict[str, tuple[tuple[str, str], ...]] = {
         ("gemm", "the production kernel: every shape and layout, tuned"),
     ),
 }
-
-
-def layout_of(provider: str) -> str:
-    """The layout in which a ladder, named alone or by one of its rungs, is measured: the seeds'."""
-    return LAYOUTS.get(provider.partition(".")[0], DEFAULT_LAYOUT)
 
 
 def planned(ladder: str | None = None) -> tuple[str, ...]:

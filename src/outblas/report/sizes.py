@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..registry import dtype_of
 from ..shapes import SQUARES
 from . import text
 from .compare import find
 from .ladder import gpus_in_order
 from .results import Measurement, Measurements
-from .rungs import DTYPES, Rung, climb
+from .rungs import Rung, climb
 from .seeds import Figure
 
 COLUMNS = ("N", "µs", "TFLOP/s", "× cuBLAS", "µs apart", "× cuBLAS apart", "seed × its cuBLAS", "check")
@@ -52,7 +53,7 @@ def rows(measurements: Measurements, kernel: str) -> list[Row]:
     if rung is None:
         raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(rung.name for rung in climb())}")
     for gpu in gpus_in_order(measurements):
-        at = {n: find(measurements, kernel, (n, n, n), DTYPES[rung.ladder], gpu) for n in SQUARES}
+        at = {n: find(measurements, kernel, (n, n, n), dtype_of(rung.ladder), gpu) for n in SQUARES}
         if any(at.values()):
             return [Row(n, ours, _figure(rung, n, ours)) for n, ours in at.items() if ours is not None]
     return []

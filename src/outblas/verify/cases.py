@@ -136,10 +136,13 @@ def quick(dtype: torch.dtype, tile_m: int = 32, tile_n: int = 32, tile_k: int = 
 
 
 def huge(dtype: torch.dtype) -> Iterator[Case]:
-    """More than 2³¹ elements in out, in A and in B: 32-bit offsets wrap. Takes up to 60 GiB of device memory."""
+    """More than 2³¹ elements in out, in A and in B: 32-bit offsets wrap, and in the last two a slab of K is as wide.
+    Takes up to 60 GiB of device memory."""
     yield Case(2**16 + 1, 2**15 + 1, 16, dtype, layout="nt")
     yield Case(2**25 + 1, 8, 65, dtype, layout="nt")
     yield Case(8, 2**25 + 1, 65, dtype, layout="nt")
+    yield Case(2**26 + 1, 8, 65, dtype, layout="tn")
+    yield Case(8, 2**26 + 1, 65, dtype, layout="nn")
 
 
 def _options(dtype: torch.dtype) -> list[dict[str, Any]]:
