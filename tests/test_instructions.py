@@ -57,6 +57,17 @@ def test_instructions_that_no_thread_ran_are_left_out() -> None:
     assert cublas.accesses[-1].sass == "@P1 STG.E [R146+0x80], R65"
 
 
+def test_generic_addresses_are_global_where_lines_were_looked_up() -> None:
+    """As in epilogues of cuBLAS's fp32 kernels."""
+    text = page_of("kernel", ["ST.E.64 [R2], R4", "LD.E R0, [R2]"])
+    (code,) = parse(text)
+    assert [(each.space, each.operation, each.bytes) for each in code.accesses] == [
+        ("global", "store", 8), ("global", "load", 4),
+    ]  # fmt: skip
+    (code,) = parse(text.replace('"64"', '"0"'))
+    assert {each.space for each in code.accesses} == {"shared"}
+
+
 def test_totals_by_space_and_operation() -> None:
     loads = parse(PAGE.read_text())[1].totals()
     assert list(loads) == [
@@ -192,14 +203,17 @@ def test_operands_of_a_compiled_kernel(arch: int) -> None:
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
     code = [f"{i.name} {i.operands}" for i in sass.parse(machine_code.read_cubin(artifact.cubin).sass)]
     (launch,) = parse(page_of("tile_kernel", code))
-    found = launch.with_operands(artifact)
+    found = launch.with_artifact(artifact)
     kinds = {(each.operand, each.space, each.operation) for each in found.accesses if each.space == "global"}
     assert kinds == {("A", "global", "load"), ("B", "global", "load"), (None, "global", "store")}
     stores = {each.operand for each in found.accesses if each.operation == "store" and each.space == "shared"}
     assert stores == {"A", "B"}
     assert found.totals()["A", "global", "load"].ratios() == {"transactions_per_request": 16, "sectors_per_request": 32}
+    loop = sass.hot_loop(sass.parse(machine_code.read_cubin(artifact.cubin).sass))
+    assert found.ffma_reuse == sass.ffma_reuse(loop) is not None
     (other,) = parse(page_of("tile_kernel", [*code, "NOP"]))
-    assert {each.operand for each in other.with_operands(artifact).accesses} == {None}
+    unknown = other.with_artifact(artifact)
+    assert ({each.operand for each in unknown.accesses}, unknown.ffma_reuse) == ({None}, None)
 
 
 @pytest.mark.compile

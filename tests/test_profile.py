@@ -336,10 +336,12 @@ def test_instructions(h100: None, two_runs: Callable[[str], Path], monkeypatch: 
     monkeypatch.setattr(
         lines, "operands", lambda cubin, ptx, names: operands if len(names) == 19 else [None] * len(names)
     )
+    monkeypatch.setattr(instructions, "ffma_reuse", lambda cubin, names: 0.75 if len(names) == 19 else None)
     result = invoke("portable", "--instructions", "--json")
     assert result.exit_code == 0, result.stderr
     assert asked == [("portable", 90)]
     cublas, ours = json.loads(result.stdout)["results"]
+    assert (cublas["ffma_reuse"], ours["ffma_reuse"]) == (None, 0.75)
     assert [each["sass"].split()[0] for each in ours["instructions"][:5]] == ["LDG.E.128"] * 4 + ["STS"]
     assert ours["instructions"][0] == {
         "launch": 0, "sass": "LDG.E.128 R12, desc[UR10][R2.64]", "operand": "A", "space": "global",
@@ -603,7 +605,7 @@ def test_on_a_gpu(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < profile["flop_per_l2_byte"] <= 2 * 1024**3 / (2 * 2 * 1024**2)
         assert 0 <= profile["l2_hit_rate"] <= 1
         assert sum(size or 0 for size in profile["stalls"].values()) > 0
-        assert 0 < profile["not_selected_share"] < 1
+        assert 0 <= profile["not_selected_share"] < 1  # 0: no scheduler has two warps
         assert min(profile["l1_gbs"] + 1, profile["l2_gbs"], profile["dram_gbs"]) > 0
 
 

@@ -75,22 +75,25 @@ def test_ieee_products_are_refused_as_tf32() -> None:
 
 
 TAILS = """
-import torch, outblas
+import itertools, torch, outblas
 from outblas import registry
-def draw(rows, columns, dtype):
+
+SHAPES = (129, 127, 33), (1, 1, 1), (64, 260, 17), (256, 128, 64), (130, 131, 7)
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+CASES = list(zip(itertools.product(SHAPES, DTYPES), itertools.cycle(("nn", "nt", "tn", "tt"))))
+
+def draw(rows, columns, dtype, letter="n"):
+    if letter == "t":
+        return draw(columns, rows, dtype).t()
     return torch.randint(-8, 9, (rows, columns), device="cuda").to(dtype)
+
 for kernel in registry.ladder("simt"):
-    for M, N, K in ((129, 127, 33), (1, 1, 1), (64, 260, 17), (256, 128, 64), (130, 131, 7)):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            for layout in ("nn", "nt", "tn", "tt"):
-                a, b = (
-                    draw(*shape[::-1], dtype).t() if letter == "t" else draw(*shape, dtype)
-                    for shape, letter in zip(((M, K), (K, N)), layout)
-                )
-                c, products = draw(M, N, dtype), a.double() @ b.double()
-                assert torch.equal(outblas.matmul(a, b, kernel=kernel.name), products.to(dtype)), kernel.name
-                added = outblas.addmm(c, a, b, alpha=2.0, beta=-0.5, kernel=kernel.name)
-                assert torch.equal(added, (2 * products - 0.5 * c.double()).to(dtype)), kernel.name
+    for ((M, N, K), dtype), layout in CASES:
+        a, b, c = draw(M, K, dtype, layout[0]), draw(K, N, dtype, layout[1]), draw(M, N, dtype)
+        products = a.double() @ b.double()
+        assert torch.equal(outblas.matmul(a, b, kernel=kernel.name), products.to(dtype)), kernel.name
+        added = outblas.addmm(c, a, b, alpha=2.0, beta=-0.5, kernel=kernel.name)
+        assert torch.equal(added, (2 * products - 0.5 * c.double()).to(dtype)), kernel.name
     print("right:", kernel.name)
 """
 

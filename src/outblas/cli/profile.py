@@ -66,10 +66,10 @@ class Profile:
 
     @property
     def ffma_reuse(self) -> float | None:
-        """The share of the executed FFMAs that keep an operand for the next instruction (`.reuse` in the SASS)."""
-        codes = self.codes or ()
-        total = sum(code.ffma for code in codes)
-        return sum(code.ffma_reuse for code in codes) / total if total else None
+        """The share of the FFMAs in the hot loop that keep an operand for the next instruction (`.reuse` in the SASS);
+        None for cuBLAS, whose code ncu shows without these flags."""
+        shares = [code.ffma_reuse for code in self.codes or ()]
+        return shares[0] if len(shares) == 1 else None
 
     def record(self) -> dict[str, Any]:
         """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`; `launch` is an index."""
@@ -212,7 +212,7 @@ def _measure(request: Request, device: torch.device, instructions: bool, *, quie
         found = ncu.profile(request, arch)
         codes = ncu.source_page(request, found) if instructions else {}
         if instructions and (artifact := page.artifact(request, arch)):
-            codes[request.kernel] = [code.with_operands(artifact) for code in codes[request.kernel]]
+            codes[request.kernel] = [code.with_artifact(artifact) for code in codes[request.kernel]]
     return [
         Profile(name, request, launches, combine(launches, request.flop), codes.get(name))
         for name, launches in found.items()

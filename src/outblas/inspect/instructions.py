@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from . import lines
+from . import lines, machine_code, sass
 from .profiled import CUBLAS, Request
-from .sass import width
 
 if TYPE_CHECKING:
     from ..artifact import Artifact
@@ -23,6 +21,7 @@ KINDS = {
     "ATOMG": ("global", "atomic"), "LDS": ("shared", "load"), "LDSM": ("shared", "load"), "STS": ("shared", "store"),
     "STSM": ("shared", "store"), "ATOMS": ("shared", "atomic"),
 }  # fmt: skip
+GENERIC = {"LD": "load", "ST": "store"}  # by address, of either space
 TRANSACTION = 128  # bytes
 COLUMNS = {
     "executed": "Instructions Executed",
@@ -98,14 +97,14 @@ class Access:
 @dataclass(frozen=True)
 class Code:
     """One launch: the kernel, the mnemonics of all its instructions, and the memory instructions that any thread ran
-    without being predicated off. Warps executed `ffma` FFMAs, `ffma_reuse` of them with an operand kept (`.reuse`).
+    without being predicated off. `ffma_reuse` is the share of the FFMAs in its hot loop that keep an operand (`.reuse`,
+    which ncu does not show: None without an artifact).
     """
 
     kernel: str
     mnemonics: tuple[str, ...]
     accesses: tuple[Access, ...]
-    ffma: int = 0
-    ffma_reuse: int = 0
+    ffma_reuse: float | None = None
 
     def totals(self) -> dict[tuple[str | None, str, str], Counts]:
         """Sums by operand, space and operation, global memory first."""
@@ -115,10 +114,17 @@ class Code:
             sums[key] = sums[key] + each.counts if key in sums else each.counts
         return dict(sorted(sums.items(), key=lambda item: (*item[0][1:], item[0][0] or "~")))
 
-    def with_operands(self, artifact: Artifact) -> Code:
-        """The same with operands, by the source lines of an artifact of what ran."""
+    def with_artifact(self, artifact: Artifact) -> Code:
+        """The same with what an artifact of it adds: operands, by source lines, and `ffma_reuse`."""
         found = lines.operands(artifact.cubin, artifact.ptx, self.mnemonics)
-        return replace(self, accesses=tuple(replace(each, operand=found[each.index]) for each in self.accesses))
+        accesses = tuple(replace(each, operand=found[each.index]) for each in self.accesses)
+        return replace(self, accesses=accesses, ffma_reuse=ffma_reuse(artifact.cubin, self.mnemonics))
+
+
+def ffma_reuse(cubin: bytes, mnemonics: Sequence[str]) -> float | None:
+    """`sass.ffma_reuse` of a cubin's hot loop; None for another code than that of `mnemonics`, which ran."""
+    code = sass.parse(machine_code.read_cubin(cubin).sass)
+    return sass.ffma_reuse(sass.hot_loop(code)) if [each.name for each in code] == list(mnemonics) else None
 
 
 def total_record(operand: str | None, space: str, operation: str, counts: Counts) -> dict[str, Any]:
@@ -168,22 +174,26 @@ def parse(text: str) -> list[Code]:
     return [_code(kernel, rows) for kernel, rows in found]
 
 
+def _kind(mnemonic: str, transactions: int) -> tuple[str, str] | None:
+    name = mnemonic.split(".")[0]
+    if name in GENERIC:
+        return "global" if transactions else "shared", GENERIC[name]
+    return KINDS.get(name)
+
+
 def _code(kernel: str, rows: Iterable[Mapping[str, str]]) -> Code:
     mnemonics, accesses = [], []
-    ffma = Counter[bool]()  # by whether an operand is kept
     for index, row in enumerate(rows):
         found = _MNEMONIC.match(row[_SASS])
         mnemonics.append(found[1] if found else "")
-        kind = KINDS.get(mnemonics[-1].split(".")[0])
         values = {name: int(row.get(column, "").replace(",", "") or 0) for name, column in COLUMNS.items()}
-        if mnemonics[-1].split(".")[0] == "FFMA":
-            ffma[".reuse" in row[_SASS]] += values["executed"]
+        kind = _kind(mnemonics[-1], values["transactions"])
         if kind is None or not values["threads"]:
             continue
-        size = int(row[_BITS]) // 8 if row[_BITS].isdigit() else width(mnemonics[-1])
+        size = int(row[_BITS]) // 8 if row[_BITS].isdigit() else sass.width(mnemonics[-1])
         counts = Counts(asked=size * values.pop("threads"), **values)
         accesses.append(Access(index, " ".join(row[_SASS].split()), *kind, size, counts))
-    return Code(kernel, tuple(mnemonics), tuple(accesses), ffma.total(), ffma[True])
+    return Code(kernel, tuple(mnemonics), tuple(accesses))
 
 
 def artifact(request: Request, arch: int) -> Artifact | None:
