@@ -157,10 +157,24 @@ def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path) -> Non
     made = (tmp_path / "README.md").read_text()
     assert "| registers | occupancy | FMA pipe,<br>IPC | check |" in made
     assert "registers, occupancy, FMA pipe, IPC by ncu; mixed: bfloat16 operands" in made
-    assert "float32, nn, bfloat16, nn, burst" in made
+    assert "float32 and bfloat16, nn, burst" in made
     drawn = (tmp_path / "results" / "climb.svg").read_text()
     for label in ("seed at 2048 (T4)", "seed at 4096 (GH200)", "ours at 2048", "ours at 4096"):
         assert label in drawn
+
+
+def test_readme_part_of_layouts(tmp_path: Path) -> None:
+    for name in ("src/outblas", "results"):
+        (tmp_path / name).mkdir(parents=True)
+    entries = [entry(CLIMB[-1], ratio, layout=layout) for layout, ratio in (("nt", 1.01), ("tn", 0.99), ("tt", 1.04))]
+    write(tmp_path / "bench.json", [*entries, entry(CLIMB[-1], 0.5, layout="nt", config="group_m=4")])
+    part = f"<!-- generated: layouts {CLIMB[-1]} from bench.json -->\n<!-- end -->"
+    (tmp_path / "README.md").write_text(part)
+    readme.render(tmp_path)
+    made = (tmp_path / "README.md").read_text()
+    assert "| `tn` | 2727 | 49.5 | 0.990 (0.989–0.991) | exact |" in made
+    assert "0.500" not in made
+    assert "float32, nt, tn and tt, simt.pipelined at 4096, burst" in made
 
 
 def test_command(files: tuple[Path, Path]) -> None:

@@ -2,8 +2,9 @@
 
 A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; those of ladders and claims
 take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`, `ladder NAME`, `ladder NAME N,N`,
-`sizes KERNEL`, `phases`, `raster N`, `conflicts`, `coalescing`, or `chart results/FILE.svg`, `climb NAME
-results/FILE.svg`, `orders N results/FILE.svg`: their pictures are drawn anew too and carry the digest of their data.
+`sizes KERNEL`, `layouts KERNEL`, `phases`, `raster N`, `conflicts`, `coalescing`, or `chart results/FILE.svg`,
+`climb NAME results/FILE.svg`, `orders N results/FILE.svg`: their pictures are drawn anew too and carry the digest of
+their data.
 """
 
 from __future__ import annotations
@@ -162,6 +163,14 @@ def _sizes(evidence: Evidence, kernel: str) -> str:
     return _closed(_markdown(sizes.COLUMNS, [row.cells() for row in rows]), [row.ours for row in rows], note)
 
 
+def _layouts(evidence: Evidence, kernel: str) -> str:
+    found = [m for m in evidence.measurements if m.provider == kernel and not m.config]
+    cells = [(m.layout, text.number(m.us), text.number(m.tflops), text.ratio(m), m.check) for m in found]
+    lines = _markdown(("layout", "µs", "TFLOP/s", "× cuBLAS", "check"), cells)
+    shapes = ", ".join(dict.fromkeys(to_text(m.shape) for m in found))
+    return _closed(lines, found, f"{kernel} at {shapes}, burst, each layout in a campaign of its own")
+
+
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table whose first column is code; lines within a cell stay lines."""
     cells = [[f"`{first}`", *rest] for first, *rest in rows]
@@ -206,7 +215,9 @@ def _conflicts(evidence: Evidence, argument: str) -> str:
 
 def _coalescing(evidence: Evidence, argument: str) -> str:
     gpus = _accessed(evidence)
-    lines = _markdown(accesses.COALESCING_COLUMNS, (row.cells() for row in accesses.coalescing(evidence.profiles)))
+    direct = {kernel for kernel, _ in accesses.DIRECT}
+    rows = [row for row in accesses.coalescing(evidence.profiles) if row.case.kernel in direct]
+    lines = _markdown(accesses.COALESCING_COLUMNS, (row.cells() for row in rows))
     return "\n".join([*lines, "", f"{accesses.COALESCING_NOTE}. {gpus}, ncu."]) + "\n"
 
 
@@ -241,6 +252,7 @@ _KINDS: dict[str, Callable[[Evidence, str], str]] = {
     "sustained": _sustained,
     "ladder": _ladder,
     "sizes": _sizes,
+    "layouts": _layouts,
     "claims": _claims,
     "chart": _chart,
     "climb": _climb,
@@ -310,9 +322,15 @@ def _digest(root: Path, files: Iterable[str]) -> str:
 
 
 def _closed(lines: list[str], measurements: Sequence[Measurement], note: str) -> str:
-    kinds = ", ".join(dict.fromkeys(f"{m.dtype}, {m.layout}" for m in measurements))
+    kinds = dict.fromkeys((m.dtype, m.layout) for m in measurements)
+    dtypes, layouts = (_listed(dict.fromkeys(of)) for of in zip(*kinds, strict=True))
     where = "; ".join(page.environment_notes(m.environment for m in measurements))
-    return "\n".join([*lines, "", f"{kinds}, {note}. {where}."]) + "\n"
+    return "\n".join([*lines, "", f"{dtypes}, {layouts}, {note}. {where}."]) + "\n"
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _ratio(m: Measurement | None) -> str:
