@@ -250,7 +250,8 @@ def test_readme_parts(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     of = row(FIRST, "load").predicted
     counted = shared("load", of.instructions, of.wavefronts, of.ideal)
-    write(tmp_path / "ncu.json", profile("simt.vectorized", FIRST, [counted, of_global("A", "load", 16, 0.25)]))
+    direct = profile("simt.naive", "", [of_global("A", "load", 32, 1 / 32)])
+    write(tmp_path / "ncu.json", profile("simt.vectorized", FIRST, [counted, of_global("A", "load", 16, 0.25)]), direct)
     parts = "\n".join(f"<!-- generated: {k} from ncu.json -->\n<!-- end -->" for k in ("conflicts", "coalescing"))
     (tmp_path / "README.md").write_text(parts)
     assert readme.render(tmp_path) == ["README.md"]
@@ -258,7 +259,8 @@ def test_readme_parts(tmp_path: Path) -> None:
     assert "| `pad=0,piece_n=8` | 4096, H100 | 40.0% / 40.0% | 33.3% / 0.0% |" in made
     line = "| A 2+0, B 4+4 | A 0, B 1 | 671.1 / 671.1 | 268.4 / 268.4 | yes |"
     assert f"| `simt.vectorized` | piece_n=8,pad=0 | 4096, H100 | loads {line}" in made
-    assert "| `simt.vectorized` | piece_n=8,pad=0 | 4096, H100 | A load | 16 | 16 / 16 | 25.0% / 25.0% | yes |" in made
+    assert "| `simt.naive` | – | 4096, H100 | A load | 4 | 32 / 32 | 3.1% / 3.1% | yes |" in made
+    assert not any(each.startswith("| `simt.vectorized`") and "A load |" in each for each in made), "they are many"
     assert sum(each.endswith("NVIDIA H100 80GB HBM3, ncu.") for each in made) == 2
     write(tmp_path / "ncu.json", profile("simt.vectorized", FIRST, None))
     with pytest.raises(ValueError, match=r"no profile of simt.\* made with --instructions"):
