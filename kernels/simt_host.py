@@ -39,9 +39,8 @@ def entry(
     def invalid(config: SimtConfig, limit: int) -> str | None:
         if not isinstance(config, SimtConfig):
             return f"config is a {type(config).__name__}, expected the Config of {kernel.name}"
-        reason = invalid_reason(config, limit, buffers) or unread_reason(
-            config, own(), kernel.name, UNREAD[body.__name__]
-        )
+        unread = UNREAD[body.__name__]
+        reason = invalid_reason(config, limit, buffers) or unread_reason(config, own(), kernel.name, unread)
         return f"config: {reason}" if reason else None
 
     def unsupported(problem: Problem, config: SimtConfig | None = None) -> str | None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outblas import configs, registry
 from outblas.cli import app
-from outblas.report import accesses, profiles, readme
+from outblas.report import access_cases, accesses, profiles, readme
 from outblas.report.accesses import Conflicts
 
 pytestmark = pytest.mark.compile
@@ -159,7 +159,7 @@ def test_without_instructions_there_is_no_measurement(tmp_path: Path) -> None:
     given = found(
         tmp_path, profile("simt.vectorized", "", None), profile("simt.naive", "", []) | {"provider": "cublas"}
     )
-    assert accesses.profiled(given) == ()
+    assert access_cases.profiled(given) == ()
     assert all(r.measured is r.within is None for r in accesses.conflicts(given))
     partial = found(tmp_path, profile("simt.vectorized", "", [{"space": "shared", "operation": "load", "requests": 1}]))
     loads, stores = (r for r in accesses.conflicts(partial) if r.case.profile)

@@ -124,19 +124,8 @@ def _show(found: Sequence[Inspection]) -> None:
         )
         for i in found
     ]  # fmt: skip
-    columns = (
-        "kernel",
-        "arch",
-        "operands",
-        "registers",
-        "spill B st / ld",
-        "smem KiB",
-        "stages",
-        "threads",
-        "CTAs/SM",
-        "warps/SM",
-    )
-    table("Resources", (*columns, "limited by"), rows)
+    columns = ("kernel", "arch", "operands", "registers", "spill B st / ld", "smem KiB", "stages", "threads")
+    table("Resources", (*columns, "CTAs/SM", "warps/SM", "limited by"), rows)
     groups = [[i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())] for i in found]
     headings = ["kernel", "arch", *_GROUPS]
     if any(i.ffma_reuse is not None for i in found):
@@ -154,10 +143,8 @@ def _show(found: Sequence[Inspection]) -> None:
     for i in found:
         console.print(f"{i.kernel} {i.arch}: {_config(i)}", markup=False, style="dim")
         for access, conflicts in (i.bank_conflicts or {}).items():
-            console.print(
-                f"{i.kernel} {i.arch}: {access}: bank conflicts add {conflicts:g} wavefronts an instruction",
-                markup=False,
-            )
+            said = f"{access}: bank conflicts add {conflicts:g} wavefronts an instruction"
+            console.print(f"{i.kernel} {i.arch}: {said}", markup=False)
         for warning in i.warnings:
             console.print(f"{i.kernel} {i.arch}: {warning}", markup=False, style="yellow")
 

@@ -7,23 +7,22 @@ that a request of a warp takes, and efficiency as document 003 has it: bytes tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .. import configs, registry
 from ..device.access import LINE, Shared
-from ..shapes import Shape, to_text
-from .profiles import Profile, Profiles, Total
+from ..shapes import Shape
+from .access_cases import Case, cases, problem_of, where
+from .profiles import Profile, Total
 from .text import NONE
 
 if TYPE_CHECKING:
     from ..kernels.simt_access import Request
     from ..kernels.simt_config import SimtConfig
-    from ..operands import Problem
 
 WITHIN = 0.02  # of what was predicted
-N, DTYPE, LAYOUT = 4096, "float32", "nn"  # of a prediction that no profile stands beside
 VECTORIZED = "simt.vectorized"
 SQUARE = ("pad=0,piece_n=8", "piece_n=8", "pad=0", "")  # both conflicts, stores mended, loads mended, both mended
 STAGED = (*((VECTORIZED, config) for config in SQUARE), ("simt.warptile", "pad=0"), ("simt.warptile", ""),
@@ -50,43 +49,6 @@ COALESCING_NOTE = (
     "a transaction has 128 bytes; efficiency: bytes that lanes ask for over bytes of the transactions, as 003 has it: "
     f"a word that all lanes ask for counts 32 times; within {WITHIN:.0%}: ncu's transactions and ours"
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A kernel in one configuration at one shape, and its profile with --instructions (None: prediction alone)."""
-
-    kernel: str
-    config: SimtConfig
-    shape: Shape
-    dtype: str
-    layout: str
-    profile: Profile | None = None
-
-    @property
-    def memory(self) -> Sequence[Total] | None:
-        return self.profile.memory if self.profile else None
-
-    @property
-    def problem(self) -> Problem:
-        return _problem(self.dtype, self.layout, self.shape)
-
-    def cells(self) -> tuple[str, ...]:
-        """Kernel, configuration, and at what: only what is not usual."""
-        other = [each for each, usual in ((self.dtype, DTYPE), (self.layout, LAYOUT)) if each != usual]
-        gpu = [self.profile.gpu] if self.profile else []
-        return self.kernel, configs.brief(self.config) or NONE, ", ".join([to_text(self.shape), *other, *gpu])
-
-    def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "kernel": self.kernel,
-            "config": configs.brief(self.config),
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "layout": self.layout,
-            "gpu": self.profile.gpu if self.profile else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -207,11 +169,6 @@ class Coalescing:
         }
 
 
-def profiled(profiles: Iterable[Profile]) -> Profiles:
-    """Those of CUDA-core kernels that were made with --instructions."""
-    return tuple(p for p in profiles if p.memory is not None and p.provider in registry.LADDERS["simt"])
-
-
 def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
     """Two rows for each configuration that stages its operands: those of STAGED first, then whatever was profiled.
 
@@ -220,7 +177,7 @@ def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
     from ..kernels import simt_access
 
     found = []
-    for case in _cases(profiles, STAGED):
+    for case in cases(profiles, STAGED):
         accesses = simt_access.in_shared(case.config, case.problem)
         said = _bank_conflicts(case.config, case.dtype, case.layout, case.shape) if accesses else None
         for operation in OPERATIONS if accesses else ():
@@ -234,10 +191,10 @@ def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
 
 def square(rows: Iterable[Conflicts]) -> list[tuple[str, ...]]:
     """The four forms of simt.vectorized, in the order of SQUARE_COLUMNS."""
-    forms = [_where(configs.from_text(registry.load(VECTORIZED).Config, form)) for form in SQUARE]
+    forms = [where(configs.from_text(registry.load(VECTORIZED).Config, form)) for form in SQUARE]
     shares: dict[Case, list[str]] = {}
     for row in rows:
-        if row.case.kernel == VECTORIZED and _where(row.case.config) in forms:
+        if row.case.kernel == VECTORIZED and where(row.case.config) in forms:
             shares.setdefault(row.case, []).append(row.shares())
     return [
         (f"pad={case.config.pad},piece_n={case.config.piece_n}", case.cells()[-1], *of) for case, of in shares.items()
@@ -253,33 +210,9 @@ def coalescing(profiles: Iterable[Profile]) -> list[Coalescing]:
 
     return [
         Coalescing(case, access, predicted, _lines(case.memory, access))
-        for case in _cases(profiles, DIRECT)
+        for case in cases(profiles, DIRECT)
         for access, predicted in simt_access.in_global(case.config, case.problem).items()
     ]
-
-
-def _cases(profiles: Iterable[Profile], usual: Iterable[tuple[str, str]]) -> list[Case]:
-    """The usual ones, predicted at N where no profile has them, then the others; the last profile of a case counts."""
-    known = {(replace(case, profile=None), p.gpu): case for p in profiled(profiles) for case in [_case(p)]}
-    found: list[Case] = []
-    for kernel, text in usual:
-        config = configs.from_text(registry.load(kernel).Config, text)
-        same = [case for case in known.values() if (case.kernel, _where(case.config)) == (kernel, _where(config))]
-        found += same or [Case(kernel, config, (N, N, N), DTYPE, LAYOUT)]
-    return list(dict.fromkeys([*found, *known.values()]))
-
-
-def _where(config: SimtConfig) -> SimtConfig:
-    """Without what says when something is accessed, and not where."""
-    return replace(config, prefetch=False, store_at=0, group_m=1, ctas=1)
-
-
-def _case(profile: Profile) -> Case:
-    try:
-        config = configs.from_text(registry.load(profile.provider).Config, profile.resolved or profile.config)
-    except ValueError as error:
-        raise ValueError(f"a profile of {profile.provider} is of a configuration that is gone: {error}") from None
-    return Case(profile.provider, config, profile.shape, profile.dtype, profile.layout, profile)
 
 
 def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
@@ -330,15 +263,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 @cache
-def _problem(dtype: str, layout: str, shape: Shape) -> Problem:
-    import torch
-
-    from ..artifact import example
-
-    return example(getattr(torch, dtype), None, layout, shape)
-
-
-@cache
 def _bank_conflicts(config: SimtConfig, dtype: str, layout: str, shape: Shape) -> dict[str, int] | None:
     """By access as in `simt_access.in_shared`, what Gluon says of the same maps to plain rows in shared memory; None
     where rows are padded."""
@@ -352,7 +276,7 @@ def _bank_conflicts(config: SimtConfig, dtype: str, layout: str, shape: Shape) -
     from ..device.triton_artifact import bank_conflicts
     from ..kernels.simt_maps import maps
 
-    held = maps(config, _problem(dtype, layout, shape))
+    held = maps(config, problem_of(dtype, layout, shape))
     read, columns = (slab_of(held.outputs, config.block_k, axis) for axis in (0, 1))  # terms × rows, terms × columns
     of = {"A store": held.a.transposed(), "B store": held.b, "A load": read, "B load": columns}
     if not config.transpose_a:

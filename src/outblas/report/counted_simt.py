@@ -211,8 +211,7 @@ def _of_version(
     """A row of 003's tables: the share of warps that are active, GB of DRAM read, GB of global loads, and the FLOP per
     byte of DRAM that it makes of them."""
     source = f"003 {version}"
-    active, read = (" to ".join(f"{value:{form}}" for value in dict.fromkeys(span))
-                    for span, form in ((warps, ".3g"), (dram, ".3g")))  # fmt: skip
+    active, read = (" to ".join(f"{value:.3g}" for value in dict.fromkeys(span)) for span in (warps, dram))
     return (
         counted(source, f"{version}: {active} of the warps are active", run, lambda p: p.occupancy, warps, "{:.3f}"),
         counted(source, f"{version} reads {read} GB of DRAM", run, _dram, dram, "{:.3f} GB"),

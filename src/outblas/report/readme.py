@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
 from ..shapes import SUITE, Shape, parse, to_text
-from . import accesses, claims, ladder, page, phases, raster, sizes, text
+from . import access_cases, accesses, claims, ladder, page, phases, raster, sizes, text
 from .claims import Evidence
 from .profiles import load as load_profiles
 from .results import ROOT, Measurement, Measurements, by_kind, in_checkout, load
@@ -223,7 +223,7 @@ def _coalescing(evidence: Evidence, argument: str) -> str:
 
 def _accessed(evidence: Evidence) -> str:
     """The GPUs. Raises ValueError where no profile says what the memory instructions of a CUDA-core kernel did."""
-    found = accesses.profiled(evidence.profiles)
+    found = access_cases.profiled(evidence.profiles)
     if not found:
         raise ValueError("README.md: no profile of simt.* made with --instructions, expected one at least")
     return ", ".join(dict.fromkeys(profile.device for profile in found))
