@@ -8,12 +8,17 @@ Why it pays: the lanes' elements of B, and of C, are one line of 128 bytes, one 
 Source: 002 coalescing (6.352 TFLOP/s), 003 v01 (0.465 on a T4), 000 kernels 1 and 2.
 """
 
-from ..registry import Kernel
-from . import simt_host
-from .naive import direct
-from .simt_config import with_defaults
+from dataclasses import dataclass
 
-Config = with_defaults(block_m=32, block_n=32, warp_m=1, warp_n=32)
+from ..registry import Kernel
+from . import naive, simt_host
+
+
+@dataclass(frozen=True)
+class Config(naive.Config):
+    warp_m: int = 1
+    warp_n: int = 32
+
 
 KERNEL = Kernel(
     name="simt.coalesced",
@@ -27,4 +32,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, direct, Config)
+unsupported, plan, artifact = simt_host.entry(KERNEL, naive.direct, Config)

@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from ..device import simt
 from ..registry import Kernel
 from . import simt_host
-from .simt_config import with_defaults
+from .simt_config import SimtConfig
 
-Config = with_defaults(block_m=32, block_n=32, warp_m=32, warp_n=1)
+Config = SimtConfig
 
 
 @gluon.jit(repr=simt_host.readable_name)

@@ -14,18 +14,23 @@ Source: beyond the seeds.
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..device import simt
 from ..registry import Kernel
-from . import simt_host
-from .simt_config import with_defaults
+from . import simt_host, warptile
 
-Config = with_defaults(
-    block_m=128, block_n=128, block_k=8, warp_m=64, warp_n=64, thread_m=8, thread_n=16, piece_m=4, piece_n=4,
-    interleave=True, vector=4, transpose_a=True, pad=4, prefetch=True, store_at=5, group_m=8,
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Config(warptile.Config):
+    block_k: int = 8
+    piece_m: int = 4
+    interleave: bool = True
+    store_at: int = 5
+    group_m: int = 8
 
 
 @gluon.jit(repr=simt_host.readable_name)

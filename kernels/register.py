@@ -8,14 +8,24 @@ Why it pays: 64 FFMAs take 16 values from shared memory: a quarter of a load eac
 Source: 002 2D tile per thread (25.93 TFLOP/s), 003 v04 (2.1 to 2.7 on a T4), 000 kernel 5.
 """
 
-from ..registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import with_defaults
+from dataclasses import dataclass
 
-Config = with_defaults(
-    block_m=128, block_n=128, block_k=4, warp_m=16, warp_n=128, thread_m=8, thread_n=8, piece_m=8, piece_n=8, ctas=2,
-)  # fmt: skip
+from ..registry import Kernel
+from . import simt_host, strip
+from .shared import staged
+
+
+@dataclass(frozen=True)
+class Config(strip.Config):
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 4
+    warp_m: int = 16
+    warp_n: int = 128
+    thread_n: int = 8
+    piece_n: int = 8
+    pad: int = 0
+
 
 KERNEL = Kernel(
     name="simt.register",

@@ -11,15 +11,20 @@ Source: 002 shared-memory tile (9.174 TFLOP/s), 003 v02 (0.9 to 1.2 on a T4).
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..device import simt
 from ..registry import Kernel
-from . import simt_host
-from .simt_config import with_defaults
+from . import coalesced, simt_host
 
-Config = with_defaults(block_m=32, block_n=32, block_k=32, warp_m=1, warp_n=32, ctas=2)
+
+@dataclass(frozen=True)
+class Config(coalesced.Config):
+    block_k: int = 32
+    ctas: int = 2
 
 
 @gluon.jit(repr=simt_host.readable_name)

@@ -11,6 +11,7 @@ from triton.compiler import CompiledKernel
 
 from .. import machines
 from ..artifact import Artifact, example
+from ..configs import mistyped
 from ..device import gluon, simt, triton_artifact
 from ..device.mapping import by_rows
 from ..operands import Launch, Problem, dtype_name
@@ -39,8 +40,11 @@ def entry(
     def invalid(config: SimtConfig, limit: int) -> str | None:
         if not isinstance(config, SimtConfig):
             return f"config is a {type(config).__name__}, expected the Config of {kernel.name}"
-        unread = UNREAD[body.__name__]
-        reason = invalid_reason(config, limit, buffers) or unread_reason(config, own(), kernel.name, unread)
+        reason = (
+            mistyped(config)
+            or invalid_reason(config, limit, buffers)
+            or unread_reason(config, own(), kernel.name, UNREAD[body.__name__])
+        )
         return f"config: {reason}" if reason else None
 
     def unsupported(problem: Problem, config: SimtConfig | None = None) -> str | None:

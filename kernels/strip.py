@@ -9,12 +9,22 @@ Why it pays: one value of B serves 8 FFMAs, so a product takes 9/8 loads from sh
 Source: 002 1D tile per thread (17.04 TFLOP/s), 003 v03 (1.5 to 1.8 on a T4).
 """
 
-from ..registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import with_defaults
+from dataclasses import dataclass
 
-Config = with_defaults(block_m=64, block_n=64, block_k=8, warp_m=8, warp_n=32, thread_m=8, piece_m=8, pad=1, ctas=2)
+from ..registry import Kernel
+from . import shared, simt_host
+
+
+@dataclass(frozen=True)
+class Config(shared.Config):
+    block_m: int = 64
+    block_n: int = 64
+    block_k: int = 8
+    warp_m: int = 8
+    thread_m: int = 8
+    piece_m: int = 8
+    pad: int = 1
+
 
 KERNEL = Kernel(
     name="simt.strip",
@@ -28,4 +38,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, staged, Config)
+unsupported, plan, artifact = simt_host.entry(KERNEL, shared.staged, Config)

@@ -10,15 +10,21 @@ Why it pays: a quarter of the load instructions. Transposing costs stores that c
 Source: 002 float4 (31.42 TFLOP/s), 003 v05 (3.2 to 3.4 on a T4), 000 kernel 6.
 """
 
-from ..registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import with_defaults
+from dataclasses import dataclass
 
-Config = with_defaults(
-    block_m=128, block_n=128, block_k=8, warp_m=16, warp_n=128, thread_m=8, thread_n=8, piece_m=8, piece_n=4,
-    vector=4, transpose_a=True, pad=4, ctas=2,
-)  # fmt: skip
+from ..registry import Kernel
+from . import register, simt_host
+from .shared import staged
+
+
+@dataclass(frozen=True)
+class Config(register.Config):
+    block_k: int = 8
+    piece_n: int = 4
+    vector: int = 4
+    transpose_a: bool = True
+    pad: int = 4
+
 
 KERNEL = Kernel(
     name="simt.vectorized",

@@ -11,15 +11,22 @@ Why it pays: a warp reads 128 different values per term for 4096 products; in st
 Source: 002 warp tile (41.50 TFLOP/s, 84% of cuBLAS), 003 v06, 000 kernel 7, 004's 93.7%.
 """
 
-from ..registry import Kernel
-from . import simt_host
-from .shared import staged
-from .simt_config import with_defaults
+from dataclasses import dataclass
 
-Config = with_defaults(
-    block_m=128, block_n=128, block_k=16, warp_m=64, warp_n=64, thread_m=8, thread_n=16, piece_m=8, piece_n=4,
-    vector=4, transpose_a=True, pad=4, prefetch=True,
-)  # fmt: skip
+from ..registry import Kernel
+from . import simt_host, vectorized
+from .shared import staged
+
+
+@dataclass(frozen=True)
+class Config(vectorized.Config):
+    block_k: int = 16
+    warp_m: int = 64
+    warp_n: int = 64
+    thread_n: int = 16
+    prefetch: bool = True
+    ctas: int = 1
+
 
 KERNEL = Kernel(
     name="simt.warptile",

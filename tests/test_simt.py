@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import threading
 from collections import Counter
@@ -237,11 +238,18 @@ def test_what_a_rung_refuses() -> None:
         ("simt.pipelined", {"prefetch": False}, "prefetch is False, expected True: simt.pipelined has no other"),
         ("simt.warptile", {"store_at": 3}, "store_at is 3, expected 0: simt.warptile has no other"),
         ("simt.naive", {"block_k": 16}, "block_k is 16, expected 1: simt.naive has no other"),
-        ("simt.naive", {"block_m": 32.0}, "block_m is 32.0, expected an int"),
-        ("simt.shared", {"prefetch": 1}, "prefetch is 1, expected True or False"),
+        ("simt.naive", {"block_m": 32.0}, r"block_m is 32.0 \(float\), expected int"),
+        ("simt.shared", {"prefetch": 1}, r"prefetch is 1 \(int\), expected bool"),
     ):
         with pytest.raises(ValueError, match=f"config: {reason}"):
             registry.load(kernel).artifact(own(kernel, **changes))
+
+
+def test_configs_travel_between_processes() -> None:
+    for name in NAMES:
+        config = own(name)
+        assert pickle.loads(pickle.dumps(config)) == config
+        assert type(config).__module__ == f"outblas.kernels.{'simt_config' if name == 'simt.naive' else name[5:]}"
 
 
 def test_wide_products_step_in_64_bits() -> None:

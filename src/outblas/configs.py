@@ -11,13 +11,18 @@ ConfigT = TypeVar("ConfigT")
 
 def to_text(config: Any) -> str:
     """Every field of a frozen config, `name=value` joined by commas. Raises TypeError for a value of the wrong type."""
-    items = []
+    if reason := mistyped(config):
+        raise TypeError(f"config {reason}")
+    return ",".join(f"{field.name}={getattr(config, field.name)}" for field in dataclasses.fields(config))
+
+
+def mistyped(config: Any) -> str | None:
+    """Which value of a config has the wrong type; None if none has."""
     for field in dataclasses.fields(config):
         value, kind = getattr(config, field.name), type(field.default)
         if type(value) is not kind:
-            raise TypeError(f"config {field.name} is {value!r} ({type(value).__name__}), expected {kind.__name__}")
-        items.append(f"{field.name}={value}")
-    return ",".join(items)
+            return f"{field.name} is {value!r} ({type(value).__name__}), expected {kind.__name__}"
+    return None
 
 
 def brief(config: Any) -> str:
