@@ -14,7 +14,7 @@ Source: 002 baseline (0.5025 TFLOP/s of cuBLAS's 50.06), 003 v01's counter-examp
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import simt
+from ..device import rung, tiles
 from ..registry import Kernel
 from . import simt_host
 from .simt_config import SimtConfig
@@ -22,7 +22,7 @@ from .simt_config import SimtConfig
 Config = SimtConfig
 
 
-@gluon.jit(repr=simt_host.readable_name)
+@gluon.jit(repr=rung.readable_name)
 def direct(
     a, b, c, out, alpha, beta, M, N, K, inner,
     a_outer, a_inner, a_m, a_k, b_outer, b_inner, b_k, b_n,
@@ -34,11 +34,11 @@ def direct(
     RUNG: gl.constexpr,
 ):  # fmt: skip
     """Every product of an output is two loads and one FFMA of its thread; nothing is shared but by the caches."""
-    first_m, first_n, outer_index, inner_index = simt.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    m = simt.indices(first_m, BLOCK_M, gl.SliceLayout(1, OUTPUTS), WIDE)
-    n = simt.indices(first_n, BLOCK_N, gl.SliceLayout(0, OUTPUTS), WIDE)
-    inside_m = simt.inside(m, M, BLOCK_M, gl.SliceLayout(1, OUTPUTS), EVEN)
-    inside_n = simt.inside(n, N, BLOCK_N, gl.SliceLayout(0, OUTPUTS), EVEN)
+    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+    m = tiles.indices(first_m, BLOCK_M, gl.SliceLayout(1, OUTPUTS), WIDE)
+    n = tiles.indices(first_n, BLOCK_N, gl.SliceLayout(0, OUTPUTS), WIDE)
+    inside_m = tiles.inside(m, M, BLOCK_M, gl.SliceLayout(1, OUTPUTS), EVEN)
+    inside_n = tiles.inside(n, N, BLOCK_N, gl.SliceLayout(0, OUTPUTS), EVEN)
     a_ptr = a + outer_index * a_outer + inner_index * a_inner + m * a_m
     b_ptr = b + outer_index * b_outer + inner_index * b_inner + n * b_n
     acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, OUTPUTS)
@@ -48,7 +48,7 @@ def direct(
         acc += column.to(gl.float32)[:, None] * row.to(gl.float32)[None, :]
         a_ptr += a_k
         b_ptr += b_k
-    simt.finish(
+    tiles.finish(
         acc, c, out, alpha, beta, M, N, first_m, first_n, outer_index, inner_index,
         c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n, BLOCK_M, BLOCK_N, EVEN, WIDE, ROWS,
     )  # fmt: skip

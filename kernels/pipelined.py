@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import simt
+from ..device import rung, simt, tiles
 from ..registry import Kernel
 from . import simt_host, warptile
 
@@ -33,7 +33,7 @@ class Config(warptile.Config):
     group_m: int = 8
 
 
-@gluon.jit(repr=simt_host.readable_name)
+@gluon.jit(repr=rung.readable_name)
 def pipelined(
     a, b, c, out, alpha, beta, M, N, K, inner,
     a_outer, a_inner, a_m, a_k, b_outer, b_inner, b_k, b_n,
@@ -48,13 +48,13 @@ def pipelined(
 
     A load stands before a barrier: behind it, the compiler would move the load to where its value is stored.
     """
-    first_m, first_n, outer_index, inner_index = simt.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    a_m_index = simt.indices(first_m, BLOCK_M, gl.SliceLayout(1, A_COPY), WIDE)
-    a_k_index = simt.indices(0, BLOCK_K, gl.SliceLayout(0, A_COPY), WIDE)
-    b_k_index = simt.indices(0, BLOCK_K, gl.SliceLayout(1, B_COPY), WIDE)
-    b_n_index = simt.indices(first_n, BLOCK_N, gl.SliceLayout(0, B_COPY), WIDE)
-    inside_m = simt.inside(a_m_index, M, BLOCK_M, gl.SliceLayout(1, A_COPY), EVEN)[:, None]
-    inside_n = simt.inside(b_n_index, N, BLOCK_N, gl.SliceLayout(0, B_COPY), EVEN)[None, :]
+    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+    a_m_index = tiles.indices(first_m, BLOCK_M, gl.SliceLayout(1, A_COPY), WIDE)
+    a_k_index = tiles.indices(0, BLOCK_K, gl.SliceLayout(0, A_COPY), WIDE)
+    b_k_index = tiles.indices(0, BLOCK_K, gl.SliceLayout(1, B_COPY), WIDE)
+    b_n_index = tiles.indices(first_n, BLOCK_N, gl.SliceLayout(0, B_COPY), WIDE)
+    inside_m = tiles.inside(a_m_index, M, BLOCK_M, gl.SliceLayout(1, A_COPY), EVEN)[:, None]
+    inside_n = tiles.inside(b_n_index, N, BLOCK_N, gl.SliceLayout(0, B_COPY), EVEN)[None, :]
     a_ptr = a + outer_index * a_outer + inner_index * a_inner + (a_m_index[:, None] * a_m + a_k_index[None, :] * a_k)
     b_ptr = b + outer_index * b_outer + inner_index * b_inner + (b_k_index[:, None] * b_k + b_n_index[None, :] * b_n)
     a_even = gl.allocate_shared_memory(gl.float32, [BLOCK_K, BLOCK_M] if TRANSPOSE_A else [BLOCK_M, BLOCK_K], A_SHARED)
@@ -65,16 +65,16 @@ def pipelined(
     # The first pair of slabs has the terms that whole pairs leave over, 1 to 2 BLOCK_K of them, and zeros.
     pairs = (K + 2 * BLOCK_K - 1) // (2 * BLOCK_K)
     left = K - (pairs - 1) * (2 * BLOCK_K)
-    a_inside_k = simt.inside(a_k_index, left, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
-    b_inside_k = simt.inside(b_k_index, left, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
+    a_inside_k = tiles.inside(a_k_index, left, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
+    b_inside_k = tiles.inside(b_k_index, left, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
     a_slab = gl.load(a_ptr, mask=inside_m & a_inside_k, other=0.0)
     b_slab = gl.load(b_ptr, mask=b_inside_k & inside_n, other=0.0)
     simt.put(a_even, a_slab, TRANSPOSE_A)
     simt.put(b_even, b_slab, False)
     a_ptr += BLOCK_K * a_k
     b_ptr += BLOCK_K * b_k
-    a_inside_k = simt.inside(a_k_index, left - BLOCK_K, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
-    b_inside_k = simt.inside(b_k_index, left - BLOCK_K, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
+    a_inside_k = tiles.inside(a_k_index, left - BLOCK_K, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
+    b_inside_k = tiles.inside(b_k_index, left - BLOCK_K, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
     a_slab = gl.load(a_ptr, mask=inside_m & a_inside_k, other=0.0)
     b_slab = gl.load(b_ptr, mask=b_inside_k & inside_n, other=0.0)
     # On to the first whole pair.
@@ -107,7 +107,7 @@ def pipelined(
             step = gl.where((odd == 0) | (pair + 2 < pairs), BLOCK_K, -BLOCK_K)
             a_ptr += step * a_k
             b_ptr += step * b_k
-    simt.finish(
+    tiles.finish(
         acc, c, out, alpha, beta, M, N, first_m, first_n, outer_index, inner_index,
         c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n, BLOCK_M, BLOCK_N, EVEN, WIDE, ROWS,
     )  # fmt: skip

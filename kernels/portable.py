@@ -25,12 +25,11 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .. import machines
 from ..artifact import Artifact, example
-from ..device import language
+from ..device import language, launch
+from ..device.grid import MAX_PROGRAMS, group_m, needs_int64, pieces_of, tiles
+from ..device.launch import Specialization
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
-from . import launch
-from .grid import MAX_PROGRAMS, group_m, needs_int64, pieces_of, tiles
-from .launch import Specialization
 from .portable_config import CANDIDATES, PortableConfig, choose, invalid_reason, uses_fma
 
 __all__ = [
@@ -168,8 +167,7 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
         return launch.bind(problem, pieces_of(problem, config), _interpreter, constants)
     arch = launch.arch_of(problem.device)
     if config is None:
-        sm_count = torch.cuda.get_device_properties(problem.device).multi_processor_count
-        config = choose(problem, sm_count, arch, launch.shared_memory_limit(problem.device))
+        config = choose(problem, launch.sm_count(problem.device), arch, launch.shared_memory_limit(problem.device))
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
     with torch.cuda.device(problem.device):
         compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())

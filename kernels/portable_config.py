@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ..configs import to_text
+from ..device import launch
+from ..device.grid import tiles
 from ..operands import Problem
-from .grid import tiles
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
@@ -176,16 +177,11 @@ def _reads_shared_memory(arch: int) -> bool:
 
 def vector(problem: Problem, operand: str, arch: int) -> int:
     """Elements (a power of two, at most 16 bytes) that one copy of operand "a" or "b" moves to shared memory."""
-    strides, extents = (problem.a, (problem.M, problem.K)) if operand == "a" else (problem.b, (problem.K, problem.N))
-    if 1 not in strides[-2:]:
-        return 1
-    unit = -1 if strides[-1] == 1 else -2
-    along_k = unit == (-1 if operand == "a" else -2)
+    strides = problem.a if operand == "a" else problem.b
+    along_k = strides[-1 if operand == "a" else -2] == 1
     if problem.tf32 and _reads_shared_memory(arch) and not along_k:
         return 1  # such tensor cores take 32-bit operands along K only: the copy transposes
-    others = [stride for i, stride in enumerate(strides, start=-len(strides)) if i != unit]
-    alignment = problem.alignment["ab".index(operand)] // problem.dtype.itemsize
-    return math.gcd(max(alignment, 1), extents[unit], *others)
+    return launch.vector(problem, operand)
 
 
 def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import simt
+from ..device import rung, simt, tiles
 from ..registry import Kernel
 from . import coalesced, simt_host
 
@@ -27,7 +27,7 @@ class Config(coalesced.Config):
     ctas: int = 2
 
 
-@gluon.jit(repr=simt_host.readable_name)
+@gluon.jit(repr=rung.readable_name)
 def staged(
     a, b, c, out, alpha, beta, M, N, K, inner,
     a_outer, a_inner, a_m, a_k, b_outer, b_inner, b_k, b_n,
@@ -43,13 +43,13 @@ def staged(
     The rungs from here to simt.warptile differ in layouts: who copies what, how it lies in shared memory, who
     multiplies what. PREFETCH, which simt.warptile adds: a slab is loaded while the one before it is multiplied.
     """
-    first_m, first_n, outer_index, inner_index = simt.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    a_m_index = simt.indices(first_m, BLOCK_M, gl.SliceLayout(1, A_COPY), WIDE)
-    a_k_index = simt.indices(0, BLOCK_K, gl.SliceLayout(0, A_COPY), WIDE)
-    b_k_index = simt.indices(0, BLOCK_K, gl.SliceLayout(1, B_COPY), WIDE)
-    b_n_index = simt.indices(first_n, BLOCK_N, gl.SliceLayout(0, B_COPY), WIDE)
-    inside_m = simt.inside(a_m_index, M, BLOCK_M, gl.SliceLayout(1, A_COPY), EVEN)[:, None]
-    inside_n = simt.inside(b_n_index, N, BLOCK_N, gl.SliceLayout(0, B_COPY), EVEN)[None, :]
+    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+    a_m_index = tiles.indices(first_m, BLOCK_M, gl.SliceLayout(1, A_COPY), WIDE)
+    a_k_index = tiles.indices(0, BLOCK_K, gl.SliceLayout(0, A_COPY), WIDE)
+    b_k_index = tiles.indices(0, BLOCK_K, gl.SliceLayout(1, B_COPY), WIDE)
+    b_n_index = tiles.indices(first_n, BLOCK_N, gl.SliceLayout(0, B_COPY), WIDE)
+    inside_m = tiles.inside(a_m_index, M, BLOCK_M, gl.SliceLayout(1, A_COPY), EVEN)[:, None]
+    inside_n = tiles.inside(b_n_index, N, BLOCK_N, gl.SliceLayout(0, B_COPY), EVEN)[None, :]
     a_ptr = a + outer_index * a_outer + inner_index * a_inner
     b_ptr = b + outer_index * b_outer + inner_index * b_inner
     a_offset = a_m_index[:, None] * a_m + a_k_index[None, :] * a_k
@@ -58,14 +58,14 @@ def staged(
     b_tile = gl.allocate_shared_memory(gl.float32, [BLOCK_K, BLOCK_N], B_SHARED)
     acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, OUTPUTS)
     if PREFETCH:
-        a_inside_k = simt.inside(a_k_index, K, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
-        b_inside_k = simt.inside(b_k_index, K, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
+        a_inside_k = tiles.inside(a_k_index, K, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
+        b_inside_k = tiles.inside(b_k_index, K, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
         a_slab = gl.load(a_ptr + a_offset, mask=inside_m & a_inside_k, other=0.0)
         b_slab = gl.load(b_ptr + b_offset, mask=b_inside_k & inside_n, other=0.0)
     for start in range(0, K, BLOCK_K):
         if not PREFETCH:
-            a_inside_k = simt.inside(a_k_index, K - start, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
-            b_inside_k = simt.inside(b_k_index, K - start, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
+            a_inside_k = tiles.inside(a_k_index, K - start, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
+            b_inside_k = tiles.inside(b_k_index, K - start, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
             a_slab = gl.load(a_ptr + a_offset, mask=inside_m & a_inside_k, other=0.0)
             b_slab = gl.load(b_ptr + b_offset, mask=b_inside_k & inside_n, other=0.0)
         simt.put(a_tile, a_slab, TRANSPOSE_A)
@@ -78,7 +78,7 @@ def staged(
             b_slab = gl.load(b_ptr + b_offset, mask=(b_k_index < left)[:, None] & inside_n, other=0.0)
         for k in gl.static_range(BLOCK_K):
             acc += simt.column_of(a_tile, k, TRANSPOSE_A, OUTPUTS) * simt.row_of(b_tile, k, OUTPUTS)
-    simt.finish(
+    tiles.finish(
         acc, c, out, alpha, beta, M, N, first_m, first_n, outer_index, inner_index,
         c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n, BLOCK_M, BLOCK_N, EVEN, WIDE, ROWS,
     )  # fmt: skip

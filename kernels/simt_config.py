@@ -141,15 +141,6 @@ def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
     return None
 
 
-def unread_reason(config: SimtConfig, own: SimtConfig, kernel: str, unread: tuple[str, ...]) -> str | None:
-    """Why a config asks for what a kernel does not do: a field that it does not read differs from its own."""
-    for name in unread:
-        value, only = getattr(config, name), getattr(own, name)
-        if value != only:
-            return f"{name} is {value}, expected {only}: {kernel} has no other"
-    return None
-
-
 # The documents' own parameters: kernel, and what differs from the rung's config. The rungs' configs are an H100's.
 PRESETS: dict[str, tuple[str, str]] = {
     "002 float4, 000 kernel 6": ("simt.vectorized", "pad=0,piece_n=8"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..device.launch import contiguous, vector
 from ..device.mapping import Mapping, copies, outputs
 from ..operands import Problem
-from .portable_config import vector
 from .simt_config import SimtConfig
 
 
@@ -27,17 +27,11 @@ def maps(config: SimtConfig, problem: Problem) -> Maps:
     )
     if c.block_k == 1:
         return Maps(computed, computed, computed)
-    wide_a, wide_b = (min(c.vector, vector(problem, operand, 90)) for operand in "ab")
+    wide_a, wide_b = (min(c.vector, vector(problem, operand)) for operand in "ab")
     a = copies((c.block_m, c.block_k), wide_a, c.num_warps)
-    if _contiguous(problem, "a") == "m":
+    if contiguous(problem, "a") == "m":
         a = copies((c.block_k, c.block_m), wide_a, c.num_warps).transposed()
     b = copies((c.block_k, c.block_n), wide_b, c.num_warps)
-    if _contiguous(problem, "b") == "k":
+    if contiguous(problem, "b") == "k":
         b = copies((c.block_n, c.block_k), wide_b, c.num_warps).transposed()
     return Maps(computed, a, b)
-
-
-def _contiguous(problem: Problem, operand: str) -> str:
-    """The axis along which an operand is stored: "m", "n" or "k"."""
-    axes, strides = ("mk", problem.a[-2:]) if operand == "a" else ("kn", problem.b[-2:])
-    return axes[0] if strides[0] == 1 and strides[1] != 1 else axes[1]

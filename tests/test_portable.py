@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import outblas
-from outblas.kernels import grid, portable, portable_config
-from outblas.kernels.grid import pieces_of
+from outblas.device import grid
+from outblas.device.grid import pieces_of
+from outblas.kernels import portable, portable_config
 from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
 from outblas.kernels.portable_config import cycles, uses_fma, vector
 from outblas.operands import Problem, problem

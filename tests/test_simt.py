@@ -17,10 +17,10 @@ import outblas
 from outblas import operands, registry
 from outblas.artifact import example
 from outblas.configs import from_text
-from outblas.device import access, simt
+from outblas.device import access, grid, simt
 from outblas.device.mapping import Mapping, by_rows, copies, outputs
 from outblas.inspect import inspect
-from outblas.kernels import grid, simt_access, simt_host
+from outblas.kernels import simt_access, simt_host
 from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
 from outblas.kernels.simt_maps import maps
 

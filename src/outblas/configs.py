@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -56,3 +57,12 @@ def _parse(name: str, value: str, kind: type) -> int | bool | str:
         return int(value) if kind is int else value
     except ValueError:
         raise ValueError(f"config {name} is {value!r}, expected an integer") from None
+
+
+def unread_reason(config: Any, own: Any, kernel: str, unread: Sequence[str]) -> str | None:
+    """Why a config asks for what a kernel does not do: a field that it does not read differs from its own."""
+    for name in unread:
+        value, only = getattr(config, name), getattr(own, name)
+        if value != only:
+            return f"{name} is {value}, expected {only}: {kernel} has no other"
+    return None

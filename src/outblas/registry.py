@@ -29,6 +29,14 @@ LADDERS: dict[str, tuple[str, ...]] = {
         "simt.pipelined",
     ),
     "portable": ("portable",),
+    "turing": (
+        "turing.wmma",
+        "turing.shared",
+        "turing.double_buffer",
+        "turing.vectorized",
+        "turing.ldmatrix",
+        "turing.cp_async",
+    ),
     "hopper": (
         "hopper.tma_wgmma",
         "hopper.large_tile",
@@ -42,7 +50,12 @@ LADDERS: dict[str, tuple[str, ...]] = {
         "hopper.hilbert",
     ),
 }
-_PACKAGES = {"simt": "outblas.kernels", "portable": "outblas.kernels", "hopper": "outblas.hopper"}
+_PACKAGES = {
+    "simt": "outblas.kernels",
+    "portable": "outblas.kernels",
+    "turing": "outblas.turing",
+    "hopper": "outblas.hopper",
+}
 
 # Operands on which the documents measure a ladder, and so do reports: bfloat16 and nt for all others.
 _DTYPES = {"simt": "float32", "turing": "float16"}

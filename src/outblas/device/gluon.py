@@ -5,6 +5,7 @@ Nothing else imports Gluon's private modules, nor names that changed between Tri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -12,6 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from . import language
 from .mapping import Mapping
@@ -37,11 +40,56 @@ def registers(mapping: Mapping) -> Any:
     return gl.DistributedLinearLayout(*parts, [], list(mapping.shape))
 
 
-def shared(rows: int, columns: int, pad: int) -> Any:
-    """The layout of a tile in shared memory: row after row, each padded by `pad` elements.
+# An option of `compile`: PTX that the drivers of CUDA 12 read, not the newest that Triton's assembler knows.
+OLD_PTX = {"ptx_version": 80}
+
+
+def load_as_ptx(compiled: CompiledKernel) -> None:
+    """Has the driver assemble a kernel that is not loaded yet for whatever GPU loads it: so code for an older
+    architecture runs on a newer one."""
+    compiled.kernel = compiled.asm["ptx"].encode() + b"\0"
+
+
+def swizzled(columns: int, itemsize: int, order: Sequence[int]) -> Any:
+    """The layout of a tile in shared memory whose rows of `columns` elements along order[0] go 16 bytes at a time, so
+    that eight rows' pieces of one column, which ldmatrix reads together, lie in different banks."""
+    vector = 16 // itemsize
+    row = columns * itemsize
+    together = max(1, 128 // row)  # rows that share the 32 banks
+    return gl.SwizzledSharedLayout(vector, together, max(1, min(8, row // 16)), list(order))
+
+
+def padded(shape: tuple[int, int], pad: int, order: Sequence[int] = (1, 0)) -> Any:
+    """The layout of a tile in shared memory whose rows along order[0] are `pad` elements longer.
 
     Without padding it is written as padding that comes after the tile: into a plain layout Triton would move words with
-    ldmatrix and stmatrix, which are made for tensor cores.
+    ldmatrix and stmatrix.
     """
-    interval = columns if pad else rows * columns
-    return gl.PaddedSharedLayout.with_identity_for([[interval, pad or 4]], [rows, columns], [1, 0])
+    interval = shape[order[0]] if pad else shape[0] * shape[1]
+    return gl.PaddedSharedLayout.with_identity_for([[interval, pad or 4]], list(shape), list(order))
+
+
+def mma_layout(arch: int, warps: tuple[int, int]) -> Any:
+    """Who holds which fp32 sum of mma.sync.m16n8k16, of m16n8k8 below sm_80, with so many warps along M and N."""
+    return gl.NVMMADistributedLayout(
+        version=[2, 0 if arch >= 80 else 1], warps_per_cta=list(warps), instr_shape=[16, 8]
+    )
+
+
+def dot_operand(index: int, mma: Any) -> Any:
+    """Who holds which 16-bit element of operand A (0) or B (1) of mma.sync."""
+    return gl.DotOperandLayout(index, mma, 2)
+
+
+@builtin
+def mma(a, b, acc, _semantic=None):  # type: ignore[no-untyped-def]
+    """acc + a b on tensor cores, by mma.sync; a and b in DotOperandLayout of acc's layout, k_width 2. Gluon's own
+    takes no layout of sm_75."""
+    dot = _semantic.dot(a, b, acc, input_precision=None, max_num_imprecise_acc=None, out_dtype=acc.dtype)
+    return gl.tensor(dot.handle, acc.type)
+
+
+# Asynchronous copies from global to shared memory; masked elements become zeros.
+copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+commit_copies = async_copy.commit_group
+wait_copies = async_copy.wait_group  # then a barrier, which Triton adds

@@ -78,13 +78,14 @@ def by_rows(of: Mapping) -> Mapping:
     return of.reordered(tuple(sorted(of.registers, key=lambda basis: (basis[0], basis[1]))))
 
 
-def copies(shape: tuple[int, int], vector: int, warps: int) -> Mapping:
+def copies(shape: tuple[int, int], vector: int, warps: int, spread: bool = True) -> Mapping:
     """A tile that a CTA copies: each thread `vector` elements of a row at once, neighbouring lanes along the row.
 
-    Where there are more threads than vectors, the rest repeat the work of others.
+    Where there are more threads than vectors, vectors are shortened if the work is to be `spread`, and the rest of the
+    threads repeat that of others.
     """
     rows, columns = shape
-    vector = min(vector, max(1, rows * columns // (32 * warps)), columns)
+    vector = min(vector, max(1, rows * columns // (32 * warps)) if spread else vector, columns)
     along = powers(vector, columns)
     down = powers(1, rows)
     moves: list[Basis] = [(0, move) for move in along] + [(move, 0) for move in down]

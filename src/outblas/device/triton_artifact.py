@@ -28,6 +28,7 @@ _lock = threading.Lock()  # standard output is redirected for every thread
 def from_compiled(
     compiled: CompiledKernel,
     *,
+    machine_arch: int | None = None,
     kernel: str,
     config: Any,
     dtype: torch.dtype,
@@ -38,20 +39,23 @@ def from_compiled(
     bank_conflicts: Mapping[str, float] | None = None,
     passes: Mapping[str, float] | None = None,
 ) -> Artifact:
-    """The artifact of what `triton.compile` returned; `config` is the rung's frozen config, the rest as in Artifact."""
-    ptx = compiled.asm["ptx"]
+    """The artifact of what `triton.compile` returned, for a GPU of `machine_arch` (90 is sm_90) if that is not what it
+    was compiled for; `config` is the rung's frozen config, the rest as in Artifact."""
+    ptx, compiled_for = compiled.asm["ptx"], compiled.metadata.target.arch
+    newer = machine_arch not in (None, compiled_for)
     arch = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
     assert arch, "Triton's PTX names its target"
+    cubin, log = _assemble(compiled, machine_arch or compiled_for)
     return Artifact(
         kernel=kernel,
-        arch=arch[1],
+        arch=f"sm_{machine_arch}" if newer else arch[1],
         config=to_text(config),
         dtype=dtype_name(dtype),
         out_dtype=dtype_name(out_dtype),
         layout=layout,
-        cubin=compiled.asm["cubin"],
+        cubin=cubin if newer else compiled.asm["cubin"],
         ptx=ptx,
-        log=assembler_log(compiled),
+        log=log,
         threads=cta_threads(ptx),
         smem_bytes=compiled.metadata.shared,  # Triton declares no static shared memory
         stages=stages,
@@ -61,8 +65,8 @@ def from_compiled(
     )
 
 
-def assembler_log(compiled: CompiledKernel) -> str:
-    """All that ptxas says of a kernel.
+def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
+    """A kernel's PTX assembled for an architecture, and all that ptxas says of it.
 
     Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by Triton itself, so
     that the assembler and its options are the same.
@@ -73,8 +77,8 @@ def assembler_log(compiled: CompiledKernel) -> str:
     said = io.StringIO()
     with _lock, triton.knobs.nvidia.scope(), contextlib.redirect_stdout(said):
         triton.knobs.nvidia.dump_ptxas_log = True
-        backend.make_cubin(compiled.asm["ptx"], {}, options, metadata["target"].arch)
-    return said.getvalue()
+        cubin = backend.make_cubin(compiled.asm["ptx"], {}, options, arch)
+    return cubin, said.getvalue()
 
 
 def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: torch.dtype) -> int:

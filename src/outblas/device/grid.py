@@ -47,8 +47,8 @@ class Piece:
 def needs_int64(problem: Problem, config: Tile) -> bool:
     """Whether an index past the edge, or the offset of an element within one matrix, needs 64 bits."""
     M, N, K = problem.M, problem.N, problem.K
-    pairs = 4 * config.block_k  # K is rounded up to a pair of slabs, and a pair more
-    reach = max(M + config.block_m, N + config.block_n, K + pairs)
+    ahead = 16 * config.block_k  # K is rounded up to the slabs of an iteration, at most eight, and as many more
+    reach = max(M + config.block_m, N + config.block_n, K + ahead)
     shapes = [((M, K), problem.a), ((K, N), problem.b), ((M, N), problem.out), ((M, N), problem.c)]
     return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
 

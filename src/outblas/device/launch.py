@@ -1,4 +1,4 @@
-"""What Triton and Gluon kernels of this package share on the host: arguments, specialization, pieces of a call.
+"""What Triton and Gluon kernels share on the host: arguments, specialization, pieces of a call.
 
 Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then constants of its own.
 """
@@ -46,6 +46,23 @@ class Specialization:
             "enable_fp_fusion": True,
             "sanitize_overflow": False,  # offsets of masked lanes wrap
         }
+
+
+def vector(problem: Problem, operand: str) -> int:
+    """Elements (a power of two, at most 16 bytes) that one load of operand "a" or "b" can move in all of its rows."""
+    strides, extents = (problem.a, (problem.M, problem.K)) if operand == "a" else (problem.b, (problem.K, problem.N))
+    if 1 not in strides[-2:]:
+        return 1
+    unit = -1 if strides[-1] == 1 else -2
+    others = [stride for i, stride in enumerate(strides, start=-len(strides)) if i != unit]
+    alignment = problem.alignment["ab".index(operand)] // problem.dtype.itemsize
+    return math.gcd(max(alignment, 1), extents[unit], *others)
+
+
+def contiguous(problem: Problem, operand: str) -> str:
+    """The axis along which operand "a" or "b" is stored: "m", "n" or "k"."""
+    axes, strides = ("mk", problem.a[-2:]) if operand == "a" else ("kn", problem.b[-2:])
+    return axes[0] if strides[0] == 1 and strides[1] != 1 else axes[1]
 
 
 def unsupported_dtype(problem: Problem) -> str | None:
@@ -140,6 +157,10 @@ def arch_of(device: torch.device) -> int:
     """90 for sm_90."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def sm_count(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def shared_memory_limit(device: torch.device) -> int:

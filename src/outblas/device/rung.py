@@ -1,0 +1,166 @@
+"""The host side of a Gluon rung: what dispatch calls, from the parts in which ladders differ."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from triton.compiler import CompiledKernel
+
+from .. import machines
+from ..artifact import Artifact, example
+from ..configs import mistyped, unread_reason
+from ..operands import Launch, Problem, dtype_name
+from ..registry import Kernel
+from . import gluon, launch, triton_artifact
+from .grid import MAX_PROGRAMS, Tile, pieces_of, tiles
+from .launch import Specialization
+
+C = TypeVar("C", bound=Tile)
+
+
+class Rung(ABC, Generic[C]):
+    """One rung: its record, the body of its kernel, and its own config. A ladder says the rest."""
+
+    base: ClassVar[type]  # of the configs of all rungs of the ladder
+    dtype: ClassVar[torch.dtype]  # for which `artifact` compiles by default, and the layout
+    layout: ClassVar[str]
+
+    def __init__(self, kernel: Kernel, body: Any, own: type[C]) -> None:
+        self.kernel, self.body, self.own = kernel, body, own
+
+    @property
+    @abstractmethod
+    def unread(self) -> tuple[str, ...]:
+        """Fields of a config that the body does not read."""
+
+    @abstractmethod
+    def invalid_reason(self, config: C, limit: int) -> str | None:
+        """Why no kernel can be built from a config in so many bytes of shared memory."""
+
+    @abstractmethod
+    def refusal(self, problem: Problem, config: C, arch: int) -> str | None:
+        """Why the kernel cannot take a call on an architecture, beyond the types of its operands."""
+
+    @abstractmethod
+    def constants(self, config: C, problem: Problem, arch: int) -> dict[str, Any]:
+        """Arguments of the kernel after those of every kernel, in order."""
+
+    @abstractmethod
+    def specialization(self, config: C, problem: Problem, constants: dict[str, Any], arch: int) -> Specialization:
+        """What the compiler is told, for an architecture."""
+
+    @abstractmethod
+    def described(self, config: C, problem: Problem) -> Mapping[str, Any]:
+        """Fields of an artifact beyond those of every Gluon kernel: at least `stages`."""
+
+    def target(self, config: C, arch: int) -> int:
+        """The architecture to compile for, of a GPU's."""
+        return arch
+
+    def default(self, problem: Problem, sms: int, limit: int) -> C:
+        """The config of a call that names none, on a GPU of so many SMs with so much shared memory a CTA."""
+        return self.own()
+
+    def _invalid(self, config: C, limit: int) -> str | None:
+        if not isinstance(config, self.base):
+            return f"config is a {type(config).__name__}, expected the Config of {self.kernel.name}"
+        reason = (
+            mistyped(config)
+            or self.invalid_reason(config, limit)
+            or unread_reason(config, self.own(), self.kernel.name, self.unread)
+        )
+        return f"config: {reason}" if reason else None
+
+    def unsupported(self, problem: Problem, config: C | None = None) -> str | None:
+        """Why this kernel cannot take a call (with this config); None if it can."""
+        if reason := launch.unsupported_dtype(problem):
+            return reason
+        if problem.device.type != "cuda":
+            return f"needs CUDA tensors, and was given tensors on {problem.device}"
+        limit = launch.shared_memory_limit(problem.device)
+        chosen = config or self.default(problem, launch.sm_count(problem.device), limit)
+        if reason := self._invalid(chosen, limit):
+            return reason
+        if reason := self.refusal(problem, chosen, launch.arch_of(problem.device)):
+            return reason
+        if tiles(chosen, problem) > MAX_PROGRAMS:
+            return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(chosen, problem)}"
+        return None
+
+    def plan(self, problem: Problem, config: C | None = None) -> Launch:
+        """Compiles for a call and returns its launch, for the current device and its current stream. Raises ValueError
+        when the call or the config is not supported."""
+        if reason := self.unsupported(problem, config):
+            raise ValueError(f"kernel {self.kernel.name!r}: {reason}")
+        device = problem.device
+        config = config or self.default(problem, launch.sm_count(device), launch.shared_memory_limit(device))
+        arch = launch.arch_of(device)
+        constants = self.constants(config, problem, arch)
+        with torch.cuda.device(device):
+            compiled = self._compiled(config, problem, constants, arch, torch.cuda.current_device())
+            pieces = pieces_of(problem, config)
+            return launch.bind(problem, pieces, lambda programs: compiled[programs, 1, 1], constants)
+
+    def artifact(
+        self,
+        config: C | None = None,
+        *,
+        arch: int | None = None,
+        dtype: torch.dtype | None = None,
+        out_dtype: torch.dtype | None = None,
+        layout: str | None = None,
+        shape: tuple[int, int, int] = (4096, 4096, 4096),
+    ) -> Artifact:
+        """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no GPU. Raises
+        ValueError for what the kernel cannot take."""
+        machine = machines.reference(90 if arch is None else arch)
+        dtype, layout = dtype or self.dtype, layout or self.layout
+        given = example(dtype, out_dtype, layout, shape)
+        if dtype_name(dtype) not in self.kernel.dtypes:
+            raise ValueError(f"dtype is {dtype_name(dtype)}, expected {' or '.join(self.kernel.dtypes)}")
+        config = config or self.default(given, machine.sms, machine.shared_memory_per_cta)
+        if reason := self._invalid(config, machine.shared_memory_per_cta) or self.refusal(given, config, machine.arch):
+            raise ValueError(reason)
+        constants = self.constants(config, given, machine.arch)
+        return triton_artifact.from_compiled(
+            self._compiled(config, given, constants, machine.arch, None),
+            machine_arch=machine.arch,
+            kernel=self.kernel.name,
+            config=config,
+            dtype=given.dtype,
+            out_dtype=given.out_dtype,
+            layout=layout,
+            tile=(config.block_m, config.block_n, config.block_k),
+            **self.described(config, given),
+        )
+
+    def _compiled(
+        self, config: C, problem: Problem, constants: dict[str, Any], arch: int, device: int | None
+    ) -> CompiledKernel:
+        target = self.target(config, arch)
+        specialization = self.specialization(config, problem, constants, target)
+        return _compile(self.body, specialization, target, target != arch, device)
+
+
+def readable_name(specialization: Any) -> str:
+    """A kernel's name in profilers: rung, tile and dtype."""
+    rung, *sizes = (str(specialization.constants[name]) for name in ("RUNG", "BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    return f"outblas_{rung}_{'x'.join(sizes)}_{specialization.signature['a'].removeprefix('*')}"
+
+
+@cache
+def _compile(
+    body: Any, specialization: Specialization, target: int, as_ptx: bool, device: int | None
+) -> CompiledKernel:
+    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
+    constants: dict[tuple[int, ...], Any] = {(i,): value for i, value in specialization.constants}
+    signature = dict(specialization.signature)
+    options = specialization.options | (gluon.OLD_PTX if as_ptx else {})
+    compiled = gluon.compile(body, signature, constants, specialization.attributes, target, options)
+    if as_ptx:
+        gluon.load_as_ptx(compiled)
+    return compiled

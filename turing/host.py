@@ -1,0 +1,153 @@
+"""The host side of the tensor-core rungs: what they take, layouts from configs, what the compiler is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..artifact import Artifact
+from ..device import gluon, launch, rung
+from ..device.grid import group_m, needs_int64, pieces_of, tiles
+from ..device.mapping import copies
+from ..operands import Launch, Problem
+from ..registry import Kernel
+from .config import ITEM, STAGED_PAD, TuringConfig, invalid_reason
+
+# Fields of a config that a kernel does not read.
+UNREAD = {
+    "direct": ("pad", "swizzle", "stages", "ahead"),
+    "staged": ("stages", "ahead"),
+    "buffered": ("stages",),
+    "pipelined": ("pad", "swizzle", "ahead"),
+}
+_WIDEST = 16  # bytes of a load or a store
+
+Sizes = Sequence[tuple[TuringConfig, float]]
+
+
+def entry(
+    kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1, sizes: Sizes = ()
+) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
+    """A rung's `unsupported`, `plan` and `artifact`, for a Gluon kernel that multiplies `steps` slabs an iteration of
+    its loop (0: as many as it has stages, two at least). `sizes`: configs to choose from, and how fast each is where
+    there are many tiles; none: `own()`."""
+    made = TuringRung(kernel, body, own, steps, sizes)
+    return made.unsupported, made.plan, made.artifact
+
+
+def widths(config: TuringConfig, problem: Problem) -> dict[str, int]:
+    """Elements that one load of operand "a" or "b" moves."""
+    return {name: min(config.vector, launch.vector(problem, name)) for name in "ab"}
+
+
+class TuringRung(rung.Rung[TuringConfig]):
+    """A rung of the tensor-core ladder."""
+
+    base, dtype, layout = TuringConfig, torch.float16, "nt"
+
+    def __init__(self, kernel: Kernel, body: Any, own: type[TuringConfig], steps: int, sizes: Sizes) -> None:
+        super().__init__(kernel, body, own)
+        self.steps, self.sizes = steps, sizes
+
+    def default(self, problem: Problem, sms: int, limit: int) -> TuringConfig:
+        """Of `sizes`, what takes least by its waves over the SMs, if it fits in shared memory."""
+
+        def cost(size: tuple[TuringConfig, float]) -> float:
+            config, speed = size
+            waves = -(-tiles(config, problem) * math.prod(problem.batch) // sms)
+            return waves * config.block_m * config.block_n / speed
+
+        fitting = [size for size in self.sizes if invalid_reason(size[0], limit) is None]
+        return min(fitting, key=cost)[0] if fitting else self.own()
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return UNREAD[self.body.__name__]
+
+    def target(self, config: TuringConfig, arch: int) -> int:
+        return config.arch or arch
+
+    def invalid_reason(self, config: TuringConfig, limit: int) -> str | None:
+        if 0 < config.arch < self.kernel.min_arch:
+            return f"arch is {config.arch}, expected 0 or at least {self.kernel.min_arch}: {self.kernel.name} needs it"
+        if self.steps == 0 and config.stages < 2:
+            return f"stages is {config.stages}, expected at least 2: {self.kernel.name} copies ahead"
+        return invalid_reason(config, limit)
+
+    def refusal(self, problem: Problem, config: TuringConfig, arch: int) -> str | None:
+        if config.arch > arch:
+            return f"config: arch is {config.arch}, expected at most {arch}, the GPU's"
+        if problem.dtype == torch.bfloat16 and self.target(config, arch) < 80:
+            return "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
+        return None
+
+    def described(self, config: TuringConfig, problem: Problem) -> Mapping[str, Any]:
+        return {"stages": config.stages}
+
+    def specialization(
+        self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int
+    ) -> launch.Specialization:
+        """Divisors only as far as wide loads and stores need them: every further one would be another compile."""
+        most = widths(config, problem)
+        most["c"] = most["out"] = 8
+
+        def divisor(name: str, value: int) -> int:
+            operand, is_stride, _ = name.partition("_")
+            if operand not in most:
+                return math.gcd(value, 8)
+            if not is_stride:
+                return math.gcd(value, _WIDEST)
+            return math.gcd(value, most[operand])
+
+        return launch.specialize(
+            problem,
+            pieces_of(problem, config),
+            constants,
+            divisor,
+            wide=constants["WIDE"],
+            num_warps=config.num_warps,
+            max_registers=config.max_registers,
+        )
+
+    def constants(self, config: TuringConfig, problem: Problem, arch: int) -> dict[str, Any]:
+        c = config
+        M, N, K = problem.M, problem.N, problem.K
+        mma = gluon.mma_layout(self.target(c, arch), (c.warps_m, c.warps_n))
+        if self.body.__name__ == "direct":
+            slabs = [(gluon.dot_operand(i, mma), None, False) for i in range(2)]
+        else:
+            slabs = [_slab(c, problem, name) for name in "ab"]
+        rows = _rows(c, problem) if c.stage_out else mma
+        steps = self.steps or c.stages
+        return {
+            "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "BLOCK_K": c.block_k, "GROUP_M": group_m(c, problem),
+            "EVEN": M % c.block_m == 0 and N % c.block_n == 0, "EVEN_K": K % (c.block_k * steps) == 0,
+            "WIDE": needs_int64(problem, c), "MMA": mma, "A_COPY": slabs[0][0], "B_COPY": slabs[1][0],
+            "A_SHARED": slabs[0][1], "B_SHARED": slabs[1][1], "ROWS": rows,
+            "OUT_SHARED": gluon.padded((c.block_m, c.block_n), STAGED_PAD) if c.stage_out else None,
+            "STAGES": c.stages, "AHEAD": c.ahead, "A_ASYNC": slabs[0][2], "B_ASYNC": slabs[1][2],
+            "RUNG": self.kernel.name.replace(".", "_"),
+        }  # fmt: skip
+
+
+def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool]:
+    """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, and whether it can be copied
+    there asynchronously, 4 bytes or more at a time."""
+    rows, wide = (c.block_m if name == "a" else c.block_n), widths(c, problem)[name]
+    along_k = launch.contiguous(problem, name) == "k"
+    shape = (rows, c.block_k) if along_k else (c.block_k, rows)
+    copy = copies(shape, wide, c.num_warps, spread=False)
+    order = (1, 0) if along_k else (0, 1)
+    shared = gluon.swizzled(shape[1], ITEM, order) if c.swizzle else gluon.padded((rows, c.block_k), c.pad, order)
+    return gluon.registers(copy if along_k else copy.transposed()), shared, wide >= 2
+
+
+def _rows(c: TuringConfig, problem: Problem) -> Any:
+    """Who writes which outputs: neighbouring lanes along the axis along which they are stored, 16 bytes each."""
+    wide = _WIDEST // problem.out_dtype.itemsize
+    if problem.out[-2] == 1 and problem.out[-1] != 1:
+        return gluon.registers(copies((c.block_n, c.block_m), wide, c.num_warps).transposed())
+    return gluon.registers(copies((c.block_m, c.block_n), wide, c.num_warps))
