@@ -103,6 +103,30 @@ def tf32(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta
     right(rounded[0], rounded[1], c, out, alpha, beta)
 
 
+def swapped_rows(b: Tensor) -> Tensor:
+    """B as document 003's first ldmatrix brought it: lanes of .x4.trans step along N where they should along K, so that
+    their windows of 8 elements overlap. Of each 16×16 fragment, (k, n) is the element (8 · (n // 8), k + n % 8)."""
+    rows, columns = (-(-size // CHUNK) * CHUNK for size in b.shape)
+    padded = torch.zeros(rows, columns + 8, dtype=b.dtype)
+    padded[: b.shape[0], : b.shape[1]] = b
+    k, n = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    row, column = k // CHUNK * CHUNK + n % CHUNK // 8 * 8, n // CHUNK * CHUNK + k % CHUNK + n % 8
+    return padded[row, column][: b.shape[0], : b.shape[1]]
+
+
+def swapped_ldmatrix(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
+    right(a, swapped_rows(b), c, out, alpha, beta)
+
+
+def swapped_ldmatrix_of_one_warp(
+    a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float
+) -> None:
+    """The warp that owns rows 16 to 31 and columns 32 to 47 has the fault."""
+    right(a, b, c, out, alpha, beta)
+    own = out[16:32, 32:48]
+    right(a[16:32], swapped_rows(b)[:, 32:48], None if c is None else c[16:32, 32:48], own, alpha, beta)
+
+
 def transposed_operand(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
     right(a, b.mT, c, out, alpha, beta)
 

@@ -41,6 +41,9 @@ CLUSTER_TILE = (256, 256, 64)
 def cases_of(kernel: registry.Kernel, dtype: str) -> Iterator[Case]:
     """All around a kernel's tile; of a CUDA-core rung's 16-bit operands, which are widened on the way, a few."""
     kind = getattr(torch, dtype)
+    if kernel.ladder == "turing":
+        config = registry.load(kernel.name).Config()
+        return cases.full(kind, config.block_m, config.block_n, config.block_k)
     if kernel.ladder != "simt":
         return cases.full(kind, *TILES.get(kernel.name, CLUSTER_TILE))
     if kind is not FP32:
@@ -116,7 +119,11 @@ def test_tf32_only_when_torch_asks_for_it() -> None:
     assert error() < 1e-6
 
 
-KERNELS = [*map(pytest.param, ("portable", *SIMT)), *(pytest.param(name, marks=pytest.mark.sm90) for name in HOPPER)]
+TURING = [kernel.name for kernel in registry.ladder("turing")]
+KERNELS = [
+    *map(pytest.param, ("portable", *SIMT, *TURING)),
+    *(pytest.param(name, marks=pytest.mark.sm90) for name in HOPPER),
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -219,7 +226,8 @@ def test_runs_on_the_operands_device(kernel: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(cases.huge(BF16)), ids=str)
 def test_more_than_two_to_the_31_elements(case: Case) -> None:
-    for kernel in ("portable", "simt.shared", "simt.pipelined", *HOPPER):
+    turing = ("turing.wmma", "turing.shared", "turing.double_buffer", "turing.cp_async")
+    for kernel in ("portable", "simt.shared", "simt.pipelined", *turing, *HOPPER):
         try:
             result = check(kernel, case)
         except Refused as refusal:

@@ -73,6 +73,14 @@ CAUGHT = [
     (broken.tf32, bounded, Case(48, 48, 2, FP32), r"wrong: "),
     (broken.tf32, bounded, Case(48, 48, 64, FP32), r"wrong: "),
     (broken.tf32, bounded, Case(48, 48, 2048, FP32), r"relative Frobenius error .*, torch's .*, allowed"),
+    (broken.swapped_ldmatrix, exact, SQUARE, r"wrong: 2\d{3} of 2304 elements, first at \[0, 0\], within rows 0-47"),
+    (broken.swapped_ldmatrix, bounded, replace(SQUARE, dtype=FP16), r"wrong: 2\d{3} of 2304"),
+    (
+        broken.swapped_ldmatrix_of_one_warp,
+        exact,
+        replace(SQUARE, dtype=FP16),
+        r"^wrong: 25\d of 2304 elements, .*rows 16-31, columns 32-47; expected",
+    ),
     (broken.transposed_operand, exact, SQUARE, r"wrong: 2\d{3} of 2304 elements, first at \[0, 0\]"),
     (broken.transposed_result, exact, SQUARE, r"wrong: 2\d{3} of 2304"),
     (broken.reads_past_k, exact, Case(45, 51, 37, BF16), r"wrong: 51 of .*all of rows 44-44.*; 51 are NaN \("),
@@ -194,6 +202,13 @@ def test_slabs_change_nothing(kernel, oracle, monkeypatch):
     assert [part.ok for part in parts] == [one.ok for one in whole]
     for part, one in zip(parts, whole, strict=True):
         assert part.message.split(";")[0] == one.message.split(";")[0]
+
+
+def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw() -> None:
+    """Its 162 is the largest of 4096² errors of products that have nothing to do with each other."""
+    a, b = (torch.rand(shape) * 2 - 1 for shape in ((256, 1024), (1024, 256)))
+    wrong = a @ broken.swapped_rows(b) - a @ b
+    assert float(wrong.std()) == pytest.approx((2 * 1024) ** 0.5 / 3, rel=0.05)
 
 
 @pytest.mark.parametrize("kernel", [broken.plain_sum, broken.truncated_sum])

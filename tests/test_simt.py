@@ -230,7 +230,7 @@ def test_what_a_rung_refuses() -> None:
     assert "needs CUDA tensors" in str(module.unsupported(problem()))
     with pytest.raises(ValueError, match=r"config: thread_m x thread_n is 256"):
         module.artifact(own("simt.pipelined", warp_m=128, thread_m=16))
-    with pytest.raises(ValueError, match="dtype is int8, expected bfloat16"):
+    with pytest.raises(ValueError, match="dtype is int8, expected float32 or bfloat16"):
         module.artifact(dtype=torch.int8)
     with pytest.raises(ValueError, match=r"config is a PortableConfig, expected the Config of simt.pipelined"):
         module.artifact(registry.load("portable").Config())
@@ -252,19 +252,23 @@ def test_configs_travel_between_processes() -> None:
         assert type(config).__module__ == f"outblas.kernels.{'simt_config' if name == 'simt.naive' else name[5:]}"
 
 
+def specialized(name: str, given: operands.Problem) -> tuple[dict[str, Any], dict[str, str]]:
+    """Constants of a rung's kernel and the types of its arguments."""
+    rung = registry.load(name).plan.__self__
+    constants = rung.constants(own(name), given, 90)
+    return constants, dict(rung.specialization(own(name), given, constants, 90).signature)
+
+
 def test_wide_products_step_in_64_bits() -> None:
     """A slab of K is more than 2³¹ elements wide, its strides are not."""
     for name in NAMES:
-        config = own(name)
         for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
             given = example(FP32, None, layout, shape)
-            constants = simt_host._constants(config, given, 1, name)
-            types = dict(simt_host._specialize(given, config, constants, 90).signature)
+            constants, types = specialized(name, given)
             assert constants["WIDE"]
             assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
     narrow = problem()
-    constants = simt_host._constants(own("simt.shared"), narrow, 1, "simt.shared")
-    types = dict(simt_host._specialize(narrow, own("simt.shared"), constants, 90).signature)
+    _, types = specialized("simt.shared", narrow)
     assert {types[name] for name in ("M", "a_m", "b_k")} == {"i32"}
 
 

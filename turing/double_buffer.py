@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..device import rung, tiles
+from ..device.gluon import barrier
 from ..registry import Kernel
 from . import host, shared
 
@@ -54,6 +55,7 @@ def buffered(
     )  # fmt: skip
     a_tiles[0].store(a_slab)
     b_tiles[0].store(b_slab)
+    barrier()  # the loop needs none before its first products then
     a_offsets += BLOCK_K * a_k
     b_offsets += BLOCK_K * b_k
     if AHEAD:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import configs, fallback, operands, registry
+from . import choice, configs, fallback, operands, registry
 from .operands import Problem
 
 Tensor = torch.Tensor
@@ -92,7 +92,8 @@ def _prepare(call: Call) -> Plan:
             raise ValueError(f"kernel {call.kernel!r} {reason}")
     elif reason := _no_default(problem):
         return lambda call: _by_torch(call, reason)
-    launch = _launcher(call.kernel or "portable", call.config, problem, nothing=problem.K == 0 or call.alpha == 0)
+    kernel, nothing = call.kernel or choice.kernel_for(problem), problem.K == 0 or call.alpha == 0
+    launch = _launcher(kernel, call.config, problem, nothing=nothing)
     device, on_gpu = problem.device, problem.device.type == "cuda"
     bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
 

@@ -89,6 +89,9 @@ def mma(a, b, acc, _semantic=None):  # type: ignore[no-untyped-def]
     return gl.tensor(dot.handle, acc.type)
 
 
+# All threads of a CTA have come here; Triton adds such barriers where accesses to shared memory need them.
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
 # Asynchronous copies from global to shared memory; masked elements become zeros.
 copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 commit_copies = async_copy.commit_group

@@ -1,0 +1,41 @@
+"""The kernel of a call that names none, by the GPU's architecture and the call's shape; imports no DSL."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .device import launch
+from .operands import Problem
+
+_SMALLEST = 64  # edge of the smallest tile of turing.cp_async
+_LEAST_SHARE = 0.75  # of the SMs that such tiles must keep busy
+_COPIED = 8  # elements: cp.async of 16 bytes
+
+
+def kernel_for(problem: Problem) -> str:
+    """The name of the kernel for a product that `portable` could take.
+
+    sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`. GPUs whose tensor
+    cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on, take `turing.cp_async` where it fills them:
+    compiled for sm_80 and run on an H100, it is 1.03 to 1.47 times as fast as `portable` from 1024 on. All else is
+    `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such.
+    """
+    if problem.device.type != "cuda":
+        return "portable"
+    arch = launch.arch_of(problem.device)
+    if 75 <= arch < 80 and problem.dtype == torch.float16:
+        return "turing.ldmatrix"
+    only_mma_sync = 80 <= arch < 90 or arch >= 120
+    if only_mma_sync and problem.dtype in (torch.float16, torch.bfloat16) and _suits_cp_async(problem):
+        return "turing.cp_async"
+    return "portable"
+
+
+def _suits_cp_async(problem: Problem) -> bool:
+    """Whether its copies are wide, and its smallest tiles fill the GPU."""
+    if min(problem.M, problem.N) < _SMALLEST or min(launch.vector(problem, name) for name in "ab") < _COPIED:
+        return False
+    tiles = -(-problem.M // _SMALLEST) * -(-problem.N // _SMALLEST) * math.prod(problem.batch)
+    return tiles >= _LEAST_SHARE * launch.sm_count(problem.device)

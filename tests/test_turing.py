@@ -1,0 +1,324 @@
+"""The tensor-core ladder without a GPU: machine code for every architecture, configs, who loads what, who is chosen."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from outblas import choice, machines, operands, registry
+from outblas.artifact import example
+from outblas.configs import from_text
+from outblas.device import gluon, grid, launch
+from outblas.device import rung as device_rung
+from outblas.inspect import inspect, machine_code, sass
+from outblas.inspect.inspection import compilable
+from outblas.turing.config import TuringConfig, invalid_reason
+
+NAMES = [kernel.name for kernel in registry.ladder("turing")]
+BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
+FP16, BF16 = torch.float16, torch.bfloat16
+# Slabs that the loop of a kernel multiplies.
+SLABS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
+BUILDS = [(kernel.name, arch) for kernel in registry.ladder("turing") for arch in compilable(kernel)]
+VALUES: dict[str, tuple[Any, ...]] = {
+    "block_m": (16, 32, 64, 128, 256),
+    "block_n": (8, 16, 32, 64, 128, 256),
+    "block_k": (16, 32, 64),
+    "warps_m": (1, 2, 4),
+    "warps_n": (1, 2, 4),
+    "vector": (1, 2, 4, 8),
+    "pad": (0, 2, 4, 8, 16),
+    "swizzle": (False, True),
+    "stages": (2, 3, 4, 6),
+    "ahead": (False, True),
+    "stage_out": (False, True),
+    "group_m": (1, 3, 8),
+    "ctas": (1, 2),
+}
+
+
+def own(kernel: str, **changes: Any) -> TuringConfig:
+    config: TuringConfig = replace(registry.load(kernel).Config(), **changes)
+    return config
+
+
+def rung(kernel: str) -> Any:
+    return registry.load(kernel).plan.__self__
+
+
+def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
+    """Kernels, and configs that they take with 48 KiB of shared memory."""
+    draw = random.Random(seed)
+    found: list[tuple[str, TuringConfig]] = []
+    while len(found) < count:
+        name = ("turing.wmma", "turing.shared", "turing.double_buffer", "turing.cp_async")[len(found) % 4]
+        values = {key: draw.choice(options) for key, options in VALUES.items() if key not in rung(name).unread}
+        config = own(name, **values)
+        if invalid_reason(config, 48 * 1024) is None:
+            found.append((name, config))
+    return found
+
+
+@pytest.mark.parametrize(("name", "arch"), BUILDS)
+def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
+    """As many mma.sync as the tile has, in a loop without FMA; ldmatrix from its rung on; nothing spills."""
+    instruction = "mma.sync.aligned.m16n8k8." if arch == 75 else "mma.sync.aligned.m16n8k16."
+    machine_instruction = "HMMA.1688.F32" if arch == 75 else "HMMA.16816.F32"
+    found = inspect(name, arch=arch)
+    products = own(name).products(arch) * SLABS.get(name, 1)
+    found.require(has={instruction: products}, lacks=("FFMA", *(() if name in BY_LDMATRIX else ("LDSM", "ldmatrix"))))
+    assert found.count(machine_instruction) % products == 0  # the assembler may unroll
+    if name in BY_LDMATRIX:
+        found.require(has=("LDSM.16.M88.4",))
+    else:
+        assert found.count(machine_instruction) == products
+    assert found.count("LDGSTS") == 0 or name == "turing.cp_async"
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
+@pytest.mark.parametrize(("name", "arch"), [(name, arch) for name, arch in BUILDS if arch != 80])
+def test_machine_code_of_other_layouts(name: str, arch: int, layout: str) -> None:
+    out_dtype = "float32" if layout == "nn" else None
+    found = inspect(name, arch=arch, layout=layout, out_dtype=out_dtype)
+    found.require(has=("HMMA",), lacks=("FFMA", *(() if name in BY_LDMATRIX else ("LDSM", "ldmatrix"))))
+    if name in BY_LDMATRIX:
+        found.require(has=("LDSM.16.MT88.4",))  # transposed on its way to registers
+
+
+def test_bfloat16_has_its_own_instruction() -> None:
+    inspect("turing.shared", dtype="bfloat16", arch=80).require(has=("HMMA.16816.F32.BF16",))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "turing.cp_async"])
+def test_code_for_turing_assembles_for_hopper(name: str) -> None:
+    found = inspect(name, config="arch=75", arch=90)
+    assert found.arch == "sm_90"
+    assert ".target sm_75" in found.ptx_text
+    assert ".version 8.0" in found.ptx_text  # which drivers of CUDA 12 read
+    found.require(has=("HMMA.1688.F32", "mma.sync.aligned.m16n8k8."), lacks=("FFMA", "HMMA.16816"))
+
+
+@pytest.mark.compile
+def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
+    found = {name: inspect(name, arch=80) for name in NAMES}
+    found["turing.wmma"].require(lacks=("LDS", "STS", "BAR"))
+    found["turing.shared"].require(has={"BAR.SYNC": 2}, lacks=("LDG.E.128",))
+    loops = {name: sass.hot_loop(sass.parse(found[name].sass)) for name in NAMES}
+    counts = {name: [i.name.split(".")[0] for i in loop] for name, loop in loops.items()}
+    # One barrier for each of the two slabs of an iteration; the parent has two for its one.
+    assert counts["turing.double_buffer"].count("BAR") == counts["turing.vectorized"].count("BAR") == 2
+    # Elements of A and B a slab over threads, then vectors of eight, then two of each.
+    assert counts["turing.double_buffer"].count("LDG") == 2 * (32 + 64) * 16 // 256
+    assert counts["turing.vectorized"].count("LDG") == 2 * 2
+    found["turing.ldmatrix"].require(has={"LDG.E.128": 4, "STS.128": 4, "LDSM.16.M88.4": 12}, min_ctas=2)
+    # One wait and one barrier a slab of the four in an iteration, and nothing but copies from global memory.
+    assert [counts["turing.cp_async"].count(name) for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
+    assert counts["turing.cp_async"].count("LDGSTS") == 4 * (128 + 256) * 32 // 8 // 256
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_overlaps_without_a_load_ahead(ahead: bool) -> None:
+    """A thread waits for its loads, by storing them, before its products; `ahead`, it stores what is there already."""
+    found = inspect("turing.double_buffer", config=f"ahead={ahead}", arch=75)
+    loop = [i.name.split(".")[0] for i in sass.hot_loop(sass.parse(found.sass))]
+    last_store = max(i for i, name in enumerate(loop) if name == "STS")
+    assert ("HMMA" in loop[:last_store]) == ahead, loop
+
+
+def epilogue_ffma(name: str, arch: int) -> int:
+    """FFMA of one thread where the product has an addend."""
+    given = example(FP16, None, "nt", (2048, 2048, 2048))
+    given = replace(given, c=given.out, alignment=(16,) * 4, scaled=True)
+    made, config = rung(name), own(name)
+    compiled = made._compiled(config, given, made.constants(config, given, arch), arch, None)
+    counts = machine_code.read_cubin(compiled.asm["cubin"]).instructions
+    return sum(n for op, n in counts.items() if re.match(r"FFMA\b", op))
+
+
+@pytest.mark.parametrize("arch", [75, 90])
+@pytest.mark.parametrize("name", ["turing.double_buffer", "turing.ldmatrix"])
+def test_the_epilogue_is_one_ffma_an_output(name: str, arch: int) -> None:
+    """M · N of them, 4,194,304 at 2048, as document 003 counted."""
+    config = own(name)
+    ctas = 2048 // config.block_m * (2048 // config.block_n)
+    assert epilogue_ffma(name, arch) * config.threads * ctas == 2048 * 2048 == 4_194_304
+
+
+def busy_threads(name: str, operand: str) -> int:
+    """Threads that load a vector of a slab that no other thread loads."""
+    constants = rung(name).constants(own(name), example(FP16, None, "nt", (2048, 2048, 2048)), 75)
+    layout = constants[f"{operand}_COPY"]
+    return 2 ** sum(basis != [0, 0] for basis in (*layout.lane_bases, *layout.warp_bases))
+
+
+def test_who_loads() -> None:
+    """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
+    assert [busy_threads("turing.double_buffer", operand) for operand in "AB"] == [256, 256]
+    assert [busy_threads("turing.vectorized", operand) for operand in "AB"] == [64, 128]
+    assert [busy_threads("turing.ldmatrix", operand) for operand in "AB"] == [256, 256]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("turing.wmma", "block_m=96", "block_m is 96, expected a power of two from 1 to 256"),
+        ("turing.wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps of 16"),
+        ("turing.wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps of 8"),
+        ("turing.wmma", "block_k=8", "block_k is 8, expected 16 to 128"),
+        ("turing.wmma", "vector=16", "vector is 16, expected 1, 2, 4 or 8"),
+        ("turing.wmma", "pad=8", "pad is 8, expected 0: turing.wmma has no other"),
+        ("turing.wmma", "arch=90", "arch is 90, expected one of 0, 75, 80"),
+        ("turing.wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
+        ("turing.shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
+        ("turing.shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
+        ("turing.shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
+        ("turing.shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
+        ("turing.double_buffer", "warps_m=32,block_m=512", "block_m is 512, expected a power of two from 1 to 256"),
+        ("turing.double_buffer", "stages=3", "stages is 3, expected 2: turing.double_buffer has no other"),
+        ("turing.ldmatrix", "block_m=256,block_n=256", "block_m x block_n is 256 sums a thread, expected at most 128"),
+        ("turing.ldmatrix", "ctas=4", "ctas is 4: 64 registers a thread, too few for 64 sums"),
+        ("turing.ldmatrix", "block_k=128,warps_m=1,ctas=1", "block_m x block_k is 128 elements a thread, expected"),
+        ("turing.cp_async", "stages=1", "stages is 1, expected at least 2: turing.cp_async copies ahead"),
+        ("turing.cp_async", "arch=75", "arch is 75, expected 0 or at least 80: turing.cp_async needs it"),
+        ("turing.cp_async", "swizzle=False", "swizzle is False, expected True: turing.cp_async has no other"),
+        ("turing.cp_async", "stages=8,block_k=64", "needs 393216 bytes of shared memory, the device has 232448"),
+    ],
+)
+def test_what_a_config_is_refused_for(name: str, text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"config: {reason}")):
+        registry.load(name).artifact(from_text(registry.load(name).Config, text))
+
+
+def test_what_an_architecture_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"):
+        inspect("turing.ldmatrix", dtype="bfloat16", arch=75)
+    with pytest.raises(ValueError, match="needs sm_80 for bfloat16 operands"):
+        inspect("turing.ldmatrix", dtype="bfloat16", arch=90, config="arch=75")
+    with pytest.raises(ValueError, match="arch is 80, expected at most 75, the GPU's"):
+        inspect("turing.ldmatrix", arch=75, config="arch=80")
+    with pytest.raises(ValueError, match=r"arch is 75, expected for turing\.cp_async: 80, 90"):
+        inspect("turing.cp_async", arch=75)
+
+
+@pytest.mark.parametrize(("name", "config"), valid_configs(8, seed=1), ids=str)
+def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
+    artifact = registry.load(name).artifact(config, arch=80, layout="tn")
+    assert artifact.cubin
+    slabs = config.stages if name == "turing.cp_async" else 2 if name == "turing.double_buffer" else 1
+    needed = max(slabs * config.slab_bytes, config.staged_bytes if config.stage_out else 0)
+    assert artifact.smem_bytes <= (needed if name != "turing.wmma" else config.staged_bytes) + 512
+
+
+def test_configs_travel_between_processes() -> None:
+    for name in NAMES:
+        config = own(name)
+        assert pickle.loads(pickle.dumps(config)) == config
+        assert {field.name for field in fields(config)} == {field.name for field in fields(TuringConfig)}
+
+
+def test_wide_products_step_in_64_bits() -> None:
+    """Slabs lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
+    for name in NAMES:
+        made, config = rung(name), own(name)
+        for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
+            given = example(FP16, None, layout, shape)
+            constants = made.constants(config, given, 90)
+            types = dict(made.specialization(config, given, constants, 90).signature)
+            assert constants["WIDE"]
+            assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
+        assert grid.needs_int64(example(FP16, None, "nt", (1, 1, 2**31 - config.stages * config.block_k)), config)
+
+
+GPUS = [
+    # arch, dtype, shape, layout → kernel
+    (75, FP16, (4096, 4096, 4096), "nt", "turing.ldmatrix"),
+    (75, FP16, (33, 5, 7), "nn", "turing.ldmatrix"),
+    (75, BF16, (4096, 4096, 4096), "nt", "portable"),
+    (75, torch.float32, (4096, 4096, 4096), "nt", "portable"),
+    (80, FP16, (4096, 4096, 4096), "nn", "turing.cp_async"),
+    (86, BF16, (2048, 2048, 2048), "nt", "turing.cp_async"),
+    (89, BF16, (1024, 1024, 1024), "tn", "turing.cp_async"),
+    (89, BF16, (512, 512, 512), "nt", "portable"),
+    (89, BF16, (16, 4096, 4096), "nt", "portable"),
+    (80, FP16, (4096, 4096, 4095), "nt", "portable"),
+    (80, torch.float32, (4096, 4096, 4096), "nt", "portable"),
+    (90, FP16, (4096, 4096, 4096), "nt", "portable"),
+    (100, BF16, (4096, 4096, 4096), "nt", "portable"),
+    (120, BF16, (4096, 4096, 4096), "nt", "turing.cp_async"),
+]
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a GPU of an architecture that this machine does not have, as far as planning a launch goes."""
+
+    def make(arch: int) -> None:
+        machine = machines.reference(75 if arch < 80 else 80)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(arch, 10))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(launch, "sm_count", lambda _: machine.sms)
+        monkeypatch.setattr(launch, "shared_memory_limit", lambda _: machine.shared_memory_per_cta)
+
+    return make
+
+
+def on_gpu(dtype: torch.dtype, layout: str, shape: tuple[int, int, int]) -> operands.Problem:
+    return replace(example(dtype, None, layout, shape), device=torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("arch", "dtype", "shape", "layout", "kernel"), GPUS)
+def test_the_kernel_of_a_call_that_names_none(
+    fake_gpu: Any, arch: int, dtype: torch.dtype, shape: tuple[int, int, int], layout: str, kernel: str
+) -> None:
+    fake_gpu(arch)
+    given = on_gpu(dtype, layout, shape)
+    assert choice.kernel_for(given) == kernel
+    assert registry.load(kernel).unsupported(given) is None
+
+
+@pytest.mark.parametrize(("arch", "text", "as_ptx"), [(75, "", False), (75, "arch=75", False), (80, "arch=75", True)])
+def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, arch: int, text: str, as_ptx: bool
+) -> None:
+    """On sm_75 the ordinary path: a cubin; on newer GPUs, PTX for the driver."""
+    fake_gpu(arch)
+    loaded: list[Any] = []
+
+    class Compiled:
+        def __init__(self, *arguments: Any) -> None:
+            self.target, self.asm, self.kernel = arguments[4], {"ptx": "ptx of sm_75"}, b"cubin"
+
+        def __getitem__(self, programs: tuple[int, int, int]) -> Any:
+            loaded.append((self.target, programs, self.kernel))
+            return lambda *_: None
+
+    monkeypatch.setattr(gluon, "compile", Compiled)
+    monkeypatch.setattr(device_rung, "_compile", device_rung._compile.__wrapped__)  # no cache
+    module = registry.load("turing.ldmatrix")
+    module.plan(on_gpu(FP16, "nt", (256, 384, 512)), from_text(module.Config, text) if text else None)
+    assert loaded == [(75, (6, 1, 1), b"ptx of sm_75\0" if as_ptx else b"cubin")]
+
+
+def test_tiles_follow_the_size_of_the_product() -> None:
+    """128×256 where there are enough of them for 132 SMs, smaller ones where not, and where those do not fit in shared
+    memory."""
+
+    def tile(edge: int, limit: int = 163 * 1024) -> tuple[int, int]:
+        config = rung("turing.cp_async").default(example(FP16, None, "nt", (edge,) * 3), 132, limit)
+        assert invalid_reason(config, limit) is None
+        return config.block_m, config.block_n
+
+    assert tile(8192) == (128, 256)
+    assert tile(1024) == (64, 128)
+    assert tile(512) == (64, 64)
+    assert tile(8192, 99 * 1024) == (128, 128)
