@@ -217,6 +217,17 @@ def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
     assert artifact.smem_bytes <= (needed if name != "turing.wmma" else config.staged_bytes) + 512
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
+def test_indices_of_two_operands_are_no_vector(name: str) -> None:
+    """Triton 3.6's LLVM shifted both as one, A's loaded by vectors and B's singly, and one spilt into the other."""
+    made = rung(name)
+    config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, ctas=1)
+    given = replace(example(FP16, None, "nt", (64, 64, 64)), b=(1, 65))
+    compiled = made._compiled(config, given, made.constants(config, given, 90), 90, None)
+    assert not re.search(r"mul\.wide\.u32 .*, 2147483648|mov\.b64\s+\{_,", compiled.asm["ptx"])
+
+
 def test_configs_travel_between_processes() -> None:
     for name in NAMES:
         config = own(name)
@@ -240,7 +251,7 @@ def test_wide_products_step_in_64_bits() -> None:
 GPUS = [
     # arch, dtype, shape, layout → kernel
     (75, FP16, (4096, 4096, 4096), "nt", "turing.ldmatrix"),
-    (75, FP16, (33, 5, 7), "nn", "turing.ldmatrix"),
+    (75, FP16, (33, 5, 7), "nn", "turing.double_buffer"),
     (75, BF16, (4096, 4096, 4096), "nt", "portable"),
     (75, torch.float32, (4096, 4096, 4096), "nt", "portable"),
     (80, FP16, (4096, 4096, 4096), "nn", "turing.cp_async"),
@@ -249,6 +260,7 @@ GPUS = [
     (89, BF16, (512, 512, 512), "nt", "portable"),
     (89, BF16, (16, 4096, 4096), "nt", "portable"),
     (80, FP16, (4096, 4096, 4095), "nt", "portable"),
+    (80, FP16, (4096, 4096, 4094), "nt", "turing.cp_async"),
     (80, torch.float32, (4096, 4096, 4096), "nt", "portable"),
     (90, FP16, (4096, 4096, 4096), "nt", "portable"),
     (100, BF16, (4096, 4096, 4096), "nt", "portable"),

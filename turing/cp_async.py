@@ -41,20 +41,20 @@ SIZES = (
 @gluon.jit
 def copy(
     a_tile, a_ptr, a_offsets, a_inside, a_k, b_tile, b_ptr, b_offsets, b_inside, b_k, left, TERMS: gl.constexpr,
-    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, A_ASYNC: gl.constexpr, B_ASYNC: gl.constexpr,
+    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr,
 ):  # fmt: skip
     """A slab of A and one of B on their way to shared memory, as one group; through registers, and waited for, where
     rows are not aligned to 4 bytes."""
     a_inside = a_inside & tiles.terms(a_k, left, TERMS, A_LAYOUT, 1, False)
     b_inside = b_inside & tiles.terms(b_k, left, TERMS, B_LAYOUT, 1, False)
-    if A_ASYNC:
-        copy_async(a_tile, a_ptr + a_offsets, mask=a_inside)
-    else:
+    if A_SINGLE:
         a_tile.store(gl.load(a_ptr + a_offsets, mask=a_inside, other=0.0))
-    if B_ASYNC:
-        copy_async(b_tile, b_ptr + b_offsets, mask=b_inside)
     else:
+        copy_async(a_tile, a_ptr + a_offsets, mask=a_inside)
+    if B_SINGLE:
         b_tile.store(gl.load(b_ptr + b_offsets, mask=b_inside, other=0.0))
+    else:
+        copy_async(b_tile, b_ptr + b_offsets, mask=b_inside)
     commit_copies()
 
 
@@ -66,7 +66,7 @@ def pipelined(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     EVEN: gl.constexpr, EVEN_K: gl.constexpr, WIDE: gl.constexpr, MMA: gl.constexpr, A_COPY: gl.constexpr,
     B_COPY: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, ROWS: gl.constexpr, OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_ASYNC: gl.constexpr, B_ASYNC: gl.constexpr, RUNG: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, RUNG: gl.constexpr,
 ):  # fmt: skip
     """STAGES slabs an iteration, so that buffers have fixed addresses.
 
@@ -75,15 +75,15 @@ def pipelined(
     """
     first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     a_ptr = a + outer_index * a_outer + inner_index * a_inner
-    a_offsets, a_inside, a_index = tiles.slab(first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, EVEN, WIDE)
+    a_offsets, a_inside, a_index = tiles.slab(first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, A_SINGLE, EVEN, WIDE)
     b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    b_offsets, b_inside, b_index = tiles.slab(first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, EVEN, WIDE)
+    b_offsets, b_inside, b_index = tiles.slab(first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, B_SINGLE, EVEN, WIDE)
     a_tiles = tiles.buffers(STAGES, a.dtype.element_ty, BLOCK_M, BLOCK_K, A_SHARED)
     b_tiles = tiles.buffers(STAGES, b.dtype.element_ty, BLOCK_N, BLOCK_K, B_SHARED)
     for slab in gl.static_range(STAGES - 1):
         copy(
             a_tiles[slab], a_ptr, a_offsets, a_inside, a_index, b_tiles[slab], b_ptr, b_offsets, b_inside, b_index,
-            K - slab * BLOCK_K, BLOCK_K, A_COPY, B_COPY, A_ASYNC, B_ASYNC,
+            K - slab * BLOCK_K, BLOCK_K, A_COPY, B_COPY, A_SINGLE, B_SINGLE,
         )  # fmt: skip
         a_offsets += BLOCK_K * a_k
         b_offsets += BLOCK_K * b_k
@@ -95,7 +95,7 @@ def pipelined(
             copy(
                 a_tiles[(slab + STAGES - 1) % STAGES], a_ptr, a_offsets, a_inside, a_index,
                 b_tiles[(slab + STAGES - 1) % STAGES], b_ptr, b_offsets, b_inside, b_index,
-                K - start - (slab + STAGES - 1) * BLOCK_K, BLOCK_K, A_COPY, B_COPY, A_ASYNC, B_ASYNC,
+                K - start - (slab + STAGES - 1) * BLOCK_K, BLOCK_K, A_COPY, B_COPY, A_SINGLE, B_SINGLE,
             )  # fmt: skip
             a_offsets += BLOCK_K * a_k
             b_offsets += BLOCK_K * b_k
@@ -128,4 +128,5 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, pipelined, Config, steps=0, sizes=SIZES)
+_rung = host.TuringRung(KERNEL, pipelined, Config, steps=0, sizes=SIZES)
+unsupported, plan, artifact, choose = _rung.unsupported, _rung.plan, _rung.artifact, _rung.default

@@ -29,12 +29,11 @@ Sizes = Sequence[tuple[TuringConfig, float]]
 
 
 def entry(
-    kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1, sizes: Sizes = ()
+    kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1
 ) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
     """A rung's `unsupported`, `plan` and `artifact`, for a Gluon kernel that multiplies `steps` slabs an iteration of
-    its loop (0: as many as it has stages, two at least). `sizes`: configs to choose from, and how fast each is where
-    there are many tiles; none: `own()`."""
-    made = TuringRung(kernel, body, own, steps, sizes)
+    its loop."""
+    made = TuringRung(kernel, body, own, steps)
     return made.unsupported, made.plan, made.artifact
 
 
@@ -44,11 +43,15 @@ def widths(config: TuringConfig, problem: Problem) -> dict[str, int]:
 
 
 class TuringRung(rung.Rung[TuringConfig]):
-    """A rung of the tensor-core ladder."""
+    """A rung of the tensor-core ladder.
+
+    `steps`: slabs that an iteration of its loop multiplies (0: as many as there are stages, two at least). `sizes`:
+    configs to choose from, and how fast each is where there are many tiles; none: its own.
+    """
 
     base, dtype, layout = TuringConfig, torch.float16, "nt"
 
-    def __init__(self, kernel: Kernel, body: Any, own: type[TuringConfig], steps: int, sizes: Sizes) -> None:
+    def __init__(self, kernel: Kernel, body: Any, own: type[TuringConfig], steps: int, sizes: Sizes = ()) -> None:
         super().__init__(kernel, body, own)
         self.steps, self.sizes = steps, sizes
 
@@ -121,28 +124,27 @@ class TuringRung(rung.Rung[TuringConfig]):
         else:
             slabs = [_slab(c, problem, name) for name in "ab"]
         rows = _rows(c, problem) if c.stage_out else mma
-        steps = self.steps or c.stages
         return {
             "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "BLOCK_K": c.block_k, "GROUP_M": group_m(c, problem),
-            "EVEN": M % c.block_m == 0 and N % c.block_n == 0, "EVEN_K": K % (c.block_k * steps) == 0,
+            "EVEN": M % c.block_m == 0 and N % c.block_n == 0, "EVEN_K": self.steps == 1 and K % c.block_k == 0,
             "WIDE": needs_int64(problem, c), "MMA": mma, "A_COPY": slabs[0][0], "B_COPY": slabs[1][0],
             "A_SHARED": slabs[0][1], "B_SHARED": slabs[1][1], "ROWS": rows,
             "OUT_SHARED": gluon.padded((c.block_m, c.block_n), STAGED_PAD) if c.stage_out else None,
-            "STAGES": c.stages, "AHEAD": c.ahead, "A_ASYNC": slabs[0][2], "B_ASYNC": slabs[1][2],
+            "STAGES": c.stages, "AHEAD": c.ahead, "A_SINGLE": slabs[0][2], "B_SINGLE": slabs[1][2],
             "RUNG": self.kernel.name.replace(".", "_"),
         }  # fmt: skip
 
 
 def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool]:
-    """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, and whether it can be copied
-    there asynchronously, 4 bytes or more at a time."""
+    """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, and whether its elements
+    go there one by one: asynchronous copies take 4 bytes at least."""
     rows, wide = (c.block_m if name == "a" else c.block_n), widths(c, problem)[name]
     along_k = launch.contiguous(problem, name) == "k"
     shape = (rows, c.block_k) if along_k else (c.block_k, rows)
     copy = copies(shape, wide, c.num_warps, spread=False)
     order = (1, 0) if along_k else (0, 1)
     shared = gluon.swizzled(shape[1], ITEM, order) if c.swizzle else gluon.padded((rows, c.block_k), c.pad, order)
-    return gluon.registers(copy if along_k else copy.transposed()), shared, wide >= 2
+    return gluon.registers(copy if along_k else copy.transposed()), shared, wide == 1
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:

@@ -34,14 +34,14 @@ def staged(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     EVEN: gl.constexpr, EVEN_K: gl.constexpr, WIDE: gl.constexpr, MMA: gl.constexpr, A_COPY: gl.constexpr,
     B_COPY: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, ROWS: gl.constexpr, OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_ASYNC: gl.constexpr, B_ASYNC: gl.constexpr, RUNG: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, RUNG: gl.constexpr,
 ):  # fmt: skip
     """Slab after slab of BLOCK_K terms: copy, multiply. Triton puts the two barriers of a slab where they must be."""
     first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     a_ptr = a + outer_index * a_outer + inner_index * a_inner
-    a_offsets, a_inside, a_index = tiles.slab(first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, EVEN, WIDE)
+    a_offsets, a_inside, a_index = tiles.slab(first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, A_SINGLE, EVEN, WIDE)
     b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    b_offsets, b_inside, b_index = tiles.slab(first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, EVEN, WIDE)
+    b_offsets, b_inside, b_index = tiles.slab(first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, B_SINGLE, EVEN, WIDE)
     a_tile = gl.allocate_shared_memory(a.dtype.element_ty, [BLOCK_M, BLOCK_K], A_SHARED)
     b_tile = gl.allocate_shared_memory(b.dtype.element_ty, [BLOCK_N, BLOCK_K], B_SHARED)
     acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, MMA)

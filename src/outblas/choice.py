@@ -11,22 +11,22 @@ from .operands import Problem
 
 _SMALLEST = 64  # edge of the smallest tile of turing.cp_async
 _LEAST_SHARE = 0.75  # of the SMs that such tiles must keep busy
-_COPIED = 8  # elements: cp.async of 16 bytes
+_TURING = 128, 0.4  # edge of the tile of turing.ldmatrix, and the same share for it
 
 
 def kernel_for(problem: Problem) -> str:
     """The name of the kernel for a product that `portable` could take.
 
-    sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`. GPUs whose tensor
-    cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on, take `turing.cp_async` where it fills them:
-    compiled for sm_80 and run on an H100, it is 1.03 to 1.47 times as fast as `portable` from 1024 on. All else is
-    `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such.
+    sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`, or where it has few
+    tiles `turing.double_buffer`. GPUs whose tensor cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on,
+    take `turing.cp_async` where it fills them: compiled for sm_80 and run on an H100, it is 1.02 to 1.47 times as fast
+    as `portable` from 1024 on. All else is `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such.
     """
     if problem.device.type != "cuda":
         return "portable"
     arch = launch.arch_of(problem.device)
     if 75 <= arch < 80 and problem.dtype == torch.float16:
-        return "turing.ldmatrix"
+        return "turing.ldmatrix" if _busy(problem, *_TURING) else "turing.double_buffer"
     only_mma_sync = 80 <= arch < 90 or arch >= 120
     if only_mma_sync and problem.dtype in (torch.float16, torch.bfloat16) and _suits_cp_async(problem):
         return "turing.cp_async"
@@ -34,8 +34,12 @@ def kernel_for(problem: Problem) -> str:
 
 
 def _suits_cp_async(problem: Problem) -> bool:
-    """Whether its copies are wide, and its smallest tiles fill the GPU."""
-    if min(problem.M, problem.N) < _SMALLEST or min(launch.vector(problem, name) for name in "ab") < _COPIED:
-        return False
-    tiles = -(-problem.M // _SMALLEST) * -(-problem.N // _SMALLEST) * math.prod(problem.batch)
-    return tiles >= _LEAST_SHARE * launch.sm_count(problem.device)
+    """Whether operands can be copied asynchronously, 4 bytes at least, and the smallest tiles fill the GPU."""
+    aligned = min(launch.vector(problem, name) for name in "ab") > 1
+    return aligned and min(problem.M, problem.N) >= _SMALLEST and _busy(problem, _SMALLEST, _LEAST_SHARE)
+
+
+def _busy(problem: Problem, edge: int, share: float) -> bool:
+    """Whether square tiles of an edge keep this share of the SMs busy."""
+    tiles = -(-problem.M // edge) * -(-problem.N // edge) * math.prod(problem.batch)
+    return tiles >= share * launch.sm_count(problem.device)

@@ -87,6 +87,7 @@ class Profile:
             "shape": list(request.shape),
             "dtype": request.dtype,
             "layout": request.layout,
+            **({"addend": True} if request.addend else {}),
             "config": "" if self.provider == CUBLAS else request.config,
             "resolved": "" if self.provider == CUBLAS else request.resolved(),
             "launches": [
@@ -115,6 +116,9 @@ def profile(
     phases: Annotated[
         bool, typer.Option("--phases", help="Cycles by phase and role, from an instrumented compile, instead of ncu.")
     ] = False,
+    addend: Annotated[
+        bool, typer.Option("--addend", help="Of alpha A B + beta C with a matrix C, not of A B.")
+    ] = False,
     instructions: Annotated[
         bool, typer.Option("--instructions", help="What each memory instruction did too, from a second run of ncu.")
     ] = False,
@@ -129,7 +133,9 @@ def profile(
         check_writable(save)
         if phases and instructions:
             raise ValueError("--phases and --instructions are both given, expected one of them")
-        requests = _requests(kernel, shapes, config, dtype, layout)
+        if phases and addend:
+            raise ValueError("--phases and --addend are both given, expected one of them")
+        requests = _requests(kernel, shapes, config, dtype, layout, addend)
         if phases:
             cycles.check(kernel)
         device = _device(kernel)
@@ -159,7 +165,7 @@ def profile(
         _show(request, [each for each in profiles if each.request is request], environment["gpu"])
 
 
-def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str) -> list[Request]:
+def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str, addend: bool) -> list[Request]:
     """The products that the arguments ask for. Raises ValueError for arguments that name none."""
     names = (CUBLAS, *(each.name for each in registry.ladder()))
     if kernel not in names:
@@ -176,7 +182,7 @@ def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str) ->
     if config:
         configs.from_text(registry.load(kernel).Config, config)
     sizes = dict.fromkeys(parse_shapes(shapes, least=1))
-    return [Request(kernel, shape, dtype, layout, config) for shape in sizes]
+    return [Request(kernel, shape, dtype, layout, config, addend) for shape in sizes]
 
 
 def _stop(message: str, code: int) -> typer.Exit:
@@ -222,7 +228,8 @@ def _measure(request: Request, device: torch.device, instructions: bool, *, quie
 def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     names = [each.provider for each in profiles]
     counters = [each.counters for each in profiles]
-    title = f"{cycles.sizes(request)} {request.dtype} {request.layout} on {gpu}"
+    what = " alpha A B + beta C" if request.addend else ""
+    title = f"{cycles.sizes(request)} {request.dtype} {request.layout}{what} on {gpu}"
     rows = [(label, *cells) for label, *cells in zip(LABELS, *map(_cells, profiles), strict=True)]
     table(title, ("counter", *names), rows)
     table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))

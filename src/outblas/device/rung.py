@@ -118,6 +118,8 @@ class Rung(ABC, Generic[C]):
         """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no GPU. Raises
         ValueError for what the kernel cannot take."""
         machine = machines.reference(90 if arch is None else arch)
+        if machine.arch < self.kernel.min_arch:
+            raise ValueError(f"arch is {machine.arch}, expected at least {self.kernel.min_arch} for {self.kernel.name}")
         dtype, layout = dtype or self.dtype, layout or self.layout
         given = example(dtype, out_dtype, layout, shape)
         if dtype_name(dtype) not in self.kernel.dtypes:

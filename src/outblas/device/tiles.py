@@ -51,12 +51,17 @@ def inside(index, size, SIZE: gl.constexpr, LAYOUT: gl.constexpr, EVEN: gl.const
 @gluon.jit
 def slab(
     first, size, row_step, k_step, ROWS: gl.constexpr, TERMS: gl.constexpr, LAYOUT: gl.constexpr,
-    K_AXIS: gl.constexpr, EVEN: gl.constexpr, WIDE: gl.constexpr,
+    K_AXIS: gl.constexpr, SINGLE: gl.constexpr, EVEN: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Offsets of an operand's first TERMS along K in the ROWS rows of A, or columns of B, from `first`; which of these
-    lie inside; the terms' indices. The slab has K along K_AXIS. Offsets take half the registers of pointers."""
+    lie inside; the terms' indices. The slab has K along K_AXIS; SINGLE: its elements are loaded one at a time. Offsets
+    take half the registers of pointers."""
     row = indices(first, ROWS, gl.SliceLayout(K_AXIS, LAYOUT), WIDE)
     k = indices(0, TERMS, gl.SliceLayout(1 - K_AXIS, LAYOUT), WIDE)
+    if SINGLE:
+        # LLVM as in Triton 3.6 would pair these indices with those of an operand that is loaded by vectors, as one
+        # vector of two shifts, and the bits that overflow from one into the other.
+        k = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [k.to(gl.int32)], gl.int32, True, 1).to(k.dtype)
     inside_rows = inside(row, size, ROWS, gl.SliceLayout(K_AXIS, LAYOUT), EVEN).expand_dims(K_AXIS)
     return row.expand_dims(K_AXIS) * row_step + k.expand_dims(1 - K_AXIS) * k_step, inside_rows, k
 

@@ -13,6 +13,7 @@ from typing import Any
 
 CUBLAS = "cublas"
 WARM_CALLS = 2
+ALPHA, BETA = 1.5, 0.5  # with an addend; neither is one that a kernel could skip
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Request:
     """One product to profile: `kernel` by name beside cuBLAS, or "cublas" alone, C[M, N] = A[M, K] B[K, N].
 
     `shape` is (M, N, K), `layout` two letters as in `verify.cases.Case`, `config` the kernel's configuration as text
-    ("": the kernel's own choice). It travels as a JSON argument. The process answers in a status file: {"started"},
-    then {"done"}, {"refused": why} where the kernel does not take the product, {"unavailable": why} where its DSL is
-    not installed, or {"failed": what}.
+    ("": the kernel's own choice); `addend`: C = ALPHA · A B + BETA · D, with a matrix D. It travels as a JSON argument.
+    The process answers in a status file: {"started"}, then {"done"}, {"refused": why} where the kernel does not take
+    the product, {"unavailable": why} where its DSL is not installed, or {"failed": what}.
     """
 
     kernel: str
@@ -30,6 +31,7 @@ class Request:
     dtype: str
     layout: str
     config: str = ""
+    addend: bool = False
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -72,13 +74,19 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
     """The call of each provider, on operands normal(0, 1)."""
     import torch
 
-    from .. import matmul
+    from .. import addmm, matmul
     from ..bench.operands import normal
 
     a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
-    calls: dict[str, Callable[[], object]] = {CUBLAS: partial(torch.mm, a, b, out=out)}
+    theirs: Callable[..., object] = partial(torch.mm, a, b, out=out)
+    ours: Callable[..., object] = partial(matmul, a, b, out=out)
+    if request.addend:
+        given = {"alpha": ALPHA, "beta": BETA, "out": out}
+        c = torch.randn_like(out)
+        theirs, ours = partial(torch.addmm, c, a, b, **given), partial(addmm, c, a, b, **given)
+    calls: dict[str, Callable[[], object]] = {CUBLAS: theirs}
     if request.kernel != CUBLAS:
-        calls[request.kernel] = partial(matmul, a, b, out=out, kernel=request.kernel, config=request.chosen())
+        calls[request.kernel] = partial(ours, kernel=request.kernel, config=request.chosen())
     return calls
 
 

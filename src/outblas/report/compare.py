@@ -54,11 +54,14 @@ def profiled(
     *,
     config: str = "",
     layout: str | None = None,
+    addend: bool = False,
 ) -> Profile | None:
     """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for `find`."""
-    wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider)
+    wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider), addend
     found = (
-        p for p in reversed(profiles) if (p.provider, _changes(p.config), p.shape, p.dtype, p.gpu, p.layout) == wanted
+        p
+        for p in reversed(profiles)
+        if (p.provider, _changes(p.config), p.shape, p.dtype, p.gpu, p.layout, p.addend) == wanted
     )
     return next(found, None)
 

@@ -13,7 +13,7 @@ from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, 
 
 FIGURES = (
     "us", "l2_hit_rate", "l1_hit_rate", "dram_read_bytes", "dram_gbs", "l2_to_sm_bytes", "l1_load_bytes", "registers",
-    "ffma", "ffma_reuse", "ipc", "fma_active", "occupancy", "flop_per_dram_byte",
+    "ffma", "ffma_reuse", "ipc", "fma_active", "tensor_active", "occupancy", "flop_per_dram_byte",
 )  # fmt: skip
 TOTALS = ("requests", "transactions", "sectors", "efficiency", "wavefronts", "ideal")
 MOST = {
@@ -21,6 +21,7 @@ MOST = {
     "l1_hit_rate": 1.0,
     "ffma_reuse": 1.0,
     "fma_active": 1.1,
+    "tensor_active": 1.1,
     "occupancy": 1.1,
 }  # what is collected in two passes can exceed 1
 
@@ -67,7 +68,8 @@ class Profile:
 
     `config` is as asked ("": the kernel's own), `resolved` every field of the configuration that ran, "" if not known.
     `not_selected` is the share of a warp's time between two of its instructions in which it could issue and the
-    scheduler took another; `loads` and `stores` are those of shared memory; `memory` is None without --instructions.
+    scheduler took another; `loads` and `stores` are those of shared memory; `memory` is None without --instructions;
+    `addend`: of alpha A B + beta C.
     """
 
     provider: str
@@ -90,11 +92,13 @@ class Profile:
     ffma_reuse: float | None = None
     ipc: float | None = None
     fma_active: float | None = None
+    tensor_active: float | None = None
     occupancy: float | None = None
     not_selected: float | None = None
     loads: Passes = Passes()
     stores: Passes = Passes()
     memory: tuple[Total, ...] | None = None
+    addend: bool = False
 
     @property
     def gpu(self) -> str:
@@ -143,6 +147,7 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
         loads=_passes(entry, where, "ld", _of_shared(memory, "load")),
         stores=_passes(entry, where, "st", _of_shared(memory, "store")),
         memory=memory,
+        addend=bool(entry.get("addend", False)),
         **figures,
     )
 
