@@ -72,6 +72,15 @@ def test_a_config_that_is_valid_is_right(name: str, config: TuringConfig, arch: 
         assert result.ok, result.message
 
 
+@pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
+def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str) -> None:
+    """What Triton 3.6's LLVM once gave wrong addresses."""
+    config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, vector=8, ctas=1)
+    a = torch.randint(-8, 9, (64, 64), device="cuda").half()
+    b = torch.randint(-8, 9, (64, 65), device="cuda").half()[:, :64].t()
+    assert torch.equal(outblas.matmul(a, b, kernel=name, config=config), (a.double() @ b.double()).half())
+
+
 def test_calls_repeat_to_the_bit() -> None:
     """A race of copies and products would show as a sum that wavers."""
     a, b = torch.randn(1111, 1000, device="cuda").half(), torch.randn(777, 1000, device="cuda").half().t()

@@ -66,7 +66,8 @@ def pipelined(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     EVEN: gl.constexpr, EVEN_K: gl.constexpr, WIDE: gl.constexpr, MMA: gl.constexpr, A_COPY: gl.constexpr,
     B_COPY: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, ROWS: gl.constexpr, OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, RUNG: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, A_THREADS: gl.constexpr,
+    B_THREADS: gl.constexpr, RUNG: gl.constexpr,
 ):  # fmt: skip
     """STAGES slabs an iteration, so that buffers have fixed addresses.
 

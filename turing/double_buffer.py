@@ -26,6 +26,28 @@ class Config(shared.Config):
     stage_out: bool = True
 
 
+@gluon.jit
+def fill(
+    a_tile, a_ptr, a_offsets, a_inside, a_k, b_tile, b_ptr, b_offsets, b_inside, b_k, left, TERMS: gl.constexpr,
+    A_LAYOUT: gl.constexpr, B_LAYOUT: gl.constexpr, A_THREADS: gl.constexpr, B_THREADS: gl.constexpr,
+):  # fmt: skip
+    """A slab of A by the first A_THREADS threads, one of B by the last B_THREADS, as many as have something to load:
+    the rest would load and store once more what others do."""
+    a_inside = a_inside & tiles.terms(a_k, left, TERMS, A_LAYOUT, 1, False)
+    b_inside = b_inside & tiles.terms(b_k, left, TERMS, B_LAYOUT, 1, False)
+    threads: gl.constexpr = 32 * gl.num_warps()
+    if min(A_THREADS, B_THREADS) == threads:
+        a_slab = gl.load(a_ptr + a_offsets, mask=a_inside, other=0.0)
+        b_slab = gl.load(b_ptr + b_offsets, mask=b_inside, other=0.0)
+        a_tile.store(a_slab)
+        b_tile.store(b_slab)
+    else:
+        if tiles.thread() < A_THREADS:
+            a_tile.store(gl.load(a_ptr + a_offsets, mask=a_inside, other=0.0))
+        if tiles.thread() >= threads - B_THREADS:
+            b_tile.store(gl.load(b_ptr + b_offsets, mask=b_inside, other=0.0))
+
+
 @gluon.jit(repr=rung.readable_name)
 def buffered(
     a, b, c, out, alpha, beta, M, N, K, inner,
@@ -34,7 +56,8 @@ def buffered(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     EVEN: gl.constexpr, EVEN_K: gl.constexpr, WIDE: gl.constexpr, MMA: gl.constexpr, A_COPY: gl.constexpr,
     B_COPY: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, ROWS: gl.constexpr, OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, RUNG: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, A_THREADS: gl.constexpr,
+    B_THREADS: gl.constexpr, RUNG: gl.constexpr,
 ):  # fmt: skip
     """Two slabs an iteration, so that buffers have fixed addresses and one barrier parts a slab from the next.
 
@@ -49,13 +72,10 @@ def buffered(
     a_tiles = tiles.buffers(2, a.dtype.element_ty, BLOCK_M, BLOCK_K, A_SHARED)
     b_tiles = tiles.buffers(2, b.dtype.element_ty, BLOCK_N, BLOCK_K, B_SHARED)
     acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, MMA)
-    a_slab, b_slab = tiles.load(
-        a_ptr, a_offsets, a_inside, a_index, b_ptr, b_offsets, b_inside, b_index,
-        K, BLOCK_K, A_COPY, B_COPY, 1, False,
+    fill(
+        a_tiles[0], a_ptr, a_offsets, a_inside, a_index, b_tiles[0], b_ptr, b_offsets, b_inside, b_index,
+        K, BLOCK_K, A_COPY, B_COPY, A_THREADS, B_THREADS,
     )  # fmt: skip
-    a_tiles[0].store(a_slab)
-    b_tiles[0].store(b_slab)
-    barrier()  # the loop needs none before its first products then
     a_offsets += BLOCK_K * a_k
     b_offsets += BLOCK_K * b_k
     if AHEAD:
@@ -65,22 +85,27 @@ def buffered(
         )  # fmt: skip
         a_offsets += BLOCK_K * a_k
         b_offsets += BLOCK_K * b_k
+    barrier()
     for start in range(0, K, 2 * BLOCK_K):
         for odd in gl.static_range(2):
             left = K - start - (odd + (2 if AHEAD else 1)) * BLOCK_K
             if AHEAD:
                 a_tiles[1 - odd].store(a_slab)
                 b_tiles[1 - odd].store(b_slab)
-            a_slab, b_slab = tiles.load(
-                a_ptr, a_offsets, a_inside, a_index, b_ptr, b_offsets, b_inside, b_index,
-                left, BLOCK_K, A_COPY, B_COPY, 1, False,
-            )  # fmt: skip
-            if not AHEAD:
-                a_tiles[1 - odd].store(a_slab)
-                b_tiles[1 - odd].store(b_slab)
+                a_slab, b_slab = tiles.load(
+                    a_ptr, a_offsets, a_inside, a_index, b_ptr, b_offsets, b_inside, b_index,
+                    left, BLOCK_K, A_COPY, B_COPY, 1, False,
+                )  # fmt: skip
+            else:
+                fill(
+                    a_tiles[1 - odd], a_ptr, a_offsets, a_inside, a_index,
+                    b_tiles[1 - odd], b_ptr, b_offsets, b_inside, b_index,
+                    left, BLOCK_K, A_COPY, B_COPY, A_THREADS, B_THREADS,
+                )  # fmt: skip
             a_offsets += BLOCK_K * a_k
             b_offsets += BLOCK_K * b_k
             acc = tiles.products(acc, a_tiles[odd], b_tiles[odd], BLOCK_K, MMA)
+            barrier()  # the branches in `fill` have room for none
     tiles.finish(
         tiles.by_rows(acc, OUT_SHARED, ROWS), c, out, alpha, beta, M, N, first_m, first_n, outer_index, inner_index,
         c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n, BLOCK_M, BLOCK_N, EVEN, WIDE, ROWS,

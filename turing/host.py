@@ -120,7 +120,7 @@ class TuringRung(rung.Rung[TuringConfig]):
         M, N, K = problem.M, problem.N, problem.K
         mma = gluon.mma_layout(self.target(c, arch), (c.warps_m, c.warps_n))
         if self.body.__name__ == "direct":
-            slabs = [(gluon.dot_operand(i, mma), None, False) for i in range(2)]
+            slabs = [(gluon.dot_operand(i, mma), None, False, c.threads) for i in range(2)]
         else:
             slabs = [_slab(c, problem, name) for name in "ab"]
         rows = _rows(c, problem) if c.stage_out else mma
@@ -131,20 +131,21 @@ class TuringRung(rung.Rung[TuringConfig]):
             "A_SHARED": slabs[0][1], "B_SHARED": slabs[1][1], "ROWS": rows,
             "OUT_SHARED": gluon.padded((c.block_m, c.block_n), STAGED_PAD) if c.stage_out else None,
             "STAGES": c.stages, "AHEAD": c.ahead, "A_SINGLE": slabs[0][2], "B_SINGLE": slabs[1][2],
+            "A_THREADS": slabs[0][3], "B_THREADS": slabs[1][3],
             "RUNG": self.kernel.name.replace(".", "_"),
         }  # fmt: skip
 
 
-def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool]:
+def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool, int]:
     """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, and whether its elements
-    go there one by one: asynchronous copies take 4 bytes at least."""
+    go there one by one (asynchronous copies take 4 bytes at least), and how many threads have something to load."""
     rows, wide = (c.block_m if name == "a" else c.block_n), widths(c, problem)[name]
     along_k = launch.contiguous(problem, name) == "k"
     shape = (rows, c.block_k) if along_k else (c.block_k, rows)
     copy = copies(shape, wide, c.num_warps, spread=False)
     order = (1, 0) if along_k else (0, 1)
     shared = gluon.swizzled(shape[1], ITEM, order) if c.swizzle else gluon.padded((rows, c.block_k), c.pad, order)
-    return gluon.registers(copy if along_k else copy.transposed()), shared, wide == 1
+    return gluon.registers(copy if along_k else copy.transposed()), shared, wide == 1, copy.holders
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:

@@ -30,7 +30,8 @@ def direct(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     EVEN: gl.constexpr, EVEN_K: gl.constexpr, WIDE: gl.constexpr, MMA: gl.constexpr, A_COPY: gl.constexpr,
     B_COPY: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, ROWS: gl.constexpr, OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, RUNG: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, A_THREADS: gl.constexpr,
+    B_THREADS: gl.constexpr, RUNG: gl.constexpr,
 ):  # fmt: skip
     """Fragments of BLOCK_K terms, loaded by the lanes that hand them to the tensor cores."""
     first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)

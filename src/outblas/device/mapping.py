@@ -29,6 +29,11 @@ class Mapping:
                     row, column = row ^ rows, column ^ columns
         return row, column
 
+    @property
+    def holders(self) -> int:
+        """Threads that hold something which no thread of a lower number does."""
+        return 2 ** sum(basis != (0, 0) for basis in (*self.lanes, *self.warps))
+
     def reordered(self, registers: tuple[Basis, ...]) -> Mapping:
         """The same elements in each thread, in registers of another order."""
         assert sorted(registers) == sorted(self.registers)

@@ -96,6 +96,12 @@ def load(
 
 
 @gluon.jit
+def thread():
+    """The number of this thread in its CTA: a branch on it is one that threads take apart, with no barrier inside."""
+    return gl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], gl.int32, True, 1)
+
+
+@gluon.jit
 def fragments(a_tile, b_tile, k: gl.constexpr, TERMS: gl.constexpr, MMA: gl.constexpr):
     """What mma.sync wants of TERMS terms from `k` of slabs [rows of A, K] and [columns of B, K] in shared memory."""
     a_fragment = a_tile.slice(k, TERMS, 1).load(gl.DotOperandLayout(0, MMA, 2))
