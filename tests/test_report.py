@@ -169,8 +169,9 @@ def test_gain_over_the_parent(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[int, ...]) -> None:
     assert ladder.default_sizes(name) == sizes
     rows = ladder.rows((), name, sizes)
-    assert [row.rung.name for row in rows] == list(rungs.planned(name))
-    seeds_cells = [row.cells()[1] for row in rows]
+    start = ["simt.vectorized"] if name == "turing" else []  # where its climb starts from
+    assert [row.rung.name for row in rows] == start + list(rungs.planned(name))
+    seeds_cells = [row.cells()[1] for row in rows[len(start) :]]
     expected = {
         "simt": "0.502, 0.01\n002 baseline, GH200, at 4096",
         "turing": "1.87, 0.05\n003 v07, T4",
@@ -265,6 +266,28 @@ def test_roofline_command(file: Path, tmp_path: Path) -> None:
     t4 = json.loads(invoke("roofline", "--gpu", "t4", "--dtype", "float16", "--json", "--results", str(file)).stdout)
     assert [point["machine"] for point in t4] == ["T4"] * len(t4)
     assert all(point["measured_tflops"] is None for point in t4)
+
+
+def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path) -> None:
+    """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured on one."""
+    chart = tmp_path / "t4.svg"
+    done = invoke("roofline", "--gpu", "T4", "--chart", str(chart), "--json")
+    assert done.exit_code == 0, done.output
+    points = {point["kernel"]: point for point in json.loads(done.stdout)}
+    assert set(points) == {kernel.name for kernel in registry.ladder() if kernel.min_arch == 75}
+    assert {points[name]["dtype"] for name in ("simt.naive", "turing.wmma")} == {"float32", "float16"}
+    # Document 003's v11: two CTAs an SM, half of the warps, by registers.
+    ldmatrix = points["turing.ldmatrix"]
+    assert (ldmatrix["ctas_per_sm"], ldmatrix["warps_per_sm"], ldmatrix["limiter"]) == (2, 16, "registers")
+    assert [(seed["n"], seed["tflops"]) for seed in points["turing.vectorized"]["seeds"]] == [
+        (2048, [2.984, 2.984]),
+        (4096, [12.38, 12.38]),
+    ]
+    # Fragments straight from global memory: eight lines of L1 a load.
+    assert points["turing.wmma"]["bound"]["by"] == "l1"
+    turing = [point for name, point in points.items() if name.startswith("turing.")]
+    assert all(seed["tflops"][1] < point["bound"]["tflops"] for point in turing for seed in point["seeds"])
+    assert "seed 17.1 at 4096" in chart.read_text()
 
 
 @pytest.mark.parametrize(

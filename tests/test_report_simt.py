@@ -410,3 +410,22 @@ def test_claims_of_hopper_keep_their_layout(tmp_path: Path) -> None:
     at = [entry(f"hopper.{name}", ratio, dtype="bfloat16") for name, ratio in (("large_tile", 0.6), ("tma_wgmma", 0.4))]
     assert steps[0].test(evidence(tmp_path, *at)) == claims.NOT_MEASURED
     assert steps[0].test(evidence(tmp_path, *(e | {"layout": "nt"} for e in at))).verdict == "confirmed"
+
+
+def test_turing_rows_have_both_builds_and_start_from_a_cuda_core_rung(tmp_path: Path) -> None:
+    """A line for code compiled for sm_75, its gain over the parent's; the start's figure is in its own operands."""
+    entries = [
+        entry("simt.vectorized", 0.05, dtype="float16", layout="nt", tflops=40.0),
+        entry("turing.wmma", 0.04, dtype="float16", layout="nt", tflops=30.0),
+        entry("turing.wmma", 0.03, dtype="float16", layout="nt", tflops=22.0, config="arch=75"),
+        entry("turing.shared", 0.08, dtype="float16", layout="nt", tflops=60.0),
+        entry("turing.shared", 0.045, dtype="float16", layout="nt", tflops=33.0, config="arch=75"),
+    ]
+    bench = write(tmp_path / "turing.json", entries)
+    found = {row.rung.name: row for row in ladder.rows(results.load([bench]), "turing", (4096,))}
+    assert found["simt.vectorized"].cells()[1] == "3.2–3.4, 0.72–0.77\n003 v05 in float32, T4, at 2048"
+    assert found["simt.vectorized"].cells()[3] == "40"
+    assert found["turing.shared"].cells()[2:4] == ("4096\nsm_75", "60\n33")
+    assert found["turing.shared"].cells()[5] == "2.000\n1.500"
+    assert found["turing.shared"].record()["sizes"][0]["sm_75_gain"] == pytest.approx(1.5)
+    assert found["turing.cp_async"].cells()[4] == "not measured"

@@ -19,6 +19,7 @@ from outblas.device import gluon, grid, launch
 from outblas.device import rung as device_rung
 from outblas.inspect import inspect, machine_code, sass
 from outblas.inspect.inspection import compilable
+from outblas.turing.access import lines
 from outblas.turing.config import TuringConfig, invalid_reason
 
 NAMES = [kernel.name for kernel in registry.ladder("turing")]
@@ -121,6 +122,19 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     # One wait and one barrier a slab of the four in an iteration, and nothing but copies from global memory.
     assert [counts["turing.cp_async"].count(name) for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
     assert counts["turing.cp_async"].count("LDGSTS") == 4 * (128 + 256) * 32 // 8 // 256
+
+
+@pytest.mark.parametrize(
+    ("name", "sectors"),
+    [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)],
+)
+def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
+    """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each, a slab's rows of 16
+    halves one, of 32 halves two."""
+    config = own(name)
+    slabs = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
+    each = lines(config, example(FP16, None, "nt", (4096, 4096, 4096)), name == "turing.wmma")
+    assert each * slabs * (2 if name == "turing.ldmatrix" else 1) == sectors
 
 
 @pytest.mark.compile

@@ -2,8 +2,12 @@
 
 Idea: copies from global to shared memory that no thread waits for, several slabs ahead.
 Parent: turing.ldmatrix
-Changes:
-Why it pays:
+Changes: four slabs in flight in four buffers, by cp.async, which takes no registers. Tiles of 128×256 in 8 warps of
+    64×64 (fewer reads of shared memory for a product); one wait and one barrier a slab; fragments of the next 16 terms
+    are read while those before multiply; sums leave in whole rows; tiles are walked in groups of eight rows.
+Why it pays: 1.83 times its parent, 0.636 of cuBLAS's wgmma on an H100. The tensor cores are busy 81% of the time there,
+    by what mma.sync can do on them: 2580 FLOP a clock and SM, of wgmma's 4096. With two slabs 0.418; with tiles of
+    128×128 0.589; with sums stored from registers 0.619.
 Source: 003 v12, planned there.
 """
 

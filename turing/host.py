@@ -14,6 +14,7 @@ from ..device.grid import group_m, needs_int64, pieces_of, tiles
 from ..device.mapping import copies
 from ..operands import Launch, Problem
 from ..registry import Kernel
+from .access import lines
 from .config import ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
 # Fields of a config that a kernel does not read.
@@ -88,7 +89,8 @@ class TuringRung(rung.Rung[TuringConfig]):
         return None
 
     def described(self, config: TuringConfig, problem: Problem) -> Mapping[str, Any]:
-        return {"stages": config.stages}
+        direct = self.body.__name__ == "direct"
+        return {"stages": config.stages, "passes": {"l1": lines(config, problem, direct)}}
 
     def specialization(
         self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int

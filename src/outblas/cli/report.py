@@ -121,7 +121,7 @@ def roofline(
     ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder; all by default.")] = None,
     gpu: Annotated[str, typer.Option(help="T4, A100, H100, GH200 or H200.")] = "H100",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure the ladder.")
+        str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure each ladder.")
     ] = "",
     shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "4096",
     results: ResultsOption = "",
@@ -130,7 +130,8 @@ def roofline(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """All kernels of a ladder on one roofline: what memory allows them, and what was measured. Needs no GPU."""
+    """All kernels on one roofline: CTAs an SM, what memory allows, what was measured here and in the documents. Needs
+    no GPU."""
     from .. import machines, registry
     from ..report import page
     from ..report import roofline as report
@@ -141,12 +142,11 @@ def roofline(
         machine = machines.find(gpu)
         if ladder is not None:
             registry.ladder(ladder)
-        dtype = dtype or registry.dtype_of(ladder or "")
-        if dtype not in ("bfloat16", "float16", "float32"):
+        if dtype not in ("", "bfloat16", "float16", "float32"):
             raise ValueError(f"--dtype is {dtype!r}, expected bfloat16, float16 or float32")
         measurements = _load(results, required=False)
         with console.status("compiling"):
-            points = report.points(ladder, machine, dtype, shape, measurements)
+            points = report.points(ladder, machine, dtype or None, shape, measurements)
     except (ValueError, ImportError) as error:
         raise usage_error(error) from None
     value = [point.record() for point in points]
@@ -156,7 +156,9 @@ def roofline(
     if json:
         print_json(value)
     else:
-        table(f"{machine.name}, {dtype}: TFLOP/s", report.COLUMNS, cells)
+        table(f"{machine.name}: TFLOP/s", report.COLUMNS, cells)
+        if missing := report.missing(ladder, machine):
+            console.print(f"Not on sm_{machine.arch}: {', '.join(missing)}.", markup=False, style="dim")
     if html is not None:
         notes = [f"{machine.name}: {machine.source}", *page.environment_notes(m.environment for m in measurements)]
         parts = [page.chart(report.draw(points, shape)), page.table("TFLOP/s by level", report.COLUMNS, cells)]

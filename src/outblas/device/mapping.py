@@ -32,7 +32,7 @@ class Mapping:
     @property
     def holders(self) -> int:
         """Threads that hold something which no thread of a lower number does."""
-        return 2 ** sum(basis != (0, 0) for basis in (*self.lanes, *self.warps))
+        return 1 << sum(basis != (0, 0) for basis in (*self.lanes, *self.warps))
 
     def reordered(self, registers: tuple[Basis, ...]) -> Mapping:
         """The same elements in each thread, in registers of another order."""

@@ -81,7 +81,7 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
     theirs: Callable[..., object] = partial(torch.mm, a, b, out=out)
     ours: Callable[..., object] = partial(matmul, a, b, out=out)
     if request.addend:
-        given = {"alpha": ALPHA, "beta": BETA, "out": out}
+        given: dict[str, Any] = {"alpha": ALPHA, "beta": BETA, "out": out}
         c = torch.randn_like(out)
         theirs, ours = partial(torch.addmm, c, a, b, **given), partial(addmm, c, a, b, **given)
     calls: dict[str, Callable[[], object]] = {CUBLAS: theirs}

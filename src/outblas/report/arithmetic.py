@@ -1,5 +1,5 @@
 """Claims of the seed documents that arithmetic settles: tile sizes, budgets, limits of the machines. Here those of 001
-and 004; `arithmetic_simt` has 000's and 002's, `arithmetic_003` 003's.
+and 004; `arithmetic_simt` has 000's and 002's, `arithmetic_003` and `arithmetic_turing` 003's.
 
 Each is a number, a function that computes it from what the document itself states, and how closely the two must agree.
 """
@@ -7,7 +7,7 @@ Each is a number, a function that computes it from what the document itself stat
 from __future__ import annotations
 
 from ..machines import KIB
-from . import arithmetic_003, arithmetic_simt
+from . import arithmetic_003, arithmetic_simt, arithmetic_turing
 from .budgets import (
     BF16,
     H100,
@@ -229,4 +229,11 @@ _004: tuple[Claim, ...] = (
     ),
 )
 
-CLAIMS = (*arithmetic_simt.OF_000, *_001, *arithmetic_simt.OF_002, *arithmetic_003.CLAIMS, *_004)
+CLAIMS = (
+    *arithmetic_simt.OF_000,
+    *_001,
+    *arithmetic_simt.OF_002,
+    *arithmetic_003.CLAIMS,
+    *arithmetic_turing.CLAIMS,
+    *_004,
+)

@@ -1,4 +1,4 @@
-"""Claims of document 003, the T4, that arithmetic settles."""
+"""Claims of document 003, the T4, that arithmetic settles: its hardware, its CUDA cores and its conclusion."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from .budgets import (
     FP32,
     LANES,
     T4,
-    fragment_bandwidth,
     intensity,
     strided_lines,
     tile_traffic,
-    v10_shared_bytes,
-    v11_ctas,
-    v11_shared_bytes,
     warp_lines,
     ways,
 )
@@ -234,59 +230,5 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 3.3 / T4.peak_tflops("float32"),
         "{:.0%} of it",
         within=0.2,
-    ),
-    number(
-        "003 v07",
-        "tensor cores at 65 TFLOP/s need 65 TB/s of operands",
-        "bytes of 16×16×16 fragments, none reused",
-        65,
-        fragment_bandwidth,
-        "{:.1f} TB/s, 25 times what DRAM gives",
-    ),
-    number(
-        "003 v10",
-        "vectorized loads of a 32×16 tile leave 75% of 256 threads idle",
-        "8 halves a thread",
-        0.75,
-        lambda: 1 - 32 * 16 / 8 / 256,
-        "{:.0%} idle",
-        within=0,
-    ),
-    number(
-        "003 v10",
-        "double buffering takes 37 KB of shared memory",
-        "bytes of both slots and the epilogue's tile",
-        37,
-        lambda: v10_shared_bytes() / KIB,
-        "{:.0f} KiB",
-    ),
-    number(
-        "003 v10",
-        "it runs at 105% of the bandwidth ceiling of 37 FLOP/byte",
-        "12.38 TFLOP/s over 320 GB/s × its 137.44 GFLOP over 1.14 GB",
-        1.05,
-        lambda: 12380 / (320 * 137.44 / 1.14),
-        "{:.0%}: the counters give 120.6 FLOP/byte; 37 is 2048's FLOP over 464 MB",
-    ),
-    number(
-        "003 v11", "its buffers take 18944 bytes", "padded rows of A and B", 18944, v11_shared_bytes, "{:.0f}", within=0
-    ),
-    number(
-        "003 v11",
-        "116 registers a thread allow two CTAs an SM, 49.4% of the warps",
-        "occupancy of 256 threads on a T4",
-        2,
-        v11_ctas,
-        "{:.0f} CTAs an SM, 50% of the warps at most",
-        within=0,
-    ),
-    number(
-        "003 conclusion",
-        "v11 is 5.7 times v10",
-        "both at 4096: 17.058 and 12.380 TFLOP/s",
-        5.7,
-        lambda: 17.058 / 12.380,
-        "{:.2f} times; 5.7 sets v11 at 4096 beside v10 at 2048",
-        otherwise=DIFFERS,
     ),
 )

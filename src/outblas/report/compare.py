@@ -73,12 +73,13 @@ def _changes(config: str) -> frozenset[str]:
 @dataclass(frozen=True)
 class Run:
     """A provider, what its config changes, and the square product of edge `n` it ran, in the dtype and layout of a
-    ladder."""
+    ladder; `addend`: alpha A B + beta C."""
 
     provider: str
     config: str = ""
     n: int = N
     ladder: str = "hopper"
+    addend: bool = False
 
     @property
     def _conditions(self) -> tuple[str, Shape, str, str]:
@@ -88,7 +89,8 @@ class Run:
         return find(measurements, *self._conditions, mode=mode, config=self.config, layout=layout_of(self.ladder))
 
     def profiled(self, profiles: Profiles) -> Profile | None:
-        return profiled(profiles, *self._conditions, config=self.config, layout=layout_of(self.ladder))
+        layout = layout_of(self.ladder)
+        return profiled(profiles, *self._conditions, config=self.config, layout=layout, addend=self.addend)
 
 
 def campaign(measurements: Measurements, *runs: Run) -> tuple[Measurement, ...] | None:

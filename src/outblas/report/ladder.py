@@ -6,33 +6,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..registry import dtype_of
+from ..registry import dtype_of, layout_of
 from . import text
 from .compare import find, profiled
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
-from .rungs import MIXED, Rung, climb
+from .rungs import MIXED, OLDER, Rung, climb
 from .seeds import Figure
 
 NOTE = (
     "Burst: idle, one warm call, 8 timed; the ratio is cuBLAS's time over the kernel's in the same rounds, with its "
     "10th and 90th percentile. A line “mixed” has bfloat16 operands in place of float32, and the share of the rung's "
-    "own float32 TFLOP/s. Registers and what stands right of them: ncu."
+    "own float32 TFLOP/s. A line “sm_75” is code compiled for that architecture and loaded as PTX. Registers and what "
+    "stands right of them: ncu."
 )
 UNBUILT = "not built yet"
 GPUS = ("H100", "GH200", "T4")
 SIZES = {"simt": (2048, 4096), "turing": (2048, 4096)}  # where the seeds measured; elsewhere DEFAULT_SIZES
 DEFAULT_SIZES = (4096, 8192)
-_BASELINES = {"hopper": ("simt.warptile", "001 kernel 1")}  # ladder → the rung of another it starts from, its source
+# Ladder → the rung of another ladder it starts from, the documents' kernel, and the operands that it is compared on.
+_BASELINES = {
+    "turing": ("simt.vectorized", "003 v05", "float16"),
+    "hopper": ("simt.warptile", "001 kernel 1", "bfloat16"),
+}
 _COUNTED = ("slots", "L2 hits")  # what ncu says beside registers, except of the CUDA cores
 _COUNTED_CORES = ("occupancy", "FMA pipe,\nIPC")
+_COUNTED_TENSOR = ("occupancy", "tensor pipe,\nIPC")
 
 
 def columns(ladder: str | None) -> tuple[str, ...]:
     """Headings of a table of one ladder; of all (None), they name what the rows of either kind show."""
-    counted = _COUNTED_CORES if ladder == "simt" else _COUNTED
+    counted = {"simt": _COUNTED_CORES, "turing": _COUNTED_TENSOR}.get(ladder or "", _COUNTED)
     if ladder is None:
-        counted = f"{_COUNTED[0]} or\n{_COUNTED_CORES[0]}", f"{_COUNTED[1]} or\nFMA, IPC"
+        counted = f"{_COUNTED[0]} or\n{_COUNTED_CORES[0]}", f"{_COUNTED[1]} or\npipe, IPC"
     shown = ("rung", "seed: TFLOP/s,\n× its cuBLAS", "N", "TFLOP/s", "× cuBLAS", "× parent", "registers")
     return (*shown, *counted, "check")
 
@@ -40,15 +46,21 @@ def columns(ladder: str | None) -> tuple[str, ...]:
 COLUMNS = columns(None)
 
 
+Timed = dict[tuple[str, int], Measurement | None]  # by rung and edge of the product
+
+
 @dataclass(frozen=True)
 class At:
-    """A rung at the product of edge `n`: our measurement, None without one, `gain`, our ratio over the parent's, and
-    our measurement with the mixed operands of its ladder."""
+    """A rung at the product of edge `n`: our measurement, None without one, `gain`, our ratio over the parent's; our
+    measurement with the mixed operands of its ladder; and of its code for an older GPU, `older_name`, with its gain."""
 
     n: int
     ours: Measurement | None
     gain: float | None
     mixed: Measurement | None = None
+    older: Measurement | None = None
+    older_gain: float | None = None
+    older_name: str = ""
 
     @property
     def mixed_share(self) -> float | None:
@@ -58,16 +70,19 @@ class At:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        ours, mixed = (None if m is None else {"gpu": m.device, **m.record()} for m in (self.ours, self.mixed))
-        return {"n": self.n, "ours": ours, "gain": self.gain, "mixed": mixed, "mixed_share": self.mixed_share}
+        timed = (self.ours, self.mixed, self.older)
+        ours, mixed, older = (None if m is None else {"gpu": m.device, **m.record()} for m in timed)
+        found = {"n": self.n, "ours": ours, "gain": self.gain, "mixed": mixed, "mixed_share": self.mixed_share}
+        return found | ({self.older_name: older, f"{self.older_name}_gain": self.older_gain} if older else {})
 
     def lines(self) -> list[tuple[str, str, str, str]]:
         """N, TFLOP/s, ratio and gain; none of what was not measured."""
         found = []
-        if (m := self.ours) is not None:
-            gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
-            gain = text.NONE if self.gain is None else f"{self.gain:.3f}"
-            found.append((str(self.n), text.number(m.tflops), f"{text.ratio(m)}{gpu}", gain))
+        for name, m, gain in ((str(self.n), self.ours, self.gain), (self.older_name, self.older, self.older_gain)):
+            if m is not None:
+                gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
+                times = text.NONE if gain is None else f"{gain:.3f}"
+                found.append((name, text.number(m.tflops), f"{text.ratio(m)}{gpu}", times))
         if self.mixed is not None:
             share = text.NONE if self.mixed_share is None else f"{self.mixed_share:.0%} of float32's"
             found.append(("mixed", text.number(self.mixed.tflops), share, text.NONE))
@@ -88,7 +103,7 @@ class Row:
     @property
     def measured(self) -> tuple[Measurement, ...]:
         """Ours, by size."""
-        return tuple(m for at in self.at for m in (at.ours, at.mixed) if m is not None)
+        return tuple(m for at in self.at for m in (at.ours, at.mixed, at.older) if m is not None)
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -110,6 +125,7 @@ class Row:
                 "l2_hit_rate": profile.l2_hit_rate,
                 "occupancy": profile.occupancy,
                 "fma_active": profile.fma_active,
+                "tensor_active": profile.tensor_active,
                 "ipc": profile.ipc,
             },
         }
@@ -136,9 +152,9 @@ class Row:
         profile = self.profile
         if profile is None:
             return text.NONE, text.NONE
-        if (self.ladder or self.rung.ladder) == "simt":
-            pipe = _lines((text.percent(profile.fma_active), text.number(profile.ipc)))
-            return text.percent(profile.occupancy), pipe
+        active = {"simt": profile.fma_active, "turing": profile.tensor_active}
+        if (ladder := self.ladder or self.rung.ladder) in active:
+            return text.percent(profile.occupancy), _lines((text.percent(active[ladder]), text.number(profile.ipc)))
         return _slots(profile) or text.NONE, text.percent(profile.l2_hit_rate)
 
 
@@ -147,24 +163,35 @@ def rows(measurements: Measurements, ladder: str | None, sizes: Sequence[int], p
     climb starts from. Raises ValueError for no ladder."""
     compared = [(rung, dtype_of(rung.ladder)) for rung in climb(ladder)]  # first, for it checks the name
     mixed = [(rung, MIXED[rung.ladder]) for rung, _ in compared if rung.ladder in MIXED]
-    compared = [(rung, rung.figures[0].dtype) for rung in _baseline(ladder)] + compared
-    ours: dict[tuple[str, int], Measurement | None] = {}
-    beside: dict[tuple[str, int], Measurement | None] = {}
+    old = [(rung, dtype) for rung, dtype in compared if rung.ladder in OLDER]
+    compared = _baseline(ladder) + compared
+    ours: Timed = {}
+    beside: Timed = {}
+    older: Timed = {}
     for n in sizes:
-        ours |= _at(measurements, compared, n)
-        beside |= _at(measurements, mixed, n)
-    return [_row(rung, ladder, dtype, sizes, ours, beside, profiles) for rung, dtype in compared]
+        ours |= _at(measurements, compared, n, ladder)
+        beside |= _at(measurements, mixed, n, ladder)
+        older |= _at(measurements, old, n, ladder, older=True)
+    return [_row(rung, ladder, dtype, sizes, ours, beside, older, profiles) for rung, dtype in compared]
+
+
+def _layouts(rung: Rung, ladder: str | None) -> tuple[str, ...]:
+    """In which a rung of this or another ladder is compared: that of the ladder first, then its own."""
+    return tuple(dict.fromkeys((layout_of(ladder or rung.name), layout_of(rung.name))))
 
 
 def _at(
-    measurements: Measurements, compared: Sequence[tuple[Rung, str]], n: int
-) -> dict[tuple[str, int], Measurement | None]:
-    """Ours by rung at the product of edge n: from the campaign that has most of the rungs, else the newest."""
+    measurements: Measurements, compared: Sequence[tuple[Rung, str]], n: int, ladder: str | None, *, older: bool = False
+) -> Timed:
+    """Ours by rung at the product of edge n, or of code for an older GPU: from the campaign that has most of the rungs,
+    else the newest."""
 
     def among(of: Measurements) -> dict[tuple[str, int], Measurement]:
         found = {}
         for rung, dtype in compared:
-            timed = (find(of, rung.name, (n, n, n), dtype, gpu) for gpu in gpus_in_order(of))
+            config = OLDER[rung.ladder][1] if older else ""
+            places = [(gpu, layout) for gpu in gpus_in_order(of) for layout in _layouts(rung, ladder)]
+            timed = (find(of, rung.name, (n,) * 3, dtype, gpu, config=config, layout=way) for gpu, way in places)
             if (first := next(filter(None, timed), None)) is not None:
                 found[rung.name, n] = first
         return found
@@ -200,13 +227,17 @@ def gpus_in_order(measurements: Measurements) -> list[str]:
     return sorted(found, key=lambda gpu: GPUS.index(gpu) if gpu in GPUS else len(GPUS))
 
 
-def _baseline(ladder: str | None) -> list[Rung]:
-    """The rung of another ladder that this one starts from, with the one figure that its documents have on it."""
+def _baseline(ladder: str | None) -> list[tuple[Rung, str]]:
+    """The rung of another ladder that this one starts from, with the one figure that its documents have on it, and the
+    operands on which it is compared."""
     if ladder not in _BASELINES:
         return []
-    name, source = _BASELINES[ladder]
+    name, source, dtype = _BASELINES[ladder]
     (rung,) = (rung for rung in climb(name.partition(".")[0]) if rung.name == name)
-    return [replace(rung, figures=tuple(figure for figure in rung.figures if figure.source == source))]
+    (figure,) = (figure for figure in rung.figures if figure.source == source)
+    if figure.dtype != dtype:  # said, for the share of cuBLAS is of another product
+        figure = replace(figure, dtype=dtype, source=f"{source} in {figure.dtype}")
+    return [(replace(rung, figures=(figure,)), dtype)]
 
 
 def _row(
@@ -214,23 +245,40 @@ def _row(
     ladder: str | None,
     dtype: str,
     sizes: Sequence[int],
-    ours: dict[tuple[str, int], Measurement | None],
-    mixed: dict[tuple[str, int], Measurement | None],
+    ours: Timed,
+    mixed: Timed,
+    older: Timed,
     profiles: Profiles,
 ) -> Row:
     own = {n: ours[rung.name, n] for n in sizes}
-    at = tuple(At(n, m, _gain(m, ours.get((rung.parent or "", n))), mixed.get((rung.name, n))) for n, m in own.items())
+    parent, name = rung.parent or "", OLDER.get(rung.ladder, ("", ""))[0]
+    at = tuple(
+        At(
+            n,
+            m,
+            _gain(m, ours.get((parent, n))),
+            mixed.get((rung.name, n)),
+            older.get((rung.name, n)),
+            _gain(older.get((rung.name, n)), older.get((parent, n))),
+            name,
+        )
+        for n, m in own.items()
+    )
     gpu = next((m.gpu for m in own.values() if m), GPUS[0])
-    counted = (profiled(profiles, rung.name, (n, n, n), dtype, gpu) for n in sizes)
+    layouts = _layouts(rung, ladder)
+    counted = (profiled(profiles, rung.name, (n, n, n), dtype, gpu, layout=way) for n in sizes for way in layouts)
     return Row(rung, ladder, _figures(rung, dtype, sizes), at, next(filter(None, counted), None))
 
 
 def _figures(rung: Rung, dtype: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
-    """One of each GPU in this dtype: the first at one of the sizes, else the first."""
-    found: dict[str, Figure] = {}
+    """In this dtype, of each GPU: the first at one of the sizes (of ladders with sizes of their own: at each), else the
+    first."""
+    found: dict[tuple[str, int | None], Figure] = {}
     for figure in sorted(rung.figures, key=lambda f: f.n not in sizes):
-        if figure.dtype == dtype:
-            found.setdefault(figure.gpu, figure)
+        known = any(gpu == figure.gpu for gpu, _ in found)
+        each = figure.n in sizes and rung.ladder in SIZES
+        if figure.dtype == dtype and (each or not known):
+            found.setdefault((figure.gpu, figure.n), figure)
     return tuple(sorted(found.values(), key=rung.figures.index))
 
 

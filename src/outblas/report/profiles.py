@@ -14,6 +14,7 @@ from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, 
 FIGURES = (
     "us", "l2_hit_rate", "l1_hit_rate", "dram_read_bytes", "dram_gbs", "l2_to_sm_bytes", "l1_load_bytes", "registers",
     "ffma", "ffma_reuse", "ipc", "fma_active", "tensor_active", "occupancy", "flop_per_dram_byte",
+    "global_load_requests",
 )  # fmt: skip
 TOTALS = ("requests", "transactions", "sectors", "efficiency", "wavefronts", "ideal")
 MOST = {
@@ -94,6 +95,7 @@ class Profile:
     fma_active: float | None = None
     tensor_active: float | None = None
     occupancy: float | None = None
+    global_load_requests: float | None = None
     not_selected: float | None = None
     loads: Passes = Passes()
     stores: Passes = Passes()

@@ -149,7 +149,9 @@ def _ladder(evidence: Evidence, argument: str) -> str:
     columns = ladder.columns(name)
     counted = ", ".join(heading.replace("\n", " ") for heading in columns[-4:-1])
     mixed = "; mixed: bfloat16 operands, beside the rung's own float32" if any(m.mixed for m in _at(rows)) else ""
-    note = f"burst; a seed's figure is an H100's at {usual} where it does not say; {counted} by ncu{mixed}"
+    older = next((at.older_name for at in _at(rows) if at.older), "")
+    beside = mixed + (f"; {older}: compiled for it, and loaded as PTX" if older else "")
+    note = f"burst; a seed's figure is an H100's at {usual} where it does not say; {counted} by ncu{beside}"
     return _closed(_markdown(columns, [row.cells() for row in rows]), measured, note)
 
 

@@ -10,28 +10,39 @@ from .. import charts, registry
 from ..inspect import Inspection, inspect
 from ..inspect import roofline as model
 from ..inspect.inspection import compilable
+from ..inspect.occupancy import Occupancy, occupancy
 from ..machines import Machine
 from ..shapes import Shape, to_text
+from . import text
 from .compare import find
 from .results import Measurement, Measurements
+from .seeds import Figure, of_rung
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLUMNS = (
-    "kernel", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "L1 allows", "shared allows", "bound",
-    "measured",
+    "kernel", "operands", "CTAs, warps\nan SM", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "L1 allows",
+    "shared allows", "bound", "measured", "seed",
 )  # fmt: skip
 INSIDE = 10  # kernels that a legend within the axes has room for
 
 
 @dataclass(frozen=True)
 class Point:
-    """A kernel's machine code, and its burst measurement on that machine and shape if there is one."""
+    """A kernel's machine code, its burst measurement on that machine and shape if there is one, and what the documents
+    measured of its rung on that machine, in these operands."""
 
     inspection: Inspection
     machine: Machine
     ours: Measurement | None
+    seeds: tuple[Figure, ...] = ()
+
+    @property
+    def resident(self) -> Occupancy:
+        """What an SM of the machine holds."""
+        i = self.inspection
+        return occupancy(self.machine, i.registers, i.smem_bytes, i.threads)
 
     @property
     def bound(self) -> model.Bound:
@@ -53,38 +64,59 @@ class Point:
             "arch": self.inspection.arch,
             "config": self.inspection.config,
             "machine": self.machine.name,
+            "dtype": self.inspection.dtype,
+            **asdict(self.resident),
             "intensity": dict(self.inspection.intensity),
             "bound": asdict(self.bound),
             "clock_mhz": self.ours.clock_mhz if self.ours else None,
             "measured_tflops": measured,
+            "seeds": [figure.record() for figure in self.seeds],
         }
 
     def cells(self) -> tuple[str, ...]:
         """In the order of COLUMNS."""
         bound, intensity = self.bound, self.inspection.intensity
         clock = f" at {self.ours.clock_mhz:.0f} MHz" if self.ours and self.ours.clock_mhz else ""
+        resident = self.resident
         return (
             self.inspection.kernel,
+            self.inspection.dtype,
+            f"{resident.ctas_per_sm}, {resident.warps_per_sm} ({resident.share:.0%}), {resident.limiter}",
             *(_show(intensity[level]) for level in ("l2", "dram")),
             *(_show(bound.ceilings.get(level)) for level in ("l2", "dram", "l1", "shared")),
             f"{_show(bound.tflops)} ({bound.by})",
             _show(self.ours.tflops if self.ours else None) + clock,
+            "\n".join(f"{text.span(f.tflops, text.number)} at {f.n}" for f in self.seeds) or _show(None),
         )
 
 
-def points(ladder: str | None, machine: Machine, dtype: str, shape: Shape, measured: Measurements) -> list[Point]:
-    """Every kernel that can be compiled for the machine and takes the dtype. Raises ValueError if there is none."""
-    kernels = [k for k in registry.ladder(ladder) if machine.arch in compilable(k) and dtype in k.dtypes]
+def points(
+    ladder: str | None, machine: Machine, dtype: str | None, shape: Shape, measured: Measurements
+) -> list[Point]:
+    """Every kernel that can be compiled for the machine and takes the dtype, or those of its documents for None. Raises
+    ValueError if there is none."""
+    kernels = [
+        (k, own)
+        for k in registry.ladder(ladder)
+        if machine.arch in compilable(k) and (own := dtype or registry.dtype_of(k.name)) in k.dtypes
+    ]
     if not kernels:
-        raise ValueError(f"no kernel of {ladder or 'any ladder'} takes {dtype} on sm_{machine.arch} ({machine.name})")
+        wanted = dtype or registry.dtype_of(ladder or "")
+        raise ValueError(f"no kernel of {ladder or 'any ladder'} takes {wanted} on sm_{machine.arch} ({machine.name})")
     return [
         Point(
-            inspect(k.name, arch=machine.arch, dtype=dtype, shape=shape),
+            inspect(k.name, arch=machine.arch, dtype=own, shape=shape),
             machine,
-            find(measured, k.name, shape, dtype, machine.name),
+            find(measured, k.name, shape, own, machine.name),
+            tuple(f for f in of_rung(k.name) if f.gpu == machine.name and f.dtype == own and f.n and f.tflops),
         )
-        for k in kernels
+        for k, own in kernels
     ]
+
+
+def missing(ladder: str | None, machine: Machine) -> list[str]:
+    """Kernels that do not run on the machine."""
+    return [k.name for k in registry.ladder(ladder) if machine.arch not in compilable(k)]
 
 
 def draw(found: Sequence[Point], shape: Shape) -> Canvas:
@@ -122,10 +154,16 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
         if p.ours is not None and p.ours.tflops is not None:
             axis.plot([x], [p.ours.tflops], "o", color=colours[name], markersize=8)
             label += f", measured {p.ours.tflops:.0f}"
+        for seed in p.seeds:
+            assert seed.tflops is not None
+            axis.plot([x], [sum(seed.tflops) / 2], "D", color=colours[name], markersize=5, markeredgecolor="black")
+            label += f", seed {text.span(seed.tflops, text.number)} at {seed.n}"
         axis.plot([], [], "o", color=colours[name], label=label)
-    at = float(found[0].inspection.intensity["dram"] or 1)
-    axis.axvline(at, color="#bbbbbb", linestyle=":", linewidth=1.2)
-    axis.annotate("A, B, C once\nthrough DRAM", (at, low * dram * 2), fontsize="small", color="#666", ha="right")
+    if any(p.seeds for p in found):
+        axis.plot([], [], "D", color="white", markeredgecolor="black", markersize=5, label="the seed's figure")
+    for at in sorted({float(p.inspection.intensity["dram"] or 1) for p in found}):
+        axis.axvline(at, color="#bbbbbb", linestyle=":", linewidth=1.2)
+        axis.annotate("A, B, C once\nthrough DRAM", (at, low * dram * 2), fontsize="small", color="#666", ha="right")
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(low, high)
@@ -133,7 +171,8 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     axis.set_ylabel("TFLOP/s")
     beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     axis.legend(frameon=False, fontsize="small", **(beside if crowded else {"loc": "lower right"}))
-    axis.set_title(f"{machine.name}, {found[0].inspection.dtype}, {to_text(shape)}", loc="left", fontsize="medium")
+    dtypes = " and ".join(dict.fromkeys(p.inspection.dtype for p in found))
+    axis.set_title(f"{machine.name}, {dtypes}, {to_text(shape)}", loc="left", fontsize="medium")
     return figure
 
 

@@ -9,6 +9,7 @@ from .seeds import Figure, of_rung
 
 LADDERS = ("simt", "portable", "turing", "hopper")
 MIXED = {"simt": "bfloat16"}  # operands of a second climb on the same rungs, fp32 accumulators
+OLDER = {"turing": ("sm_75", "arch=75")}  # a second climb on code for an older GPU: its name, the config of each rung
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,35 @@
+"""What loads of a tensor-core rung cost in L1, predicted without a GPU: lines of 128 bytes that its warps look up."""
+
+from __future__ import annotations
+
+from ..device import access, launch
+from ..device.mapping import Mapping, copies
+from ..operands import Problem
+from .config import ITEM, TuringConfig
+
+# Who holds what of 16×16 elements, rows of A or columns of B by K: lanes by fours along K, two elements each.
+FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ())
+
+
+def lines(config: TuringConfig, problem: Problem, direct: bool) -> float:
+    """For one slab of A and one of B by all warps of a CTA; `direct`: fragments straight from global memory, which
+    warps side by side load each for itself."""
+    return sum(_lines(config, problem, name, direct) for name in "ab")
+
+
+def _lines(c: TuringConfig, problem: Problem, name: str, direct: bool) -> float:
+    a = name == "a"
+    rows, again = (c.block_m, c.warps_n) if a else (c.block_n, c.warps_m)
+    strides = problem.a[-2:] if a else problem.b[-2:][::-1]  # along rows of A or columns of B, along K
+    wide, along_k = min(c.vector, launch.vector(problem, name)), launch.contiguous(problem, name) == "k"
+    if direct:
+        held, wide = FRAGMENT, min(wide, 2) if along_k else 1
+    else:
+        held, again = copies((rows, c.block_k) if along_k else (c.block_k, rows), wide, c.num_warps, spread=False), 1
+        held = held if along_k else held.transposed()
+
+    def byte(row: int, k: int) -> int:
+        return (row * strides[0] + k * strides[1]) * ITEM
+
+    requests = rows * c.block_k / (access.WARP * wide) * again
+    return requests * access.touched(held, byte, wide * ITEM, access.LINE)
