@@ -179,6 +179,10 @@ def test_who_loads() -> None:
     assert [busy_threads("turing.double_buffer", operand) for operand in "AB"] == [256, 256]
     assert [busy_threads("turing.vectorized", operand) for operand in "AB"] == [64, 128]
     assert [busy_threads("turing.ldmatrix", operand) for operand in "AB"] == [256, 256]
+    tiny = own(
+        "turing.double_buffer", block_n=8, warps_n=1, vector=8
+    )  # 16 vectors of B: all take part, not half a warp
+    assert rung("turing.double_buffer").constants(tiny, example(FP16, None, "nt", (64, 64, 64)), 75)["B_THREADS"] == 64
     # The rest pass by, and meet no barrier on their way: after a branch comes a load, its store, then all again.
     found = inspect("turing.vectorized", arch=75)
     loop = [i.name.split(".")[0] for i in sass.hot_loop(sass.parse(found.sass))]
@@ -239,12 +243,16 @@ def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
-def test_indices_of_two_operands_are_no_vector(name: str) -> None:
+@pytest.mark.parametrize("edge", [64, 72])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("turing.ldmatrix", ""), ("turing.double_buffer", ""), ("turing.cp_async", "stages=2,stage_out=False")],
+)
+def test_indices_of_two_operands_are_no_vector(name: str, text: str, edge: int) -> None:
     """Triton 3.6's LLVM shifted both as one, A's loaded by vectors and B's singly, and one spilt into the other."""
-    made = rung(name)
-    config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, ctas=1)
-    given = replace(example(FP16, None, "nt", (64, 64, 64)), b=(1, 65))
+    one_warp = f"block_m=32,block_n=32,block_k=32,warps_m=1,warps_n=1,vector=8,ctas=1,{text}"
+    made, config = rung(name), from_text(registry.load(name).Config, one_warp)
+    given = replace(example(FP16, None, "nt", (edge, edge, edge)), b=(1, edge + 1))
     compiled = made._compiled(config, given, made.constants(config, given, 90), 90, None)
     assert not re.search(r"mul\.wide\.u32 .*, 2147483648|mov\.b64\s+\{_,", compiled.asm["ptx"])
 

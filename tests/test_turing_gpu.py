@@ -72,12 +72,13 @@ def test_a_config_that_is_valid_is_right(name: str, config: TuringConfig, arch: 
         assert result.ok, result.message
 
 
+@pytest.mark.parametrize("edge", [64, 72])
 @pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
-def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str) -> None:
+def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str, edge: int) -> None:
     """What Triton 3.6's LLVM once gave wrong addresses."""
-    config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, vector=8, ctas=1)
-    a = torch.randint(-8, 9, (64, 64), device="cuda").half()
-    b = torch.randint(-8, 9, (64, 65), device="cuda").half()[:, :64].t()
+    config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, vector=8, ctas=1, stage_out=False)
+    a = torch.randint(-8, 9, (edge, edge), device="cuda").half()
+    b = torch.randint(-8, 9, (edge, edge + 1), device="cuda").half()[:, :edge].t()
     assert torch.equal(outblas.matmul(a, b, kernel=name, config=config), (a.double() @ b.double()).half())
 
 

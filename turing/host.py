@@ -15,7 +15,7 @@ from ..device.mapping import copies
 from ..operands import Launch, Problem
 from ..registry import Kernel
 from .access import lines
-from .config import ITEM, STAGED_PAD, TuringConfig, invalid_reason
+from .config import ITEM, STAGED_PAD, WARP, TuringConfig, invalid_reason
 
 # Fields of a config that a kernel does not read.
 UNREAD = {
@@ -147,7 +147,8 @@ def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool,
     copy = copies(shape, wide, c.num_warps, spread=False)
     order = (1, 0) if along_k else (0, 1)
     shared = gluon.swizzled(shape[1], ITEM, order) if c.swizzle else gluon.padded((rows, c.block_k), c.pad, order)
-    return gluon.registers(copy if along_k else copy.transposed()), shared, wide == 1, copy.holders
+    threads = copy.holders if copy.holders % WARP == 0 else c.threads  # stmatrix wants whole warps
+    return gluon.registers(copy if along_k else copy.transposed()), shared, wide == 1, threads
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:

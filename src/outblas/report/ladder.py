@@ -235,8 +235,9 @@ def _baseline(ladder: str | None) -> list[tuple[Rung, str]]:
     name, source, dtype = _BASELINES[ladder]
     (rung,) = (rung for rung in climb(name.partition(".")[0]) if rung.name == name)
     (figure,) = (figure for figure in rung.figures if figure.source == source)
-    if figure.dtype != dtype:  # said, for the share of cuBLAS is of another product
-        figure = replace(figure, dtype=dtype, source=f"{source} in {figure.dtype}")
+    if figure.dtype != dtype:  # of the same document's cuBLAS in the operands of this ladder
+        theirs = next(f.cublas for own in climb(ladder) for f in own.figures if f.gpu == figure.gpu)
+        figure = replace(figure, dtype=dtype, cublas=theirs, source=f"{source} in {figure.dtype}")
     return [(replace(rung, figures=(figure,)), dtype)]
 
 

@@ -25,6 +25,8 @@ COLUMNS = (
     "kernel", "operands", "CTAs, warps\nan SM", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "L1 allows",
     "shared allows", "bound", "measured", "seed",
 )  # fmt: skip
+_LEVELS = {"compute": "compute", "dram": "DRAM", "l2": "L2", "l1": "L1", "shared": "shared memory"}
+_MARKERS = {"simt": "o", "portable": "^", "turing": "s", "hopper": "o"}  # colours repeat where there are many kernels
 INSIDE = 10  # kernels that a legend within the axes has room for
 
 
@@ -52,9 +54,12 @@ class Point:
         return model.bound(self.machine, model.Intensity(**intensity), self.inspection.unit, clock)
 
     @property
-    def l2_allows(self) -> float:
-        """TFLOP/s at the clock of the data sheet, for which roofs are drawn."""
-        return float(self.inspection.bound[self.machine.name]["ceilings"]["l2"])
+    def roof(self) -> tuple[float, str]:
+        """The lowest of all ceilings, L2's among them, in TFLOP/s at the clock of the data sheet, for which roofs are
+        drawn, and what it comes from."""
+        ceilings = self.inspection.bound[self.machine.name]["ceilings"]
+        level = min(ceilings, key=lambda level: float(ceilings[level]))
+        return float(ceilings[level]), _LEVELS[level]
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -121,7 +126,7 @@ def missing(ladder: str | None, machine: Machine) -> list[str]:
 
 def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     """Log-log: roofs of DRAM, L2 and compute (of every unit that a kernel uses); each kernel at its L2 intensity,
-    hollow where L2 alone would put it and filled where it was measured."""
+    hollow where its lowest ceiling would put it and filled where it was measured."""
     machine = found[0].machine
     crowded = len(found) > INSIDE
     figure, (axis,) = charts.canvas(1, (12.0 if crowded else 8.5, 5.2))
@@ -147,23 +152,25 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     colours = charts.colours([p.inspection.kernel for p in found])
     for p in found:
         name, x = p.inspection.kernel, float(p.inspection.intensity["l2"] or 1)
-        peak = machine.peak_tflops(p.inspection.unit)
-        roof = min(peak, p.l2_allows)
-        axis.plot([x], [roof], "o", markerfacecolor="none", color=colours[name], markersize=8)
-        label = f"{name}: {'L2' if roof < peak else 'compute'} allows {roof:.0f}"
+        marker = _MARKERS[name.partition(".")[0]]
+        roof, level = p.roof
+        axis.plot([x], [roof], marker, markerfacecolor="none", color=colours[name], markersize=8)
+        label = f"{name}: {level} allows {_show(roof)}"
         if p.ours is not None and p.ours.tflops is not None:
-            axis.plot([x], [p.ours.tflops], "o", color=colours[name], markersize=8)
+            axis.plot([x], [p.ours.tflops], marker, color=colours[name], markersize=8)
             label += f", measured {p.ours.tflops:.0f}"
         for seed in p.seeds:
             assert seed.tflops is not None
             axis.plot([x], [sum(seed.tflops) / 2], "D", color=colours[name], markersize=5, markeredgecolor="black")
             label += f", seed {text.span(seed.tflops, text.number)} at {seed.n}"
-        axis.plot([], [], "o", color=colours[name], label=label)
+        axis.plot([], [], marker, color=colours[name], label=label)
     if any(p.seeds for p in found):
         axis.plot([], [], "D", color="white", markeredgecolor="black", markersize=5, label="the seed's figure")
-    for at in sorted({float(p.inspection.intensity["dram"] or 1) for p in found}):
+    compulsory = sorted({float(p.inspection.intensity["dram"] or 1) for p in found})
+    for at in compulsory:
         axis.axvline(at, color="#bbbbbb", linestyle=":", linewidth=1.2)
-        axis.annotate("A, B, C once\nthrough DRAM", (at, low * dram * 2), fontsize="small", color="#666", ha="right")
+    where = compulsory[0], low * dram * 2
+    axis.annotate("A, B, C once\nthrough DRAM", where, fontsize="small", color="#666", ha="right")
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(low, high)
