@@ -27,7 +27,7 @@ from outblas.cli import app
 from outblas.hopper import cycles
 from outblas.inspect import counters, instructions, lines, ncu
 from outblas.inspect.profiled import Request
-from outblas.report import phases
+from outblas.report import compare, phases, profiles
 
 PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 
@@ -127,6 +127,21 @@ def test_the_command_that_ncu_gets(h100: None, replay: Path) -> None:
     assert Request.from_text(call[15]) == request
     assert request.providers == ("cublas", "hopper.tma_wgmma")
     assert call[16] == "C"
+
+
+def test_of_a_product_with_an_addend(h100: None, replay: Path, tmp_path: Path) -> None:
+    """alpha A B + beta C: asked for, said in the record, and no profile of A B for reports."""
+    saved = tmp_path / "profile.json"
+    result = invoke("hopper.tma_wgmma", "--addend", "--save", str(saved))
+    assert result.exit_code == 0, result.stderr
+    (call,) = map(json.loads, replay.read_text().splitlines())
+    assert Request.from_text(call[15]).addend
+    assert "alpha A B + beta C" in result.stdout
+    assert [entry["addend"] for entry in json.loads(saved.read_text())["results"]] == [True, True]
+    found = profiles.load([saved])
+    asked = (found, "hopper.tma_wgmma", (4096, 4096, 4096), "bfloat16", "H100")
+    assert compare.profiled(*asked) is None
+    assert compare.profiled(*asked, addend=True) == found[1]
 
 
 def test_tables(h100: None, replay: Path) -> None:
@@ -380,6 +395,7 @@ def test_without_a_gpu(replay: Path) -> None:
         (("portable", "--phases"), "--phases is given for 'portable', expected a kernel of the hopper ladder"),
         (("cublas", "--phases"), "--phases is given for 'cublas'"),
         (("hopper.large_tile", "--phases", "--instructions"), "--phases and --instructions are both given"),
+        (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
     ],
 )
 def test_usage_errors(h100: None, replay: Path, arguments: tuple[str, ...], message: str) -> None:
