@@ -26,7 +26,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from .. import machines
 from ..artifact import Artifact, example
 from ..device import language, launch
-from ..device.grid import MAX_PROGRAMS, group_m, needs_int64, pieces_of, tiles
+from ..device.grid import MAX_PROGRAMS, group_m, max_registers, needs_int64, pieces_of, tiles
 from ..device.launch import Specialization
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
@@ -236,7 +236,7 @@ def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Speciali
         wide=constants["WIDE"],
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        max_registers=None if unlimited else min(255, 65536 // config.threads),
+        max_registers=None if unlimited else max_registers(config.threads),
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-WARP = 32
-MAX_THREADS = 1024
-REGISTERS = 65536  # of an SM
+from ..device.grid import MAX_THREADS, WARP, max_registers
+
 SM_THREADS = 2048
 MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
 FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on their way there
@@ -63,7 +62,7 @@ class SimtConfig:
     @property
     def max_registers(self) -> int:
         """Registers a thread may take."""
-        return min(255, REGISTERS // (self.ctas * self.threads) // 8 * 8)  # an SM gives them out by eights
+        return max_registers(self.threads, self.ctas)
 
     @property
     def pad_b(self) -> int:

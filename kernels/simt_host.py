@@ -9,12 +9,12 @@ import torch
 
 from ..artifact import Artifact
 from ..device import gluon, launch, rung, simt
-from ..device.grid import group_m, needs_int64, pieces_of
+from ..device.grid import group_m, max_registers, needs_int64, pieces_of
 from ..device.mapping import by_rows
 from ..operands import Launch, Problem
 from ..registry import Kernel
 from .simt_access import in_shared, passes
-from .simt_config import REGISTERS, SimtConfig, invalid_reason
+from .simt_config import SimtConfig, invalid_reason
 from .simt_maps import maps
 
 # Fields of a config that a kernel does not read.
@@ -95,7 +95,7 @@ class SimtRung(rung.Rung[SimtConfig]):
             divisor,
             wide=constants["WIDE"],
             num_warps=config.num_warps,
-            max_registers=config.max_registers if limited else min(255, REGISTERS // config.threads),
+            max_registers=config.max_registers if limited else max_registers(config.threads),
         )
 
     def constants(self, config: SimtConfig, problem: Problem, arch: int) -> dict[str, Any]:

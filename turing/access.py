@@ -1,4 +1,5 @@
-"""What loads of a tensor-core rung cost in L1, predicted without a GPU: lines of 128 bytes that its warps look up."""
+"""Loads of a tensor-core rung: who loads what, and what that costs in L1, predicted without a GPU: lines of 128 bytes
+that its warps look up."""
 
 from __future__ import annotations
 
@@ -11,6 +12,20 @@ from .config import ITEM, TuringConfig
 FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ())
 
 
+def width(config: TuringConfig, problem: Problem, name: str) -> int:
+    """Elements that one load of operand "a" or "b" moves."""
+    return min(config.vector, launch.vector(problem, name))
+
+
+def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
+    """Who loads what of a slab, rows of A or columns of B by K: neighbouring lanes along the axis of storage."""
+    rows = config.block_m if name == "a" else config.block_n
+    wide = width(config, problem, name)
+    if launch.contiguous(problem, name) == "k":
+        return copies((rows, config.block_k), wide, config.num_warps, spread=False)
+    return copies((config.block_k, rows), wide, config.num_warps, spread=False).transposed()
+
+
 def lines(config: TuringConfig, problem: Problem, direct: bool) -> float:
     """For one slab of A and one of B by all warps of a CTA; `direct`: fragments straight from global memory, which
     warps side by side load each for itself."""
@@ -18,15 +33,13 @@ def lines(config: TuringConfig, problem: Problem, direct: bool) -> float:
 
 
 def _lines(c: TuringConfig, problem: Problem, name: str, direct: bool) -> float:
-    a = name == "a"
-    rows, again = (c.block_m, c.warps_n) if a else (c.block_n, c.warps_m)
-    strides = problem.a[-2:] if a else problem.b[-2:][::-1]  # along rows of A or columns of B, along K
-    wide, along_k = min(c.vector, launch.vector(problem, name)), launch.contiguous(problem, name) == "k"
+    rows, again = (c.block_m, c.warps_n) if name == "a" else (c.block_n, c.warps_m)
+    strides = problem.a[-2:] if name == "a" else problem.b[-2:][::-1]  # along rows of A or columns of B, along K
+    wide = width(c, problem, name)
     if direct:
-        held, wide = FRAGMENT, min(wide, 2) if along_k else 1
+        held, wide = FRAGMENT, min(wide, 2) if launch.contiguous(problem, name) == "k" else 1
     else:
-        held, again = copies((rows, c.block_k) if along_k else (c.block_k, rows), wide, c.num_warps, spread=False), 1
-        held = held if along_k else held.transposed()
+        held, again = copied(c, problem, name), 1
 
     def byte(row: int, k: int) -> int:
         return (row * strides[0] + k * strides[1]) * ITEM

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WARP = 32
-MAX_THREADS = 1024
-REGISTERS = 65536  # of an SM
+from ..device.grid import MAX_THREADS, WARP, max_registers
+
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # of one mma.sync; on sm_75 two of K = 8
 MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
 ITEM = 2  # bytes: 16-bit operands
@@ -60,7 +59,7 @@ class TuringConfig:
     @property
     def max_registers(self) -> int:
         """Registers a thread may take."""
-        return min(255, REGISTERS // (self.ctas * self.threads) // 8 * 8)
+        return max_registers(self.threads, self.ctas)
 
     @property
     def slab_bytes(self) -> int:
@@ -72,10 +71,6 @@ class TuringConfig:
     def staged_bytes(self) -> int:
         """Shared memory of a tile of outputs."""
         return self.block_m * (self.block_n + STAGED_PAD) * FP32
-
-    def products(self, arch: int) -> int:
-        """mma.sync instructions of a warp for one slab, on an architecture."""
-        return self.accumulators * self.block_k * WARP // (MMA_M * MMA_N * (8 if arch < 80 else MMA_K))
 
 
 def invalid_reason(config: TuringConfig, shared_memory_limit: int | None = None) -> str | None:

@@ -33,7 +33,7 @@ class Config(ldmatrix.Config):
     ctas: int = 1
 
 
-# Tiles, and the share of cuBLAS that each reaches on an H100 where there are many of them: 4096, compiled for sm_80.
+# Tiles, and how fast each is where there are many: shares of cuBLAS in one run (H100, sm_80 code, 4096; WORKLOG.md).
 SIZES = (
     (Config(), 0.583),
     (Config(block_n=128, warps_n=2, ctas=2), 0.555),

@@ -35,15 +35,16 @@ def fill(
 ):  # fmt: skip
     """A slab of A by the first A_THREADS threads, one of B by the last B_THREADS, as many as have something to load:
     the rest would load and store once more what others do."""
-    a_inside = a_inside & tiles.terms(a_k, left, TERMS, A_LAYOUT, 1, False)
-    b_inside = b_inside & tiles.terms(b_k, left, TERMS, B_LAYOUT, 1, False)
     threads: gl.constexpr = 32 * gl.num_warps()
     if min(A_THREADS, B_THREADS) == threads:
-        a_slab = gl.load(a_ptr + a_offsets, mask=a_inside, other=0.0)
-        b_slab = gl.load(b_ptr + b_offsets, mask=b_inside, other=0.0)
+        a_slab, b_slab = tiles.load(
+            a_ptr, a_offsets, a_inside, a_k, b_ptr, b_offsets, b_inside, b_k, left, TERMS, A_LAYOUT, B_LAYOUT, 1, False
+        )
         a_tile.store(a_slab)
         b_tile.store(b_slab)
     else:
+        a_inside = a_inside & tiles.terms(a_k, left, TERMS, A_LAYOUT, 1, False)
+        b_inside = b_inside & tiles.terms(b_k, left, TERMS, B_LAYOUT, 1, False)
         if tiles.thread() < A_THREADS:
             a_tile.store(gl.load(a_ptr + a_offsets, mask=a_inside, other=0.0))
         if tiles.thread() >= threads - B_THREADS:

@@ -10,12 +10,12 @@ import torch
 
 from ..artifact import Artifact
 from ..device import gluon, launch, rung
-from ..device.grid import group_m, needs_int64, pieces_of, tiles
+from ..device.grid import WARP, group_m, needs_int64, pieces_of, tiles
 from ..device.mapping import copies
 from ..operands import Launch, Problem
 from ..registry import Kernel
-from .access import lines
-from .config import ITEM, STAGED_PAD, WARP, TuringConfig, invalid_reason
+from .access import copied, lines, width
+from .config import ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
 # Fields of a config that a kernel does not read.
 UNREAD = {
@@ -36,11 +36,6 @@ def entry(
     its loop."""
     made = TuringRung(kernel, body, own, steps)
     return made.unsupported, made.plan, made.artifact
-
-
-def widths(config: TuringConfig, problem: Problem) -> dict[str, int]:
-    """Elements that one load of operand "a" or "b" moves."""
-    return {name: min(config.vector, launch.vector(problem, name)) for name in "ab"}
 
 
 class TuringRung(rung.Rung[TuringConfig]):
@@ -68,6 +63,11 @@ class TuringRung(rung.Rung[TuringConfig]):
         return min(fitting, key=cost)[0] if fitting else self.own()
 
     @property
+    def _direct(self) -> bool:
+        """Whether fragments come straight from global memory."""
+        return bool(self.body.__name__ == "direct")
+
+    @property
     def unread(self) -> tuple[str, ...]:
         return UNREAD[self.body.__name__]
 
@@ -89,14 +89,13 @@ class TuringRung(rung.Rung[TuringConfig]):
         return None
 
     def described(self, config: TuringConfig, problem: Problem) -> Mapping[str, Any]:
-        direct = self.body.__name__ == "direct"
-        return {"stages": config.stages, "passes": {"l1": lines(config, problem, direct)}}
+        return {"stages": config.stages, "passes": {"l1": lines(config, problem, self._direct)}}
 
     def specialization(
         self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int
     ) -> launch.Specialization:
         """Divisors only as far as wide loads and stores need them: every further one would be another compile."""
-        most = widths(config, problem)
+        most = {name: width(config, problem, name) for name in "ab"}
         most["c"] = most["out"] = 8
 
         def divisor(name: str, value: int) -> int:
@@ -121,7 +120,7 @@ class TuringRung(rung.Rung[TuringConfig]):
         c = config
         M, N, K = problem.M, problem.N, problem.K
         mma = gluon.mma_layout(self.target(c, arch), (c.warps_m, c.warps_n))
-        if self.body.__name__ == "direct":
+        if self._direct:
             slabs = [(gluon.dot_operand(i, mma), None, False, c.threads) for i in range(2)]
         else:
             slabs = [_slab(c, problem, name) for name in "ab"]
@@ -139,16 +138,18 @@ class TuringRung(rung.Rung[TuringConfig]):
 
 
 def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool, int]:
-    """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, and whether its elements
-    go there one by one (asynchronous copies take 4 bytes at least), and how many threads have something to load."""
-    rows, wide = (c.block_m if name == "a" else c.block_n), widths(c, problem)[name]
+    """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, whether its elements go there one
+    by one (asynchronous copies take 4 bytes at least), and how many threads have something to load."""
+    rows = c.block_m if name == "a" else c.block_n
     along_k = launch.contiguous(problem, name) == "k"
-    shape = (rows, c.block_k) if along_k else (c.block_k, rows)
-    copy = copies(shape, wide, c.num_warps, spread=False)
     order = (1, 0) if along_k else (0, 1)
-    shared = gluon.swizzled(shape[1], ITEM, order) if c.swizzle else gluon.padded((rows, c.block_k), c.pad, order)
+    if c.swizzle:
+        shared = gluon.swizzled(c.block_k if along_k else rows, ITEM, order)
+    else:
+        shared = gluon.padded((rows, c.block_k), c.pad, order)
+    copy = copied(c, problem, name)
     threads = copy.holders if copy.holders % WARP == 0 else c.threads  # stmatrix wants whole warps
-    return gluon.registers(copy if along_k else copy.transposed()), shared, wide == 1, threads
+    return gluon.registers(copy), shared, width(c, problem, name) == 1, threads
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:

@@ -1,4 +1,5 @@
-"""Tiles of a call as launches: how many CTAs, which products of a batch, what needs 64-bit offsets."""
+"""Tiles of a call as launches: how many CTAs, of how many registers a thread, which products of a batch, what needs
+64-bit offsets."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
 MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
+WARP = 32
+MAX_THREADS = 1024  # of a CTA
+REGISTERS = 65536  # of an SM, on every architecture from sm_75 on
 
 
 class Tile(Protocol):
@@ -34,6 +38,11 @@ def group_m(config: Tile, problem: Problem) -> int:
     """Rows of tiles that are walked together: all there are, where the tiles of so many would not fit 32 bits."""
     rows, columns = -(-problem.M // config.block_m), -(-problem.N // config.block_n)
     return config.group_m if config.group_m * columns <= INT32_MAX else min(config.group_m, rows)
+
+
+def max_registers(threads: int, ctas: int = 1) -> int:
+    """Registers a thread may take where an SM has so many CTAs of so many threads; it gives them out by eights."""
+    return min(255, REGISTERS // (ctas * threads) // 8 * 8)
 
 
 @dataclass(frozen=True)
