@@ -219,7 +219,8 @@ def test_runs_on_the_operands_device(kernel: str) -> None:
     a = torch.randn(256, 256, device="cuda:1").bfloat16()
     with torch.cuda.device(0):
         assert torch.equal(
-            outblas.matmul(a, a, kernel=kernel), outblas.matmul(a.to("cuda:0"), a.to("cuda:0")).to(a.device)
+            outblas.matmul(a, a, kernel=kernel),
+            outblas.matmul(a.to("cuda:0"), a.to("cuda:0"), kernel=kernel).to(a.device),
         )
 
 
