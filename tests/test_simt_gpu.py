@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import subprocess
-import sys
-from typing import Any
 
 import pytest
+import sanitizer
 import torch
 from test_simt import NAMES, bodies, fitted, valid_configs
 
@@ -100,15 +96,4 @@ for kernel in registry.ladder("simt"):
 
 @pytest.mark.slow
 def test_memcheck_finds_nothing_at_the_edges() -> None:
-    """Every tensor is an allocation of its own: a read past its end is no other tensor's."""
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        pytest.skip("needs compute-sanitizer")
-    options: list[Any] = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "7"]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        [sanitizer, *options, sys.executable, "-c", TAILS],
-        capture_output=True, text=True, check=False, timeout=580, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert done.stdout.count("right:") == len(NAMES)
+    sanitizer.finds_nothing("memcheck", TAILS, len(NAMES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..registry import dtype_of, layout_of
 from . import text
@@ -46,46 +46,50 @@ def columns(ladder: str | None) -> tuple[str, ...]:
 COLUMNS = columns(None)
 
 
-Timed = dict[tuple[str, int], Measurement | None]  # by rung and edge of the product
+OWN, MIXED_WAY = "", "mixed"  # how a rung was measured, beside them the name of an older GPU that it was compiled for
+Timed = dict[str, Measurement]  # by rung, of one way and one size
 
 
 @dataclass(frozen=True)
 class At:
-    """A rung at the product of edge `n`: our measurement, None without one, `gain`, our ratio over the parent's; our
-    measurement with the mixed operands of its ladder; and of its code for an older GPU, `older_name`, with its gain."""
+    """A rung at the product of edge `n`: what was measured, and its ratio over the parent's, by way."""
 
     n: int
-    ours: Measurement | None
-    gain: float | None
-    mixed: Measurement | None = None
-    older: Measurement | None = None
-    older_gain: float | None = None
-    older_name: str = ""
+    timed: Timed
+    gains: dict[str, float]
+
+    @property
+    def ours(self) -> Measurement | None:
+        """On the operands of the rung's own ladder, for the GPU at hand."""
+        return self.timed.get(OWN)
+
+    @property
+    def gain(self) -> float | None:
+        return self.gains.get(OWN)
 
     @property
     def mixed_share(self) -> float | None:
         """TFLOP/s with mixed operands over those without; the ratio to cuBLAS would be one to its tensor cores."""
-        own, mixed = (m.tflops if m else None for m in (self.ours, self.mixed))
+        own, mixed = (m.tflops if (m := self.timed.get(way)) else None for way in (OWN, MIXED_WAY))
         return mixed / own if mixed and own else None
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        timed = (self.ours, self.mixed, self.older)
-        ours, mixed, older = (None if m is None else {"gpu": m.device, **m.record()} for m in timed)
-        found = {"n": self.n, "ours": ours, "gain": self.gain, "mixed": mixed, "mixed_share": self.mixed_share}
-        return found | ({self.older_name: older, f"{self.older_name}_gain": self.older_gain} if older else {})
+        found: dict[str, Any] = {"n": self.n, "ours": None, "mixed": None, "mixed_share": self.mixed_share}
+        found |= {way or "ours": {"gpu": m.device, **m.record()} for way, m in self.timed.items()}
+        gains = {f"{way}_gain": self.gains.get(way) for way in self.timed if way not in (OWN, MIXED_WAY)}
+        return found | {"gain": self.gain} | gains
 
     def lines(self) -> list[tuple[str, str, str, str]]:
         """N, TFLOP/s, ratio and gain; none of what was not measured."""
         found = []
-        for name, m, gain in ((str(self.n), self.ours, self.gain), (self.older_name, self.older, self.older_gain)):
-            if m is not None:
-                gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
-                times = text.NONE if gain is None else f"{gain:.3f}"
-                found.append((name, text.number(m.tflops), f"{text.ratio(m)}{gpu}", times))
-        if self.mixed is not None:
-            share = text.NONE if self.mixed_share is None else f"{self.mixed_share:.0%} of float32's"
-            found.append(("mixed", text.number(self.mixed.tflops), share, text.NONE))
+        for way, m in self.timed.items():
+            gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
+            beside = f"{text.ratio(m)}{gpu}"
+            if way == MIXED_WAY:
+                beside = text.NONE if self.mixed_share is None else f"{self.mixed_share:.0%} of float32's"
+            times = f"{self.gains[way]:.3f}" if way in self.gains else text.NONE
+            found.append((way or str(self.n), text.number(m.tflops), beside, times))
         return found
 
 
@@ -103,7 +107,7 @@ class Row:
     @property
     def measured(self) -> tuple[Measurement, ...]:
         """Ours, by size."""
-        return tuple(m for at in self.at for m in (at.ours, at.mixed, at.older) if m is not None)
+        return tuple(m for at in self.at for m in at.timed.values())
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -161,18 +165,24 @@ class Row:
 def rows(measurements: Measurements, ladder: str | None, sizes: Sequence[int], profiles: Profiles = ()) -> list[Row]:
     """All rungs, or those of one ladder, at products of these edges; above Hopper's, the CUDA-core kernel that its
     climb starts from. Raises ValueError for no ladder."""
-    compared = [(rung, dtype_of(rung.ladder)) for rung in climb(ladder)]  # first, for it checks the name
-    mixed = [(rung, MIXED[rung.ladder]) for rung, _ in compared if rung.ladder in MIXED]
-    old = [(rung, dtype) for rung, dtype in compared if rung.ladder in OLDER]
-    compared = _baseline(ladder) + compared
-    ours: Timed = {}
-    beside: Timed = {}
-    older: Timed = {}
-    for n in sizes:
-        ours |= _at(measurements, compared, n, ladder)
-        beside |= _at(measurements, mixed, n, ladder)
-        older |= _at(measurements, old, n, ladder, older=True)
-    return [_row(rung, ladder, dtype, sizes, ours, beside, older, profiles) for rung, dtype in compared]
+    own = [_Climber(rung, dtype_of(rung.ladder)) for rung in climb(ladder)]  # first, for it checks the name
+    ways: dict[str, list[_Climber]] = {OWN: _baseline(ladder) + own}
+    for rung, dtype, _ in own:
+        if rung.ladder in MIXED:
+            ways.setdefault(MIXED_WAY, []).append(_Climber(rung, MIXED[rung.ladder]))
+        if rung.ladder in OLDER:
+            name, config = OLDER[rung.ladder]
+            ways.setdefault(name, []).append(_Climber(rung, dtype, config))
+    timed = {(way, n): _timed(measurements, climbers, n, ladder) for way, climbers in ways.items() for n in sizes}
+    return [_row(climber, ladder, sizes, timed, profiles) for climber in ways[OWN]]
+
+
+class _Climber(NamedTuple):
+    """A rung, and the operands and the config on which it is measured."""
+
+    rung: Rung
+    dtype: str
+    config: str = ""
 
 
 def _layouts(rung: Rung, ladder: str | None) -> tuple[str, ...]:
@@ -180,29 +190,24 @@ def _layouts(rung: Rung, ladder: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((layout_of(ladder or rung.name), layout_of(rung.name))))
 
 
-def _at(
-    measurements: Measurements, compared: Sequence[tuple[Rung, str]], n: int, ladder: str | None, *, older: bool = False
-) -> Timed:
-    """Ours by rung at the product of edge n, or of code for an older GPU: from the campaign that has most of the rungs,
-    else the newest."""
+def _timed(measurements: Measurements, climbers: Sequence[_Climber], n: int, ladder: str | None) -> Timed:
+    """At the product of edge n: from the campaign that has most of the rungs, else the newest."""
 
-    def among(of: Measurements) -> dict[tuple[str, int], Measurement]:
+    def among(of: Measurements) -> Timed:
         found = {}
-        for rung, dtype in compared:
-            config = OLDER[rung.ladder][1] if older else ""
+        for rung, dtype, config in climbers:
             places = [(gpu, layout) for gpu in gpus_in_order(of) for layout in _layouts(rung, ladder)]
             timed = (find(of, rung.name, (n,) * 3, dtype, gpu, config=config, layout=way) for gpu, way in places)
             if (first := next(filter(None, timed), None)) is not None:
-                found[rung.name, n] = first
+                found[rung.name] = first
         return found
 
     campaigns = [among(tuple(m for m in measurements if m.environment == each)) for each in environments(measurements)]
     gpus = gpus_in_order(measurements)
-    largest = max(campaigns, key=lambda found: _standing(found, gpus), default={})
-    return {(rung.name, n): None for rung, _ in compared} | among(measurements) | largest
+    return among(measurements) | max(campaigns, key=lambda found: _standing(found, gpus), default={})
 
 
-def _standing(found: dict[tuple[str, int], Measurement], gpus: list[str]) -> tuple[int, int, str]:
+def _standing(found: Timed, gpus: list[str]) -> tuple[int, int, str]:
     """A campaign's: by the order of GPUs, by rungs, by date."""
     if not found:
         return -len(gpus), 0, ""
@@ -227,7 +232,7 @@ def gpus_in_order(measurements: Measurements) -> list[str]:
     return sorted(found, key=lambda gpu: GPUS.index(gpu) if gpu in GPUS else len(GPUS))
 
 
-def _baseline(ladder: str | None) -> list[tuple[Rung, str]]:
+def _baseline(ladder: str | None) -> list[_Climber]:
     """The rung of another ladder that this one starts from, with the one figure that its documents have on it, and the
     operands on which it is compared."""
     if ladder not in _BASELINES:
@@ -238,37 +243,32 @@ def _baseline(ladder: str | None) -> list[tuple[Rung, str]]:
     if figure.dtype != dtype:  # of the same document's cuBLAS in the operands of this ladder
         theirs = next(f.cublas for own in climb(ladder) for f in own.figures if f.gpu == figure.gpu)
         figure = replace(figure, dtype=dtype, cublas=theirs, source=f"{source} in {figure.dtype}")
-    return [(replace(rung, figures=(figure,)), dtype)]
+    return [_Climber(replace(rung, figures=(figure,)), dtype)]
 
 
 def _row(
-    rung: Rung,
+    climber: _Climber,
     ladder: str | None,
-    dtype: str,
     sizes: Sequence[int],
-    ours: Timed,
-    mixed: Timed,
-    older: Timed,
+    timed: dict[tuple[str, int], Timed],
     profiles: Profiles,
 ) -> Row:
-    own = {n: ours[rung.name, n] for n in sizes}
-    parent, name = rung.parent or "", OLDER.get(rung.ladder, ("", ""))[0]
-    at = tuple(
-        At(
-            n,
-            m,
-            _gain(m, ours.get((parent, n))),
-            mixed.get((rung.name, n)),
-            older.get((rung.name, n)),
-            _gain(older.get((rung.name, n)), older.get((parent, n))),
-            name,
+    rung, dtype, _ = climber
+    at = []
+    for n in sizes:
+        here = {way: found for (way, size), found in timed.items() if size == n and rung.name in found}
+        gains = {way: _gain(found[rung.name], found.get(rung.parent or "")) for way, found in here.items()}
+        at.append(
+            At(
+                n,
+                {way: found[rung.name] for way, found in here.items()},
+                {way: gain for way, gain in gains.items() if gain is not None and way != MIXED_WAY},
+            )
         )
-        for n, m in own.items()
-    )
-    gpu = next((m.gpu for m in own.values() if m), GPUS[0])
+    gpu = next((each.ours.gpu for each in at if each.ours), GPUS[0])
     layouts = _layouts(rung, ladder)
     counted = (profiled(profiles, rung.name, (n, n, n), dtype, gpu, layout=way) for n in sizes for way in layouts)
-    return Row(rung, ladder, _figures(rung, dtype, sizes), at, next(filter(None, counted), None))
+    return Row(rung, ladder, _figures(rung, dtype, sizes), tuple(at), next(filter(None, counted), None))
 
 
 def _figures(rung: Rung, dtype: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
@@ -283,9 +283,9 @@ def _figures(rung: Rung, dtype: str, sizes: Sequence[int]) -> tuple[Figure, ...]
     return tuple(sorted(found.values(), key=rung.figures.index))
 
 
-def _gain(own: Measurement | None, parent: Measurement | None) -> float | None:
+def _gain(own: Measurement, parent: Measurement | None) -> float | None:
     """Of ratios, and only between measurements of one campaign."""
-    if own is None or parent is None or own.ratio is None or parent.ratio is None:
+    if parent is None or own.ratio is None or parent.ratio is None:
         return None
     return own.ratio / parent.ratio if own.environment == parent.environment else None
 

@@ -148,15 +148,11 @@ def _ladder(evidence: Evidence, argument: str) -> str:
     measured = [m for row in rows for m in row.measured]
     columns = ladder.columns(name)
     counted = ", ".join(heading.replace("\n", " ") for heading in columns[-4:-1])
-    mixed = "; mixed: bfloat16 operands, beside the rung's own float32" if any(m.mixed for m in _at(rows)) else ""
-    older = next((at.older_name for at in _at(rows) if at.older), "")
-    beside = mixed + (f"; {older}: compiled for it, and loaded as PTX" if older else "")
+    ways = dict.fromkeys(way for row in rows for at in row.at for way in at.timed)
+    meaning = {ladder.MIXED_WAY: "bfloat16 operands, beside the rung's own float32"}
+    beside = "".join(f"; {way}: {meaning.get(way, 'compiled for it, and loaded as PTX')}" for way in ways if way)
     note = f"burst; a seed's figure is an H100's at {usual} where it does not say; {counted} by ncu{beside}"
     return _closed(_markdown(columns, [row.cells() for row in rows]), measured, note)
-
-
-def _at(rows: Iterable[ladder.Row]) -> Iterable[ladder.At]:
-    return (at for row in rows for at in row.at)
 
 
 def _sizes(evidence: Evidence, kernel: str) -> str:
