@@ -404,3 +404,18 @@ def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkou
     with pytest.raises(ValueError, match=re.escape(message)):
         readme.render(checkout)
     assert (checkout / "README.md").read_text() == part
+
+
+def test_saved_charts_keep_their_words(tmp_path: Path) -> None:
+    from outblas import charts
+
+    figure, (axis,) = charts.canvas(1, (3.0, 2.0))
+    axis.plot([0, 1 / 3], [0, 1 / 7])
+    axis.set_title("1.00345 × cuBLAS")
+    charts.save(figure, tmp_path / "c.svg", note="0.12345")
+    drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
+    assert "1.00345 × cuBLAS" in drawn
+    assert "0.12345" in drawn
+    steps = re.findall(r' d="([^"]*)"', drawn)
+    assert any("." in each for each in steps)
+    assert not any(re.search(r"\.\d{3}|\n", each) for each in steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 PALETTE = ("#3b6fb6", "#d1642c", "#2f8f5b", "#8b5bb0", "#c2407a", "#8a7a2f", "#4aa3a3", "#b04a3b", "#5c6f7f", "#a68a4f")
 BASE_COLOUR = "#6f6f6f"
+_TAG = re.compile(r"<[^>]*>")
+_FRACTION = re.compile(r"(\.\d\d)\d+")
+_BREAK = re.compile(r" ?\n(?=[MLQCz\"])")
 
 
 def check_chart(path: Path | None, option: str = "--chart") -> None:
@@ -39,6 +43,7 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
 
     # Text stays text, and names inside a file follow from what it shows.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outblas"})
+    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # named with every text
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
@@ -56,3 +61,10 @@ def save(figure: Figure, path: Path, note: str = "") -> None:
     """Writes the file; its format follows the suffix. An .svg keeps `note` as its description, and no date."""
     svg = path.suffix.lower() == ".svg"
     figure.savefig(path, dpi=120, metadata={"Date": None, "Description": note} if svg else None)
+    if svg:
+        path.write_text(_TAG.sub(_shorter, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _shorter(tag: re.Match[str]) -> str:
+    """Hundredths of a point are enough, and a path needs no line for each of its steps."""
+    return _BREAK.sub(" ", _FRACTION.sub(r"\1", tag[0]))

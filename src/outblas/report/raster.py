@@ -248,7 +248,7 @@ def _panel(axis: Any, row: Row, setting: Setting) -> None:
     if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
-            box = {"boxstyle": "round,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
+            box = {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
             axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
     axis.set_xticks([])
     axis.set_yticks([])
