@@ -185,9 +185,8 @@ def test_who_loads() -> None:
     assert [busy_threads("turing.double_buffer", operand) for operand in "AB"] == [256, 256]
     assert [busy_threads("turing.vectorized", operand) for operand in "AB"] == [64, 128]
     assert [busy_threads("turing.ldmatrix", operand) for operand in "AB"] == [256, 256]
-    tiny = own(
-        "turing.double_buffer", block_n=8, warps_n=1, vector=8
-    )  # 16 vectors of B: all take part, not half a warp
+    # 16 vectors of B: all take part, not half a warp.
+    tiny = own("turing.double_buffer", block_n=8, warps_n=1, vector=8)
     assert rung("turing.double_buffer").constants(tiny, example(FP16, None, "nt", (64, 64, 64)), 75)["B_THREADS"] == 64
     # The rest pass by, and meet no barrier on their way: after a branch comes a load, its store, then all again.
     found = inspect("turing.vectorized", arch=75)

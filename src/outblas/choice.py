@@ -19,8 +19,9 @@ def kernel_for(problem: Problem) -> str:
 
     sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`, or where it has few
     tiles `turing.double_buffer`. GPUs whose tensor cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on,
-    take `turing.cp_async` where it fills them: compiled for sm_80 and run on an H100, it is 1.02 to 1.47 times as fast
-    as `portable` from 1024 on. All else is `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such.
+    take `turing.cp_async` where it fills them: compiled for sm_80 and run on an H100, it is 1.02 to 1.40 times as fast
+    as `portable` there (WORKLOG.md has the table). All else is `portable`'s, whose `tl.dot` becomes wgmma or tcgen05
+    where there is such.
     """
     if problem.device.type != "cuda":
         return "portable"

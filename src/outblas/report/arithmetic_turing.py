@@ -49,7 +49,7 @@ CLAIMS: tuple[Claim, ...] = (
         "vectorized loads of a 32×16 tile leave 75% of 256 threads idle",
         "8 halves a thread",
         0.75,
-        lambda: 1 - 32 * 16 / 8 / 256,
+        lambda: 1 - 32 * 16 / 8 / _THREADS,
         "{:.0%} idle",
         within=0,
     ),
