@@ -15,7 +15,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/types && mkdir -p build/types/outblas
-	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
+	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas
 
 $(READY): pyproject.toml constraints.txt
