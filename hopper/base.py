@@ -37,9 +37,14 @@ class HopperGemm:
         self.width = width
 
     @classmethod
+    def understood(cls) -> set[str]:
+        """Fields of a config that the rung or a parent introduces."""
+        return {name for parent in cls.__mro__ for name in vars(parent).get("introduces", ())}
+
+    @classmethod
     def invalid_reason(cls, config: HopperConfig) -> str | None:
         """Why this rung cannot be built from a config, or None."""
-        understood = {name for parent in cls.__mro__ for name in vars(parent).get("introduces", ())}
+        understood = cls.understood()
         for name, field in HopperConfig.__dataclass_fields__.items():
             value = getattr(config, name)
             if name not in understood and value != field.default:

@@ -92,4 +92,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, ClusterMulticast, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, ClusterMulticast, Config)

@@ -1,6 +1,6 @@
 """The configuration of every Hopper rung, and its budgets as formulas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..device.raster import ORDERS
 
@@ -81,6 +81,12 @@ class HopperConfig:
     def slabs(self) -> int:
         """Slabs of C that one consumer stores."""
         return self.tile_m // (64 * self.consumers) * (self.tile_n // SLAB)
+
+
+def unscheduled(config: HopperConfig) -> HopperConfig:
+    """The config whose compile serves this one too: the order of tiles is a table that the host makes."""
+    plain = HopperConfig
+    return replace(config, order=plain.order, group_m=plain.group_m, group_n=plain.group_n, sms=plain.sms)
 
 
 def invalid_reason(config: HopperConfig) -> str | None:

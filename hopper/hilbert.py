@@ -36,4 +36,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, Hilbert, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, Hilbert, Config)

@@ -27,11 +27,13 @@ from ..artifact import Artifact, cta_threads, example
 from ..configs import to_text
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
+from ..space import Space
 from . import cycles, schedule
 from .base import HopperGemm
-from .config import HopperConfig
+from .config import HopperConfig, unscheduled
 from .cycles import Role
 from .phases import PHASES
+from .space import space
 
 ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
@@ -120,16 +122,27 @@ def _tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int
     return None
 
 
-def entry(
-    kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]
-) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact], Callable[..., tuple[Role, ...]]]:
-    """What a rung's module offers: `unsupported`, `plan`, `artifact` and `phases`. `kind()` is its own config."""
+Entry = tuple[
+    Callable[..., str | None],
+    Callable[..., Launch],
+    Callable[..., Artifact],
+    Callable[..., tuple[Role, ...]],
+    Callable[..., None],
+    Callable[..., Space[HopperConfig]],
+]
+
+
+def entry(kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]) -> Entry:
+    """What a rung's module offers: `unsupported`, `plan`, `artifact`, `phases`, `precompile` and `space`. `kind()` is
+    its own config."""
     rung = Rung(kernel.name, gemm, kind())
     return (
         functools.partial(unsupported, gemm),
         functools.partial(plan, rung),
         functools.partial(artifact, rung),
         functools.partial(cycles.measure, rung),
+        functools.partial(precompile, rung),
+        functools.partial(space, gemm, rung.config),
     )
 
 
@@ -152,9 +165,7 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     (CTAs, warpgroups, `phases.PHASES`).
     """
     config = config or rung.config
-    swapped = not _row_major(problem) and (problem.out[0] == 1 or problem.M == 1)
-    if swapped:
-        problem = _transposed(problem)
+    problem, swapped = _oriented(problem)
     a_strides, b_strides = _operand_strides(problem)
     variant = _variant(rung.name, problem, config)
     run = load(rung.gemm, variant)
@@ -182,6 +193,19 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     return launch, laps
 
 
+def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
+    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
+    variant = _variant(rung.name, _oriented(problem)[0], config)
+    with schedule.compiling:
+        cache.warm(_facts(variant), build=lambda: compile_variant(rung.gemm, variant), save=_saver(variant))
+
+
+def _oriented(problem: Problem) -> tuple[Problem, bool]:
+    """The product, or where C is stored by columns its transpose, and whether it is that."""
+    swapped = not _row_major(problem) and (problem.out[0] == 1 or problem.M == 1)
+    return (_transposed(problem) if swapped else problem), swapped
+
+
 def _transposed(problem: Problem) -> Problem:
     """C^T = B^T A^T."""
     a, b, out = problem.alignment
@@ -201,7 +225,8 @@ def _row_major(problem: Problem) -> bool:
 
 
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
-    """The compile that serves a supported problem."""
+    """The compile that serves a supported problem: the order of tiles is a table, and no part of it."""
+    config = unscheduled(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
     row_major = _row_major(problem)
@@ -240,10 +265,14 @@ def load(gemm: type[HopperGemm], variant: Variant) -> Callable[..., None]:
             _loaded[variant] = cache.fetch(
                 _facts(variant),
                 build=lambda: compile_variant(gemm, variant),
-                save=lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name),
+                save=_saver(variant),
                 load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
             )
         return _loaded[variant]
+
+
+def _saver(variant: Variant) -> Callable[[Any, Path], None]:
+    return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
 
 
 def _facts(variant: Variant) -> dict[str, object]:

@@ -37,4 +37,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, LargeTile, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, LargeTile, Config)

@@ -64,4 +64,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, LeanBarriers, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, LeanBarriers, Config)

@@ -80,4 +80,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, Persistent, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, Persistent, Config)

@@ -59,4 +59,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, StoreTuning, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, StoreTuning, Config)

@@ -72,4 +72,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, TmaStore, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, TmaStore, Config)

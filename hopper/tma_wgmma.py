@@ -61,4 +61,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, TmaWgmma, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, TmaWgmma, Config)

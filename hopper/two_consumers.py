@@ -58,4 +58,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases = host.entry(KERNEL, TwoConsumers, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, TwoConsumers, Config)

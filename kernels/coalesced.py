@@ -32,4 +32,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, naive.direct, Config)
+unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, naive.direct, Config)

@@ -66,4 +66,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, direct, Config)
+unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, direct, Config)

@@ -125,4 +125,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, pipelined, Config, buffers=2, steps=2)
+unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, pipelined, Config, buffers=2, steps=2)

@@ -30,7 +30,7 @@ from ..device.grid import MAX_PROGRAMS, group_m, max_registers, needs_int64, pie
 from ..device.launch import Specialization
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
-from .portable_config import CANDIDATES, PortableConfig, choose, invalid_reason, uses_fma
+from .portable_config import CANDIDATES, INTERPRETED, PortableConfig, choose, invalid_reason, space, uses_fma
 
 __all__ = [
     "CANDIDATES",
@@ -41,13 +41,12 @@ __all__ = [
     "compile_for",
     "invalid_reason",
     "plan",
+    "precompile",
+    "space",
     "unsupported",
 ]
 
 Config = PortableConfig
-
-_ON_CPU = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
-
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
@@ -162,7 +161,7 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
     if reason := unsupported(problem, config):
         raise ValueError(f"kernel 'portable': {reason}")
     if problem.device.type == "cpu":
-        config = config or _ON_CPU
+        config = config or INTERPRETED
         constants = _constants(problem, config, "ieee", interpreted=True)
         return launch.bind(problem, pieces_of(problem, config), _interpreter, constants)
     arch = launch.arch_of(problem.device)
@@ -172,6 +171,11 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
     with torch.cuda.device(problem.device):
         compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
         return launch.bind(problem, pieces_of(problem, config), lambda programs: compiled[programs, 1, 1], constants)
+
+
+def precompile(problem: Problem, config: PortableConfig, arch: int) -> None:
+    """Compiles to Triton's cache what `plan` would load; needs no GPU, and loads nothing on one."""
+    compile_for(problem, config, arch)
 
 
 def compile_for(problem: Problem, config: PortableConfig, arch: int) -> CompiledKernel:

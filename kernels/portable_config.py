@@ -10,10 +10,13 @@ import torch
 from ..configs import to_text
 from ..device import launch
 from ..device.grid import tiles
+from ..machines import Machine
 from ..operands import Problem
+from ..space import Axes, Footprint, Space
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
+WIDE_B = 0.75  # share of the tensor cores' rate at 256 columns of a B that is not stored by rows: measured on an H100
 _MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
 
 
@@ -89,6 +92,8 @@ def _power_of_two(value: int) -> bool:
 def _presets(*rows: tuple[int, int, int, int, int]) -> tuple[PortableConfig, ...]:
     return tuple(PortableConfig(m, n, k, 8, warps, stages) for m, n, k, warps, stages in rows)
 
+
+INTERPRETED = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
 
 # For tensor cores. Of configs with equal cost, `choose` takes the first that fits.
 TENSOR_CORE = _presets(
@@ -209,10 +214,63 @@ def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -
         if arch >= 90 and config.block_m < 64:
             products //= 2  # mma.sync in place of wgmma
         if arch >= 90 and config.block_n > 128 and problem.b[-1] != 1:
-            products = products * 3 // 4  # measured on an H100: 256 columns of a B that is not stored by rows
+            products = int(products * WIDE_B)
         loaded = 64  # bytes a cycle from L2
         per_k = config.block_m * config.block_n / products
         per_k += (config.block_m + config.block_n) * problem.dtype.itemsize / loaded
         step = config.block_k * per_k + 40  # barriers and address arithmetic
         tile = math.ceil(problem.K / config.block_k) * step + 1000  # first loads, last stores
     return math.ceil(tiles(config, problem) * math.prod(problem.batch) / sm_count) * tile
+
+
+_AXES: Axes = {
+    "block_m": (16, 32, 64, 128, 256),
+    "block_n": (16, 32, 64, 128, 256),
+    "block_k": (32, 64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4, 5),
+    "group_m": (1, 8),
+}
+_INTERPRETED: Axes = {name: _AXES[name] for name in ("block_m", "block_n", "block_k")}  # the rest has no effect there
+
+
+def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
+    """The configs worth trying for a problem on a GPU; without one, in the interpreter."""
+    arch, limit = (0, None) if machine is None else (machine.arch, machine.shared_memory_per_cta)
+    fma = uses_fma(problem, arch)
+    vectors = vector(problem, "a", arch), vector(problem, "b", arch)
+
+    def reason(config: PortableConfig) -> str | None:
+        if found := invalid_reason(config, problem.dtype, limit):
+            return found.removeprefix(to_text(config)).strip()
+        if machine is None:
+            return None
+        held, budget = config.registers(*vectors), _register_budget(problem, arch, min(vectors))
+        if held > budget:
+            return f"accumulators and addresses take {held} registers a thread, expected at most {budget}"
+        if fma and problem.dtype.itemsize == 2 and config.widened_operands > 192:
+            return f"widened operands take {config.widened_operands:.0f} registers a thread, expected at most 192"
+        return None
+
+    def footprint(c: PortableConfig) -> Footprint:
+        warpgroups = c.block_m >= 64 and c.num_warps % 4 == 0
+        return Footprint(
+            math="fma" if fma else "wgmma" if _reads_shared_memory(arch) and warpgroups else "mma",
+            tile_m=c.block_m,
+            tile_n=c.block_n,
+            tile_k=c.block_k,
+            stages=c.num_stages,
+            threads=c.threads,
+            registers=c.registers(*vectors) + 32,
+            shared_memory=c.shared_memory(problem.dtype),
+            groups=max(1, c.num_warps // 4),
+            in_flight=True,
+            issue=WIDE_B if arch >= 90 and not fma and c.block_n > 128 and problem.b[-1] != 1 else 1.0,
+            group_m=c.group_m,
+            store="wide",
+        )
+
+    own = INTERPRETED if machine is None else PortableConfig()
+    axes = _INTERPRETED if machine is None else _AXES
+    also = () if machine is None else CANDIDATES
+    return Space(own=own, axes=axes, invalid_reason=reason, footprint=footprint, also=also)

@@ -96,4 +96,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, staged, Config)
+unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, staged, Config)

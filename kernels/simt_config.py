@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ..device.grid import MAX_THREADS, WARP, max_registers
+from ..space import Axes
 
 SM_THREADS = 2048
 MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
@@ -139,6 +140,26 @@ def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
     return None
 
+
+# What a sweep tries. A warp's tile, a thread's and its pieces only fit together.
+AXES: Axes = {
+    "block_m": (32, 64, 128, 256),
+    "block_n": (32, 64, 128, 256),
+    "block_k": (8, 16, 32),
+    ("warp_m", "warp_n", "thread_m", "thread_n", "piece_m", "piece_n"): (
+        (1, 32, 1, 1, 1, 1),
+        (8, 32, 8, 1, 8, 1),
+        (32, 16, 4, 4, 4, 4),
+        (32, 32, 8, 4, 4, 4),
+        (16, 128, 8, 8, 8, 4),
+        (32, 64, 8, 8, 4, 4),
+        (64, 64, 8, 16, 4, 4),
+        (64, 64, 16, 8, 4, 4),
+    ),
+    "group_m": (1, 8),
+    "prefetch": (False, True),
+    "ctas": (1, 2),
+}
 
 # The documents' own parameters: kernel, and what differs from the rung's config. The rungs' configs are an H100's.
 PRESETS: dict[str, tuple[str, str]] = {

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ..artifact import Artifact
 from ..device import gluon, launch, rung, simt
 from ..device.grid import group_m, max_registers, needs_int64, pieces_of
 from ..device.mapping import by_rows
-from ..operands import Launch, Problem
+from ..operands import Problem
 from ..registry import Kernel
+from ..space import Axes, Footprint
 from .simt_access import in_shared, passes
-from .simt_config import SimtConfig, invalid_reason
+from .simt_config import AXES, SimtConfig, invalid_reason
 from .simt_maps import maps
 
 # Fields of a config that a kernel does not read.
@@ -25,13 +25,10 @@ UNREAD = {
 }
 
 
-def entry(
-    kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int = 1, steps: int = 1
-) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
-    """A rung's `unsupported`, `plan` and `artifact`, for a Gluon kernel with `buffers` slabs in shared memory of which
-    an iteration of its loop multiplies `steps`."""
-    made = SimtRung(kernel, body, own, buffers, steps)
-    return made.unsupported, made.plan, made.artifact
+def entry(kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int = 1, steps: int = 1) -> rung.Entry[SimtConfig]:
+    """What a rung's module offers, for a Gluon kernel with `buffers` slabs in shared memory of which an iteration of
+    its loop multiplies `steps`."""
+    return SimtRung(kernel, body, own, buffers, steps).entry()
 
 
 class SimtRung(rung.Rung[SimtConfig]):
@@ -62,6 +59,26 @@ class SimtRung(rung.Rung[SimtConfig]):
             "bank_conflicts": {name: found.excess / found.instructions for name, found in accesses.items()} or None,
             "passes": passes(config, problem),
         }
+
+    @property
+    def axes(self) -> Axes:
+        return AXES
+
+    def footprint(self, config: SimtConfig, problem: Problem) -> Footprint:
+        c = config
+        return Footprint(
+            math="fma",
+            tile_m=c.block_m,
+            tile_n=c.block_n,
+            tile_k=c.block_k,
+            stages=self.buffers if c.block_k > 1 else 1,
+            threads=c.threads,
+            registers=c.accumulators + 2 * (c.thread_m + c.thread_n) + 24,
+            shared_memory=self.buffers * c.slab_bytes if c.block_k > 1 else 0,
+            in_flight=c.prefetch or self.buffers > 1,
+            group_m=c.group_m,
+            store="wide" if c.piece_n > 1 else "registers",
+        )
 
     def specialization(
         self, config: SimtConfig, problem: Problem, constants: dict[str, Any], arch: int

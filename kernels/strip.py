@@ -38,4 +38,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = simt_host.entry(KERNEL, shared.staged, Config)
+unsupported, plan, artifact, precompile, space = simt_host.entry(KERNEL, shared.staged, Config)

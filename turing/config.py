@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device.grid import MAX_THREADS, WARP, max_registers
+from ..space import Axes
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # of one mma.sync; on sm_75 two of K = 8
 MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
@@ -124,3 +125,14 @@ def _budgets(c: TuringConfig, limit: int | None) -> str | None:
     if limit is not None and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
     return None
+
+
+# What a sweep tries.
+AXES: Axes = {
+    "block_m": (32, 64, 128, 256),
+    "block_n": (32, 64, 128, 256),
+    "block_k": (16, 32, 64),
+    ("warps_m", "warps_n"): ((1, 2), (2, 2), (2, 4), (4, 2)),
+    "stages": (2, 3, 4, 5),
+    "group_m": (1, 8),
+}

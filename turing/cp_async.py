@@ -134,4 +134,5 @@ KERNEL = Kernel(
 )
 
 _rung = host.TuringRung(KERNEL, pipelined, Config, steps=0, sizes=SIZES)
-unsupported, plan, artifact, choose = _rung.unsupported, _rung.plan, _rung.artifact, _rung.default
+unsupported, plan, artifact, precompile, space = _rung.entry()
+choose = _rung.default

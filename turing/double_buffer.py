@@ -127,4 +127,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, buffered, Config, steps=2)
+unsupported, plan, artifact, precompile, space = host.entry(KERNEL, buffered, Config, steps=2)

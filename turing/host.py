@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..artifact import Artifact
 from ..device import gluon, launch, rung
 from ..device.grid import WARP, group_m, needs_int64, pieces_of, tiles
 from ..device.mapping import copies
-from ..operands import Launch, Problem
+from ..operands import Problem
 from ..registry import Kernel
+from ..space import Axes, Footprint
 from .access import copied, lines, width
-from .config import ITEM, STAGED_PAD, TuringConfig, invalid_reason
+from .config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
 # Fields of a config that a kernel does not read.
 UNREAD = {
@@ -29,13 +29,9 @@ _WIDEST = 16  # bytes of a load or a store
 Sizes = Sequence[tuple[TuringConfig, float]]
 
 
-def entry(
-    kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1
-) -> tuple[Callable[..., str | None], Callable[..., Launch], Callable[..., Artifact]]:
-    """A rung's `unsupported`, `plan` and `artifact`, for a Gluon kernel that multiplies `steps` slabs an iteration of
-    its loop."""
-    made = TuringRung(kernel, body, own, steps)
-    return made.unsupported, made.plan, made.artifact
+def entry(kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1) -> rung.Entry[TuringConfig]:
+    """What a rung's module offers, for a Gluon kernel that multiplies `steps` slabs an iteration of its loop."""
+    return TuringRung(kernel, body, own, steps).entry()
 
 
 class TuringRung(rung.Rung[TuringConfig]):
@@ -90,6 +86,26 @@ class TuringRung(rung.Rung[TuringConfig]):
 
     def described(self, config: TuringConfig, problem: Problem) -> Mapping[str, Any]:
         return {"stages": config.stages, "passes": {"l1": lines(config, problem, self._direct)}}
+
+    @property
+    def axes(self) -> Axes:
+        return AXES
+
+    def footprint(self, config: TuringConfig, problem: Problem) -> Footprint:
+        c = config
+        return Footprint(
+            math="mma",
+            tile_m=c.block_m,
+            tile_n=c.block_n,
+            tile_k=c.block_k,
+            stages=1 if self._direct else c.stages,
+            threads=c.threads,
+            registers=c.accumulators + 48,
+            shared_memory=max(0 if self._direct else c.stages * c.slab_bytes, c.staged_bytes if c.stage_out else 0),
+            in_flight=c.ahead or self.steps != 1,
+            group_m=c.group_m,
+            store="wide" if c.stage_out else "registers",
+        )
 
     def specialization(
         self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int

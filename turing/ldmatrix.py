@@ -42,4 +42,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, staged, Config)
+unsupported, plan, artifact, precompile, space = host.entry(KERNEL, staged, Config)

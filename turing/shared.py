@@ -78,4 +78,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, staged, Config)
+unsupported, plan, artifact, precompile, space = host.entry(KERNEL, staged, Config)

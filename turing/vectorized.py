@@ -32,4 +32,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, double_buffer.buffered, Config, steps=2)
+unsupported, plan, artifact, precompile, space = host.entry(KERNEL, double_buffer.buffered, Config, steps=2)

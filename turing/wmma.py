@@ -69,4 +69,4 @@ KERNEL = Kernel(
     dsl="gluon",
 )
 
-unsupported, plan, artifact = host.entry(KERNEL, direct, Config)
+unsupported, plan, artifact, precompile, space = host.entry(KERNEL, direct, Config)

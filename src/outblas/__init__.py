@@ -1,8 +1,27 @@
 """GEMM kernels in Python DSLs that outrun cuBLAS, and the ladder of kernels that explains how."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .fallback import FallbackWarning
 from .ops import addmm, matmul
 from .registry import Kernel, ladder
 
-__all__ = ["FallbackWarning", "Kernel", "addmm", "ladder", "matmul"]
+if TYPE_CHECKING:
+    from .autotune.automatic import tune
+
+__all__ = ["FallbackWarning", "Kernel", "addmm", "ladder", "matmul", "tune"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`tune` and `autotune`, imported when first asked for: sweeps bring process pools and a database."""
+    if name == "tune":
+        from .autotune.automatic import tune
+
+        return tune
+    if name == "autotune":
+        return import_module(".autotune", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,7 +51,9 @@ def cta_threads(ptx: str) -> int:
     return math.prod(int(size) for size in found[1].split(","))
 
 
-def example(dtype: torch.dtype, out_dtype: torch.dtype | None, layout: str, shape: tuple[int, int, int]) -> Problem:
+def example(
+    dtype: torch.dtype, out_dtype: torch.dtype | None, layout: str, shape: tuple[int, int, int], *, tf32: bool = False
+) -> Problem:
     """An aligned, row-major product without data, to compile for.
 
     Raises ValueError for a layout, a shape or an output dtype that does not exist.
@@ -68,4 +70,4 @@ def example(dtype: torch.dtype, out_dtype: torch.dtype | None, layout: str, shap
         return torch.empty(rows, columns, dtype=kind, device="meta")
 
     a, b = matrix(M, K, layout[0], dtype), matrix(K, N, layout[1], dtype)
-    return problem(a, b, matrix(M, N, "n", check_out_dtype(out_dtype, dtype)))
+    return problem(a, b, matrix(M, N, "n", check_out_dtype(out_dtype, dtype)), tf32=tf32)

@@ -94,6 +94,24 @@ def fetch(
         return built if saved is None else saved
 
 
+def warm(facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]) -> None:
+    """Sees to it that `fetch` will find the object on disk, and loads nothing. Raises OSError where it cannot be kept.
+
+    Of several processes that want one object at once, one builds it while the others wait.
+    """
+    folder = directory() / "objects"
+    if reason := unusable_reason(folder.parent) or unusable_reason(folder):
+        raise OSError(reason)
+    path = folder / f"{digest(facts)}.o"
+    if _intact(path):
+        return
+    with _locked(path.with_suffix(".lock")):
+        if not _intact(path):
+            built = build()
+            _write(path, facts, lambda target: save(built, target))
+            prune(folder, keep=path)
+
+
 def _read(path: Path, load: Callable[[Path], T]) -> T | None:
     """The object at `path`, None when it is absent or damaged or cannot be loaded here (it is built anew then)."""
     if not _intact(path):

@@ -25,22 +25,42 @@ def kernel_for(problem: Problem) -> str:
     """
     if problem.device.type != "cuda":
         return "portable"
-    arch = launch.arch_of(problem.device)
+    return by_rule(problem, launch.arch_of(problem.device), launch.sm_count(problem.device))
+
+
+def by_rule(problem: Problem, arch: int, sms: int) -> str:
+    """As `kernel_for`, for a GPU of so many SMs that need not be there."""
     if 75 <= arch < 80 and problem.dtype == torch.float16:
-        return "turing.ldmatrix" if _busy(problem, *_TURING) else "turing.double_buffer"
+        return "turing.ldmatrix" if _busy(problem, *_TURING, sms) else "turing.double_buffer"
     only_mma_sync = 80 <= arch < 90 or arch >= 120
-    if only_mma_sync and problem.dtype in (torch.float16, torch.bfloat16) and _suits_cp_async(problem):
+    if only_mma_sync and problem.dtype in (torch.float16, torch.bfloat16) and _suits_cp_async(problem, sms):
         return "turing.cp_async"
     return "portable"
 
 
-def _suits_cp_async(problem: Problem) -> bool:
+def rivals(arch: int, dtype: str) -> tuple[str, ...]:
+    """The kernels that compete when a product is tuned on an architecture (90 is sm_90), by the name of its precision:
+    bfloat16, float16, float32 or tf32."""
+    if dtype == "float32":
+        return "simt.pipelined", "portable"
+    if dtype == "tf32":
+        return ("portable",)
+    if arch == 90:
+        return "hopper.hilbert", "portable"
+    if 75 <= arch < 80 and dtype == "float16":
+        return "turing.ldmatrix", "turing.double_buffer", "portable"
+    if 80 <= arch < 90 or arch >= 120:
+        return "turing.cp_async", "portable"
+    return ("portable",)
+
+
+def _suits_cp_async(problem: Problem, sms: int) -> bool:
     """Whether operands can be copied asynchronously, 4 bytes at least, and the smallest tiles fill the GPU."""
     aligned = min(launch.vector(problem, name) for name in "ab") > 1
-    return aligned and min(problem.M, problem.N) >= _SMALLEST and _busy(problem, _SMALLEST, _LEAST_SHARE)
+    return aligned and min(problem.M, problem.N) >= _SMALLEST and _busy(problem, _SMALLEST, _LEAST_SHARE, sms)
 
 
-def _busy(problem: Problem, edge: int, share: float) -> bool:
+def _busy(problem: Problem, edge: int, share: float, sms: int) -> bool:
     """Whether square tiles of an edge keep this share of the SMs busy."""
     tiles = -(-problem.M // edge) * -(-problem.N // edge) * math.prod(problem.batch)
-    return tiles >= share * launch.sm_count(problem.device)
+    return tiles >= share * sms

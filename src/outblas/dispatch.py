@@ -16,7 +16,8 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul."""
+    """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul. `tune`: one of "off",
+    "lookup", "on", or "" for what OUTBLAS_TUNE says."""
 
     a: Tensor
     b: Tensor
@@ -27,6 +28,7 @@ class Call(NamedTuple):
     beta: Any
     kernel: str
     config: str
+    tune: str = ""
 
 
 Plan = Callable[[Call], Tensor]
@@ -54,14 +56,26 @@ def run(call: Call) -> Tensor:
         call.out_dtype,
         call.kernel,
         call.config,
+        call.tune,
         a.dtype is torch.float32 and tf32_requested(),
     )
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _PLAN_LIMIT:
             _plans.clear()
-        plan = _plans[key] = _prepare(call)
+        plan = _prepare(call)
+        if not _capturing(a.device):  # the plan of a call first seen in a capture is the simplest, not the best
+            _plans[key] = plan
     return plan(call)
+
+
+def forget() -> None:
+    """Plans every kind of call anew from now on."""
+    _plans.clear()
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _traits(t: Tensor) -> tuple[Any, ...]:
@@ -92,8 +106,11 @@ def _prepare(call: Call) -> Plan:
             raise ValueError(f"kernel {call.kernel!r} {reason}")
     elif reason := _no_default(problem):
         return lambda call: _by_torch(call, reason)
-    kernel, nothing = call.kernel or choice.kernel_for(problem), problem.K == 0 or call.alpha == 0
-    launch = _launcher(kernel, call.config, problem, nothing=nothing)
+    nothing = problem.K == 0 or call.alpha == 0
+    if call.kernel:
+        launch = _launcher(call.kernel, call.config, problem, nothing=nothing)
+    else:
+        launch = _best_launcher(problem, call.tune, nothing=nothing)
     device, on_gpu = problem.device, problem.device.type == "cuda"
     bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
 
@@ -187,6 +204,24 @@ def _no_default(problem: Problem) -> str | None:
 def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | None:
     reason: str | None = module.unsupported(problem, config)
     return reason
+
+
+def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..., None]:
+    """The launch of the best kernel known: tuned, else by a rule that covers every call."""
+    default = choice.kernel_for(problem)
+    empty = nothing or 0 in (problem.M, problem.N, *problem.batch)
+    if not (empty or problem.batch or problem.device.type != "cuda" or _capturing(problem.device)):
+        from .autotune import automatic
+
+        for kernel, config in automatic.choices(problem, tune):
+            try:
+                if lacks(registry.find(kernel), problem) is None:
+                    return _launcher(kernel, config, problem, nothing=False)
+            except (ValueError, ImportError):  # the call is none for this kernel, or for this config
+                continue
+            except Exception as error:
+                fallback.complain(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
+    return _launcher(default, "", problem, nothing=nothing)
 
 
 def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> Callable[..., None]:

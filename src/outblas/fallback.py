@@ -29,6 +29,13 @@ def notice(cause: str) -> None:
         warnings.warn(message, FallbackWarning, stacklevel=_caller_level())
 
 
+def complain(message: str) -> None:
+    """Warns once of what costs speed only."""
+    if message not in _seen:
+        _seen.add(message)
+        warnings.warn(f"outblas: {message}", RuntimeWarning, stacklevel=_caller_level())
+
+
 def _caller_level() -> int:
     """Frames from `notice` to the first one outside this package and torch's dispatcher."""
     frame, level = sys._getframe(1), 1

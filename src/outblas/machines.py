@@ -6,7 +6,7 @@ Read by occupancy, rooflines, utilisation and the choice of configs; imports no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 KIB = 1024
@@ -158,6 +158,22 @@ def of_device(name: str) -> Machine | None:
     return MACHINES.get(_DEVICES.get(name, ""))
 
 
+def of_properties(name: str, arch: int, sms: int, shared_memory_per_cta: int | None = None) -> Machine:
+    """The machine of a device, listed or not: one that is not is its architecture's reference, or the newest older
+    one's, with its own SMs and shared memory. Raises ValueError below sm_75."""
+    listed = of_device(name)
+    if listed is None:
+        older = [known for known in _REFERENCE if known <= arch]
+        if not older:
+            raise ValueError(f"arch is {arch}, expected at least {min(_REFERENCE)}")
+        listed = replace(MACHINES[_REFERENCE[max(older)]], name=name, arch=arch)
+    return replace(
+        listed,
+        sms=sms,
+        shared_memory_per_cta=listed.shared_memory_per_cta if shared_memory_per_cta is None else shared_memory_per_cta,
+    )
+
+
 def short_name(device: str) -> str:
     """Short for what torch calls a device: "H100"; the name as it is where no table has it."""
     machine = of_device(device)
@@ -174,3 +190,8 @@ def reference(arch: int) -> Machine:
 def of_arch(arch: int) -> tuple[Machine, ...]:
     """Every machine of an architecture, its reference first."""
     return tuple(machine for machine in MACHINES.values() if machine.arch == arch)
+
+
+def device_name(machine: Machine) -> str:
+    """What torch calls the device of a listed machine."""
+    return next((device for device, name in reversed(_DEVICES.items()) if name == machine.name), machine.name)

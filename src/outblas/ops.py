@@ -17,10 +17,14 @@ from torch.autograd import forward_ad
 from . import configs, fallback, operands, registry
 from .dispatch import Call, check_separate, run
 
+MODES = ("off", "lookup", "on")
+
 Tensor = torch.Tensor
 
 _library = torch.library.Library("outblas", "DEF")
-_CHOICE = "str kernel='', str config=''"  # defaults cost nothing per call: the dispatcher passes them on unseen
+_CHOICE = (
+    "str kernel='', str config='', str tune=''"  # defaults cost nothing per call: the dispatcher passes them on unseen
+)
 _library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
 _library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
 _library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
@@ -29,27 +33,43 @@ _library.define(
 )
 
 
-def _matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "") -> Tensor:
-    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config))
+def _matmul(
+    a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "", tune: str = ""
+) -> Tensor:
+    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune))
 
 
 def _matmul_out(
-    a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = ""
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
 ) -> None:
-    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config))
+    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune))
     _written(out)
 
 
 def _addmm(
-    c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
+    c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = "", tune: str = ""
 ) -> Tensor:
-    return run(Call(a, b, c, None, None, alpha, beta, kernel, config))
+    return run(Call(a, b, c, None, None, alpha, beta, kernel, config, tune))
 
 
 def _addmm_out(
-    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
 ) -> None:
-    run(Call(a, b, c, out, None, alpha, beta, kernel, config))
+    run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune))
     _written(out)
 
 
@@ -67,25 +87,43 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("outblas::matmul", lib=_library)
-def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "") -> Tensor:
+def _(
+    a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "", tune: str = ""
+) -> Tensor:
     return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
 
 
 @torch.library.register_fake("outblas::matmul_out", lib=_library)
 def _(
-    a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = ""
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
 ) -> None:
     operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
 
 
 @torch.library.register_fake("outblas::addmm", lib=_library)
-def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = "") -> Tensor:
+def _(
+    c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = "", tune: str = ""
+) -> Tensor:
     return a.new_empty(operands.check_addend(c, a, b))
 
 
 @torch.library.register_fake("outblas::addmm_out", lib=_library)
 def _(
-    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = ""
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
 ) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
@@ -107,6 +145,7 @@ def matmul(
     out_dtype: torch.dtype | None = None,
     kernel: str | None = None,
     config: Any = None,
+    tune: str | None = None,
 ) -> Tensor:
     """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
 
@@ -119,6 +158,9 @@ def matmul(
         kernel: a name from `outblas list`; by default the best kernel known. A named kernel runs or raises, it never
             falls back. "portable" takes CPU tensors too, through Triton's interpreter.
         config: the named kernel's configuration, e.g. `outblas.hopper.config.HopperConfig(tile_m=128)`.
+        tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by what was tuned here and
+            by the tables that come along; "on", as "lookup", after tuning shapes when they are first met (seconds to a
+            minute each). By default what OUTBLAS_TUNE says, or "lookup".
 
     Sums are accumulated in fp32. fp32 products are IEEE unless torch's fp32 precision setting asks for tf32. What no
     kernel covers goes to `torch.matmul` with one `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
@@ -129,10 +171,10 @@ def matmul(
     """
     if _lazy(out):
         _check_tensors(a=a, b=b)
-        fresh = matmul(a, b, out=_fresh(out, a=a, b=b), out_dtype=out_dtype, kernel=kernel, config=config)
-        return out.copy_(fresh)
+        into = _fresh(out, a=a, b=b)
+        return out.copy_(matmul(a, b, out=into, out_dtype=out_dtype, kernel=kernel, config=config, tune=tune))
     cause = _outside_operators(a, b) if out is None else _outside_operators(a, b, out)
-    if cause is None and kernel is None and config is None and out_dtype is None:
+    if cause is None and kernel is None and config is None and out_dtype is None and tune is None:
         if out is None:
             result: Tensor = _matmul_op(a, b)
             return result
@@ -141,19 +183,20 @@ def matmul(
     _check_tensors(a=a, b=b, out=out)
     operands.check_out_dtype(out_dtype, a.dtype)
     name, text = _choice(kernel, config)
+    how = _mode(tune)
     if cause is not None:
         if not _nested(a, b):
             shape = operands.check_pair(a, b)
             if out is not None:
                 operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
         _refuse(name, cause, out)
-        _check_apart(Call(a, b, None, out, out_dtype, 1, 0, name, text))
+        _check_apart(Call(a, b, None, out, out_dtype, 1, 0, name, text, how))
         fallback.notice(cause)
         return fallback.matmul(a, b, out, out_dtype)
     if out is None:
-        result = _matmul_op(a, b, out_dtype, name, text)
+        result = _matmul_op(a, b, out_dtype, name, text, how)
         return result
-    _matmul_out_op(a, b, out, out_dtype, name, text)
+    _matmul_out_op(a, b, out, out_dtype, name, text, how)
     return out
 
 
@@ -167,6 +210,7 @@ def addmm(
     out: Tensor | None = None,
     kernel: str | None = None,
     config: Any = None,
+    tune: str | None = None,
 ) -> Tensor:
     """beta * c + alpha * (a @ b), as `torch.addmm`, scaled and added in fp32 and rounded once.
 
@@ -176,7 +220,7 @@ def addmm(
         b: (K, N), of a's dtype and device, any strides.
         alpha, beta: numbers.
         out: as in `matmul`; may be `c` itself.
-        kernel, config: as in `matmul`.
+        kernel, config, tune: as in `matmul`.
 
     Raises TypeError and ValueError as `matmul`; nothing is written then.
     """
@@ -184,22 +228,23 @@ def addmm(
     alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
     if _lazy(out):
         fresh = _fresh(out, a=a, b=b) if out is c else _fresh(out, a=a, b=b, c=c)
-        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, kernel=kernel, config=config))
+        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, kernel=kernel, config=config, tune=tune))
     cause = _outside_operators(c, a, b) if out is None else _outside_operators(c, a, b, out)
     name, text = _choice(kernel, config)
+    how = _mode(tune)
     if cause is not None:
         if not _nested(c, a, b):
             shape = operands.check_addend(c, a, b)
             if out is not None:
                 operands.check_out(out, shape, a.dtype, a.device)
         _refuse(name, cause, out)
-        _check_apart(Call(a, b, c, out, None, alpha, beta, name, text))
+        _check_apart(Call(a, b, c, out, None, alpha, beta, name, text, how))
         fallback.notice(cause)
         return fallback.addmm(c, a, b, alpha, beta, out)
     if out is None:
-        result: Tensor = _addmm_op(c, a, b, alpha, beta, name, text)
+        result: Tensor = _addmm_op(c, a, b, alpha, beta, name, text, how)
         return result
-    _addmm_out_op(c, a, b, out, alpha, beta, name, text)
+    _addmm_out_op(c, a, b, out, alpha, beta, name, text, how)
     return out
 
 
@@ -246,6 +291,17 @@ def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
     if not isinstance(config, family):
         raise TypeError(f"config is {type(config).__name__}, expected {family.__name__} for kernel {name!r}")
     return name, configs.to_text(config)
+
+
+def _mode(tune: object) -> str:
+    """`tune` as an operator argument. Raises TypeError or ValueError."""
+    if tune is None:
+        return ""
+    if not isinstance(tune, str):
+        raise TypeError(f"tune is {type(tune).__name__}, expected a str: {', '.join(MODES)}")
+    if tune not in MODES:
+        raise ValueError(f"tune is {tune!r}, expected one of {', '.join(MODES)}")
+    return tune
 
 
 def _lazy(out: object) -> TypeGuard[Tensor]:

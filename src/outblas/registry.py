@@ -87,21 +87,22 @@ class Kernel:
 _NAMES = tuple(name for names in LADDERS.values() for name in names)
 
 
-def _module(name: str) -> str:
+def module_name(name: str) -> str:
+    """Where the kernel `name` is defined, as `importlib` takes it."""
     ladder, _, rung = name.rpartition(".")
     return f"{_PACKAGES[ladder or name]}.{rung}"
 
 
 @cache
 def _read(name: str) -> Kernel:
-    spec = importlib.util.find_spec(_module(name))
+    spec = importlib.util.find_spec(module_name(name))
     if spec is None or spec.origin is None:
-        raise ImportError(f"the registry lists {name}, but {_module(name)} is not installed")
+        raise ImportError(f"the registry lists {name}, but {module_name(name)} is not installed")
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign(targets=[ast.Name(id="KERNEL")], value=ast.Call(keywords=keywords)):
                 return Kernel(**{str(k.arg): ast.literal_eval(k.value) for k in keywords})
-    raise ImportError(f"{_module(name)} defines no KERNEL = Kernel(...)")
+    raise ImportError(f"{module_name(name)} defines no KERNEL = Kernel(...)")
 
 
 def ladder(name: str | None = None) -> tuple[Kernel, ...]:
@@ -138,7 +139,7 @@ def load(name: str) -> ModuleType:
     """Import the module of a kernel. Raises ImportError that says what to install when its DSL is missing."""
     kernel = find(name)
     try:
-        return importlib.import_module(_module(name))
+        return importlib.import_module(module_name(name))
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in _DISTRIBUTIONS:

@@ -29,27 +29,28 @@ def run(
     clock: Clock,
     *,
     rounds: int,
+    idle: float = IDLE_SECONDS,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Samples]:
-    """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device."""
+    """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device, after `idle` seconds."""
     samples = {name: Samples() for name in batches}
     for order in schedule.rounds(list(batches), rounds):
         for name in order:
             warm, batch = batches[name]
-            us, mhz = _turn(warm, batch, clock)
+            us, mhz = _turn(warm, batch, clock, idle)
             samples[name].us.append(us)
             samples[name].mhz.append(mhz)
         progress()
     return samples
 
 
-def _turn(warm: Call, batch: Batch, clock: Clock) -> tuple[float, float]:
+def _turn(warm: Call, batch: Batch, clock: Clock, idle: float) -> tuple[float, float]:
     """µs a call of the batch, and the clock from the warm call on.
 
     A stamp between the two lets the SMs run dry: that cost cuBLAS 2.5% at N = 4096, and 10 µs of spread.
     """
     torch.cuda.synchronize()
-    time.sleep(IDLE_SECONDS)
+    time.sleep(idle)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     clock.start(ENQUEUE_US)
     warm()

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench, demo, doctor, inspect, listing, profile, report, verify
+from . import bench, demo, doctor, inspect, listing, profile, report, report_tune, tune, verify
 
 app = typer.Typer(
     name="outblas",
@@ -18,4 +18,6 @@ app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
+app.command("tune")(tune.tune)
+report.app.command("tune")(report_tune.tune)
 app.add_typer(report.app, name="report")

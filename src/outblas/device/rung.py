@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -15,11 +15,21 @@ from ..artifact import Artifact, example
 from ..configs import mistyped, unread_reason
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
+from ..space import Axes, Footprint, Space
 from . import gluon, launch, triton_artifact
 from .grid import MAX_PROGRAMS, Tile, pieces_of, tiles
 from .launch import Specialization
 
 C = TypeVar("C", bound=Tile)
+
+
+Entry = tuple[
+    Callable[..., str | None],
+    Callable[..., Launch],
+    Callable[..., Artifact],
+    Callable[..., None],
+    Callable[..., Space[C]],
+]
 
 
 class Rung(ABC, Generic[C]):
@@ -31,6 +41,10 @@ class Rung(ABC, Generic[C]):
 
     def __init__(self, kernel: Kernel, body: Any, own: type[C]) -> None:
         self.kernel, self.body, self.own = kernel, body, own
+
+    def entry(self) -> Entry[C]:
+        """What the rung's module offers: `unsupported`, `plan`, `artifact`, `precompile` and `space`."""
+        return self.unsupported, self.plan, self.artifact, self.precompile, self.space
 
     @property
     @abstractmethod
@@ -64,6 +78,37 @@ class Rung(ABC, Generic[C]):
     def default(self, problem: Problem, sms: int, limit: int) -> C:
         """The config of a call that names none, on a GPU of so many SMs with so much shared memory a CTA."""
         return self.own()
+
+    @property
+    @abstractmethod
+    def axes(self) -> Axes:
+        """Along which configs of the ladder differ; of fields that the body does not read, nothing is tried."""
+
+    @abstractmethod
+    def footprint(self, config: C, problem: Problem) -> Footprint:
+        """What a config does with a GPU."""
+
+    def space(self, problem: Problem, machine: machines.Machine) -> Space[C]:
+        """The configs worth trying for a problem on a GPU."""
+        unread = set(self.unread)
+        axes = {
+            axis: values
+            for axis, values in self.axes.items()
+            if unread.isdisjoint((axis,) if isinstance(axis, str) else axis)
+        }
+
+        def invalid_reason(config: C) -> str | None:
+            reason = self._invalid(config, machine.shared_memory_per_cta) or self.refusal(problem, config, machine.arch)
+            return reason.removeprefix("config: ") if reason else None
+
+        def describe(config: C) -> Footprint:
+            return self.footprint(config, problem)
+
+        return Space(own=self.own(), axes=axes, invalid_reason=invalid_reason, footprint=describe)
+
+    def precompile(self, problem: Problem, config: C, arch: int) -> None:
+        """Compiles to Triton's cache what `plan` would load for a supported problem; needs no GPU, loads nothing."""
+        self._compiled(config, problem, self.constants(config, problem, arch), arch, None)
 
     def _invalid(self, config: C, limit: int) -> str | None:
         if not isinstance(config, self.base):

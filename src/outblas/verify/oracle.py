@@ -52,6 +52,32 @@ def exact(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
     return _result("exact", call, wrong, f"a within ±{ra}, b within ±{rb}")
 
 
+class Exact:
+    """The exact oracle for many kernels at one case without an addend: operands and their product are made once.
+
+    Kernels must leave the operands alone: a result that is not ok may have spoilt them, and the next needs another.
+    """
+
+    def __init__(self, case: Case, device: torch.device | str = "cpu") -> None:
+        ra, rb, rc = integer_ranges(case)
+        self._figures = f"a within ±{ra}, b within ±{rb}"
+        self._call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
+        self._want = torch.empty(self._call.out.shape, dtype=case.result_dtype, device=device)
+        for rows in self._call.slabs():
+            self._want[..., rows, :] = self._call.product(rows)
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """a, b and out as `run` is given them."""
+        return self._call.a.view, self._call.b.view, self._call.out.view
+
+    def __call__(self, run: Run) -> Result:
+        call = self._call
+        call.out.reset()
+        call.run(run)
+        return _result("exact", call, call.out.view != self._want, self._figures)
+
+
 def bounded(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
     """Normal data: elementwise |out - out₆₄| ≤ 2·K·2⁻²⁴·(|A||B|) + ½ ulp(out), and a Frobenius error like torch's.
 

@@ -1,0 +1,89 @@
+"""Compiles configs ahead of their measurement, in processes that see no GPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future, TimeoutError
+from types import TracebackType
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from ..configs import from_text
+from . import prune
+from .processes import Context, start
+from .records import Status, Workload
+from .subjects import Subject
+
+TIMEOUT = 180.0  # seconds of one compile
+MEMORY = 12 << 30  # bytes of private memory of one process
+TASKS = 100  # compiles of one process: what compilers leak goes with it
+UNBUILT: tuple[Status, ...] = ("compile timeout", "compile crash")
+PER_WORKER = 2 << 30  # bytes of the machine's memory that a compile takes, for how many run at once
+
+
+class Compilers:
+    """A pool of processes that compile to the caches on disk. A config that hangs or crashes costs its own compile."""
+
+    def __init__(self, workers: int | None = None, *, timeout: float = TIMEOUT, memory: int = MEMORY) -> None:
+        self.workers = workers or default_workers()
+        self._timeout = timeout
+        self._pool = ProcessPool(
+            max_workers=self.workers,
+            max_tasks=TASKS,
+            initializer=start,
+            initargs=({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, memory),
+            context=Context(),
+        )
+
+    def submit(self, subject: Subject, workload: Workload, config: str, arch: int) -> Future[float]:
+        """The seconds it takes, once it is done; `outcome` tells what went wrong."""
+        future: Future[float] = self._pool.schedule(
+            _compile, args=(subject, workload, config, arch), timeout=self._timeout
+        )
+        return future
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are at."""
+        self._pool.stop()
+        self._pool.join()
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def default_workers() -> int:
+    """As many as there are cores but one, and memory for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(cores - 1, memory // PER_WORKER))
+
+
+def outcome(future: Future[Any]) -> tuple[Status, str] | None:
+    """What went wrong with a finished compile; None if nothing did."""
+    error = future.exception()
+    if error is None:
+        return None
+    if isinstance(error, TimeoutError):
+        return "compile timeout", f"not compiled in {TIMEOUT:g} s"
+    if isinstance(error, ProcessExpired):
+        return "compile crash", f"the compiler's process ended with {error.exitcode}"
+    if isinstance(error, MemoryError):
+        return "compile crash", "the compiler reached its memory bound"
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def _compile(subject: Subject, workload: Workload, config: str, arch: int) -> float:
+    begun = time.perf_counter()
+    module = subject.load()
+    try:
+        module.precompile(prune.problem(workload), from_text(module.Config, config), arch)
+    except OSError:
+        return 0.0  # nothing can be kept on disk: whoever measures compiles
+    return time.perf_counter() - begun

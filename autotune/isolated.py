@@ -1,0 +1,154 @@
+"""The driver's side of a measuring worker: a process that is killed and started again when a config takes it down."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import TimeoutError
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from .. import cache
+from . import worker
+from .processes import Context, start
+from .records import Gpu, Workload
+from .worker import Entry, Screened
+
+T = TypeVar("T")
+
+START_SECONDS = 300.0  # to import torch, wake the GPU and make operands
+TRIAL_SECONDS = 20.0  # to load, check and time a config, besides its calls
+TURNS = 200.0  # calls of cuBLAS's length that a trial may take, ten times as slow
+LOCK_SECONDS = 900.0
+
+
+class Down(Exception):
+    """The worker did not come back from a call; `status` says how it went."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Bench:
+    """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the interpreter.
+
+    Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps take turns.
+    """
+
+    def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS) -> None:
+        self.visible = visible
+        self.on_gpu = visible != "cpu"
+        self.restarts = 0
+        self._trial_seconds = trial_seconds
+        self._pool: ProcessPool | None = None
+        self._open: Workload | None = None
+        self.cublas_us = 0.0
+
+    def describe(self) -> Gpu:
+        """The GPU it measures on. Raises Down."""
+        return self._call(START_SECONDS, worker.describe)
+
+    def open(self, workload: Workload) -> float:
+        """Makes the operands of a workload; returns cuBLAS's µs a call. Raises Down."""
+        if self._open != workload:
+            with self._locked():
+                self.cublas_us = self._call(START_SECONDS, worker.open_bench, workload, self.on_gpu)
+            self._open = workload
+        return self.cublas_us
+
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
+        """Checks and times a config. Raises Down when the worker hung or died; the next call has a fresh one."""
+        self.open(workload)
+        with self._locked():
+            found = self._call(self._limit(), worker.screen, entry, best_us)
+        if found.lost:
+            self.stop()
+        return found
+
+    def enter(self, workload: Workload, entry: Entry) -> Screened:
+        """Makes a config ready for `race`. Raises Down as `screen`."""
+        self.open(workload)
+        with self._locked():
+            found = self._call(self._limit(), worker.enter, entry)
+        if found.lost:
+            self.stop()
+        return found
+
+    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
+        """µs a call of cuBLAS and of each entry, by round. Raises Down."""
+        seconds = self._limit() + rounds * (len(entries) + 1)
+        with self._locked():
+            return self._call(seconds, worker.race, list(entries), rounds)
+
+    def forget(self, entries: Sequence[Entry]) -> None:
+        if self._pool is not None and self._open is not None:
+            self._call(START_SECONDS, worker.forget, list(entries))
+
+    def stop(self) -> None:
+        """Ends the worker, whatever it is at."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self.restarts += 1
+        self._pool, self._open = None, None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _limit(self) -> float:
+        return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
+
+    def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
+        if self._pool is None:
+            environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
+            self._pool = ProcessPool(max_workers=1, initializer=start, initargs=(environment, None), context=Context())
+        future = self._pool.schedule(function, args=arguments, timeout=seconds)
+        try:
+            found: T = future.result()
+        except TimeoutError:
+            self.stop()
+            raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
+        except ProcessExpired as error:
+            self.stop()
+            raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
+        return found
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Other sweeps on this GPU wait; where locks cannot be had they do not."""
+        import filelock
+
+        folder = cache.directory()
+        if not self.on_gpu or cache.unusable_reason(folder):
+            yield
+            return
+        lock = filelock.FileLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock", timeout=LOCK_SECONDS)
+        try:
+            lock.acquire()
+        except (OSError, filelock.Timeout):
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _cause(code: int | None) -> str:
+    """What ended a process."""
+    import signal
+
+    if code is not None and code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit status {code}"

@@ -1,0 +1,129 @@
+"""A small analytic model: how long a config takes, from waves, bytes between L2 and the SMs, and pipeline depth.
+
+It ranks configs before anything is compiled. Its constants are fitted to an H100; what matters is the order in which it
+puts configs, and `rank.spearman` says how good that is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..machines import Machine
+from ..space import Footprint
+from .records import Workload
+
+LATENCY = 600.0  # cycles from asking for operands until they are there, L2 at work
+DRAIN = 140.0  # cycles a step in which a group that keeps nothing in flight waits for its products to end
+SHARPNESS = 3.0  # of the maximum of what bounds a step: they disturb each other where they are close
+L2_SHARE = 1.1  # of L2's peak that many SMs get: requests for the same lines merge on their way
+L2_PORT = 128.0  # bytes a cycle into one SM
+CLOCK_SHARE = 1.0  # of the boost clock, under load
+LAUNCH_US = 2.0
+PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
+STORE = {"registers": 6.0, "wide": 31.0, "staged": 72.0}  # bytes a cycle in which a CTA's outputs leave
+MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`us` a call; `waves` of tiles over the SMs; the share of the time that products, L2 and latency each would need
+    alone, and the share of the GPU that does useful work (`wave_efficiency`)."""
+
+    us: float
+    waves: float
+    wave_efficiency: float
+    tensor: float
+    l2: float
+    latency: float
+    store: float
+
+    @property
+    def limits(self) -> str:
+        """What bounds the config, for tables."""
+        return (
+            f"products {self.tensor:.0%}, L2 {self.l2:.0%}, latency {self.latency:.0%}, stores {self.store:.0%}, "
+            f"{self.waves:.2f} waves"
+        )
+
+
+def resident(f: Footprint, machine: Machine) -> int:
+    """CTAs of a kernel that an SM holds at the same time; 0 where not even one fits."""
+    if f.shared_memory > machine.shared_memory_per_cta:
+        return 0
+    if f.persistent:
+        return 1
+    memory = machine.shared_memory_per_sm // (f.shared_memory + machine.reserved_shared_memory or 1)
+    registers = machine.registers_per_sm // (f.threads * min(f.registers, machine.max_registers_per_thread))
+    return max(0, min(memory, registers, machine.threads_per_sm // f.threads, machine.ctas_per_sm))
+
+
+def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float:
+    """Outputs wanted over outputs that all SMs could compute in as many waves."""
+    rows, columns, places, waves = _waves(f, workload, machine)
+    del rows, columns
+    computed = math.ceil(waves) * places * f.cluster_m * f.cluster_n * f.tile_m * f.tile_n
+    return workload.M * workload.N / computed
+
+
+def _waves(f: Footprint, workload: Workload, machine: Machine) -> tuple[int, int, float, float]:
+    """Rows and columns of cluster tiles, clusters at a time on all SMs, and waves of them."""
+    rows = math.ceil(workload.M / (f.tile_m * f.cluster_m))
+    columns = math.ceil(workload.N / (f.tile_n * f.cluster_n))
+    sms = min(f.sms or machine.sms, machine.sms)
+    at_once = max(1, sms // (f.cluster_m * f.cluster_n) * max(1, resident(f, machine)))
+    places = max(at_once, machine.sms / (f.cluster_m * f.cluster_n))
+    return rows, columns, places, rows * columns / at_once
+
+
+def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
+    """How long a config takes, by the model. Without bounds on what it takes: whoever asks has pruned."""
+    size, out_size = (2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype))
+    rows, columns, _, waves = _waves(f, workload, machine)
+    cluster = f.cluster_m * f.cluster_n
+    tiles = rows * columns * cluster
+    together = max(1, resident(f, machine))  # CTAs of an SM that cover each other's waits
+    together = min(together, math.ceil(tiles / machine.sms))
+    busy = min(machine.sms, f.sms or machine.sms, tiles)
+
+    products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
+    loaded = (f.tile_m / f.cluster_n + f.tile_n / f.cluster_m) * f.tile_k * size
+    l2 = loaded / min(L2_PORT, L2_SHARE * machine.l2_bytes_per_clock / busy)
+    drained = 0.0 if f.in_flight else DRAIN / f.groups / together
+    if f.stages == 1:
+        waited = (LATENCY + l2 + products + drained) / together
+    else:
+        waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
+    step = _soft_max(products + drained, l2, waited)
+
+    steps = math.ceil(workload.K / f.tile_k)
+    stored = f.tile_m * f.tile_n * out_size / STORE[f.store]
+    tile = steps * step + stored / together
+    rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
+    cycles = rounds * together * tile + PROLOGUE * (1 if f.persistent else rounds)
+    dram = ((workload.M + workload.N) * workload.K * size + workload.M * workload.N * out_size) / machine.dram_gbs / 1e3
+    us = max(cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
+    return Prediction(
+        us=us,
+        waves=waves,
+        wave_efficiency=wave_efficiency(f, workload, machine),
+        tensor=min(1.0, products / step),
+        l2=min(1.0, l2 / step),
+        latency=min(1.0, waited / step),
+        store=stored / together / tile,
+    )
+
+
+def _soft_max(*values: float) -> float:
+    return float(sum(value**SHARPNESS for value in values) ** (1 / SHARPNESS))
+
+
+def _rate(f: Footprint, workload: Workload, machine: Machine) -> float:
+    """FLOP a cycle of one SM with these instructions."""
+    if f.math == "fma":
+        return machine.flops_per_sm_clock["float32"]
+    peak = machine.flops_per_sm_clock.get(workload.dtype, machine.flops_per_sm_clock["float32"])
+    if f.math == "mma":
+        return peak * (MMA_SHARE if machine.arch >= 90 else 0.9)
+    columns = min(f.tile_n, 256)
+    return peak * min(1.0, (columns / 2) / (16 + columns / 4))  # m64nNk16 reads A and B from shared memory each time

@@ -1,0 +1,35 @@
+"""How well one order agrees with another."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import groupby
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Places in ascending order, from 1; equal values share the mean of theirs."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found, before = [0.0] * len(values), 0
+    for _, group in groupby(order, key=values.__getitem__):
+        equal = list(group)
+        for i in equal:
+            found[i] = before + (len(equal) + 1) / 2
+        before += len(equal)
+    return found
+
+
+def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Correlation of ranks, from -1 to 1.
+
+    Raises ValueError for lengths that differ, for fewer than two values, and for a side whose values are all equal:
+    it has no order to agree with.
+    """
+    if len(predicted) != len(measured):
+        raise ValueError(f"predicted has {len(predicted)} values and measured {len(measured)}, expected as many")
+    if len(predicted) < 2:
+        raise ValueError(f"predicted has {len(predicted)} values, expected at least 2")
+    for name, values in (("predicted", predicted), ("measured", measured)):
+        if len(set(values)) == 1:
+            raise ValueError(f"{name} has {values[0]} only, expected values that differ")
+    return statistics.correlation(ranks(predicted), ranks(measured))

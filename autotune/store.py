@@ -1,0 +1,336 @@
+"""Trials and winners in SQLite: sweeps in several processes share a file, and lose no result to what befalls it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from .. import cache
+from . import database, rows
+from .database import StoreError
+from .records import Gpu, Trial, Winner, Workload
+from .rows import Operation
+
+__all__ = ["Store", "StoreError"]
+
+T = TypeVar("T")
+
+IMPATIENT_SECONDS = 1.0  # to wait for others' writes, once they have taken longer than `database.BUSY_SECONDS`
+ATTEMPTS = 3  # at what is damaged or replaced while it is read or written
+
+
+class Store:
+    """Trials and winners, in the file at `path` or in that of the cache directory.
+
+    Any number of threads may use a store, and any number of processes its file. What is added is in the file when the
+    call returns; while the disk refuses it is kept here, and written with the next write that succeeds. A damaged file
+    is set aside and a fresh one begun; where there can be none, the store lives in memory. `warning` says what went
+    wrong, as do Python's warnings. With `read_only` nothing is written, and what cannot be read counts as empty.
+
+    Raises StoreError for a file of a newer version, which stays as it is, and for a database of another program.
+    """
+
+    def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
+        self.path = (cache.directory() / "tuning.sqlite" if path is None else Path(path)).absolute()
+        self.read_only = read_only
+        self.warning: str | None = None
+        self._mutex = threading.RLock()
+        self._file: sqlite3.Connection | None = None
+        self._memory: sqlite3.Connection | None = None  # in use where there is no file, or while the file lags behind
+        self._waiting: list[Operation[Any]] = []  # what the file lacks
+        self._opened: database.State = None  # the file's state when it was opened
+        self._closed = False
+        self._open()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether results are not in the file, for good or for now."""
+        return self._memory is not None
+
+    def close(self) -> None:
+        """Writes what waits, if that can be done now. Nothing can be read afterwards."""
+        with self._mutex:
+            if self._waiting and not self._closed:
+                self._write(lambda connection: None)
+                if left := len(self._waiting):
+                    self._warn(f"{self.path}: it still cannot be written, and the last {left - 1} results are lost")
+            self._closed = True
+            for connection in (self._file, self._memory):
+                if connection is not None:
+                    connection.close()
+            self._file = self._memory = None
+            self._waiting.clear()
+
+    def add(self, trial: Trial, *, replace: bool = False) -> bool:
+        """Stores a trial; False if one of its identity is there, which stays unless `replace`.
+
+        Raises ValueError for a trial that could not be read again.
+        """
+        return self._write(rows.adding(trial, replace=replace))
+
+    def crown(self, winner: Winner) -> None:
+        """Stores a winner, in place of that of its GPU, workload, kernel and source unless this one is the older.
+
+        Raises ValueError for a winner that could not be read again.
+        """
+        self._write(rows.crowning(winner))
+
+    def merge(self, trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
+        """Stores trials of new identities, and winners that are newer than those here; returns how many of each.
+
+        Raises ValueError, with nothing stored, for one that could not be read again.
+        """
+        adding = [rows.adding(trial) for trial in trials]
+        crowning = [rows.crowning(winner, only_newer=True) for winner in winners]
+        return self._write(lambda c: (sum([add(c) for add in adding]), sum([crown(c) for crown in crowning])))
+
+    def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None:
+        """The valid trial of this identity."""
+        row = _identity(gpu, workload, kernel, source, config)
+        found = self._read(lambda connection: _there(connection, "trials", row))
+        return found if isinstance(found, Trial) else None
+
+    def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
+        """Notes that a measurement is about to start; returns how many have been, this one included."""
+        row = rows.identity(gpu, workload, kernel, source, config)
+        return self._write(lambda connection: rows.begin(connection, row))
+
+    def begun(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
+        """How many measurements were about to start, whatever came of them."""
+        row = rows.identity(gpu, workload, kernel, source, config)
+        return self._read(lambda connection: rows.times_of(connection, row))
+
+    def trials(
+        self, *, kernel: str | None = None, workload: Workload | None = None, gpu: str | None = None
+    ) -> list[Trial]:
+        """By date; `gpu` is a key. Rows that are no valid trials are left out."""
+        found = self._records("trials", {"kernel": kernel, "gpu": gpu}, workload)
+        return [record for record in found if isinstance(record, Trial)]
+
+    def winners(
+        self, *, kernel: str | None = None, workload: Workload | None = None, gpu_name: str | None = None
+    ) -> list[Winner]:
+        """By date. Rows that are no valid winners are left out."""
+        found = self._records("winners", {"kernel": kernel}, workload)
+        return [
+            record
+            for record in found
+            if isinstance(record, Winner) and (gpu_name is None or record.gpu.name == gpu_name)
+        ]
+
+    def prune(
+        self,
+        *,
+        older_than_days: float | None = None,
+        kernel: str | None = None,
+        sources: Mapping[str, str] | None = None,
+    ) -> int:
+        """Removes the trials and winners to which all that is given applies; returns how many.
+
+        `sources` are the current fingerprints of kernels: what these kernels have of another source goes. The counts of
+        `begin` go as well. Raises ValueError where nothing is given.
+        """
+        remove = rows.removing(older_than_days, kernel, sources)
+        with self._mutex:
+            removed = self._write(remove)
+            if self._file is not None and not self._waiting:
+                with contextlib.suppress(sqlite3.Error):  # others are at work, or the disk is full: it stays as large
+                    self._file.execute("VACUUM")
+                    self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return removed
+
+    def verify(self) -> list[str]:
+        """What is wrong with the file, and each row that is no valid record."""
+        with self._mutex:
+            lines = self._read(lambda c: [str(row[0]) for row in c.execute("PRAGMA integrity_check")])
+            found = self._read(lambda c: {table: rows.select(c, table) for table in rows.SCHEMA})
+            gpus, problems = rows.gpus_of(found["gpus"])
+            for table in ("trials", "winners"):
+                for row in found[table]:
+                    try:
+                        rows.parse(table, row, gpus)
+                    except ValueError as error:
+                        problems.append(str(error))
+            for row in found["begun"]:
+                if type(row["times"]) is not int or row["times"] < 1:
+                    problems.append(f"begun[{row['id']}].times is {row['times']!r}, expected an integer of at least 1")
+            said = [self.warning] if self.warning else []
+            return said + [f"integrity: {line}" for line in lines if line != "ok"] + problems
+
+    def _records(self, table: str, wanted: Mapping[str, object], workload: Workload | None) -> Iterator[Trial | Winner]:
+        if workload is not None:
+            wanted = {**wanted, **vars(workload)}
+        found, gpu_rows = self._read(lambda c: (rows.select(c, table, wanted), rows.select(c, "gpus")))
+        gpus, _ = rows.gpus_of(gpu_rows)
+        for row in found:
+            with contextlib.suppress(ValueError):
+                yield rows.parse(table, row, gpus)
+
+    # The file, and what stands in for it.
+
+    def _read(self, operation: Operation[T]) -> T:
+        with self._mutex:
+            self._check_open()
+            for _ in range(ATTEMPTS):
+                if self._moved() and (self._file is not None or self.read_only):
+                    self._open()
+                try:
+                    return operation(self._current())
+                except sqlite3.DatabaseError as error:
+                    self._recover(error)
+            return operation(database.empty())
+
+    def _write(self, operation: Operation[T]) -> T:
+        with self._mutex:
+            self._check_open()
+            if self.read_only:
+                raise StoreError(f"{self.path} was opened for reading only")
+            for _ in range(ATTEMPTS):
+                if self._file is None:
+                    break
+                try:
+                    result: T = database.at_once(self._file, [*self._waiting, operation])
+                except sqlite3.DatabaseError as error:
+                    if not self._moved():
+                        self._recover(error)
+                        if self._memory is not None and not database.is_damage(error):
+                            break
+                else:
+                    if not self._moved():
+                        self._caught_up()
+                        return result
+                if self._file is not None and self._moved():  # or deleted, and what was written with it
+                    self._open()
+            if self._file is not None:
+                self._fall_back("it is replaced or damaged again and again")
+            kept: T = database.at_once(self._current(), [operation])
+            if self._file is not None:
+                self._waiting.append(operation)
+            return kept
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.path} is closed")
+
+    def _current(self) -> sqlite3.Connection:
+        found = self._memory or self._file
+        assert found is not None
+        return found
+
+    def _state_now(self) -> database.State:
+        """Which file it is; of one that is only read, also whether it was written to."""
+        found = database.state(self.path)
+        return found if self.read_only or found is None else found[:2]
+
+    def _moved(self) -> bool:
+        return self._state_now() != self._opened
+
+    def _recover(self, error: sqlite3.DatabaseError) -> None:
+        """After a read or a write that failed: another file, or memory."""
+        if self.read_only:
+            self._go_without(error, None)
+        elif database.is_damage(error):
+            self._open(error)
+        else:
+            self._fall_back(str(error))
+
+    def _fall_back(self, reason: str) -> None:
+        """Goes on in memory beside the file, until a write to it succeeds."""
+        assert self._file is not None
+        with contextlib.suppress(sqlite3.Error):
+            self._file.execute(f"PRAGMA busy_timeout = {IMPATIENT_SECONDS * 1000:.0f}")
+        if self._memory is None:
+            self._memory = database.copy(self._file)
+            self._warn(f"{self.path}: {reason}; results are kept in memory, and written as soon as that can be done")
+
+    def _caught_up(self) -> None:
+        self._waiting.clear()
+        if self._memory is not None and self._file is not None:
+            self._memory.close()
+            self._memory = None
+            self._file.execute(f"PRAGMA busy_timeout = {database.BUSY_SECONDS * 1000:.0f}")
+
+    def _go_without(self, error: Exception, previous: sqlite3.Connection | None) -> None:
+        """Goes on in memory for good, with what can be read; `previous` is a file that was moved away."""
+        self._file = None
+        if self.read_only:
+            self._memory = database.empty()
+            self._warn(f"{self.path} cannot be read: {error}")
+            return
+        if self._memory is None:
+            with contextlib.suppress(OSError, sqlite3.Error, StoreError):
+                if not self._unusable_reason():
+                    with database.opening, contextlib.closing(previous or database.reader(self.path)) as source:
+                        self._memory = database.copy(source)
+        self._memory = self._memory or database.empty()
+        self._waiting.clear()
+        self._warn(f"{self.path}: {error}; results are kept in memory, and lost when the process ends")
+
+    def _unusable_reason(self) -> str | None:
+        if self.read_only and not os.path.exists(self.path.parent):
+            return None
+        return cache.unusable_reason(self.path.parent)
+
+    def _open(self, damage: sqlite3.Error | None = None) -> None:
+        """Opens the file, or another if it is damaged; goes on without one where there can be none."""
+        previous, self._file = self._file, None
+        if previous is not None and damage is not None:
+            previous.close()
+            previous = None
+        try:
+            if reason := self._unusable_reason():
+                raise OSError(reason)
+            with database.opening:
+                self._file = self._to_read() if self.read_only else self._to_write(damage)
+        except StoreError as error:
+            if previous is None and damage is None and self._memory is None:
+                raise
+            self._go_without(error, previous)
+        except (OSError, sqlite3.Error) as error:
+            self._go_without(error, previous)
+        if previous is not None:
+            previous.close()
+
+    def _to_read(self) -> sqlite3.Connection:
+        self._opened = self._state_now()
+        found = database.reader(self.path)
+        self._memory = None
+        return found
+
+    def _to_write(self, damage: sqlite3.Error | None) -> sqlite3.Connection:
+        with cache._locked(database.beside(self.path, ".lock")):
+            if damage is not None and not self._moved():
+                self._set_aside(damage)
+            try:
+                found = database.writer(self.path)
+            except sqlite3.DatabaseError as error:
+                if not database.is_damage(error):
+                    raise
+                self._set_aside(error)
+                found = database.writer(self.path)
+            self._opened = self._state_now()
+            return found
+
+    def _set_aside(self, error: sqlite3.Error) -> None:
+        name = database.set_aside(self.path).name
+        self._warn(f"{self.path} is damaged ({error}): it is now {name}, and a fresh store was begun")
+
+    def _warn(self, message: str) -> None:
+        if message not in (self.warning or ""):
+            self.warning = f"{self.warning}; {message}" if self.warning else message
+            warnings.warn(message, stacklevel=2)

@@ -1,0 +1,66 @@
+"""What is tuned: a kernel by its name and the module that has it, which workers import for themselves."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from .. import device, registry
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel under tuning. `module` offers what a rung's module does: `Config`, `unsupported(problem, config)`,
+    `plan(problem, config)`, `precompile(problem, config, arch)` and `space(problem, machine)`.
+    """
+
+    name: str
+    module: str
+
+    def load(self) -> ModuleType:
+        """Raises ImportError that says what to install where a kernel's DSL is missing."""
+        if self == registered(self.name):
+            return registry.load(self.name)
+        return importlib.import_module(self.module)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.module)
+
+
+def registered(name: str) -> Subject | None:
+    """A kernel of the registry; None for another name."""
+    known = name in {n for names in registry.LADDERS.values() for n in names}
+    return Subject(name, registry.module_name(name)) if known else None
+
+
+def of(kernel: str | Subject) -> Subject:
+    """Raises TypeError or ValueError for what is no kernel."""
+    if isinstance(kernel, Subject):
+        return kernel
+    registry.find(kernel)
+    return Subject(kernel, registry.module_name(kernel))
+
+
+@functools.cache
+def fingerprint(module: str) -> str:
+    """Changes with the source of a kernel: that of its package, and the device code that packages share.
+
+    Raises ImportError for a module that is not there.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{module} is not installed")
+    files = [Path(spec.origin)]
+    if module.startswith("outblas."):
+        folders = [Path(spec.origin).parent, *map(Path, device.__path__)]
+        files = sorted(file for folder in folders for file in folder.glob("*.py"))
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()[:16]

@@ -1,0 +1,280 @@
+"""Sweeps: many workloads over the GPUs of this machine, or of a cluster; a workload is never split."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..shapes import Shape
+from ..shapes import parse as parse_shapes
+from . import prune
+from .compilers import Compilers
+from .isolated import Bench, Down
+from .progress import Progress, Report, silent
+from .prune import Ranker
+from .records import Winner, Workload
+from .store import Store
+from .subjects import Subject
+from .subjects import of as subject_of
+from .tuning import Job, Outcome, tune
+
+Engine = Literal["local", "ray"]
+ENGINES: tuple[Engine, ...] = ("local", "ray")
+RANKERS = ("model", "heuristics")
+LEAST_SECONDS = 5.0  # of a budget, for a workload
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A workload that could not be tuned, and why."""
+
+    workload: Workload
+    reason: str
+
+
+@dataclass
+class Sweep:
+    """What came of a sweep: an outcome by workload and GPU model, what could not be tuned, seconds, the store."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+    store: Path | None = None
+
+    @property
+    def winners(self) -> list[Winner]:
+        """The fastest of every workload on every GPU model."""
+        found = (outcome.winner for outcome in self.outcomes)
+        return [winner for winner in found if winner is not None]
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing was left out for want of time, and nothing failed."""
+        return not self.failures and all(outcome.finished for outcome in self.outcomes)
+
+
+def sweep(
+    kernels: str | Subject | Sequence[str | Subject],
+    shapes: str | int | Shape | Sequence[Shape] = 4096,
+    *,
+    dtype: str = "bfloat16",
+    out_dtype: str = "",
+    layout: str | Sequence[str] = "nt",
+    budget: float | None = None,
+    trials: int | None = None,
+    top_k: int = 8,
+    gpus: str | int | Sequence[int] = "0",
+    engine: Engine = "local",
+    address: str | None = None,
+    store: Store | str | Path | None = None,
+    resume: bool = True,
+    ranker: str = "model",
+    compile_workers: int | None = None,
+    progress: Report = silent,
+) -> Sweep:
+    """Finds the fastest config of kernels for shapes, layouts and one dtype, and keeps all trials in a store.
+
+    Args:
+        kernels: names from `outblas list`, or a `Subject` for one of your own. Several compete.
+        shapes: (M, N, K), several of them, an int for a cube, or text as on the command line ("4096,16x4096x4096").
+        dtype: of the operands: bfloat16, float16, float32 (IEEE products) or tf32. out_dtype: float32 for 16-bit
+            operands whose product is wanted in fp32; by default that of the operands.
+        layout: "nt", "nn", "tn", "tt", or several: A then B, n stored by rows, t transposed.
+        budget: seconds for all of it; None: until all is done. A workload keeps a quarter of its share for the finals.
+        trials: configs to measure for each workload, the best by the ranker; None: all valid ones.
+        top_k: configs in the finals.
+        gpus: "all", indices ("0,1", 0, [0, 1]), or "cpu": the interpreter, for portable. Ignored with engine "ray".
+        engine: "local", or "ray": one task a workload on a cluster at `address` (by default the one that there is, or
+            a local one).
+        store: where trials go, and come from when `resume`; by default the user's.
+        ranker: "model", the analytic one, or "heuristics", NVIDIA's nvMatmulHeuristics.
+        compile_workers: processes that compile; by default as many as the machine carries.
+        progress: called with a snapshot at every step, from the threads that drive GPUs.
+
+    Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial. Killed at any
+    moment, a sweep goes on where it was.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; nothing has been started.
+        ImportError: a kernel's DSL, ray or the heuristics are not installed.
+    """
+    begun = time.monotonic()
+    subjects = _subjects(kernels)
+    workloads = _workloads(shapes, dtype, out_dtype, layout)
+    for name, value in (("trials", trials), ("top_k", top_k), ("compile_workers", compile_workers)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+    if budget is not None and not (isinstance(budget, int | float) and math.isfinite(budget) and budget > 0):
+        raise ValueError(f"budget is {budget!r}, expected seconds above 0")
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
+    jobs = [
+        Job(subjects, workload, trials=trials, top_k=top_k, resume=resume, ranker=ranker_of(ranker))
+        for workload in workloads
+    ]
+    with ExitStack() as stack:
+        kept = store if isinstance(store, Store) else stack.enter_context(Store(None if store is None else Path(store)))
+        if engine == "ray":
+            from . import cluster
+
+            found = cluster.run(jobs, kept, progress, budget=budget, address=address, workers=compile_workers)
+        else:
+            visible = visible_gpus(gpus)
+            found = _local(jobs, visible, kept, progress, budget, compile_workers)
+        found.store = kept.path
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:
+    """GPUs as CUDA_VISIBLE_DEVICES names them, or ["cpu"]. Raises ValueError for what is not there."""
+    if gpus == "cpu":
+        return ["cpu"]
+    import torch
+
+    count = torch.cuda.device_count() if torch.version.cuda else 0
+    if count == 0:
+        raise ValueError(f"gpus is {gpus!r}, and there is no NVIDIA GPU that torch can use, expected 'cpu'")
+    if gpus == "all":
+        chosen = list(range(count))
+    else:
+        parts = gpus.split(",") if isinstance(gpus, str) else [gpus] if isinstance(gpus, int) else list(gpus)
+        if not parts or not all(str(part).strip().isdecimal() and int(part) < count for part in parts):
+            raise ValueError(f"gpus is {gpus!r}, expected 'all', 'cpu' or indices below {count}")
+        chosen = list(dict.fromkeys(int(part) for part in parts))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in hidden.split(",")] if hidden else [str(i) for i in range(count)]
+    return [names[i] for i in chosen]
+
+
+def _subjects(kernels: str | Subject | Sequence[str | Subject]) -> tuple[Subject, ...]:
+    listed = [kernels] if isinstance(kernels, str | Subject) else list(kernels)
+    if not listed:
+        raise ValueError("kernels is empty, expected names of kernels")
+    return tuple(dict.fromkeys(subject_of(kernel) for kernel in listed))
+
+
+def _workloads(shapes: Any, dtype: str, out_dtype: str, layout: str | Sequence[str]) -> list[Workload]:
+    if isinstance(shapes, str):
+        listed: list[Any] = list(parse_shapes(shapes, "shapes", least=1))
+    elif isinstance(shapes, int):
+        listed = [(shapes, shapes, shapes)]
+    elif isinstance(shapes, tuple) and len(shapes) == 3 and all(isinstance(size, int) for size in shapes):
+        listed = [shapes]
+    else:
+        listed = list(shapes)
+    if not listed or not all(isinstance(shape, tuple) and len(shape) == 3 for shape in listed):
+        raise ValueError(f"shapes is {shapes!r}, expected (M, N, K), a list of them, an integer or text")
+    layouts = layout.split(",") if isinstance(layout, str) else list(layout)
+    made = (Workload(M, N, K, dtype, out_dtype, letters.strip()) for letters in layouts for M, N, K in listed)
+    return list(dict.fromkeys(made))
+
+
+def ranker_of(name: str) -> Ranker:
+    """Raises ValueError for an unknown name, ImportError where the library is missing."""
+    if name not in RANKERS:
+        raise ValueError(f"ranker is {name!r}, expected one of {', '.join(RANKERS)}")
+    if name == "model":
+        return prune.by_model
+    from . import heuristics
+
+    return heuristics.ranker()
+
+
+class Budget:
+    """Seconds for many workloads on several workers: each gets an even share of what is left."""
+
+    def __init__(self, seconds: float | None, workloads: int, workers: int) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._left, self._workers = workloads, workers
+        self._lock = threading.Lock()
+
+    def share(self) -> float | None:
+        """For the next workload; None: as long as it takes."""
+        with self._lock:
+            turns = max(1, math.ceil(self._left / self._workers))
+            self._left -= 1
+            if self._end is None:
+                return None
+            return max(LEAST_SECONDS, (self._end - time.monotonic()) / turns)
+
+
+def _local(
+    jobs: Sequence[Job], visible: Sequence[str], store: Store, report: Report, budget: float | None,
+    compile_workers: int | None,
+) -> Sweep:  # fmt: skip
+    """A thread for each GPU, which takes workloads from one queue; all share the compiling processes."""
+    found, waiting, lock = Sweep(), queue.SimpleQueue[Job](), threading.Lock()
+    for job in jobs:
+        waiting.put(job)
+    budgets = Budget(budget, len(jobs), len(visible))
+    tell = _serial(report)
+    stop = threading.Event()
+    refused: list[BaseException] = []
+
+    def drive(gpu: str, compilers: Compilers | None) -> None:
+        with Bench(gpu) as bench:
+            try:
+                while not stop.is_set():
+                    try:
+                        job = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    run(job, bench, gpu, compilers)
+            except BaseException as error:  # of this program, or of arguments that no kernel takes
+                refused.append(error)
+                stop.set()
+
+    def run(job: Job, bench: Bench, gpu: str, compilers: Compilers | None) -> None:
+        try:
+            model = bench.describe()
+        except Down as down:
+            with lock:
+                found.failures.append(Failure(job.workload, f"GPU {gpu}: {down}"))
+            return
+        outcome = tune(replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu)
+        with lock:
+            found.outcomes.append(outcome)
+
+    for job in jobs:
+        tell(Progress(job.workload))
+    with ExitStack() as stack:
+        compilers = None if list(visible) == ["cpu"] else stack.enter_context(Compilers(compile_workers))
+        threads = [threading.Thread(target=drive, args=(gpu, compilers), daemon=True) for gpu in visible]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)  # lets an interrupt through
+        finally:
+            stop.set()
+    if refused:
+        raise refused[0]
+    return found
+
+
+def _serial(report: Report) -> Report:
+    """One call at a time; a report that raises is not heard again."""
+    lock, broken = threading.Lock(), threading.Event()
+
+    def tell(progress: Progress) -> None:
+        with lock:
+            if broken.is_set():
+                return
+            try:
+                report(progress)
+            except Exception as error:
+                broken.set()
+                warnings.warn(f"progress is no longer reported: {error!r}", stacklevel=2)
+
+    return tell

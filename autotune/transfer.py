@@ -1,0 +1,227 @@
+"""Trials, winners and shipped tables as JSON files: replaced at once, believed only once every field was checked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import checks
+from .checks import Fields, shown
+from .records import Gpu, Trial, Winner, Workload, now
+
+if TYPE_CHECKING:
+    from .store import Store
+
+EXPORT, TABLE = "outblas-tuning", "outblas-table"  # the formats
+VERSION = 1  # of both
+SIZE_LIMIT = 256 << 20  # bytes of a file that is read
+TABLES = Path(__file__).parent / "tables"  # where shipped tables lie
+
+
+def export(trials: Iterable[Trial], winners: Iterable[Winner], path: Path) -> None:
+    """Writes all to one file, at once. Raises ValueError for a record that `read` would refuse, and OSError."""
+    trials, winners = list(trials), list(winners)
+    records: list[Trial | Winner] = [*trials, *winners]
+    gpus = {record.gpu.key: record.gpu for record in records}
+    payload: Fields = {
+        "format": EXPORT,
+        "version": VERSION,
+        "gpus": {key: vars(gpu) for key, gpu in sorted(gpus.items())},
+        "trials": [checks.checked_fields(trial, f"trials[{i}]") for i, trial in enumerate(trials)],
+        "winners": [checks.checked_fields(winner, f"winners[{i}]") for i, winner in enumerate(winners)],
+    }
+    _write(path, payload)
+
+
+def read(path: Path) -> tuple[list[Trial], list[Winner]]:
+    """What `export` wrote. Raises ValueError that names the place of the first thing amiss."""
+    content = _opened(_text_of(path), EXPORT, ("gpus", "trials", "winners"))
+    for name, kind in (("gpus", dict), ("trials", list), ("winners", list)):
+        if type(content[name]) is not kind:
+            raise ValueError(f"{name} is {shown(content[name])}, expected a JSON {kind.__name__}")
+    gpus: dict[str, Gpu] = {}
+    for key, facts in content["gpus"].items():
+        gpus[key] = checks.gpu_of(facts, f"gpus[{shown(key)}]")
+        if gpus[key].key != key:
+            raise ValueError(f"gpus[{shown(key)}] is the key of another GPU, expected {gpus[key].key!r}")
+    trials = [checks.trial_of(fields, f"trials[{i}]", gpus) for i, fields in enumerate(content["trials"])]
+    return trials, [checks.winner_of(fields, f"winners[{i}]", gpus) for i, fields in enumerate(content["winners"])]
+
+
+def import_into(store: Store, path: Path) -> tuple[int, int]:
+    """Merges a file into the store; returns how many trials and winners are new. Raises ValueError, nothing written."""
+    return store.merge(*read(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`."""
+
+    workload: Workload
+    kernel: str
+    config: str
+    us: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    confidence: float | None
+    when: str
+
+    @property
+    def place(self) -> tuple[Workload, str]:
+        """No two entries of a table share it."""
+        return self.workload, self.kernel
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is shipped for one model of GPU; `gpu` has the software of the newest winner."""
+
+    gpu: Gpu
+    entries: tuple[Entry, ...]
+
+
+def read_table(source: Path | str) -> Table:
+    """The table in a file (a Path) or in a text (a str). Raises ValueError that names the place of what is amiss."""
+    content = _opened(_text_of(source) if isinstance(source, Path) else source, TABLE, ("gpu", "entries"))
+    if type(content["entries"]) is not list:
+        raise ValueError(f"entries is {shown(content['entries'])}, expected a JSON list")
+    entries: dict[tuple[Workload, str], Entry] = {}
+    for i, fields in enumerate(content["entries"]):
+        place = f"entries[{i}]"
+        valid = checks.checked(fields, checks.ENTRY, place)
+        workload = checks.workload_of({name: valid.pop(name) for name in checks.WORKLOAD}, place)
+        entry = Entry(workload=workload, **valid)
+        if entry.place in entries:
+            raise ValueError(f"{place} is the second of {entry.kernel} at {workload}, expected one")
+        entries[entry.place] = entry
+    return Table(checks.gpu_of(content["gpu"], "gpu"), tuple(entries.values()))
+
+
+def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
+    """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the highest ratio.
+
+    A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with nothing written, for
+    a table or a winner that is not valid, and OSError.
+    """
+    models: dict[tuple[str, int], list[Winner]] = {}
+    for i, winner in enumerate(winners):
+        checks.checked_fields(winner, f"winners[{i}]")
+        models.setdefault(winner.gpu.model, []).append(winner)
+    tables: dict[Path, Table] = {}
+    for _, found in sorted(models.items()):
+        gpu = max(found, key=lambda winner: winner.when).gpu
+        path, kept = _table_at(folder, gpu, tables)
+        best = {entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, w.when)))}
+        entries = {entry.place: entry for entry in kept} | best
+        tables[path] = Table(gpu, tuple(sorted(entries.values(), key=_order)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, table in tables.items():
+        rows = [_flat(entry) for entry in table.entries]
+        _write(path, {"format": TABLE, "version": VERSION, "gpu": vars(table.gpu), "entries": rows})
+    return list(tables)
+
+
+def _table_at(folder: Path, gpu: Gpu, taken: Mapping[Path, Table]) -> tuple[Path, tuple[Entry, ...]]:
+    """The file of a GPU's model and what it holds: NAME.json, with the SMs where another model of that name has it."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", gpu.name).lstrip(".") or "_"
+    for stem in (name, f"{name}_{gpu.sms}_SMs"):
+        path = folder / f"{stem}.json"
+        try:
+            there = taken.get(path) or (read_table(path) if path.exists() else None)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        if there is None or there.gpu.model == gpu.model:
+            return path, there.entries if there else ()
+    raise ValueError(f"{path} is of another GPU than {gpu.name!r}, expected none or one of that name")
+
+
+def _entry(winner: Winner) -> Entry:
+    names = [field.name for field in dataclasses.fields(Entry)]
+    return Entry(**{name: getattr(winner, name) for name in names} | {"when": winner.when or now()})
+
+
+def _flat(entry: Entry) -> Fields:
+    fields = vars(entry) | vars(entry.workload)
+    return {name: fields[name] for name in checks.ENTRY}
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    return *entry.workload.kind, *entry.workload.shape, entry.kernel
+
+
+def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
+    """The object in `text`, its format, version, fields and checksum found right; fields not looked into."""
+    try:
+        content = json.loads(text, object_pairs_hook=_once)
+        found = _checksum(content) if type(content) is dict else ""
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the file is no JSON: {error}") from None
+    if type(content) is not dict:
+        raise ValueError(f"the file is {shown(content)}, expected an object")
+    if content.get("format") != kind:
+        raise ValueError(f"format is {shown(content.get('format'))}, expected {kind!r}")
+    if type(content.get("version")) is not int or content["version"] != VERSION:
+        raise ValueError(f"version is {shown(content.get('version'))}, expected {VERSION}")
+    checks.check_names(content, ("format", "version", "sha256", *names), "the file")
+    if content["sha256"] != found:
+        raise ValueError(
+            f"sha256 is {shown(content['sha256'])}, expected {found!r}: the file was changed or is not whole"
+        )
+    return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Fields:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a field is there twice, of {shown([name for name, _ in pairs])}")
+    return fields
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Of everything but itself, however the file is laid out."""
+    payload = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise ValueError(f"{path} is no file")
+        with path.open("rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+        if len(data) > SIZE_LIMIT:
+            raise ValueError(f"{path} is larger than {SIZE_LIMIT >> 20} MiB")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8: {error}") from None
+
+
+def _write(path: Path, payload: Fields) -> None:
+    """Replaces the file at once; lists have one record a line, for diffs."""
+    head = {"format": payload["format"], "version": payload["version"], "sha256": _checksum(payload)}
+    text = ",\n".join(f" {json.dumps(name)}: {_laid_out(value)}" for name, value in (head | payload).items())
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+        scratch.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise
+
+
+def _laid_out(value: object) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"

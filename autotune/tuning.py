@@ -1,0 +1,385 @@
+"""One workload on one GPU: compile ahead, measure each config once, then let the fastest race."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast
+
+from ..configs import brief
+from . import compilers as compiling
+from .compilers import Compilers
+from .finals import BATCH, Race
+from .isolated import Bench, Down
+from .progress import Progress, Report, silent
+from .prune import Candidate, Plan, Ranker, by_model, plan
+from .records import Finalist, Gpu, Status, Trial, Winner, Workload, now
+from .subjects import Subject
+
+SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
+AHEAD = 3  # compiles a process that may wait for their measurement
+MOST_STARTS = 3  # times a config may be begun without an end before it is given up
+
+
+class Memory(Protocol):
+    """What a sweep asks of a store."""
+
+    def trials(self, *, workload: Workload) -> list[Trial]: ...
+    def winners(self, *, workload: Workload) -> list[Winner]: ...
+    def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None: ...
+    def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int: ...
+    def add(self, trial: Trial) -> bool: ...
+    def crown(self, winner: Winner) -> None: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to tune: kernels that compete, one workload, and how far to go.
+
+    `trials`: as many configs as this, the best by `ranker`; None: all that are valid. `top_k` go to the finals.
+    `seconds`: for all of it; None: until it is done.
+    """
+
+    subjects: tuple[Subject, ...]
+    workload: Workload
+    trials: int | None = None
+    top_k: int = 8
+    seconds: float | None = None
+    resume: bool = True
+    ranker: Ranker = by_model
+
+
+@dataclass
+class Outcome:
+    """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel."""
+
+    job: Job
+    gpu: Gpu
+    plan: Plan
+    trials: list[Trial] = field(default_factory=list)
+    new: int = 0
+    winners: list[Winner] = field(default_factory=list)
+    finished: bool = True
+
+    @property
+    def winner(self) -> Winner | None:
+        """The fastest of all kernels."""
+        return max(self.winners, key=lambda w: w.ratio, default=None)
+
+
+def tune(
+    job: Job, gpu: Gpu, bench: Bench, compilers: Compilers | None, memory: Memory, report: Report = silent,
+    *, label: str = "",
+) -> Outcome:  # fmt: skip
+    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the one that runs."""
+    return _Tuning(job, gpu, bench, compilers, memory, report, label).run()
+
+
+class _Tuning:
+    def __init__(
+        self, job: Job, gpu: Gpu, bench: Bench, compilers: Compilers | None, memory: Memory, report: Report, label: str
+    ) -> None:
+        self.job, self.gpu, self.bench, self.memory = job, gpu, bench, memory
+        self.compilers = compilers if gpu.arch else None
+        self.sources = {subject.name: subject.fingerprint for subject in job.subjects}
+        self.progress = Progress(job.workload, gpu=label or gpu.name)
+        self.say: Callable[[], None] = lambda: report(self.progress)
+        self.begun = time.monotonic()
+        if job.seconds is not None:
+            self.progress.deadline = self.begun + job.seconds
+        made = plan(job.subjects, job.workload, gpu, trials=job.trials, ranker=job.ranker)
+        self.outcome = Outcome(job, gpu, made)
+        self.best: Trial | None = None
+
+    def run(self) -> Outcome:
+        progress, outcome = self.progress, self.outcome
+        progress.stage, progress.valid = "preparing", len(outcome.plan.ranked)
+        self.say()
+        known = self._known() if self.job.resume else {}
+        missing = []
+        for candidate in outcome.plan.ranked:
+            found = known.get(self._identity(candidate))
+            if found is None:
+                missing.append(candidate)
+            else:
+                outcome.trials.append(found)
+                self._note(found)
+        progress.known = len(outcome.trials)
+        try:
+            if missing:
+                progress.cublas_us = self.bench.open(self.job.workload)
+                progress.stage = "screening"
+                self.say()
+                self._screen(missing)
+            self._finals()
+            progress.stage = "done"
+        except Down as down:  # the worker cannot even make its operands
+            progress.stage, progress.message, outcome.finished = "failed", str(down), False
+        self.say()
+        return outcome
+
+    def _identity(self, candidate: Candidate) -> tuple[str, str, str]:
+        return candidate.subject.name, self.sources[candidate.subject.name], candidate.text
+
+    def _known(self) -> dict[tuple[str, str, str], Trial]:
+        found = (t for t in self.memory.trials(workload=self.job.workload) if t.gpu == self.gpu)
+        return {(t.kernel, t.source, t.config): t for t in found}
+
+    # ---- screening ----------------------------------------------------------------------------------------------
+    def _screen(self, missing: Sequence[Candidate]) -> None:
+        """Measures configs as their compiles end, the best by the model first."""
+        queue = _Queue(missing, self.compilers, self.job.workload, self.gpu.arch)
+        seconds = self.job.seconds
+        until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
+        for candidate, built in queue:
+            self.progress.compiling, self.progress.compiled = queue.compiling, queue.ready
+            self._add(self._failed(candidate, built) or self._measure(candidate, built))
+            if until is not None and time.monotonic() > until:
+                queue.drop()
+                self.outcome.finished = False
+        self.progress.compiling = self.progress.compiled = 0
+
+    def _failed(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
+        """The trial of a config that did not compile."""
+        wrong = compiling.outcome(built) if built is not None else None
+        return self._trial(candidate, *wrong) if wrong is not None else None
+
+    def _measure(self, candidate: Candidate, built: Future[float] | None) -> Trial:
+        workload, name = self.job.workload, candidate.subject.name
+        known = self._found_elsewhere(candidate)
+        if known is not None:
+            return known
+        self.bench.open(workload)  # what fails here is not the config's fault
+        starts = self.memory.begin(self.gpu, workload, name, self.sources[name], candidate.text)
+        if starts >= MOST_STARTS:
+            return self._trial(candidate, "crash", f"{starts - 1} sweeps ended while they measured it")
+        try:
+            found = self.bench.screen(
+                workload, (candidate.subject, candidate.text), self.best.us if self.best else None
+            )
+        except Down as down:
+            return self._trial(candidate, cast(Status, down.status), str(down))
+        seconds = built.result() if built is not None else None
+        return replace(
+            self._trial(candidate, found.status, found.reason),
+            us=found.us,
+            ratio=found.ratio,
+            ratio_low=found.ratio_low,
+            ratio_high=found.ratio_high,
+            clock_mhz=found.clock_mhz,
+            compile_s=seconds,
+        )
+
+    def _found_elsewhere(self, candidate: Candidate) -> Trial | None:
+        """What another sweep on this store has found in the meantime."""
+        if not self.job.resume:
+            return None
+        name, source, config = self._identity(candidate)
+        return self.memory.find(self.gpu, self.job.workload, name, source, config)
+
+    def _trial(self, candidate: Candidate, status: Status, reason: str = "") -> Trial:
+        return Trial(
+            gpu=self.gpu,
+            workload=self.job.workload,
+            kernel=candidate.subject.name,
+            source=self.sources[candidate.subject.name],
+            config=candidate.text,
+            status=status,
+            reason=reason[:1000],
+            predicted_us=candidate.predicted_us or None,
+            when=now(),
+        )
+
+    def _add(self, trial: Trial) -> None:
+        self.outcome.new += self.memory.add(trial)
+        self.outcome.trials.append(trial)
+        self.progress.screened += 1
+        self._note(trial)
+        self.say()
+
+    def _note(self, trial: Trial) -> None:
+        if not trial.ok:
+            self.progress.failures[trial.status] += 1
+        elif trial.us is not None and (self.best is None or trial.us < (self.best.us or 0.0)):
+            self.best = trial
+            self.progress.best_ratio = trial.ratio
+            self.progress.best = f"{trial.kernel}[{self._brief(trial.kernel, trial.config)}]"
+
+    def _brief(self, kernel: str, config: str) -> str:
+        candidates = (c for c in self.outcome.plan.ranked if c.subject.name == kernel and c.text == config)
+        return next((brief(c.config) for c in candidates), config)
+
+    # ---- finals -------------------------------------------------------------------------------------------------
+    def _finals(self) -> None:
+        rivals = self._rivals()
+        if not rivals:
+            return
+        self.progress.stage = "finals"
+        self.say()
+        race = Race(rivals)
+        for rival in rivals:
+            self._enter(race, rival)
+        while race.alive and not race.over and not self._late(race):
+            try:
+                base, times = self.bench.race([(c.subject, c.text) for c in race.alive], BATCH)
+            except Down as down:
+                self.progress.message = f"finals: {down}"
+                break
+            before = set(race.alive)
+            race.add(base, times)
+            self.bench.forget([(c.subject, c.text) for c in before - set(race.alive)])
+            self.progress.rounds = race.rounds
+            self.progress.best = f"{race.leader.subject.name}[{brief(race.leader.config)}]"
+            self.progress.best_ratio = race.against_base(race.leader).median
+            self.say()
+        if race.alive and race.rounds >= 2:
+            self._crown(race)
+
+    def _late(self, race: Race[Candidate]) -> bool:
+        deadline = self.progress.deadline
+        return deadline is not None and race.rounds >= BATCH and time.monotonic() > deadline
+
+    def _rivals(self) -> list[Candidate]:
+        """The fastest of the screen, the best of each kernel, and winners of before: their screen may have been
+        unlucky."""
+        by_text = {(c.subject.name, c.text): c for c in self.outcome.plan.ranked}
+        right = sorted((t for t in self.outcome.trials if t.ok and t.us is not None), key=lambda t: t.us or 0.0)
+        chosen = [(t.kernel, t.config) for t in right[: self.job.top_k]]
+        for subject in self.job.subjects:
+            chosen += [(t.kernel, t.config) for t in right if t.kernel == subject.name][:1]
+        earlier = (w for w in self.memory.winners(workload=self.job.workload) if w.gpu == self.gpu)
+        chosen += [(w.kernel, w.config) for w in earlier if self.sources.get(w.kernel) == w.source]
+        return [by_text[key] for key in dict.fromkeys(chosen) if key in by_text]
+
+    def _enter(self, race: Race[Candidate], rival: Candidate) -> None:
+        """A config that passed its screen and fails now is out."""
+        try:
+            found = self.bench.enter(self.job.workload, (rival.subject, rival.text))
+            status = found.status
+        except Down as down:
+            status = cast(Status, down.status)
+        if status != "ok":
+            race.remove(rival)
+            self.progress.message = f"{rival.label}: {status} in the finals"
+            self.progress.failures[status] += 1
+
+    def _crown(self, race: Race[Candidate]) -> None:
+        order = race.order()
+        finalists = tuple(_finalist(race, rival) for rival in order)
+        for subject in self.job.subjects:
+            own = [rival for rival in order if rival.subject == subject]
+            if own:
+                winner = self._winner(race, own, finalists)
+                self.memory.crown(winner)
+                self.outcome.winners.append(winner)
+
+    def _winner(self, race: Race[Candidate], own: Sequence[Candidate], finalists: tuple[Finalist, ...]) -> Winner:
+        best, rival = own[0], own[1] if len(own) > 1 else None
+        lead = race.lead(best, rival) if rival is not None else None
+        spread = race.against_base(best)
+        rounds = len(race.times[best])
+        name = best.subject.name
+        return Winner(
+            gpu=self.gpu,
+            workload=self.job.workload,
+            kernel=name,
+            source=self.sources[name],
+            config=best.text,
+            us=statistics.median(race.times[best]),
+            cublas_us=statistics.median(race.base[:rounds]),
+            ratio=spread.median,
+            ratio_low=spread.low,
+            ratio_high=spread.high,
+            rounds=rounds,
+            runner_up=rival.text if rival is not None else "",
+            lead=lead.median if lead is not None else None,
+            lead_low=lead.sure_low if lead is not None else None,
+            lead_high=lead.sure_high if lead is not None else None,
+            confidence=race.confidence(best),
+            separated=race.separated and best in race.alive,
+            screened=sum(t.status not in compiling.UNBUILT for t in self.outcome.trials),
+            valid=self.outcome.plan.valid,
+            finalists=finalists,
+            when=now(),
+        )
+
+
+def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
+    spread = race.against_base(rival)
+    return Finalist(
+        kernel=rival.subject.name,
+        config=rival.text,
+        us=statistics.median(race.times[rival]),
+        ratio=spread.median,
+        ratio_low=spread.low,
+        ratio_high=spread.high,
+    )
+
+
+class _Queue:
+    """Candidates in the order in which their compiles end, at most so many compiled ahead of their measurement.
+
+    Configs that share a compile come out together. Without compilers nothing is compiled ahead.
+    """
+
+    def __init__(
+        self, candidates: Iterable[Candidate], compilers: Compilers | None, workload: Workload, arch: int
+    ) -> None:
+        groups: dict[tuple[str, str], list[Candidate]] = {}
+        for candidate in candidates:
+            groups.setdefault((candidate.subject.name, candidate.compiled_as), []).append(candidate)
+        self._waiting = deque(groups.values())
+        self._running: dict[Future[float], list[Candidate]] = {}
+        self._ready: deque[tuple[Candidate, Future[float] | None]] = deque()
+        self._compilers, self._workload, self._arch = compilers, workload, arch
+
+    @property
+    def compiling(self) -> int:
+        """Configs whose compile has not ended, those not begun among them."""
+        return sum(map(len, self._waiting)) + sum(map(len, self._running.values()))
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def drop(self) -> None:
+        """No more."""
+        for future in self._running:
+            future.cancel()
+        self._waiting.clear()
+        self._running.clear()
+        self._ready.clear()
+
+    def __iter__(self) -> _Queue:
+        return self
+
+    def __next__(self) -> tuple[Candidate, Future[float] | None]:
+        self._feed()
+        while not self._ready:
+            if not self._running:
+                raise StopIteration
+            wait(self._running, return_when=FIRST_COMPLETED)
+            self._collect()
+        return self._ready.popleft()
+
+    def _feed(self) -> None:
+        if self._compilers is None:
+            while self._waiting:
+                self._ready += [(candidate, None) for candidate in self._waiting.popleft()]
+            return
+        self._collect()
+        room = AHEAD * self._compilers.workers - len(self._running) - len(self._ready)
+        while self._waiting and room > 0:
+            group = self._waiting.popleft()
+            first = group[0]
+            future = self._compilers.submit(first.subject, self._workload, first.text, self._arch)
+            self._running[future] = group
+            room -= 1
+
+    def _collect(self) -> None:
+        for future in [future for future in self._running if future.done()]:
+            self._ready += [(candidate, future) for candidate in self._running.pop(future)]

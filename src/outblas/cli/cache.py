@@ -1,0 +1,345 @@
+"""`outblas cache`: what sweeps found, and compiled kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from .. import cache, configs, registry
+from ..shapes import LAYOUTS, Shape
+from .common import JsonOption, check_writable, console, parse_shapes, print_json, split, table, usage_error
+
+if TYPE_CHECKING:
+    from ..autotune.records import Trial, Winner
+    from ..autotune.store import Store
+
+app = typer.Typer(help="Tuning results and compiled kernels: list, export, import, check, prune.", no_args_is_help=True)
+
+RecordT = TypeVar("RecordT", "Trial", "Winner")
+
+NONE = "–"
+DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
+
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="The file of results. Default: tuning.sqlite in the cache directory.")
+]
+
+
+@app.command("ls")
+def list_results(store: StoreOption = None, json: JsonOption = False) -> None:
+    """One line for each GPU, kernel and workload: trials, the best of the screen, the winner of the finals."""
+    with _opened(store) as found:
+        rows = _summary(found.trials(), found.winners())
+        path = found.path
+    compiled = _compiled()
+    size = sum(file.stat().st_size for file in compiled)
+    if json:
+        print_json({"store": str(path), "rows": rows, "compiled": {"objects": len(compiled), "bytes": size}})
+        return
+    columns = ("kernel", "workload", "trials", "ok", "failed", "best µs", "× cuBLAS", "winner", "date")
+    for gpu in dict.fromkeys(row["gpu"] for row in rows):
+        table(gpu, columns, [_cells(row) for row in rows if row["gpu"] == gpu])
+    console.print(f"{path}: {'no results' if not rows else f'{len(rows)} sweeps'}", markup=False)
+    console.print(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", markup=False)
+
+
+@app.command()
+def show(
+    what: Annotated[list[str], typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, kernels, or both.")],
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16, float32 or tf32.")] = None,
+    layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Every trial of a shape or of a kernel, the fastest first, and why the others failed."""
+    from ..autotune.records import PRECISIONS, to_record
+
+    try:
+        names = [name for name in what if not name[:1].isdecimal() and name != "suite"]
+        shapes = [shape for text in what if text not in names for shape in parse_shapes(text, "MxNxK", least=1)]
+        for option, value, allowed in (("--dtype", dtype, PRECISIONS), ("--layout", layout, LAYOUTS)):
+            if value is not None and value not in allowed:
+                raise ValueError(f"{option} is {value!r}, expected one of {', '.join(allowed)}")
+        with _opened(store) as found:
+            trials = found.trials()
+        _check_kernels(names, trials)
+    except ValueError as error:
+        raise usage_error(error) from None
+    chosen = [
+        trial
+        for trial in _of(trials, names, shapes)
+        if dtype in (None, trial.workload.dtype) and layout in (None, trial.workload.layout)
+    ]
+    chosen.sort(key=lambda t: (t.gpu.name, t.workload, t.us is None, t.us or 0.0, t.when))
+    total, chosen = len(chosen), chosen[:limit]
+    if json:
+        print_json([to_record(trial) for trial in chosen])
+        return
+    columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
+    for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
+        table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
+    console.print(f"{len(chosen)} of {total} trials", markup=False)
+
+
+@app.command()
+def export(
+    file: Annotated[Path | None, typer.Argument(help="The file to write; with --ship, the folder.")] = None,
+    ship: Annotated[
+        bool, typer.Option("--ship", help="Write winners to the tables that come with the package, one for each GPU.")
+    ] = False,
+    kernels: Annotated[str, typer.Option(help="Kernels by name, comma-separated. Default: all.")] = "",
+    shapes: Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated. Default: all.")] = "",
+    store: StoreOption = None,
+) -> None:
+    """Writes results to one JSON file, or winners to tables that ship with the package."""
+    from ..autotune import transfer
+
+    try:
+        wanted = parse_shapes(shapes, least=1) if shapes else []
+        if not ship:
+            check_writable(_required(file), "FILE")
+        with _opened(store) as found:
+            trials, winners = found.trials(), found.winners()
+        _check_kernels(split(kernels), [*trials, *winners])
+        trials, winners = _of(trials, split(kernels), wanted), _of(winners, split(kernels), wanted)
+        if ship:
+            brief = [dataclasses.replace(w, config=_brief(w.kernel, w.config)) for w in winners]
+            for path in transfer.ship(brief, file or transfer.TABLES):
+                typer.echo(path)
+        else:
+            transfer.export(trials, winners, _required(file))
+    except (ValueError, OSError) as error:
+        raise usage_error(error) from None
+    typer.echo(f"{len(winners)} winners" if ship else f"{len(trials)} trials, {len(winners)} winners")
+
+
+@app.command("import")
+def import_results(
+    file: Annotated[Path, typer.Argument(help="What outblas cache export wrote.")], store: StoreOption = None
+) -> None:
+    """Adds the results of another machine to this one's: all of the file, or nothing if anything in it is amiss."""
+    from ..autotune import transfer
+
+    try:
+        with _opened(store, writing=True) as found:
+            trials, winners = transfer.import_into(found, file)
+    except ValueError as error:
+        raise usage_error(error) from None
+    typer.echo(f"{trials} new trials, {winners} new winners")
+
+
+@app.command()
+def verify(
+    file: Annotated[Path | None, typer.Argument(help="An exported file. Default: all that is here.")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Checks the results, compiled kernels and shipped tables, or one exported file. Exit code 1 if anything is amiss."""
+    from ..autotune import transfer
+
+    if file is not None:
+        problems = _problems_of(file, transfer.read)
+    else:
+        with _opened(store, quiet=True) as found:
+            problems = [f"{found.path}: {problem}" for problem in found.verify()]
+        problems += [f"{path}: it is not what its checksum says" for path in _compiled() if not cache._intact(path)]
+        for path in sorted(transfer.TABLES.glob("*.json")):
+            problems += _problems_of(path, transfer.read_table)
+    for problem in problems:
+        typer.echo(problem)
+    typer.echo(f"{len(problems)} problems" if problems else "no problems", err=bool(problems))
+    raise typer.Exit(1 if problems else 0)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str | None, typer.Option(help="Results from before so long ago: 30d, 12h, 2w.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="Results of one kernel.")] = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Results of kernels whose source has changed since.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Compiled kernels too (alone: only these); --older-than applies to them.")
+    ] = False,
+    store: StoreOption = None,
+) -> None:
+    """Removes results to which all that is given applies, and compiled kernels. Asks nothing."""
+    results = older_than is not None or kernel is not None or stale
+    removed = 0
+    try:
+        if not (results or compiled):
+            raise ValueError("expected at least one of --older-than, --kernel, --stale, --compiled")
+        days = None if older_than is None else _days(older_than)
+        if results:
+            with _opened(store, writing=True) as found:
+                records: list[Trial | Winner] = [*found.trials(kernel=kernel), *found.winners(kernel=kernel)]
+                sources = fingerprints(sorted({record.kernel for record in records})) if stale else None
+                removed = found.prune(older_than_days=days, kernel=kernel, sources=sources)
+    except ValueError as error:
+        raise usage_error(error) from None
+    if results:
+        typer.echo(f"{removed} trials and winners removed")
+    if compiled:
+        gone, size = _remove_compiled(days or 0.0)
+        typer.echo(f"{gone} compiled kernels removed, {size / 2**20:.1f} MiB")
+
+
+def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
+    """Fingerprints of kernels' sources as they are now; without kernels that are not here."""
+    from ..autotune.source import fingerprint
+
+    found = {}
+    for kernel in kernels:
+        try:
+            found[kernel] = fingerprint(kernel)
+        except (ValueError, ImportError):
+            typer.echo(f"{kernel} is not here to compare with: what it has stays", err=True)
+    return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None, *, writing: bool = False, quiet: bool = False) -> Iterator[Store]:
+    """A store; what is wrong with it goes to standard error unless `quiet`. Raises a usage error for what is none, and
+    for one that cannot be written though it should."""
+    from ..autotune.store import Store, StoreError
+
+    if path is not None and not (writing or path.exists()):
+        raise usage_error(ValueError(f"--store is {str(path)!r}, expected a file that exists"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Store(path, read_only=not writing) as store:
+                if writing and store.in_memory:
+                    raise StoreError(store.warning)
+                yield store
+                if writing and store.in_memory:
+                    raise StoreError(store.warning)
+    except StoreError as error:
+        raise usage_error(error) from None
+    if store.warning and not quiet:
+        typer.echo(store.warning, err=True)
+
+
+def _summary(trials: list[Trial], winners: list[Winner]) -> list[dict[str, Any]]:
+    """By GPU, kernel and workload; the newest winner of each."""
+    places: dict[tuple[Any, ...], tuple[list[Trial], list[Winner]]] = {}
+    for trial in trials:
+        places.setdefault((trial.gpu.model, trial.kernel, trial.workload), ([], []))[0].append(trial)
+    for winner in winners:
+        places.setdefault((winner.gpu.model, winner.kernel, winner.workload), ([], []))[1].append(winner)
+    rows = []
+    for ((gpu, sms), kernel, workload), (tried, won) in sorted(places.items()):
+        best = won[-1] if won else None
+        rows.append(
+            {
+                "gpu": gpu,
+                "sms": sms,
+                "kernel": kernel,
+                **dataclasses.asdict(workload),
+                "workload": str(workload),
+                "trials": len(tried),
+                "ok": sum(trial.ok for trial in tried),
+                "failed": sum(not trial.ok for trial in tried),
+                "best_us": min((trial.us for trial in tried if trial.us is not None), default=None),
+                "winner": best
+                and {name: getattr(best, name) for name in ("config", "us", "ratio", "ratio_low", "ratio_high")},
+                "when": max(record.when for record in (*tried, *won)),
+            }
+        )
+    return rows
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    winner = row["winner"]
+    return (
+        row["kernel"], row["workload"], row["trials"], row["ok"], row["failed"],
+        _number(row["best_us"], 2), _number(winner and winner["ratio"], 3),
+        (_brief(row["kernel"], winner["config"]) or "default") if winner else NONE, _date(row["when"]),
+    )  # fmt: skip
+
+
+def _trial_cells(trial: Trial) -> tuple[object, ...]:
+    return (
+        trial.workload, trial.kernel, _brief(trial.kernel, trial.config) or "default", trial.status,
+        _number(trial.us, 2), _number(trial.ratio, 3), " ".join(trial.reason.split()) or NONE, _date(trial.when),
+    )  # fmt: skip
+
+
+def _check_kernels(names: Iterable[str], records: Iterable[Trial | Winner]) -> None:
+    """Raises ValueError for a kernel that is neither registered nor in the store."""
+    known = {record.kernel for record in records}
+    for name in names:
+        if name not in known:
+            registry.find(name)
+
+
+def _of(records: list[RecordT], kernels: list[str], shapes: list[Shape]) -> list[RecordT]:
+    """Those of any of these kernels, and of any of these shapes; none named: all."""
+    return [
+        record
+        for record in records
+        if (not kernels or record.kernel in kernels) and (not shapes or record.workload.shape in shapes)
+    ]
+
+
+def _required(file: Path | None) -> Path:
+    if file is None:
+        raise ValueError("expected a FILE to write, or --ship")
+    return file
+
+
+def _problems_of(path: Path, read: Callable[[Path], object]) -> list[str]:
+    try:
+        read(path)
+    except ValueError as error:
+        return [f"{path}: {error}"]
+    return []
+
+
+def _compiled() -> list[Path]:
+    return sorted((cache.directory() / "objects").glob("*.o"))
+
+
+def _remove_compiled(days: float) -> tuple[int, int]:
+    """Removes compiled kernels written so many days ago; returns how many, and their bytes."""
+    count = size = 0
+    for path in _compiled():
+        with contextlib.suppress(FileNotFoundError):  # another process prunes as well
+            found = path.stat()
+            if found.st_mtime <= time.time() - days * 86400:
+                path.unlink()
+                path.with_suffix(".json").unlink(missing_ok=True)
+                count, size = count + 1, size + found.st_size
+    return count, size
+
+
+def _days(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)([hdw])", text, re.ASCII)
+    if not found:
+        raise ValueError(f"--older-than is {text!r}, expected a number with h, d or w such as 30d")
+    return float(found[1]) * DAYS[found[2]]
+
+
+@functools.cache
+def _brief(kernel: str, config: str) -> str:
+    """What a config has other than the defaults of its kernel; all of it where the kernel cannot be loaded."""
+    try:
+        return configs.brief(configs.from_text(registry.load(kernel).Config, config))
+    except (ValueError, ImportError, AttributeError):
+        return config
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def _date(when: str) -> str:
+    """To the minute, UTC."""
+    return when[:16].replace("T", " ")

@@ -1,0 +1,130 @@
+"""`outblas report tune`: what a sweep found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..charts import check_chart
+from ..shapes import LAYOUTS, to_text
+from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, table, usage_error
+
+if TYPE_CHECKING:
+    from ..autotune.records import Trial, Winner, Workload
+
+
+def tune(
+    kernel: Annotated[str, typer.Option(help="A kernel by name. Default: the one with the most trials.")] = "",
+    shapes: Annotated[str, typer.Option(help="N or MxNxK, one. Default: what has the most trials.")] = "",
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or tf32.")] = "",
+    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")] = "",
+    gpu: Annotated[
+        str, typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials.")
+    ] = "",
+    store: Annotated[Path | None, typer.Option(help="The store of sweeps. Default: the cache's.")] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="What outblas cache export wrote.")] = None,
+    json: JsonOption = False,
+    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")] = None,
+) -> None:
+    """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the model beside them.
+    Needs no GPU."""
+    from .. import charts
+    from ..report import tune as report
+
+    try:
+        for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
+            check_writable(path, option)
+        check_chart(chart)
+        if html is not None:
+            check_chart(html.with_suffix(".svg"), "--html")
+        trials, winners = _load(store, source)
+        own, workload, name = _choose(trials, kernel, shapes, dtype, layout, gpu)
+        found = report.build(trials, winners, kernel=own, workload=workload, gpu_name=name)
+        picture = report.draw(found) if chart is not None else None
+        written = report.html(found) if html is not None else ""
+    except (ValueError, OSError) as error:
+        raise usage_error(error) from None
+    if save is not None:
+        save_json(save, found.record())
+    if json:
+        print_json(found.record())
+    else:
+        console.print(found.title, markup=False, highlight=False, style="bold")
+        for each in found.tables():
+            table(*each)
+        for note in found.notes():
+            console.print(note, markup=False, highlight=False, style="dim")
+    if html is not None:
+        html.write_text(written, encoding="utf-8")
+    if chart is not None and picture is not None:
+        charts.save(picture, chart)
+
+
+def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Winner]]:
+    """Raises ValueError for a file that is not there, is something else or has no trials."""
+    from ..autotune import transfer
+    from ..autotune.store import Store, StoreError
+
+    for path, option in ((store, "--store"), (source, "--from")):
+        if path is not None and not path.is_file():
+            raise ValueError(f"{option} is {str(path)!r}, expected a file")
+    if source is not None:
+        if store is not None:
+            raise ValueError("--store and --from are both there, expected one")
+        trials, winners = transfer.read(source)
+        where = source
+    else:
+        try:
+            with Store(store, read_only=True) as kept:
+                trials, winners, where = kept.trials(), kept.winners(), kept.path
+        except StoreError as error:
+            raise ValueError(str(error)) from None
+    if not trials:
+        raise ValueError(f"{where} has no trials: outblas tune makes them")
+    return trials, winners
+
+
+def _choose(
+    trials: Sequence[Trial], kernel: str, shapes: str, dtype: str, layout: str, gpu: str
+) -> tuple[str, Workload, str]:
+    """Kernel, workload and GPU: as the options say, otherwise those with the most trials. Raises ValueError that names
+    the option which leaves nothing."""
+    if layout and layout not in LAYOUTS:
+        raise ValueError(f"--layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    shape = ""
+    if shapes:
+        chosen = parse_shapes(shapes, least=1)
+        if len(chosen) != 1:
+            raise ValueError(f"--shapes is {shapes!r}, expected one shape")
+        shape = to_text(chosen[0])
+    left = _keep(trials, "--kernel", kernel, lambda t: t.kernel)
+    left = _keep(left, "--shapes", shape, lambda t: to_text(t.workload.shape))
+    left = _keep(left, "--dtype", dtype, lambda t: t.workload.dtype)
+    left = _keep(left, "--layout", layout, lambda t: t.workload.layout)
+    left = _keep(left, "--gpu", _gpu(left, gpu), lambda t: t.gpu.name)
+    name = Counter(t.gpu.name for t in left).most_common(1)[0][0]
+    left = [t for t in left if t.gpu.name == name]
+    own = Counter(t.kernel for t in left).most_common(1)[0][0]
+    workload = Counter(t.workload for t in left if t.kernel == own).most_common(1)[0][0]
+    return own, workload, name
+
+
+def _keep(trials: Sequence[Trial], option: str, wanted: str, key: Callable[[Trial], str]) -> list[Trial]:
+    kept = [t for t in trials if not wanted or key(t) == wanted]
+    if not kept:
+        there = ", ".join(sorted({key(t) for t in trials}))
+        raise ValueError(f"{option} is {wanted!r}, expected what there are trials of: {there}")
+    return kept
+
+
+def _gpu(trials: Sequence[Trial], wanted: str) -> str:
+    """The full name, where `wanted` is a part of one name only."""
+    names = {t.gpu.name for t in trials}
+    like = [name for name in names if wanted.lower() in name.lower()]
+    return like[0] if wanted and wanted not in names and len(like) == 1 else wanted

@@ -1,0 +1,171 @@
+"""A sweep's findings as tables and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..autotune.records import Gpu, Trial
+from .text import NONE
+
+if TYPE_CHECKING:
+    from .tune import TuneReport
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # heading, columns, rows
+
+
+def tables(report: TuneReport) -> list[Table]:
+    """Heading, columns and rows of each table that has any."""
+    found = [_winner(report), _top(report), _tiles(report), _stages(report), _failures(report)]
+    return [table for table in found if table[2]]
+
+
+def notes(report: TuneReport) -> list[str]:
+    """Where the figures come from, counts, and what the model was worth."""
+    said = [_gpu(gpu) + _days(t for t in report.trials if t.gpu == gpu) for gpu in report.gpus]
+    failed = len(report.trials) - report.right
+    said.append(f"{len(report.trials)} configs tried: {report.right} right, {failed} failed.")
+    if report.left_out:
+        said.append(
+            f"Left out: {report.left_out} older trials, of the same configs or of another source of the kernel."
+        )
+    if report.timed:
+        said.append(
+            "× cuBLAS is its time over the config's. Figures are of the screen except where they are of the finals, "
+            "which have the 10th and 90th percentile."
+        )
+    if report.timed and not report.winner:
+        said.append("There were no finals: the order of the best is the screen's.")
+    if report.agreement:
+        rho = (
+            "" if report.agreement.rho is None else f" Spearman's rho of the two orders is {report.agreement.rho:.2f}."
+        )
+        said.append(f"The analytic model: {report.agreement}.{rho}")
+    if report.common:
+        said.append(f"Common to the {len(report.top)} best: {report.common}.")
+    return said
+
+
+def fields(config: str) -> dict[str, str]:
+    """`a=1,b=2` as a mapping."""
+    items = (item.partition("=") for item in config.split(",") if item)
+    return {name.strip(): value.strip() for name, _, value in items}
+
+
+def split(configs: Sequence[str]) -> tuple[str, list[str]]:
+    """The fields that all configs share, and what each has besides."""
+    parsed = [fields(config) for config in configs]
+    shared = set.intersection(*(set(each.items()) for each in parsed)) if parsed else set()
+    return _join(item for item in (parsed[0].items() if parsed else ()) if item in shared), [
+        _join(item for item in each.items() if item not in shared) or NONE for each in parsed
+    ]
+
+
+def _winner(report: TuneReport) -> Table:
+    w = report.winner
+    if w is None:
+        return "Winner", (), ()
+    rows = [
+        ("config", w.config),
+        ("× cuBLAS", f"{_ratio(w.ratio, w.ratio_low, w.ratio_high)}, median of {w.rounds} rounds"),
+        ("µs", f"{_us(w.us)}, cuBLAS {_us(w.cublas_us)}"),
+    ]
+    if w.lead is not None:
+        resolved = "" if w.separated else ", not separated"
+        rows += [
+            ("lead", f"{_ratio(w.lead, w.lead_low, w.lead_high, 4)} over the runner-up{resolved}"),
+            ("confidence", f"{_confidence(w.confidence)} that it is the fastest of the finalists"),
+            ("runner-up", _beside(w.runner_up, w.config)),
+        ]
+    if w.valid:
+        rows.append(("screened", f"{w.screened} of {w.valid} valid configs"))
+    return "Winner", ("", report.kernel), rows
+
+
+def _top(report: TuneReport) -> Table:
+    predicted = any(entry.predicted is not None for entry in report.top)
+    limits = any(entry.limits is not None for entry in report.top)
+    configs = split([entry.config for entry in report.top])[1] if report.common else [e.config for e in report.top]
+    rows = [
+        (
+            str(place),
+            config,
+            _us(entry.us),
+            _ratio(entry.ratio, entry.ratio_low, entry.ratio_high) if entry.final else _ratio(entry.ratio),
+            "finals" if entry.final else "screen",
+            *([_place(entry.predicted)] if predicted else []),
+            *([entry.limits or NONE] if limits else []),
+        )
+        for place, (entry, config) in enumerate(zip(report.top, configs, strict=True), 1)
+    ]
+    extra = [*(["predicted\nrank"] if predicted else []), *(["limits"] if limits else [])]
+    columns = ("rank", "config", "µs", "× cuBLAS", "from", *extra)
+    return f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows
+
+
+def _tiles(report: TuneReport) -> Table:
+    across = sorted({n for _, n in report.tiles})
+    rows = [
+        (str(m), *(_best(report.tiles.get((m, n), ())) for n in across)) for m in sorted({m for m, _ in report.tiles})
+    ]
+    return "Best × cuBLAS by tile, M down and N across", ("M", *map(str, across)), rows if report.timed else ()
+
+
+def _stages(report: TuneReport) -> Table:
+    counts = sorted({count for line in report.stages.values() for count in line})
+    rows = [(name, *(_ratio(line.get(count)) for count in counts)) for name, line in report.stages.items()]
+    return f"Best × cuBLAS by {report.stage_field}", ("tile", *map(str, counts)), rows
+
+
+def _failures(report: TuneReport) -> Table:
+    rows = [(status, str(len(t)), " ".join(t[0].reason.split()) or NONE) for status, t in report.failures.items()]
+    return "Failures", ("status", "trials", "an example"), rows
+
+
+def _best(trials: Sequence[Trial]) -> str:
+    """The best ratio of a tile; "failed" where nothing was right, a dash where nothing was tried."""
+    if not trials:
+        return NONE
+    return _ratio(trials[0].ratio) if trials[0].ok else "failed"
+
+
+def _ratio(value: float | None, low: float | None = None, high: float | None = None, digits: int = 3) -> str:
+    if value is None:
+        return NONE
+    spread = "" if low is None or high is None else f" ({low:.{digits}f}–{high:.{digits}f})"
+    return f"{value:.{digits}f}{spread}"
+
+
+def _us(value: float) -> str:
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def _confidence(value: float | None) -> str:
+    return "over 99.9%" if value is not None and value > 0.999 else NONE if value is None else f"{value:.1%}"
+
+
+def _place(places: tuple[int, int] | None) -> str:
+    return NONE if places is None else "–".join(map(str, dict.fromkeys(places)))
+
+
+def _beside(config: str, other: str) -> str:
+    """A config by what it has other than `other`."""
+    return split([config, other])[1][0]
+
+
+def _join(items: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in items)
+
+
+def _days(trials: Iterable[Trial]) -> str:
+    days = sorted(trial.when[:10] for trial in trials if trial.when)
+    return f"; measured {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+
+
+def _gpu(gpu: Gpu) -> str:
+    versions = (
+        ("driver", gpu.driver), ("CUDA", gpu.cuda), ("torch", gpu.torch), ("triton", gpu.triton), ("CuTe DSL", gpu.dsl)
+    )  # fmt: skip
+    power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
+    said = "".join(f", {name} {value}" for name, value in versions if value)
+    return f"{gpu.name}: {gpu.sms} SMs{power}{said}"
