@@ -16,6 +16,7 @@ from . import model, transfer
 from .gpu import machine as machine_of
 from .records import Gpu, Workload
 from .store import Store
+from .transfer import TABLES
 
 Mode = Literal["off", "lookup", "on"]
 MODES: tuple[Mode, ...] = ("off", "lookup", "on")
@@ -54,10 +55,10 @@ class Choice:
 class Knowledge:
     """All that is known of one GPU: from the store, and from shipped tables."""
 
-    def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path = transfer.TABLES) -> None:
+    def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        self.known = tuple(_from_store(gpu, store)) + tuple(_from_tables(gpu, tables))
+        self.known = tuple(_from_store(gpu, store)) + tuple(_from_tables(gpu, TABLES if tables is None else tables))
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
@@ -110,10 +111,10 @@ class Knowledge:
             yield from self._by_model(workload)[:SHORTLIST]
 
     def _by_model(self, workload: Workload) -> list[Choice]:
-        """Configs that won at some workload of this dtype and layout, by the analytic model."""
+        """Configs that won at some workload with operands of this width, by the analytic model."""
         if self.machine is None:
             return []
-        alike = (known for known in self.known if known.workload.kind == workload.kind)
+        alike = (known for known in self.known if _width(known.workload) == _width(workload))
         found: list[tuple[float, Choice]] = []
         for kernel, config in dict.fromkeys((known.kernel, known.config) for known in alike):
             footprint = _footprint(kernel, config, workload, self.gpu)
@@ -179,6 +180,11 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
                 yield Known(origin, table.gpu.name, entry.workload, entry.kernel, entry.config, entry.ratio, entry.when)
 
 
+def _width(workload: Workload) -> tuple[int, bool]:
+    """Bytes of an operand's element, and whether it may be rounded to tf32."""
+    return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
+
+
 def _best_by_kernel(known: Iterable[Known]) -> list[Known]:
     """Of each kernel what is known from nearest by, the fastest kernel first."""
     found: dict[str, Known] = {}
@@ -216,6 +222,14 @@ def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footpr
         return str(error)
     reason: str | None = space.invalid_reason(chosen)
     return space.footprint(chosen) if reason is None else reason
+
+
+def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
+    """What the model says bounds a config; empty where it says nothing."""
+    footprint, machine = _footprint(kernel, config, workload, gpu), machine_of(gpu)
+    if isinstance(footprint, str) or machine is None:
+        return ""
+    return model.predict(footprint, workload, machine).limits
 
 
 def _describe(known: Known) -> str:

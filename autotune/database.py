@@ -40,7 +40,7 @@ def writer(path: Path) -> sqlite3.Connection:
     try:
         there = _examine(connection, path)
         try:
-            at_once(connection, [_create])  # even if all is there: a disk that cannot be written says so
+            at_once(connection, [_create])  # a disk that cannot be written says so now
         except sqlite3.OperationalError as error:
             if not there or "locked" not in str(error):
                 raise
@@ -195,16 +195,16 @@ def _examine(connection: sqlite3.Connection, path: Path) -> bool:
         return False
     found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if found != ["ok"]:
-        raise sqlite3.DatabaseError(", ".join(map(str, found)))
+        raise sqlite3.DatabaseError(" ".join(str(found[0]).split()))
     if any(schema.get(table) != statement for table, statement in SCHEMA.items()):
         raise sqlite3.DatabaseError("it lacks tables or columns")
     return True
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return
-    for statement in SCHEMA.values():
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    """Makes the tables unless they are there, and writes in any case."""
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        for statement in SCHEMA.values():
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -21,7 +21,7 @@ def current(index: int | None = None) -> Gpu:
     """The GPU of this index, by default the current one; without any, what the interpreter runs on."""
     triton, dsl = _version("triton"), _version("nvidia-cutlass-dsl")
     if not torch.cuda.is_available():
-        return Gpu(f"{CPU}, {platform.machine()}", 0, 0, torch=torch.__version__, triton=triton, dsl=dsl)
+        return Gpu(f"{CPU}, {platform.machine()}", 0, 0, torch=str(torch.__version__), triton=triton, dsl=dsl)
     index = torch.cuda.current_device() if index is None else index
     properties = torch.cuda.get_device_properties(index)
     with torch.cuda.device(index):
@@ -36,7 +36,7 @@ def current(index: int | None = None) -> Gpu:
         limit,
         driver(),
         torch.version.cuda,
-        torch.__version__,
+        str(torch.__version__),
         triton,
         dsl,
     )

@@ -82,7 +82,7 @@ def problem(workload: Workload) -> Problem:
 def plan(
     subjects: Sequence[Subject], workload: Workload, gpu: Gpu, *, trials: int | None = None, ranker: Ranker = by_model
 ) -> Plan:
-    """What a sweep of these kernels would try, the best first; of each kernel its own config in any case.
+    """What a sweep of these kernels would try, the best first: `trials` of each, its own config in any case.
 
     Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is missing.
     """
@@ -121,7 +121,12 @@ def plan(
         else:
             ranked.append(candidate)
     ranked.sort(key=lambda candidate: candidate.predicted_us)
-    chosen = [c for i, c in enumerate(ranked) if trials is None or i < trials or c.label in own]
+    places = Counter[str]()
+    chosen = []
+    for candidate in ranked:
+        places[candidate.subject.name] += 1
+        if trials is None or places[candidate.subject.name] <= trials or candidate.label in own:
+            chosen.append(candidate)
     pruned = (Pruned(rule, examples[rule], count) for rule, count in reasons.most_common())
     return Plan(generated, tuple(pruned), tuple(chosen), len(ranked) - len(chosen))
 

@@ -101,7 +101,7 @@ def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
     connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({values})", row)
 
 
-def _there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
+def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
     """The valid record of a row's identity."""
     found = select(connection, table, {name: row[name] for name in KEYS[table]})
     if not found:
@@ -126,7 +126,7 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
     row = _row(trial)
 
     def add(connection: sqlite3.Connection) -> bool:
-        if not replace and _there(connection, "trials", row):
+        if not replace and there(connection, "trials", row):
             return False
         _put(connection, "trials", row, trial.gpu)
         return True
@@ -139,7 +139,7 @@ def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
     row = _row(winner)
 
     def crown(connection: sqlite3.Connection) -> bool:
-        found = _there(connection, "winners", row)
+        found = there(connection, "winners", row)
         if found and (found.when > row["when"] or (only_newer and found.when == row["when"])):
             return False
         _put(connection, "winners", row, winner.gpu)
@@ -149,7 +149,7 @@ def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
 
 
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
-    """The key of a row of `begun`."""
+    """The key of a trial's row, and of one of `begun`."""
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
 
 

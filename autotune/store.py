@@ -101,8 +101,8 @@ class Store:
 
     def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None:
         """The valid trial of this identity."""
-        row = _identity(gpu, workload, kernel, source, config)
-        found = self._read(lambda connection: _there(connection, "trials", row))
+        row = rows.identity(gpu, workload, kernel, source, config)
+        found = self._read(lambda connection: rows.there(connection, "trials", row))
         return found if isinstance(found, Trial) else None
 
     def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
@@ -284,7 +284,7 @@ class Store:
     def _unusable_reason(self) -> str | None:
         if self.read_only and not os.path.exists(self.path.parent):
             return None
-        return cache.unusable_reason(self.path.parent)
+        return "it is a folder" if self.path.is_dir() else cache.unusable_reason(self.path.parent)
 
     def _open(self, damage: sqlite3.Error | None = None) -> None:
         """Opens the file, or another if it is damaged; goes on without one where there can be none."""

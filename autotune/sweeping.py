@@ -18,7 +18,7 @@ from ..shapes import Shape
 from ..shapes import parse as parse_shapes
 from . import prune
 from .compilers import Compilers
-from .isolated import Bench, Down
+from .isolated import TRIAL_SECONDS, Bench, Down
 from .progress import Progress, Report, silent
 from .prune import Ranker
 from .records import Winner, Workload
@@ -79,6 +79,7 @@ def sweep(
     resume: bool = True,
     ranker: str = "model",
     compile_workers: int | None = None,
+    trial_seconds: float = TRIAL_SECONDS,
     progress: Report = silent,
 ) -> Sweep:
     """Finds the fastest config of kernels for shapes, layouts and one dtype, and keeps all trials in a store.
@@ -90,7 +91,7 @@ def sweep(
             operands whose product is wanted in fp32; by default that of the operands.
         layout: "nt", "nn", "tn", "tt", or several: A then B, n stored by rows, t transposed.
         budget: seconds for all of it; None: until all is done. A workload keeps a quarter of its share for the finals.
-        trials: configs to measure for each workload, the best by the ranker; None: all valid ones.
+        trials: configs of each kernel to measure for each workload, the best by the ranker; None: all valid ones.
         top_k: configs in the finals.
         gpus: "all", indices ("0,1", 0, [0, 1]), or "cpu": the interpreter, for portable. Ignored with engine "ray".
         engine: "local", or "ray": one task a workload on a cluster at `address` (by default the one that there is, or
@@ -98,6 +99,7 @@ def sweep(
         store: where trials go, and come from when `resume`; by default the user's.
         ranker: "model", the analytic one, or "heuristics", NVIDIA's nvMatmulHeuristics.
         compile_workers: processes that compile; by default as many as the machine carries.
+        trial_seconds: after which a config counts as hanging, besides its calls and the start of a worker.
         progress: called with a snapshot at every step, from the threads that drive GPUs.
 
     Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial. Killed at any
@@ -113,8 +115,9 @@ def sweep(
     for name, value in (("trials", trials), ("top_k", top_k), ("compile_workers", compile_workers)):
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
-    if budget is not None and not (isinstance(budget, int | float) and math.isfinite(budget) and budget > 0):
-        raise ValueError(f"budget is {budget!r}, expected seconds above 0")
+    for name, seconds in (("budget", budget), ("trial_seconds", trial_seconds)):
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ValueError(f"{name} is {seconds!r}, expected seconds above 0")
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
     jobs = [
@@ -129,7 +132,7 @@ def sweep(
             found = cluster.run(jobs, kept, progress, budget=budget, address=address, workers=compile_workers)
         else:
             visible = visible_gpus(gpus)
-            found = _local(jobs, visible, kept, progress, budget, compile_workers)
+            found = _local(jobs, visible, kept, progress, budget, compile_workers, trial_seconds)
         found.store = kept.path
     found.seconds = time.monotonic() - begun
     return found
@@ -210,7 +213,7 @@ class Budget:
 
 def _local(
     jobs: Sequence[Job], visible: Sequence[str], store: Store, report: Report, budget: float | None,
-    compile_workers: int | None,
+    compile_workers: int | None, trial_seconds: float,
 ) -> Sweep:  # fmt: skip
     """A thread for each GPU, which takes workloads from one queue; all share the compiling processes."""
     found, waiting, lock = Sweep(), queue.SimpleQueue[Job](), threading.Lock()
@@ -222,7 +225,7 @@ def _local(
     refused: list[BaseException] = []
 
     def drive(gpu: str, compilers: Compilers | None) -> None:
-        with Bench(gpu) as bench:
+        with Bench(gpu, trial_seconds=trial_seconds) as bench:
             try:
                 while not stop.is_set():
                     try:

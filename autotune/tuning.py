@@ -40,7 +40,7 @@ class Memory(Protocol):
 class Job:
     """What to tune: kernels that compete, one workload, and how far to go.
 
-    `trials`: as many configs as this, the best by `ranker`; None: all that are valid. `top_k` go to the finals.
+    `trials`: as many configs of each kernel, the best by `ranker`; None: all that are valid. `top_k` go to the finals.
     `seconds`: for all of it; None: until it is done.
     """
 

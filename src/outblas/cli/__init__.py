@@ -2,7 +2,7 @@
 
 import typer
 
-from . import bench, demo, doctor, inspect, listing, profile, report, report_tune, tune, verify
+from . import bench, cache, demo, doctor, inspect, listing, profile, report, report_tune, tune, verify
 
 app = typer.Typer(
     name="outblas",
@@ -20,4 +20,5 @@ app.command("profile")(profile.profile)
 app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 report.app.command("tune")(report_tune.tune)
+app.add_typer(cache.app, name="cache")
 app.add_typer(report.app, name="report")

@@ -27,6 +27,7 @@ app = typer.Typer(help="Tuning results and compiled kernels: list, export, impor
 RecordT = TypeVar("RecordT", "Trial", "Winner")
 
 NONE = "–"
+WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
 StoreOption = Annotated[
@@ -143,7 +144,7 @@ def verify(
     file: Annotated[Path | None, typer.Argument(help="An exported file. Default: all that is here.")] = None,
     store: StoreOption = None,
 ) -> None:
-    """Checks the results, compiled kernels and shipped tables, or one exported file. Exit code 1 if anything is amiss."""
+    """Checks results, compiled kernels and shipped tables, or one exported file. Exit code 1 if anything is amiss."""
     from ..autotune import transfer
 
     if file is not None:
@@ -234,32 +235,28 @@ def _summary(trials: list[Trial], winners: list[Winner]) -> list[dict[str, Any]]
         places.setdefault((trial.gpu.model, trial.kernel, trial.workload), ([], []))[0].append(trial)
     for winner in winners:
         places.setdefault((winner.gpu.model, winner.kernel, winner.workload), ([], []))[1].append(winner)
-    rows = []
-    for ((gpu, sms), kernel, workload), (tried, won) in sorted(places.items()):
-        best = won[-1] if won else None
-        rows.append(
-            {
-                "gpu": gpu,
-                "sms": sms,
-                "kernel": kernel,
-                **dataclasses.asdict(workload),
-                "workload": str(workload),
-                "trials": len(tried),
-                "ok": sum(trial.ok for trial in tried),
-                "failed": sum(not trial.ok for trial in tried),
-                "best_us": min((trial.us for trial in tried if trial.us is not None), default=None),
-                "winner": best
-                and {name: getattr(best, name) for name in ("config", "us", "ratio", "ratio_low", "ratio_high")},
-                "when": max(record.when for record in (*tried, *won)),
-            }
-        )
-    return rows
+    return [
+        {
+            "gpu": gpu,
+            "sms": sms,
+            "kernel": kernel,
+            "workload": dataclasses.asdict(workload),
+            "trials": len(tried),
+            "ok": sum(trial.ok for trial in tried),
+            "failed": sum(not trial.ok for trial in tried),
+            "best_us": min((trial.us for trial in tried if trial.us is not None), default=None),
+            "winner": {name: getattr(won[-1], name) for name in WINNER} if won else None,
+            "when": max([*(trial.when for trial in tried), *(winner.when for winner in won)]),
+            "label": str(workload),
+        }
+        for ((gpu, sms), kernel, workload), (tried, won) in sorted(places.items())
+    ]
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     winner = row["winner"]
     return (
-        row["kernel"], row["workload"], row["trials"], row["ok"], row["failed"],
+        row["kernel"], row["label"], row["trials"], row["ok"], row["failed"],
         _number(row["best_us"], 2), _number(winner and winner["ratio"], 3),
         (_brief(row["kernel"], winner["config"]) or "default") if winner else NONE, _date(row["when"]),
     )  # fmt: skip

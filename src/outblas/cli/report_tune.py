@@ -35,6 +35,7 @@ def tune(
     """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the model beside them.
     Needs no GPU."""
     from .. import charts
+    from ..autotune import choose
     from ..report import tune as report
 
     try:
@@ -45,7 +46,11 @@ def tune(
             check_chart(html.with_suffix(".svg"), "--html")
         trials, winners = _load(store, source)
         own, workload, name = _choose(trials, kernel, shapes, dtype, layout, gpu)
-        found = report.build(trials, winners, kernel=own, workload=workload, gpu_name=name)
+        gpu_of = next(trial.gpu for trial in trials if trial.gpu.name == name)
+        found = report.build(
+            trials, winners, kernel=own, workload=workload, gpu_name=name,
+            limits=lambda config: choose.limits(own, config, workload, gpu_of),
+        )  # fmt: skip
         picture = report.draw(found) if chart is not None else None
         written = report.html(found) if html is not None else ""
     except (ValueError, OSError) as error:

@@ -1,0 +1,73 @@
+"""hopper.hilbert, its space, and three configs in it that a sweep must survive: a hang, an illegal access, wrong sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from outblas.bench.clock import Clock
+from outblas.hopper import hilbert
+from outblas.machines import Machine
+from outblas.operands import Problem
+from outblas.space import Space
+
+FAULTS = ("hang", "illegal", "wrong")
+
+
+@dataclass(frozen=True)
+class Config(hilbert.Config):
+    fault: str = ""
+
+
+def _plain(config: Config) -> Any:
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(hilbert.Config)}
+    return hilbert.Config(**fields)
+
+
+def unsupported(problem: Problem, config: Config | None = None) -> str | None:
+    reason: str | None = hilbert.unsupported(problem, _plain(config or Config()))
+    return reason
+
+
+def precompile(problem: Problem, config: Config, arch: int) -> None:
+    hilbert.precompile(problem, _plain(config), arch)
+
+
+def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
+    config = config or Config()
+    launch: Callable[..., None] = hilbert.plan(problem, _plain(config))
+
+    def faulty(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        match config.fault:
+            case "hang":
+                Clock().start(1e12)
+            case "illegal":
+                _stray[(1,)](out)
+            case "wrong":
+                launch(a, b, c, out, alpha, beta)
+                out[-1, -1] = 12345.0
+
+    return faulty if config.fault else launch
+
+
+def space(problem: Problem, machine: Machine) -> Space[Config]:
+    inner = hilbert.space(problem, machine)
+    return Space(
+        own=Config(),
+        axes=inner.axes,
+        invalid_reason=lambda config: inner.invalid_reason(_plain(config)),
+        footprint=lambda config: inner.footprint(_plain(config)),
+        also=tuple(Config(fault=fault) for fault in FAULTS),
+        compiled_as=lambda config: dataclasses.replace(config, sms=0),
+    )
+
+
+@triton.jit
+def _stray(out):  # type: ignore[no-untyped-def]
+    tl.store(out + tl.full((), 1 << 43, tl.int64), 1.0)

@@ -1,0 +1,141 @@
+"""A kernel for sweeps without a GPU: portable in the interpreter, with configs that fail in every way a config can.
+
+Whoever measures a config notes that in the file FAULTY_LOG. FAULTY_CONFIGS says how many sound configs the space has,
+FAULTY_FAULTS names the faults of its others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from outblas.configs import to_text
+from outblas.kernels import portable
+from outblas.kernels.portable_config import PortableConfig
+from outblas.operands import Problem
+from outblas.space import Footprint, Space
+
+# What a trial of each fault comes to.
+MEASURED = {
+    "hang": "hang",
+    "segfault": "crash",
+    "exit": "crash",
+    "wrong": "wrong",
+    "raise": "failed",
+    "oom": "out of memory",
+    "refuse": "refused",
+}
+COMPILED = {
+    "compile-hang": "compile timeout",
+    "compile-segfault": "compile crash",
+    "compile-memory": "compile crash",
+    "compile-raise": "failed",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tiles of 16×16×16. `number` tells apart configs that are otherwise equal; each takes `sleep` ms more to plan."""
+
+    number: int = 0
+    sleep: int = 0
+    fault: str = ""
+
+
+class Note(NamedTuple):
+    """One measurement."""
+
+    config: str
+    process: int
+
+
+def unsupported(problem: Problem, config: Config | None = None) -> str | None:
+    return "fault is refuse, expected another" if config and config.fault == "refuse" else None
+
+
+def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
+    config = config or Config()
+    again = to_text(config) in [note.config for note in notes()]
+    _note(config)
+    time.sleep(config.sleep / 1000)
+    launch: Callable[..., None] = portable.plan(problem, PortableConfig(16, 16, 16, 1, 4, 1))
+
+    def faulty(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        fail(config.fault)
+        launch(a, b, c, out, alpha, beta)
+        if config.fault == "wrong":
+            out[-1, -1] += 1
+
+    if config.fault == "exit-later" and again:  # it has passed its screen
+        fail("exit")
+    return faulty if config.fault else launch
+
+
+def precompile(problem: Problem, config: Config, arch: int) -> None:
+    when, _, fault = config.fault.rpartition("-")
+    if when == "compile":
+        fail(fault)
+
+
+def fail(fault: str) -> None:
+    match fault:
+        case "hang":
+            time.sleep(1000)
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(3)
+        case "quit":
+            sys.exit(3)
+        case "raise":
+            raise RuntimeError("no luck today")
+        case "odd":
+            raise OddError("cannot be unpickled", 1)
+        case "oom":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
+        case "memory":
+            bytearray(64 << 30)
+
+
+class OddError(Exception):
+    """As those of compilers are that keep a place in the source."""
+
+    def __init__(self, text: str, line: int) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def space(problem: Problem, machine: object) -> Space[Config]:
+    return Space(
+        own=Config(sleep=int(os.environ.get("FAULTY_SLEEP", "0"))),
+        axes={"number": tuple(range(int(os.environ.get("FAULTY_CONFIGS", "3"))))},
+        invalid_reason=lambda config: None,
+        footprint=footprint,
+        also=tuple(Config(fault=fault) for fault in os.environ.get("FAULTY_FAULTS", "").split()),
+    )
+
+
+def footprint(config: Config) -> Footprint:
+    return Footprint(
+        math="fma", tile_m=16, tile_n=16, tile_k=16, stages=1, threads=128, registers=32, shared_memory=2048
+    )
+
+
+def notes() -> list[Note]:
+    """What has been measured, in order."""
+    log = Path(os.environ["FAULTY_LOG"])
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [Note(config, int(process)) for config, process in (line.split() for line in lines)]
+
+
+def _note(config: Config) -> None:
+    with open(os.environ["FAULTY_LOG"], "a") as log:
+        log.write(f"{to_text(config)} {os.getpid()}\n")

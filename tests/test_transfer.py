@@ -1,0 +1,401 @@
+"""Exports, imports and shipped tables: what was written comes back, and nothing else gets in."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import json
+import math
+import string
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import outblas
+from outblas import autotune
+from outblas.autotune import checks, transfer
+from outblas.autotune.records import PRECISIONS, STATUSES, Finalist, Gpu, Trial, Winner, Workload
+from outblas.autotune.store import Store
+from outblas.shapes import LAYOUTS
+
+H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
+WORKLOAD = Workload(4096, 512, 64, "float16", "float32", "nn")
+FIGURES: dict[str, Any] = {"us": 200.5, "ratio": 1.047, "ratio_low": 1.04, "ratio_high": 1.05}
+PLACE: dict[str, Any] = {"gpu": H100, "workload": WORKLOAD, "kernel": "hopper.hilbert", "source": "abc"}
+TRIAL = Trial(**PLACE, config="tile_m=128,order=hilbert", status="ok", **FIGURES, when="2026-01-01T00:00:00+00:00")
+FAILED = Trial(**PLACE, config="tile_m=64", status="hang", reason="30 s", when="2026-01-01T00:00:01+00:00")
+FINALIST = Finalist(kernel="hopper.hilbert", config="tile_m=128", **FIGURES)
+
+
+def winner(**changes: Any) -> Winner:
+    fields: dict[str, Any] = PLACE | FIGURES | {"config": "tile_m=128", "cublas_us": 210.0, "rounds": 30}
+    fields |= {"confidence": 0.99, "finalists": (FINALIST, FINALIST), "when": "2026-02-01T00:00:00+00:00"}
+    return Winner(**fields | changes)
+
+
+def exported(path: Path) -> dict[str, Any]:
+    transfer.export([TRIAL, FAILED], [winner()], path)
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def signed(content: dict[str, Any]) -> str:
+    content["sha256"] = transfer._checksum(content)
+    return json.dumps(content)
+
+
+def test_rules_are_those_of_the_records() -> None:
+    for rules, record in ((checks._TRIAL, Trial), (checks._WINNER, Winner), (checks._GPU, Gpu)):
+        assert set(rules) == {field.name for field in dataclasses.fields(record)}
+    for rules, record in ((checks._FINALIST, Finalist), (checks.WORKLOAD, Workload)):
+        assert set(rules) == {field.name for field in dataclasses.fields(record)}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    content = exported(path)
+    assert transfer.read(path) == ([TRIAL, FAILED], [winner()])
+    assert list(content) == ["format", "version", "sha256", "gpus", "trials", "winners"]
+    assert content["gpus"] == {H100.key: dataclasses.asdict(H100)}
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text(json.dumps(content, indent=3, sort_keys=True))
+    assert transfer.read(path)[0] == [TRIAL, FAILED]
+    transfer.export([], [], path)
+    assert transfer.read(path) == ([], [])
+
+
+def test_export_is_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    exported(path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"trials\[1\]\.us is nan"):
+        transfer.export([TRIAL, dataclasses.replace(TRIAL, us=math.nan)], [], path)
+    with pytest.raises(OSError, match="x"):
+        transfer.export([TRIAL], [], tmp_path / "x" / "found.json")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = st.text(string.ascii_letters + string.digits + "_", min_size=1, max_size=8)
+configs = st.lists(st.tuples(names, names), max_size=4).map(lambda items: ",".join(map("=".join, items)))
+kernels = st.text(string.ascii_lowercase + string.digits + "_.", min_size=1, max_size=12)
+positive = st.floats(min_value=1e-9, max_value=1e15)
+numbers = st.none() | st.floats(min_value=0, max_value=1e15)
+counts = st.integers(min_value=0, max_value=1 << 48)
+dates = st.datetimes(datetime.datetime(2000, 1, 1)).map(lambda date: f"{date.isoformat()}+00:00")
+gpus = st.builds(Gpu, texts.filter(bool), counts, counts, numbers, *[st.none() | texts] * 5)
+workloads = st.builds(
+    lambda sizes, dtype, out, layout: Workload(*sizes, dtype, out, layout),
+    st.tuples(*[st.integers(min_value=1, max_value=1 << 48)] * 3),
+    st.sampled_from(PRECISIONS),
+    st.sampled_from(("", "float32")),
+    st.sampled_from(LAYOUTS),
+)
+places = {"gpu": gpus, "workload": workloads, "kernel": kernels, "source": texts, "config": configs, "when": dates}
+figures = dict.fromkeys(FIGURES, positive)
+others = dict.fromkeys(("clock_mhz", "predicted_us", "compile_s"), numbers)
+failed = st.sampled_from([status for status in STATUSES if status != "ok"])
+trials = st.builds(Trial, **places, **figures, **others, status=st.just("ok"), reason=texts) | st.builds(
+    Trial, **places, **others, status=failed, reason=texts
+)
+winners = st.builds(
+    Winner,
+    **places,
+    **figures,
+    cublas_us=positive,
+    rounds=st.integers(min_value=1, max_value=1000),
+    runner_up=configs,
+    **dict.fromkeys(("lead", "lead_low", "lead_high"), st.none() | positive),
+    confidence=st.none() | st.floats(min_value=0, max_value=1),
+    separated=st.booleans(),
+    screened=counts,
+    valid=counts,
+    finalists=st.lists(st.builds(Finalist, kernel=kernels, config=configs, **figures), max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
+def test_whatever_is_valid_goes_through_files_and_stores(
+    tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]
+) -> None:
+    folder = tmp_path_factory.mktemp("found")
+    transfer.export(tried, won, folder / "found.json")
+    assert transfer.read(folder / "found.json") == (tried, won)
+    with Store(folder / "tuning.sqlite") as store:
+        new = transfer.import_into(store, folder / "found.json")
+        assert new[0] == len({trial.identity for trial in tried})
+        assert store.verify() == []
+        stored = store.trials()
+        assert {trial.identity for trial in stored} == {trial.identity for trial in tried}
+        assert all(trial in tried for trial in stored)
+        assert all(each in won for each in store.winners())
+        assert transfer.import_into(store, folder / "found.json") == (0, 0)
+
+
+# Nothing else gets in.
+
+RECORDS: dict[tuple[Any, ...], type] = {
+    ("gpus", H100.key): Gpu,
+    ("trials", 0): Trial,
+    ("trials", 0, "workload"): Workload,
+    ("winners", 0): Winner,
+    ("winners", 0, "workload"): Workload,
+    ("winners", 0, "finalists", 1): Finalist,
+}
+FIELDS = [(place, field.name) for place, record in RECORDS.items() for field in dataclasses.fields(record)]
+KINDS: dict[str, tuple[Any, ...]] = {
+    "float | None": (True, "1", math.nan, math.inf, -1, 1e300, 10**400),
+    "int": (True, "1", 1.0, math.nan, -1, 1 << 60, None),
+    "str": (7, None, "x" * 5000, "\udcff"),
+    "bool": (1, 0, "true", None),
+    "tuple[Finalist, ...]": (7, None, [7], [None] * 20000),
+    "Workload": (7, None, [], {}),
+    "Gpu": (7, None, [], "", "no such key"),
+}
+KINDS |= {"float": (*KINDS["float | None"], None, 0), "Status": (*KINDS["str"], "OK")}
+KINDS |= {"str | None": (7, "x" * 5000, "\udcff")}
+
+
+def bad_values(place: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    field = next(field for field in dataclasses.fields(RECORDS[place]) if field.name == name)
+    more = {
+        "M": (0,), "kernel": ("", "A", "a b"), "config": ("a", "a=1;b=2", "a=1,,b=2", "=1", "a=[1]", "a=1\n"),
+        "when": ("", "now", "2026-01-01", "2026-13-01T00:00:00+00:00", "2026-01-01T00:00:00+01:00"),
+        "dtype": ("int8",), "out_dtype": ("", "bfloat16"), "layout": ("xy",), "confidence": (1.01,), "rounds": (0,),
+    }  # fmt: skip
+    return KINDS[str(field.type)] + more.get(name, ())
+
+
+def inside(content: Any, place: tuple[Any, ...]) -> Any:
+    for step in place:
+        content = content[step]
+    return content
+
+
+def shown(place: tuple[Any, ...]) -> str:
+    """`trials[0].workload`."""
+    first, second, *rest = place
+    text = f"{first}[{second!r}]" if first == "gpus" else f"{first}[{second}]"
+    return text + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest)
+
+
+def refusal(path: Path, content: dict[str, Any]) -> str:
+    path.write_text(signed(content))
+    with Store(path.with_name("tuning.sqlite")) as store:
+        with pytest.raises(ValueError, match=r".") as caught:
+            transfer.import_into(store, path)
+        assert store.trials() == store.winners() == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("place", "name"), FIELDS, ids=[f"{shown(place)}.{name}" for place, name in FIELDS])
+def test_tampered_fields_are_refused(tmp_path: Path, place: tuple[Any, ...], name: str) -> None:
+    path = tmp_path / "found.json"
+    content = exported(path)
+    for value in bad_values(place, name):
+        changed = copy.deepcopy(content)
+        inside(changed, place)[name] = value
+        assert refusal(path, changed).startswith(f"{shown(place)}.{name}"), value
+    changed = copy.deepcopy(content)
+    del inside(changed, place)[name]
+    assert refusal(path, changed) == f"{shown(place)} has no {name}"
+
+
+@pytest.mark.parametrize("place", RECORDS, ids=shown)
+def test_unknown_fields_are_refused(tmp_path: Path, place: tuple[Any, ...]) -> None:
+    content = exported(tmp_path / "found.json")
+    inside(content, place)["__class__"] = "os.system"
+    assert refusal(tmp_path / "found.json", content).startswith(f"{shown(place)} has '__class__', expected only")
+
+
+def change(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(content: dict[str, Any]) -> None:
+        inside(content, place[:-1])[place[-1]] = to
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("apply", "message"),
+    [
+        (change("format", to="outblas-table"), "format is 'outblas-table', expected 'outblas-tuning'"),
+        (change("version", to=2), "version is 2, expected 1"),
+        (change("version", to=True), "version is True"),
+        (change("version", to=1.0), "version is 1.0"),
+        (change("trials", to={}), "trials is {}, expected a JSON list"),
+        (change("winners", to=None), "winners is None"),
+        (change("gpus", to=[]), "gpus is []"),
+        (change("trials", 0, to=[]), "trials[0] is [], expected an object"),
+        (change("winners", 0, "finalists", 0, to=None), "winners[0].finalists[0] is None"),
+        (change("gpus", "0" * 16, to=dataclasses.asdict(H100)), "is the key of another GPU"),
+        (change("gpus", H100.key, "sms", to=131), "is the key of another GPU"),
+        (change("trials", 1, "us", to=3.0), "trials[1].us is 3.0, expected null where status is 'hang'"),
+        (change("trials", 0, "us", to=None), "trials[0].us is None, expected a number where status is 'ok'"),
+        (change("more", to=1), "the file has 'more'"),
+        (lambda content: content.pop("gpus"), "the file has no gpus"),
+    ],
+)
+def test_tampered_files_are_refused(tmp_path: Path, apply: Callable[[dict[str, Any]], None], message: str) -> None:
+    content = exported(tmp_path / "found.json")
+    apply(content)
+    assert message in refusal(tmp_path / "found.json", content)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ('{"a": ' * 100_000, "no JSON"),
+        ("7", "the file is 7, expected an object"),
+        ('{"format": 1, "format": 2}', "a field is there twice"),
+        ('{"version": ' + "9" * 5000 + "}", "no JSON"),
+        (b"\xff\xfe{}", "is no UTF-8"),
+        (b"cos\nsystem\n(S'x'\ntR.", "no JSON"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = tmp_path / "found.json"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ValueError, match=message):
+        transfer.read(path)
+
+
+def test_changed_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "found.json"
+    content = exported(path)
+    text = path.read_text()
+    for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), (content["sha256"], "0" * 64)):
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(ValueError, match=r"sha256 is .* the file was changed or is not whole"):
+            transfer.read(path)
+    for size in range(0, len(text) - 2, 101):
+        path.write_text(text[:size])
+        with pytest.raises(ValueError, match="no JSON"):
+            transfer.read(path)
+    path.write_text(text)
+    monkeypatch.setattr(transfer, "SIZE_LIMIT", 1000)
+    with pytest.raises(ValueError, match="is larger than"):
+        transfer.read(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing", Path("/dev/zero"), tmp_path / "x" / "y"):
+        with pytest.raises(ValueError, match="is no file"):
+            transfer.read(path)
+
+
+def test_import_keeps_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
+    exported(path)
+    with Store(tmp_path / "tuning.sqlite") as store:
+        own = dataclasses.replace(TRIAL, us=1.0)
+        store.add(own)
+        store.crown(newer)
+        assert transfer.import_into(store, path) == (1, 0)
+        assert store.trials() == [own, FAILED]
+        assert store.winners() == [newer]
+
+
+# Shipped tables.
+
+
+def test_ship(tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    other = Gpu("NVIDIA/H200 ../x", 90, 132)
+    best = winner(ratio=1.3, config="tile_m=256", source="def")
+    (first, second) = transfer.ship([winner(), best, winner(ratio=1.1, source="x"), winner(gpu=other)], folder)
+    assert [path.name for path in (first, second)] == ["NVIDIA_H100_80GB_HBM3.json", "NVIDIA_H200_.._x.json"]
+    table = transfer.read_table(first)
+    assert table.gpu == H100
+    assert table == transfer.read_table(first.read_text())
+    fields = {name: getattr(best, name) for name in (*FIGURES, "kernel", "config", "workload", "confidence", "when")}
+    assert table.entries == (transfer.Entry(**fields),)
+    assert transfer.read_table(second).gpu == other
+
+
+def test_ship_merges(tmp_path: Path) -> None:
+    small = Workload(16, 16, 16)
+    (path,) = transfer.ship([winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path)
+    transfer.ship([winner(config="tile_m=1", ratio=0.5)], tmp_path)
+    entries = transfer.read_table(path).entries
+    assert [(e.workload, e.kernel, e.config) for e in entries] == [
+        (small, "hopper.hilbert", "tile_m=128"),
+        (WORKLOAD, "hopper.hilbert", "tile_m=1"),
+        (WORKLOAD, "simt.naive", "tile_m=128"),
+    ]
+    lines = path.read_text().splitlines()
+    assert [json.loads(line.strip(" ,"))["M"] for line in lines if "kernel" in line] == [16, 4096, 4096]
+    text = path.read_text()
+    shuffled = [winner(kernel="simt.naive"), winner(config="tile_m=1", ratio=0.5), winner(workload=small)]
+    transfer.ship(shuffled, tmp_path / "again")
+    assert (tmp_path / "again" / path.name).read_text() == text
+
+
+def test_two_models_of_one_name(tmp_path: Path) -> None:
+    half = dataclasses.replace(H100, sms=66)
+    for _ in range(2):
+        paths = transfer.ship([winner(), winner(gpu=half)], tmp_path)
+        assert {path.name: transfer.read_table(path).gpu.sms for path in paths} == {
+            "NVIDIA_H100_80GB_HBM3.json": 66,
+            "NVIDIA_H100_80GB_HBM3_132_SMs.json": 132,
+        }
+
+
+def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"HBM3\.json: format is None"):
+        transfer.ship([winner(), winner(gpu=Gpu("A", 80, 108))], tmp_path)
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["{}"]
+
+
+@pytest.mark.parametrize("name", checks.ENTRY)
+def test_tampered_tables_are_refused(tmp_path: Path, name: str) -> None:
+    (path,) = transfer.ship([winner()], tmp_path)
+    content = json.loads(path.read_text())
+    for value in ([], "x" * 5000, math.nan, True):
+        content["entries"][0][name] = value
+        with pytest.raises(ValueError, match=rf"entries\[0\]\.{name} is"):
+            transfer.read_table(signed(content))
+    del content["entries"][0][name]
+    with pytest.raises(ValueError, match=rf"entries\[0\] has no {name}"):
+        transfer.read_table(signed(content))
+
+
+def test_tables_say_each_thing_once(tmp_path: Path) -> None:
+    (path,) = transfer.ship([winner()], tmp_path)
+    content = json.loads(path.read_text())
+    content["entries"] *= 2
+    with pytest.raises(ValueError, match=r"entries\[1\] is the second of hopper.hilbert at 4096x512x64"):
+        transfer.read_table(signed(content))
+    with pytest.raises(ValueError, match="format is 'outblas-tuning'"):
+        transfer.read_table(signed(exported(tmp_path / "found.json")))
+
+
+def test_every_shipped_table_is_valid() -> None:
+    for path in transfer.TABLES.glob("*.json"):
+        assert transfer.read_table(path).entries, path
+
+
+def test_reading_a_table_imports_neither_torch_nor_sqlite() -> None:
+    """Apart from what the package itself imports."""
+    code = f"""
+import sys, types
+for name, place in (("outblas", {outblas.__path__[0]!r}), ("outblas.autotune", {autotune.__path__[0]!r})):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [place]
+import outblas.autotune.transfer
+assert not {{"torch", "sqlite3"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
