@@ -99,14 +99,17 @@ def copy(source: sqlite3.Connection) -> sqlite3.Connection:
 
 def set_aside(path: Path) -> Path:
     """Renames the file and what SQLite has beside it; returns the name. Raises OSError. As `writer`, one at a time."""
-    target = path
+    target = _unused(path)
     while target.exists():
-        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        target = beside(path, f".corrupt-{stamp}")
+        target = _unused(path)
     for suffix in ("-wal", "-shm", ""):  # the file last: until it is gone, it is found damaged again
         with contextlib.suppress(FileNotFoundError):
             beside(path, suffix).rename(beside(target, suffix))
     return target
+
+
+def _unused(path: Path) -> Path:
+    return beside(path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ"))
 
 
 def is_damage(error: sqlite3.Error) -> bool:

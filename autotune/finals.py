@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -56,6 +56,11 @@ class Race(Generic[K]):
         """Whether further rounds would change nothing worth knowing."""
         return self.rounds >= MOST_ROUNDS or (self.rounds >= ROUNDS and len(self.alive) < 2)
 
+    def ahead(self, rival: K, others: Iterable[K]) -> bool:
+        """Whether each of the others is surely slower, or surely not faster by more than the race resolves."""
+        leads = [self.lead(rival, other) for other in others if other != rival]
+        return all(lead.sure_low > 1 or lead.sure_high < 1 + RESOLUTION for lead in leads)
+
     @property
     def separated(self) -> bool:
         """Whether nobody is left that may be as fast as the leader, or nobody that differs by what the race resolves
@@ -86,10 +91,10 @@ class Race(Generic[K]):
         times = self.times[rival]
         return ratio(self.base[: len(times)], times)
 
-    def confidence(self, rival: K) -> float:
-        """That with which the rival is the fastest: by sign tests against each other one, added up. No distribution of
-        times is assumed; that the race was looked at while it ran is not accounted for."""
-        doubt = sum(_sign_test(self.times[rival], self.times[other]) for other in self.times if other != rival)
+    def confidence(self, rival: K, others: Iterable[K]) -> float:
+        """That with which the rival is the fastest of them: by sign tests against each other one, added up. No
+        distribution of times is assumed; that the race was looked at while it ran is not accounted for."""
+        doubt = sum(_sign_test(self.times[rival], self.times[other]) for other in others if other != rival)
         return max(0.0, 1.0 - doubt)
 
     def _drop(self) -> None:

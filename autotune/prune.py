@@ -27,8 +27,8 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config worth measuring: its text, that of the config whose compile it shares, what it asks for, and the
-    model's opinion."""
+    """A config worth measuring: its text, that of the config whose compile it shares, what it asks for, the model's
+    opinion, and whether it is what the kernel takes if none is given."""
 
     subject: Subject
     config: Any
@@ -36,6 +36,7 @@ class Candidate:
     compiled_as: str
     footprint: Footprint
     predicted_us: float
+    own: bool = False
 
     @property
     def label(self) -> str:
@@ -89,7 +90,6 @@ def plan(
     machine, given = machine_of(gpu), problem(workload)
     generated, reasons, examples = 0, Counter[str](), dict[str, str]()
     kept: list[tuple[Candidate, float]] = []
-    own: set[str] = set()
 
     def drop(reason: str) -> None:
         rule = _NUMBER.sub("#", reason)
@@ -109,14 +109,11 @@ def plan(
             if machine is not None:
                 us, efficiency = ranker(f, workload, machine), model.wave_efficiency(f, workload, machine)
             text, shared = to_text(config), to_text(space.compiled_as(config))
-            candidate = Candidate(subject, config, text, shared, f, us)
-            kept.append((candidate, efficiency))
-            if config == space.own:
-                own.add(candidate.label)
+            kept.append((Candidate(subject, config, text, shared, f, us, own=config == space.own), efficiency))
     best = max((efficiency for _, efficiency in kept), default=0.0)
     ranked = []
     for candidate, efficiency in kept:
-        if efficiency < EFFICIENCY * best and candidate.label not in own:
+        if efficiency < EFFICIENCY * best and not candidate.own:
             drop(f"{efficiency:.2f} of the SMs' work is wanted, expected {EFFICIENCY * best:.2f}: half of the best's")
         else:
             ranked.append(candidate)
@@ -125,7 +122,7 @@ def plan(
     chosen = []
     for candidate in ranked:
         places[candidate.subject.name] += 1
-        if trials is None or places[candidate.subject.name] <= trials or candidate.label in own:
+        if trials is None or places[candidate.subject.name] <= trials or candidate.own:
             chosen.append(candidate)
     pruned = (Pruned(rule, examples[rule], count) for rule, count in reasons.most_common())
     return Plan(generated, tuple(pruned), tuple(chosen), len(ranked) - len(chosen))

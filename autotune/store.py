@@ -192,6 +192,8 @@ class Store:
                 try:
                     return operation(self._current())
                 except sqlite3.DatabaseError as error:
+                    if self._memory is not None and not self.read_only:
+                        raise
                     self._recover(error)
             return operation(database.empty())
 
@@ -208,7 +210,7 @@ class Store:
                 except sqlite3.DatabaseError as error:
                     if not self._moved():
                         self._recover(error)
-                        if self._memory is not None and not database.is_damage(error):
+                        if self._memory is not None:
                             break
                 else:
                     if not self._moved():
@@ -316,6 +318,8 @@ class Store:
         with cache._locked(database.beside(self.path, ".lock")):
             if damage is not None and not self._moved():
                 self._set_aside(damage)
+            if database.state(self.path) is None:
+                database.set_aside(self.path)  # a log without its file, which another connection may still write to
             try:
                 found = database.writer(self.path)
             except sqlite3.DatabaseError as error:

@@ -131,8 +131,9 @@ class _Tuning:
 
     # ---- screening ----------------------------------------------------------------------------------------------
     def _screen(self, missing: Sequence[Candidate]) -> None:
-        """Measures configs as their compiles end, the best by the model first."""
-        queue = _Queue(missing, self.compilers, self.job.workload, self.gpu.arch)
+        """Measures configs as their compiles end: the kernels' own, which any other has to beat, then the best by the
+        model."""
+        queue = _Queue(sorted(missing, key=lambda candidate: not candidate.own), self.compilers, self.job.workload, self.gpu.arch)
         seconds = self.job.seconds
         until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
         for candidate, built in queue:
@@ -299,8 +300,8 @@ class _Tuning:
             lead=lead.median if lead is not None else None,
             lead_low=lead.sure_low if lead is not None else None,
             lead_high=lead.sure_high if lead is not None else None,
-            confidence=race.confidence(best),
-            separated=race.separated and best in race.alive,
+            confidence=race.confidence(best, own),
+            separated=race.ahead(best, own),
             screened=sum(t.status not in compiling.UNBUILT for t in self.outcome.trials),
             valid=self.outcome.plan.valid,
             finalists=finalists,

@@ -222,6 +222,6 @@ def _guarded(body: Callable[[_Bench], Screened], bench: _Bench) -> Screened:
 
 
 def _brief(error: Exception) -> str:
-    """The first lines of what torch or CUDA says."""
-    said = " ".join(str(error).split("\n\n")[0].split())
+    """The first line of what torch or CUDA says."""
+    said = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {said}"[:1000]

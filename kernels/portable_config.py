@@ -270,7 +270,7 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             store="wide",
         )
 
-    own = INTERPRETED if machine is None else PortableConfig()
+    own = INTERPRETED if machine is None else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)
     axes = _INTERPRETED if machine is None else _AXES
     also = () if machine is None else CANDIDATES
     return Space(own=own, axes=axes, invalid_reason=reason, footprint=footprint, also=also)

@@ -1,7 +1,7 @@
-"""A kernel for sweeps without a GPU: portable in the interpreter, with configs that fail in every way a config can.
+"""A kernel for sweeps without a GPU: torch's product, with configs that fail in every way a config can.
 
-Whoever measures a config notes that in the file FAULTY_LOG. FAULTY_CONFIGS says how many sound configs the space has,
-FAULTY_FAULTS names the faults of its others.
+Whoever measures a config notes that in the file FAULTY_LOG, whoever compiles one in FAULTY_LOG.compiled. FAULTY_CONFIGS
+says how many sound configs the space has, FAULTY_SLEEP how many ms each takes, FAULTY_FAULTS which faults others have.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +19,10 @@ from typing import Any, NamedTuple
 import torch
 
 from outblas.configs import to_text
-from outblas.kernels import portable
-from outblas.kernels.portable_config import PortableConfig
 from outblas.operands import Problem
 from outblas.space import Footprint, Space
 
-# What a trial of each fault comes to.
+# What becomes of a config with a fault: of its measurement, and where it is compiled ahead.
 MEASURED = {
     "hang": "hang",
     "segfault": "crash",
@@ -43,7 +42,7 @@ COMPILED = {
 
 @dataclass(frozen=True)
 class Config:
-    """Tiles of 16×16×16. `number` tells apart configs that are otherwise equal; each takes `sleep` ms more to plan."""
+    """`number` tells apart configs that are otherwise equal; `sleep`: ms before the first call."""
 
     number: int = 0
     sleep: int = 0
@@ -51,10 +50,11 @@ class Config:
 
 
 class Note(NamedTuple):
-    """One measurement."""
+    """Who did something to a config, and what that process saw in CUDA_VISIBLE_DEVICES."""
 
     config: str
     process: int
+    visible: str
 
 
 def unsupported(problem: Problem, config: Config | None = None) -> str | None:
@@ -63,23 +63,25 @@ def unsupported(problem: Problem, config: Config | None = None) -> str | None:
 
 def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     config = config or Config()
-    again = to_text(config) in [note.config for note in notes()]
+    known = to_text(config) in [note.config for note in notes()]
     _note(config)
     time.sleep(config.sleep / 1000)
-    launch: Callable[..., None] = portable.plan(problem, PortableConfig(16, 16, 16, 1, 4, 1))
 
-    def faulty(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         fail(config.fault)
-        launch(a, b, c, out, alpha, beta)
+        torch.mm(a, b, out=out)
         if config.fault == "wrong":
             out[-1, -1] += 1
 
-    if config.fault == "exit-later" and again:  # it has passed its screen
+    if config.fault == "exit-later" and known:  # it has passed its screen
         fail("exit")
-    return faulty if config.fault else launch
+    if config.fault == "exit-idle":
+        threading.Timer(0.5, os._exit, [3]).start()
+    return launch
 
 
 def precompile(problem: Problem, config: Config, arch: int) -> None:
+    _note(config, ".compiled")
     when, _, fault = config.fault.rpartition("-")
     if when == "compile":
         fail(fault)
@@ -129,13 +131,14 @@ def footprint(config: Config) -> Footprint:
     )
 
 
-def notes() -> list[Note]:
-    """What has been measured, in order."""
-    log = Path(os.environ["FAULTY_LOG"])
+def notes(suffix: str = "") -> list[Note]:
+    """What has been measured, in order; with ".compiled", what has been compiled ahead."""
+    log = Path(os.environ["FAULTY_LOG"] + suffix)
     lines = log.read_text().splitlines() if log.exists() else []
-    return [Note(config, int(process)) for config, process in (line.split() for line in lines)]
+    parts = (line.split(" ") for line in lines)
+    return [Note(config, int(process), visible) for config, process, visible in parts]
 
 
-def _note(config: Config) -> None:
-    with open(os.environ["FAULTY_LOG"], "a") as log:
-        log.write(f"{to_text(config)} {os.getpid()}\n")
+def _note(config: Config, suffix: str = "") -> None:
+    with open(os.environ["FAULTY_LOG"] + suffix, "a") as log:
+        log.write(f"{to_text(config)} {os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}\n")

@@ -122,7 +122,7 @@ winners = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
 def test_whatever_is_valid_goes_through_files_and_stores(
     tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]

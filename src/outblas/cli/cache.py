@@ -132,7 +132,7 @@ def import_results(
     from ..autotune import transfer
 
     try:
-        with _opened(store, writing=True) as found:
+        with _opened(store, writing=True, new=True) as found:
             trials, winners = transfer.import_into(found, file)
     except ValueError as error:
         raise usage_error(error) from None
@@ -194,24 +194,24 @@ def prune(
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
     """Fingerprints of kernels' sources as they are now; without kernels that are not here."""
-    from ..autotune.source import fingerprint
+    from ..autotune.subjects import of
 
     found = {}
     for kernel in kernels:
         try:
-            found[kernel] = fingerprint(kernel)
+            found[kernel] = of(kernel).fingerprint
         except (ValueError, ImportError):
             typer.echo(f"{kernel} is not here to compare with: what it has stays", err=True)
     return found
 
 
 @contextlib.contextmanager
-def _opened(path: Path | None, *, writing: bool = False, quiet: bool = False) -> Iterator[Store]:
+def _opened(path: Path | None, *, writing: bool = False, new: bool = False, quiet: bool = False) -> Iterator[Store]:
     """A store; what is wrong with it goes to standard error unless `quiet`. Raises a usage error for what is none, and
     for one that cannot be written though it should."""
     from ..autotune.store import Store, StoreError
 
-    if path is not None and not (writing or path.exists()):
+    if path is not None and not (new or path.exists()):
         raise usage_error(ValueError(f"--store is {str(path)!r}, expected a file that exists"))
     try:
         with warnings.catch_warnings():

@@ -49,8 +49,18 @@ def check_writable(path: Path | None, option: str = "--save") -> None:
 def save_json(path: Path, value: Any) -> None:
     """Replaces the file at once: whoever is interrupted leaves the old one or the new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(value, indent=2) + "\n")
+    scratch.write_text(_laid_out(value) + "\n")
     scratch.replace(path)
+
+
+def _laid_out(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each field of the whole and each record of a list."""
+    if isinstance(value, dict) and value and depth == 0:
+        lines = [f"{json.dumps(name)}: {_laid_out(item, 1)}" for name, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+    return json.dumps(value)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

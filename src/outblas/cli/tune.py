@@ -321,9 +321,16 @@ def _row(w: Winner) -> tuple[str, ...]:
         f"{w.us:.1f}",
         f"{w.ratio:.3f} ({w.ratio_low:.3f}–{w.ratio_high:.3f})",
         lead,
-        "–" if w.confidence is None else f"{w.confidence:.1%}" + ("" if w.separated else ", not separated"),
+        _confidence(w),
         f"{w.screened} of {w.valid}, {w.rounds} rounds",
     )
+
+
+def _confidence(w: Winner) -> str:
+    if w.confidence is None or not w.runner_up:
+        return "–"
+    sure = "over 99.9%" if w.confidence > 0.999 else f"{w.confidence:.1%}"
+    return sure if w.separated else f"{sure}, not separated"
 
 
 def _record(found: Sweep) -> dict[str, Any]:

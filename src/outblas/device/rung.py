@@ -104,7 +104,8 @@ class Rung(ABC, Generic[C]):
         def describe(config: C) -> Footprint:
             return self.footprint(config, problem)
 
-        return Space(own=self.own(), axes=axes, invalid_reason=invalid_reason, footprint=describe)
+        own = self.default(problem, machine.sms, machine.shared_memory_per_cta)
+        return Space(own=own, axes=axes, invalid_reason=invalid_reason, footprint=describe)
 
     def precompile(self, problem: Problem, config: C, arch: int) -> None:
         """Compiles to Triton's cache what `plan` would load for a supported problem; needs no GPU, loads nothing."""

@@ -1,0 +1,655 @@
+"""Sweeps without a GPU: what a config does costs its own trial, and whoever is killed loses the trial that ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import faulty_kernel
+import pytest
+import torch
+from faulty_kernel import COMPILED, MEASURED, Config, notes
+
+from outblas.autotune import gpu, tuning
+from outblas.autotune.compilers import Compilers, outcome
+from outblas.autotune.isolated import Bench, Down
+from outblas.autotune.progress import Progress
+from outblas.autotune.records import Gpu, Status, Trial, Workload, now
+from outblas.autotune.store import Store
+from outblas.autotune.subjects import Subject
+from outblas.autotune.sweeping import Budget, Sweep, sweep, visible_gpus
+from outblas.autotune.tuning import Job, Outcome
+from outblas.autotune.worker import Entry, Screened
+from outblas.configs import from_text, to_text
+
+SUBJECT = Subject("faulty", "faulty_kernel")
+WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
+H100 = gpu.imagined("h100")
+OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
+
+SCRIPT = f"""
+import json, os, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from faulty_kernel import notes
+from multiprocessing import active_children
+from pathlib import Path
+from outblas.autotune.store import Store
+from outblas.autotune.subjects import Subject
+from outblas.autotune.sweeping import sweep
+
+def run(path, **options):
+    options = dict(dtype="float32", layout="nn", gpus="cpu", top_k=2) | options
+    return sweep(Subject("faulty", "faulty_kernel"), 16, store=path, **options)
+"""
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FAULTY_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tuning.sqlite"
+
+
+def run(path: Path, **options: Any) -> Sweep:
+    return sweep(SUBJECT, 16, store=path, **({"top_k": 2} | OPTIONS | options))
+
+
+def stored(path: Path) -> list[Trial]:
+    with Store(path, read_only=True) as store:
+        return store.trials()
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT + code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended, reaped by somebody or not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return condition()
+
+
+# ---- whole sweeps, in processes of their own -------------------------------------------------------------------------
+def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "9")
+    monkeypatch.setenv("FAULTY_SLEEP", "100")
+    code = "run(sys.argv[1], progress=lambda p: print(p.stage, p.screened, flush=True))"
+    with start(code, path) as first:
+        assert first.stdout
+        for line in first.stdout:
+            if line == "screening 4\n":
+                first.kill()
+    assert first.returncode == -signal.SIGKILL
+    (worker,) = {note.process for note in notes()}
+    assert soon(lambda: gone(worker))
+    before, begun = stored(path), len(notes())
+    assert 4 <= len(before) <= begun <= len(before) + 1
+
+    screened: list[int] = []
+    found = run(path, progress=lambda p: screened.append(len(notes())) if p.stage == "finals" else None)
+    (outcome,) = found.outcomes
+    after = stored(path)
+    assert [trial for trial in after if trial in before] == before
+    assert len({trial.config for trial in after}) == len(after) == 9
+    assert outcome.new == 9 - len(before)
+    counts = Counter(note.config for note in notes()[: screened[0]])
+    assert {config for config, times in counts.items() if times > 1} <= {notes()[begun - 1].config}
+    assert all(counts[trial.config] == 1 for trial in before)
+    assert outcome.winner in found.winners
+    with Store(path) as store:
+        assert store.winners() == found.winners
+
+
+def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_FAULTS", " ".join(MEASURED))
+    found = run(path, trial_seconds=1.0)
+    (outcome,) = found.outcomes
+    trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
+    assert outcome.new == len(trials) == len(outcome.trials) == 3 + len(MEASURED)
+    for config, trial in trials.items():
+        assert trial.status == MEASURED.get(config.fault, "ok"), trial
+        assert (trial.us is None) == (trial.reason != "") == bool(config.fault)
+    reasons = {config.fault: trial.reason for config, trial in trials.items()}
+    assert reasons["hang"] == "not done in 1 s: the worker was killed"
+    assert reasons["segfault"] == "the worker died: signal SIGSEGV"
+    assert reasons["exit"] == "the worker died: exit status 3"
+    assert "1 of 256 elements" in reasons["wrong"]
+    assert reasons["raise"] == "RuntimeError: no luck today"
+    assert reasons["refuse"] == "fault is refuse, expected another"
+    assert found.finished
+    assert found.failures == []
+    assert outcome.winner is not None
+    assert from_text(Config, outcome.winner.config).fault == ""
+
+    measured = len(notes())
+    again = run(path)
+    assert again.outcomes[0].new == 0
+    assert {from_text(Config, note.config).fault for note in notes()[measured:]} <= {""}
+    assert len(stored(path)) == len(trials)
+
+
+def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as for an H100, and measured in the interpreter."""
+    monkeypatch.setenv("FAULTY_FAULTS", " ".join(COMPILED))
+    job = Job((SUBJECT,), WORKLOAD, top_k=1)
+    with Bench("cpu") as bench, Compilers(2, timeout=1.5, memory=6 << 30) as compilers, Store(path) as store:
+        outcome = tuning.tune(job, H100, bench, compilers, store)
+        processes = {note.process for note in notes(".compiled")}
+        measuring = {note.process for note in notes()}
+    trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
+    assert outcome.new == len(trials) == 3 + len(COMPILED)
+    for config, trial in trials.items():
+        assert trial.status == COMPILED.get(config.fault, "ok"), trial
+        assert (trial.compile_s is None) == (trial.reason != "") == bool(config.fault)
+    reasons = {config.fault: trial.reason for config, trial in trials.items()}
+    assert reasons["compile-segfault"] == "the compiler's process ended with -11"
+    assert reasons["compile-memory"] == "the compiler reached its memory bound"
+    assert reasons["compile-raise"] == "RuntimeError: no luck today"
+    assert outcome.winner is not None
+    assert outcome.winner.screened == 4  # those that a hang or a crash of the compiler took are not
+    assert {note.visible for note in notes(".compiled")} == {""}
+    assert not processes & measuring
+    assert soon(lambda: all(map(gone, processes | measuring)))
+    assert Counter(note.config for note in notes()).keys() == {to_text(config) for config in trials if not config.fault}
+
+
+def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "8")
+    monkeypatch.setenv("FAULTY_SLEEP", "100")
+    code = """
+screened = None
+def report(p):
+    global screened
+    if p.stage == "finals" and screened is None:
+        mine = {child.pid for child in active_children()}
+        screened = [note.config for note in notes() if note.process in mine]
+found = run(sys.argv[1], progress=report)
+print(json.dumps([found.finished, len(found.outcomes[0].trials), found.outcomes[0].new, screened, len(found.winners)]))
+"""
+    both = [start(code, path) for _ in range(2)]
+    said = [json.loads(process.communicate(timeout=100)[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert len({trial.config for trial in stored(path)}) == len(stored(path)) == 8
+    assert sum(new for _, _, new, _, _ in said) == 8
+    for finished, trials, _, screened, winners in said:
+        assert finished
+        assert trials == 8
+        assert winners == 1
+        assert len(set(screened)) == len(screened)
+    assert {config for said_by_one in said for config in said_by_one[3]} == {t.config for t in stored(path)}
+
+
+def test_script_without_a_guard(tmp_path: Path, path: Path) -> None:
+    script, ran = tmp_path / "script.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'a').write('x')\n{SCRIPT}\nprint(len(run({str(path)!r}).winners))\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert ran.read_text() == "x"
+
+
+def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C does to a program that goes on, and had opened the store itself."""
+    monkeypatch.setenv("FAULTY_CONFIGS", "1000")
+    code = """
+with Store(Path(sys.argv[1])) as store:
+    try:
+        run(store, progress=lambda p: print(p.screened, flush=True))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    began = time.monotonic()
+    while active_children() and time.monotonic() - began < 20:
+        time.sleep(0.05)
+    print("ended", len(active_children()), len(store.trials()), flush=True)
+    time.sleep(1)
+    print("and then", len(store.trials()), flush=True)
+"""
+    with start(code, path) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if line == "3\n":
+                process.send_signal(signal.SIGINT)
+            if line == "interrupted\n":
+                break
+        rest = process.stdout.read().split("\n")
+    assert process.returncode == 0
+    said = [line for line in rest if not line.isdecimal()]
+    children, trials = said[0].removeprefix("ended ").split()
+    assert children == "0"
+    assert said[1] == f"and then {trials}"
+    assert int(trials) == len(stored(path)) < 100
+
+
+def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_FAULTS", "hang")
+    with start("run(sys.argv[1])", path) as process:
+        assert soon(lambda: any("hang" in note.config for note in notes()), 60)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        process.wait(20)
+    assert time.monotonic() - began < 10
+    assert process.returncode != 0
+    assert soon(lambda: all(gone(note.process) for note in notes()))
+    assert [trial.status for trial in stored(path)] == ["ok"]
+
+
+def test_configs_that_raise_systemexit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_FAULTS", "quit")
+    (outcome,) = run(path, top_k=1).outcomes
+    assert Counter(trial.status for trial in outcome.trials) == {"ok": 3, "failed": 1}
+
+
+def test_a_finalist_that_fails_takes_nobody_along(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes its screen; once the worker was started anew, it takes the worker down, and all that had entered."""
+    monkeypatch.setenv("FAULTY_FAULTS", "exit-later exit")
+    messages: list[str] = []
+    found = run(path, top_k=8, progress=lambda p: messages.append(p.message))
+    (outcome,) = found.outcomes
+    assert Counter(trial.status for trial in outcome.trials) == {"ok": 4, "crash": 1}
+    assert outcome.winner is not None
+    assert len(outcome.winner.finalists) == 3
+    assert any("crash in the finals" in message for message in messages)
+
+
+def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
+    """fp32 cannot hold the sums of so long a K, which the worker says when it makes its operands."""
+    found = sweep(SUBJECT, [(1, 1, 1 << 24), (16, 16, 16)], store=path, top_k=1, **OPTIONS)
+    (failure,) = found.failures
+    assert failure.workload.K == 1 << 24
+    assert "expected K < 2**24" in failure.reason
+    assert [winner.workload.K for winner in found.winners] == [16]
+    assert not found.finished
+
+
+# ---- the worker and the compilers ------------------------------------------------------------------------------------
+def test_a_worker_that_dies_between_trials_is_nobodys_fault() -> None:
+    with Bench("cpu") as bench:
+        assert bench.screen(WORKLOAD, _entry(Config(fault="exit-idle")), None).status == "ok"
+        time.sleep(1.5)
+        assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
+        assert bench.restarts == 1
+
+
+def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
+    with Compilers(1, timeout=60) as compilers:
+        odd, sound = (_submit(compilers, Config(fault=fault)) for fault in ("compile-odd", ""))
+        assert outcome(odd) == ("failed", "OddError: cannot be unpickled")
+        assert outcome(sound) is None
+        assert outcome(_submit(compilers, Config(number=1))) is None
+
+
+def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
+    with Compilers(1, memory=1 << 20) as compilers:
+        for _ in range(2):
+            assert outcome(_submit(compilers, Config())) is None
+
+
+def _entry(config: Config) -> Entry:
+    return SUBJECT, to_text(config)
+
+
+def _submit(compilers: Compilers, config: Config) -> Future[float]:
+    future = compilers.submit(SUBJECT, WORKLOAD, to_text(config), 90)
+    future.exception(timeout=60)
+    return future
+
+
+# ---- the driver alone ------------------------------------------------------------------------------------------------
+@dataclass
+class FakeBench:
+    """Stands for a worker: µs by a config's number, 100 for cuBLAS; `down` may raise before any call."""
+
+    down: Callable[[str, Config | None], None] = lambda call, config: None
+    seconds: float = 0.0
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    restarts: int = 0
+    trial_seconds: float = 0.5
+
+    def open(self, workload: Workload) -> float:
+        self._called("open", None)
+        return 100.0
+
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
+        config = self._called("screen", entry)
+        us = 50.0 + config.number
+        return Screened("ok", us=us, ratio=100 / us, ratio_low=100 / us, ratio_high=100 / us)
+
+    def enter(self, workload: Workload, entry: Entry) -> Screened:
+        self._called("enter", entry)
+        return Screened("ok")
+
+    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
+        configs = [self._called("race", entry) for entry in entries]
+        return [100.0] * rounds, [[50.0 + config.number] * rounds for config in configs]
+
+    def forget(self, entries: Sequence[Entry]) -> None:
+        self._called("forget", None)
+
+    def _called(self, call: str, entry: Entry | None) -> Any:
+        config = from_text(Config, entry[1]) if entry else None
+        time.sleep(self.seconds)
+        self.calls.append((call, config))
+        try:
+            self.down(call, config)
+        except Down:
+            self.restarts += 1
+            raise
+        return config
+
+    def configs(self, call: str) -> list[int]:
+        return [config.number for name, config in self.calls if name == call]
+
+
+def tune(store: Store, bench: FakeBench, *, compilers: Any = None, on: Gpu = H100, **options: Any) -> Outcome:
+    job = Job(options.pop("subjects", (SUBJECT,)), WORKLOAD, **options)
+    return tuning.tune(job, on, bench, compilers, store)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(path) as store:
+        yield store
+
+
+def test_the_fastest_reach_the_finals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "10")
+    bench = FakeBench()
+    found = tune(store, bench, top_k=3)
+    assert sorted(bench.configs("screen")) == list(range(10))
+    assert sorted(set(bench.configs("race"))) == [0, 1, 2]
+    assert found.winner is not None
+    assert from_text(Config, found.winner.config).number == 0
+    assert from_text(Config, found.winner.runner_up).number == 1
+    assert (found.winner.screened, found.winner.valid) == (10, 10)
+    assert found.winner.separated
+    assert found.winner.lead == pytest.approx(51 / 50)
+    assert found.winner.ratio == 2.0
+    assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 1, 2]
+    assert store.winners() == [found.winner]
+
+
+def test_winners_of_before_race_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "5")
+    winner = tune(store, FakeBench(), top_k=1).winner
+    assert winner is not None
+    store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
+    bench = FakeBench()
+    tune(store, bench, top_k=1)
+    assert set(bench.configs("race")) == {0, 4}
+    other = FakeBench()
+    tune(store, other, top_k=1, on=replace(H100, driver="1"))
+    assert set(other.configs("race")) == {0}
+    assert len(other.configs("screen")) == 5
+
+
+def test_each_kernel_has_a_winner(store: Store) -> None:
+    other = Subject("other", "faulty_kernel")
+    found = tune(store, FakeBench(), top_k=1, subjects=(SUBJECT, other))
+    assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
+    assert len({winner.finalists for winner in found.winners}) == 1
+
+
+def test_what_a_sweep_began_twice_and_never_ended_is_given_up(store: Store) -> None:
+    source = SUBJECT.fingerprint
+    for _ in range(2):
+        store.begin(H100, WORKLOAD, "faulty", source, to_text(Config(number=1)))
+    bench = FakeBench()
+    found = tune(store, bench)
+    by_number = {from_text(Config, trial.config).number: trial for trial in found.trials}
+    assert by_number[1].status == "crash"
+    assert "2 sweeps ended while they measured it" in by_number[1].reason
+    assert 1 not in bench.configs("screen")
+    assert [by_number[i].status for i in (0, 2)] == ["ok", "ok"]
+
+
+def test_what_others_measure_right_now_is_not_given_up(store: Store) -> None:
+    """As `begun`, a config that two sweeps measure looks like one that two sweeps died of."""
+    source, config = SUBJECT.fingerprint, to_text(Config(number=1))
+    for _ in range(2):
+        store.begin(H100, WORKLOAD, "faulty", source, config)
+    theirs = Trial(
+        gpu=H100, workload=WORKLOAD, kernel="faulty", source=source, config=config, status="ok", us=1.0, when=now()
+    )
+    bench = FakeBench()
+
+    def others(call: str, asked: Config | None) -> None:
+        if call == "screen" and asked and asked.number == 2:
+            store.add(theirs)
+
+    bench.down = others
+    found = tune(store, bench)
+    assert [trial.status for trial in found.trials] == ["ok"] * 3
+
+
+def test_measuring_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for us in (0, 1, 2, 3):
+        bench = FakeBench()
+        monkeypatch.setattr(bench, "screen", lambda *_, us=us: Screened("ok", us=90.0 + us, ratio=1.0))
+        found = tune(store, bench, resume=False)
+        assert [trial.status for trial in found.trials] == ["ok"] * 3
+        assert found.new == 3
+        assert {trial.us for trial in store.trials()} == {90.0 + us}
+
+
+def test_a_workload_that_goes_down_is_said_to_fail(store: Store) -> None:
+    def down(call: str, config: Config | None) -> None:
+        if call == "open":
+            raise Down("crash", "no operands")
+
+    found = tune(store, FakeBench(down))
+    assert not found.finished
+    assert found.trials == []
+    assert found.winner is None
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_race_that_goes_down(store: Store, when: str) -> None:
+    """Some rival takes the worker down as soon as it races; the others go on."""
+    raced = Counter[int]()
+
+    def down(call: str, config: Config | None) -> None:
+        if call == "race" and config and config.number == 1:
+            raced[1] += 1
+            if when == "at once" or raced[1] > 1:
+                raise Down("device lost", "an illegal access")
+
+    bench = FakeBench(down)
+    found = tune(store, bench)
+    assert found.finished
+    assert found.winner is not None
+    assert from_text(Config, found.winner.config).number == 0
+    assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 2]
+
+
+def test_a_worker_that_goes_down_at_forgetting(store: Store) -> None:
+    def down(call: str, config: Config | None) -> None:
+        if call == "forget":
+            raise Down("crash", "gone")
+
+    assert tune(store, FakeBench(down)).winner is not None
+
+
+def test_budget_ends_a_screen_and_leaves_time_for_finals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "1000")
+    began = time.monotonic()
+    found = tune(store, FakeBench(seconds=0.01), seconds=1.0, top_k=2)
+    assert 0.7 < time.monotonic() - began < 2.5
+    assert not found.finished
+    assert 10 < found.new < 100
+    assert found.winner is not None
+    assert found.winner.valid == 1000
+    assert tune(store, FakeBench(), top_k=2).new == 1000 - found.new
+
+
+class SlowCompilers:
+    """Whose compiles never end."""
+
+    workers = 1
+
+    def submit(self, *_: object) -> Future[float]:
+        return Future()
+
+
+@pytest.mark.timeout(30)
+def test_budget_ends_compiles_too(store: Store) -> None:
+    began = time.monotonic()
+    found = tune(store, FakeBench(), compilers=SlowCompilers(), seconds=1.0)
+    assert time.monotonic() - began < 3
+    assert not found.finished
+
+
+def test_few_are_compiled_ahead(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "20")
+    futures: list[Future[float]] = []
+    bench = FakeBench()
+
+    class Eager:
+        workers = 2
+
+        def submit(self, subject: Subject, workload: Workload, config: str, arch: int) -> Future[float]:
+            futures.append(Future())
+            futures[-1].set_result(1.5)
+            assert len(futures) - len(bench.configs("screen")) <= tuning.AHEAD * self.workers
+            return futures[-1]
+
+    found = tune(store, bench, compilers=Eager())
+    assert len(futures) == found.new == 20
+    assert {trial.compile_s for trial in found.trials} == {1.5}
+
+
+def test_configs_that_share_a_compile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = faulty_kernel.space
+    monkeypatch.setenv("FAULTY_CONFIGS", "6")
+    monkeypatch.setattr(
+        faulty_kernel,
+        "space",
+        lambda *_: replace(whole(None, None), compiled_as=lambda c: replace(c, number=c.number % 2)),  # type: ignore[arg-type]
+    )
+    futures: list[Future[float]] = []
+
+    class Eager:
+        workers = 2
+
+        def submit(self, *_: object) -> Future[float]:
+            futures.append(Future())
+            futures[-1].set_result(1.0)
+            return futures[-1]
+
+    found = tune(store, FakeBench(), compilers=Eager())
+    assert len(futures) == 2
+    assert found.new == 6
+
+
+# ---- around it -------------------------------------------------------------------------------------------------------
+def test_a_report_that_raises_is_not_heard_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "1")
+    heard: list[str] = []
+
+    def report(progress: Progress) -> None:
+        heard.append(progress.stage)
+        raise ValueError("no terminal")
+
+    with pytest.warns(UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"):
+        found = run(path, progress=report)
+    assert heard == ["waiting"]
+    assert len(found.winners) == 1
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "trials": ({"trials": 0}, "trials is 0, expected an integer of at least 1"),
+    "top_k": ({"top_k": 1.5}, "top_k is 1.5"),
+    "workers": ({"compile_workers": -1}, "compile_workers is -1"),
+    "budget": ({"budget": 0}, "budget is 0, expected seconds above 0"),
+    "nan": ({"budget": float("nan")}, "budget is nan"),
+    "trial_seconds": ({"trial_seconds": -1.0}, r"trial_seconds is -1.0"),
+    "engine": ({"engine": "slurm"}, "engine is 'slurm', expected one of local, ray"),
+    "ranker": ({"ranker": "luck"}, "ranker is 'luck', expected one of model, heuristics"),
+    "dtype": ({"dtype": "float64"}, "dtype is 'float64'"),
+    "out_dtype": ({"out_dtype": "bfloat16"}, "out_dtype is 'bfloat16'"),
+    "layout": ({"layout": "nm"}, "layout is 'nm'"),
+    "shapes": ({"shapes": [(16, 16)]}, "shapes is"),
+    "size": ({"shapes": (16, 0, 16)}, "N is 0"),
+    "text": ({"shapes": "16x16"}, "shapes is '16x16'"),
+    "no kernels": ({"kernels": []}, "kernels is empty"),
+    "kernel": ({"kernels": "hopper.nothing"}, "kernel is 'hopper.nothing', expected one of"),
+    "gpus": ({"gpus": "9"}, "gpus is '9'"),
+    "not on the CPU": ({"kernels": "simt.naive"}, "kernel 'simt.naive' needs an NVIDIA GPU"),
+    "not this dtype": ({"kernels": "portable", "dtype": "tf32", "gpus": "7"}, "gpus is '7'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case: str, path: Path) -> None:
+    changed, message = BAD[case]
+    arguments: dict[str, Any] = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, **changed}
+    with pytest.raises(ValueError, match=message):
+        sweep(arguments.pop("kernels"), arguments.pop("shapes"), **arguments)
+    assert notes() == []
+
+
+def test_names_that_no_store_takes_are_refused_at_once(path: Path) -> None:
+    with pytest.raises(ValueError, match="My kernel"):
+        sweep(Subject("My kernel", "faulty_kernel"), 16, store=path, **OPTIONS)
+    assert notes() == []
+
+
+def test_modules_that_are_not_there(path: Path) -> None:
+    with pytest.raises(ImportError, match="no_such_module"):
+        sweep(Subject("mine", "no_such_module"), 16, store=path, **OPTIONS)
+
+
+def test_budget_is_shared() -> None:
+    budget = Budget(100.0, 6, 2)
+    first = budget.share()
+    assert first is not None
+    assert 30 < first <= 100 / 3
+    for _ in range(4):
+        budget.share()
+    last = budget.share()
+    assert last is not None
+    assert 99 < last <= 100
+    assert Budget(None, 3, 1).share() is None
+    assert Budget(0.1, 1, 1).share() == 5.0
+
+
+def test_gpus_as_cuda_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus("all") == visible_gpus("0,1") == visible_gpus([0, 1]) == ["0", "1"]
+    assert visible_gpus(1) == visible_gpus("1,1") == ["1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, MIG-b")
+    assert visible_gpus("all") == ["GPU-a", "MIG-b"]
+    assert visible_gpus(1) == ["MIG-b"]
+    for wrong in ("2", "-1", "", [], True, "0;1"):
+        with pytest.raises(ValueError, match="gpus is"):
+            visible_gpus(wrong)  # type: ignore[arg-type]
+
+
+def test_statuses_of_faults_are_statuses() -> None:
+    known = set(Status.__args__)  # type: ignore[attr-defined]
+    assert {*MEASURED.values(), *COMPILED.values()} <= known
+    assert os.environ["FAULTY_LOG"]

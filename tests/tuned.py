@@ -1,0 +1,51 @@
+"""The portable kernel, to be tuned: it notes who tunes it, and kills them where a file says so.
+
+In the folder that `FOLDER` names: "tuners" gets the id of each process that tunes; while "deadly" is there they die of
+it; "kill-32x32x32" makes the tuner of that shape die, once, while its third config is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from outblas.kernels import portable
+from outblas.kernels.portable import Config, precompile, unsupported
+from outblas.machines import Machine
+from outblas.operands import Launch, Problem
+from outblas.space import Space
+
+__all__ = ["FOLDER", "Config", "plan", "precompile", "space", "unsupported"]
+
+FOLDER = "OUTBLAS_TEST_TUNED"
+
+_planned = Counter[str]()
+
+
+def space(problem: Problem, machine: Machine | None) -> Space[Any]:
+    with open(_folder() / "tuners", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    if (_folder() / "deadly").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return portable.space(problem, machine)
+
+
+def plan(problem: Problem, config: Config) -> Launch:
+    """Runs in the measuring process, whose parent tunes."""
+    shape = f"{problem.M}x{problem.N}x{problem.K}"
+    _planned[shape] += 1
+    if _planned[shape] == 3:
+        with contextlib.suppress(FileNotFoundError):
+            (_folder() / f"kill-{shape}").unlink()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)  # it ends with its parent
+    return portable.plan(problem, config)
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
