@@ -133,7 +133,8 @@ class _Tuning:
     def _screen(self, missing: Sequence[Candidate]) -> None:
         """Measures configs as their compiles end: the kernels' own, which any other has to beat, then the best by the
         model."""
-        queue = _Queue(sorted(missing, key=lambda candidate: not candidate.own), self.compilers, self.job.workload, self.gpu.arch)
+        ordered = sorted(missing, key=lambda candidate: not candidate.own)
+        queue = _Queue(ordered, self.compilers, self.job.workload, self.gpu.arch)
         seconds = self.job.seconds
         until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
         for candidate, built in queue:

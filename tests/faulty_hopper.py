@@ -1,4 +1,4 @@
-"""hopper.hilbert, its space, and three configs in it that a sweep must survive: a hang, an illegal access, wrong sums."""
+"""hopper.hilbert, its space, and three configs that a sweep must survive: a hang, an illegal access, wrong sums."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ PALETTE = ("#3b6fb6", "#d1642c", "#2f8f5b", "#8b5bb0", "#c2407a", "#8a7a2f", "#4
 BASE_COLOUR = "#6f6f6f"
 _TAG = re.compile(r"<[^>]*>")
 _FRACTION = re.compile(r"(\.\d\d)\d+")
+_INDENT = re.compile(r"^ +(?=<)", re.MULTILINE)
 _BREAK = re.compile(r" ?\n(?=[MLQCz\"])")
 
 
@@ -62,7 +63,8 @@ def save(figure: Figure, path: Path, note: str = "") -> None:
     svg = path.suffix.lower() == ".svg"
     figure.savefig(path, dpi=120, metadata={"Date": None, "Description": note} if svg else None)
     if svg:
-        path.write_text(_TAG.sub(_shorter, path.read_text(encoding="utf-8")), encoding="utf-8")
+        text = _TAG.sub(_shorter, path.read_text(encoding="utf-8"))
+        path.write_text(_INDENT.sub("", text), encoding="utf-8")
 
 
 def _shorter(tag: re.Match[str]) -> str:

@@ -52,9 +52,9 @@ class Footprint:
 class Space(Generic[C]):
     """The configs of a kernel worth trying for one problem on one GPU.
 
-    `own` is the config that the kernel takes if none is given, from which all differ along `axes`. `invalid_reason` says why a config cannot run
-    or cannot pay here, or None; reasons of one kind differ in their numbers alone. Configs of which `compiled_as` makes
-    the same share one compile.
+    `own` is the config that the kernel takes if none is given, from which all differ along `axes`. `invalid_reason`
+    says why a config cannot run or cannot pay here, or None; reasons of one kind differ in their numbers alone. Configs
+    of which `compiled_as` makes the same share one compile.
     """
 
     own: C

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from .. import cache, configs, registry
+from .. import cache, registry
 from ..shapes import LAYOUTS, Shape
 from .common import JsonOption, check_writable, console, parse_shapes, print_json, split, table, usage_error
 
@@ -114,8 +114,7 @@ def export(
         _check_kernels(split(kernels), [*trials, *winners])
         trials, winners = _of(trials, split(kernels), wanted), _of(winners, split(kernels), wanted)
         if ship:
-            brief = [dataclasses.replace(w, config=_brief(w.kernel, w.config)) for w in winners]
-            for path in transfer.ship(brief, file or transfer.TABLES):
+            for path in transfer.ship(winners, file or transfer.TABLES):
                 typer.echo(path)
         else:
             transfer.export(trials, winners, _required(file))
@@ -326,11 +325,9 @@ def _days(text: str) -> float:
 
 @functools.cache
 def _brief(kernel: str, config: str) -> str:
-    """What a config has other than the defaults of its kernel; all of it where the kernel cannot be loaded."""
-    try:
-        return configs.brief(configs.from_text(registry.load(kernel).Config, config))
-    except (ValueError, ImportError, AttributeError):
-        return config
+    from ..autotune.choose import short
+
+    return short(kernel, config)
 
 
 def _number(value: float | None, digits: int) -> str:

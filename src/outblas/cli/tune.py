@@ -48,7 +48,8 @@ def tune(
     layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")] = "nt",
     budget: Annotated[str, typer.Option(help="For all of it: 90s, 20m, 8h. Default: until it is done.")] = "",
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Configs of a kernel to measure a shape, the best by the ranker. Default: all.")
+        int | None,
+        typer.Option(min=1, help="Configs of each kernel at a shape, the ranker's best. All by default."),
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
     gpus: Annotated[str, typer.Option(help="all, indices such as 0,1, or cpu: the interpreter.")] = "0",

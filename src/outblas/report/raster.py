@@ -239,7 +239,7 @@ def _panel(axis: Any, row: Row, setting: Setting) -> None:
     axis.grid(False)
     axis.imshow(
         [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
-        cmap=ListedColormap([palette[name] for name in names]), vmin=-0.5, vmax=len(waves) - 0.5,
+        cmap=ListedColormap([palette[name] for name in names]), vmin=-0.5, vmax=len(waves) - 0.5, interpolation="none",
     )  # fmt: skip
     if row.order.kind in CURVES:
         path = [tile for tiles in waves for tile in tiles]

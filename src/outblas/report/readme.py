@@ -4,7 +4,7 @@ A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `
 take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`, `ladder NAME`, `ladder NAME N,N`,
 `sizes KERNEL`, `layouts KERNEL`, `phases`, `raster N`, `conflicts`, `coalescing`, or `chart results/FILE.svg`,
 `climb NAME results/FILE.svg`, `orders N results/FILE.svg`: their pictures are drawn anew too and carry the digest of
-their data.
+their data. `tuned` takes a shipped table of `autotune/tables/`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
 from ..shapes import SUITE, Shape, parse, to_text
-from . import access_cases, accesses, claims, ladder, page, phases, raster, sizes, text
+from . import access_cases, accesses, claims, ladder, page, phases, raster, sizes, text, tuned
 from .claims import Evidence
 from .profiles import load as load_profiles
 from .results import ROOT, Measurement, Measurements, by_kind, in_checkout, load
@@ -78,6 +78,8 @@ def _rendered(root: Path, text: str) -> str:
 
 def _make(root: Path, what: str, files: list[str]) -> str:
     kind, _, argument = what.partition(" ")
+    if kind == "tuned":
+        return tuned.table(root / files[0])
     if kind not in _KINDS:
         raise ValueError(f"README.md: a generated part is a {kind!r}, expected one of {', '.join(_KINDS)}")
     return _KINDS[kind](_evidence(root / name for name in files), argument)
