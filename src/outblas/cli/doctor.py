@@ -33,6 +33,8 @@ def examine() -> dict[str, Any]:
     store = _cache()
     problems = [f"{v['name']}: {v['problem']}" for v in versions if v["problem"]]
     problems += [f"cache: {store['problem']}"] if store["problem"] else []
+    tuning = _tuning()
+    problems += [f"tuning: {tuning['problem']}"] if tuning["problem"] else []
     return {
         "outblas": __version__,
         "python": platform.python_version(),
@@ -41,9 +43,25 @@ def examine() -> dict[str, Any]:
         "gpus": gpus,
         "versions": versions,
         "cache": store,
+        "tuning": tuning,
         "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()],
         "problems": problems,
     }
+
+
+def _tuning() -> dict[str, Any]:
+    """The store of sweeps, and the GPU models that tables come along for."""
+    from ..autotune import transfer
+    from ..autotune.store import Store, StoreError
+
+    tables = [path.stem for path in sorted(transfer.TABLES.glob("*.json"))]
+    found: dict[str, Any] = {"tables": tables, "winners": 0, "problem": None}
+    try:
+        with Store(read_only=True) as store:
+            found |= {"store": str(store.path), "winners": len(store.winners()), "problem": store.warning}
+    except StoreError as error:
+        found["problem"] = str(error)
+    return found
 
 
 def _gpus() -> list[dict[str, Any]]:
@@ -102,6 +120,11 @@ def _show(report: dict[str, Any]) -> None:
     store = report["cache"]
     state = store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
     console.print(f"Cache {store['directory']}: {state}", markup=False)
+    tuning = report["tuning"]
+    console.print(
+        f"Tuning: {tuning['winners']} winners in the store; tables for {', '.join(tuning['tables']) or 'no GPU'}",
+        markup=False,
+    )
     table("Kernels", ("name", "runs here"), [(k["name"], k["runs"]) for k in report["kernels"]])
     for problem in report["problems"]:
         console.print(f"! {problem}", style="yellow", markup=False)
