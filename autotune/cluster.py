@@ -77,12 +77,14 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     _check(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Ray ends a process that it cannot connect
         what = f"no Ray cluster of this version answers at {address}" if address else "Ray cannot be started"
-        raise ConnectionError(f"{what}: {_brief(error)}") from error
+        said = "" if isinstance(error, SystemExit) else f": {_brief(error)}"
+        if "AuthenticationError" in f"{error!r} {error.__cause__}":
+            said = ", or it wants a token: Ray takes yours to an address only with RAY_AUTH_MODE=token"
+        raise ConnectionError(what + said) from error
     try:
         yield
     finally:
@@ -97,9 +99,16 @@ def _check(address: str | None) -> None:
     if not host or "/" in host or not port.isdecimal():
         raise ValueError(f"address is {address!r}, expected host:port of a cluster's head, 'auto' or 'local'")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as there:
+            there.settimeout(CONNECT_SECONDS)
+            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # how gRPC opens
+            frame = there.recv(9)[3:4]
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
+    if frame != b"\4" and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise ConnectionError(
+            f"another program answers at {address}: the port of a Ray cluster's head is 6379 by default"
+        )
 
 
 def _brief(error: BaseException) -> str:
@@ -250,15 +259,16 @@ class _Driver:
         self.awaited: dict[Any, _Hand] = {}  # by what its next message comes from
         self.reason = ""
         resources = ray.cluster_resources()
-        gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-        if not gpus and not cpus:
+        self.needs = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        if (there := int(resources.get(self.needs, 0))) < 1:
             raise ValueError("the Ray cluster has neither GPUs nor CPUs")
-        self.hands = min(len(jobs), gpus or cpus)
-        self.actor = ray.remote(num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1, max_concurrency=2)(Worker)
-        self.arguments = gpus > 0, workers
+        on_gpu = self.needs == "GPU"
+        self.hands = min(len(jobs), there)
+        self.actor = ray.remote(num_gpus=int(on_gpu), num_cpus=int(not on_gpu), max_concurrency=2)(Worker)
+        self.arguments = on_gpu, workers
         self.budget = Budget(budget, len(jobs), self.hands)
-        self.patience = None if budget is None else max(budget, START_SECONDS)
-        self.begun = time.monotonic()
+        self.alone = time.monotonic()  # since when no worker has been there
+        self.end = None if budget is None else self.alone + budget
 
     def run(self) -> Sweep:
         for task in self.waiting:
@@ -366,14 +376,21 @@ class _Driver:
             self._hire()
 
     def _lose_patience(self) -> None:
-        """A full cluster may keep a sweep waiting, but not beyond its budget."""
-        if self.patience is None or time.monotonic() < self.begun + self.patience:
+        """A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to nothing may not."""
+        now = time.monotonic()
+        if any(hand.gpu for hand in self.awaited.values()):
+            self.alone = now
+        if now - self.alone < START_SECONDS:
             return
-        if self.awaited and not any(hand.gpu for hand in self.awaited.values()):
-            self.reason = f"no worker was free within {self.patience:.0f} s"
-            for hand in self.awaited.values():
-                self._dismiss(hand)
-            self.awaited.clear()
+        if not self.ray.cluster_resources().get(self.needs):
+            self.reason = f"no {self.needs} is left"
+        elif self.end is not None and now > self.end:
+            self.reason = f"none was free for {now - self.alone:.0f} s"
+        else:
+            return
+        for hand in self.awaited.values():
+            self._dismiss(hand)
+        self.awaited.clear()
 
     def _give_up_waiting(self) -> None:
         while self.waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import time
@@ -34,7 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(tuned.FOLDER, str(found))
         patch.setenv("PYTHONPATH", str(Path(tuned.__file__).parent))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the home directory
+        patch.setenv("RAY_AUTH_MODE", "")  # so that it is restored: Ray sets it where it is not set
+        patch.delenv("RAY_AUTH_MODE")
         ray.init(
             address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False,
             logging_level="error", object_store_memory=80_000_000,

@@ -320,6 +320,7 @@ def test_the_readme_shows_the_newest_results() -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "results", tmp_path / "results")
+    shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
     (tmp_path / "src" / "outblas").mkdir(parents=True)
     shutil.copy(ROOT / "README.md", tmp_path)
     readme.render(tmp_path)

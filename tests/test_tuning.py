@@ -21,7 +21,7 @@ import pytest
 import torch
 from faulty_kernel import COMPILED, MEASURED, Config, notes
 
-from outblas.autotune import gpu, tuning
+from outblas.autotune import gpu, sweeping, tuning
 from outblas.autotune.compilers import Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
 from outblas.autotune.progress import Progress
@@ -259,24 +259,6 @@ def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pyte
     assert [trial.status for trial in stored(path)] == ["ok"]
 
 
-def test_configs_that_raise_systemexit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_FAULTS", "quit")
-    (outcome,) = run(path, top_k=1).outcomes
-    assert Counter(trial.status for trial in outcome.trials) == {"ok": 3, "failed": 1}
-
-
-def test_a_finalist_that_fails_takes_nobody_along(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passes its screen; once the worker was started anew, it takes the worker down, and all that had entered."""
-    monkeypatch.setenv("FAULTY_FAULTS", "exit-later exit")
-    messages: list[str] = []
-    found = run(path, top_k=8, progress=lambda p: messages.append(p.message))
-    (outcome,) = found.outcomes
-    assert Counter(trial.status for trial in outcome.trials) == {"ok": 4, "crash": 1}
-    assert outcome.winner is not None
-    assert len(outcome.winner.finalists) == 3
-    assert any("crash in the finals" in message for message in messages)
-
-
 def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
     """fp32 cannot hold the sums of so long a K, which the worker says when it makes its operands."""
     found = sweep(SUBJECT, [(1, 1, 1 << 24), (16, 16, 16)], store=path, top_k=1, **OPTIONS)
@@ -288,9 +270,13 @@ def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
 
 
 # ---- the worker and the compilers ------------------------------------------------------------------------------------
-def test_a_worker_that_dies_between_trials_is_nobodys_fault() -> None:
+def test_what_else_befalls_a_worker() -> None:
+    """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
     with Bench("cpu") as bench:
+        left = bench.screen(WORKLOAD, _entry(Config(fault="quit")), None)
+        assert (left.status, left.reason) == ("failed", "SystemExit: 3")
         assert bench.screen(WORKLOAD, _entry(Config(fault="exit-idle")), None).status == "ok"
+        assert bench.restarts == 0
         time.sleep(1.5)
         assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
         assert bench.restarts == 1
@@ -306,8 +292,8 @@ def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
 
 def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
     with Compilers(1, memory=1 << 20) as compilers:
-        for _ in range(2):
-            assert outcome(_submit(compilers, Config())) is None
+        assert outcome(_submit(compilers, Config())) is None
+        assert compilers.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) is not None
 
 
 def _entry(config: Config) -> Entry:
@@ -330,6 +316,7 @@ class FakeBench:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     restarts: int = 0
     trial_seconds: float = 0.5
+    entered: set[Entry] = field(default_factory=set)
 
     def open(self, workload: Workload) -> float:
         self._called("open", None)
@@ -342,10 +329,13 @@ class FakeBench:
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
         self._called("enter", entry)
+        self.entered.add(entry)
         return Screened("ok")
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         configs = [self._called("race", entry) for entry in entries]
+        if not self.entered >= set(entries):
+            raise Down("crash", "the worker is another one")
         return [100.0] * rounds, [[50.0 + config.number] * rounds for config in configs]
 
     def forget(self, entries: Sequence[Entry]) -> None:
@@ -359,6 +349,7 @@ class FakeBench:
             self.down(call, config)
         except Down:
             self.restarts += 1
+            self.entered.clear()
             raise
         return config
 
@@ -380,13 +371,7 @@ def store(path: Path) -> Iterator[Store]:
 def test_three_sweeps_share_a_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What two measure is not what two died of."""
     monkeypatch.setenv("FAULTY_CONFIGS", "12")
-    met = threading.Barrier(3)
-
-    def together(call: str, config: Config | None) -> None:
-        if call == "open" and not met.broken:
-            met.wait(10)
-
-    benches = [FakeBench(together, seconds=0.02) for _ in range(3)]
+    benches = [FakeBench(seconds=0.02) for _ in range(3)]
     found: list[Outcome] = []
     threads = [threading.Thread(target=lambda b=bench: found.append(tune(store, b, top_k=1))) for bench in benches]
     for thread in threads:
@@ -484,6 +469,19 @@ def test_a_workload_that_goes_down_is_said_to_fail(store: Store) -> None:
     assert not found.finished
     assert found.trials == []
     assert found.winner is None
+
+
+def test_a_finalist_that_fails_takes_nobody_along(store: Store) -> None:
+    """It passed its screen, and takes the worker down in the finals, and with it all that had entered."""
+
+    def down(call: str, config: Config | None) -> None:
+        if call == "enter" and config and config.number == 1:
+            raise Down("crash", "a bad day")
+
+    found = tune(store, FakeBench(down))
+    assert found.finished
+    assert found.winner is not None
+    assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 2]
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
@@ -585,18 +583,18 @@ def test_configs_that_share_a_compile(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 # ---- around it -------------------------------------------------------------------------------------------------------
-def test_a_report_that_raises_is_not_heard_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "1")
-    heard: list[str] = []
+def test_a_report_that_raises_is_not_heard_again() -> None:
+    heard: list[Progress] = []
 
     def report(progress: Progress) -> None:
-        heard.append(progress.stage)
+        heard.append(progress)
         raise ValueError("no terminal")
 
+    tell = sweeping._serial(report)
     with pytest.warns(UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"):
-        found = run(path, progress=report)
-    assert heard == ["waiting"]
-    assert len(found.winners) == 1
+        tell(Progress(WORKLOAD))
+    tell(Progress(WORKLOAD))
+    assert len(heard) == 1
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,0 +1,153 @@
+"""The finals on made-up times: who wins, how soon, how surely, and what noise and drift that all share do to it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outblas.autotune.finals import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
+
+Times = Mapping[str, float]  # µs of each rival
+
+
+def run(
+    us: Times,
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
+    common: Callable[[int], float] = lambda round: 1.0,
+    until: int = MOST_ROUNDS,
+) -> Race[str]:
+    """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of each one's own."""
+    dice, race = random.Random(seed), Race(list(us))
+
+    def measured(name: str, round: int) -> float:
+        return us.get(name, 100.0) * common(round) * math.exp(dice.gauss(0, noise))
+
+    while race.alive and not race.over and race.rounds < until:
+        rounds = range(race.rounds, race.rounds + BATCH)
+        race.add([measured("cuBLAS", i) for i in rounds], [[measured(name, i) for i in rounds] for name in race.alive])
+    return race
+
+
+def test_a_clear_winner_is_found_at_once() -> None:
+    race = run({"slow": 55.0, "fast": 50.0, "slower": 60.0}, noise=0.005)
+    assert race.rounds == ROUNDS
+    assert race.alive == ["fast"]
+    assert race.leader == "fast"
+    assert race.separated
+    assert race.order() == ["fast", "slow", "slower"]
+    assert race.confidence("fast", race.times) > 0.999
+    assert race.confidence("slow", race.times) == 0
+    assert race.against_base("fast").median == pytest.approx(2.0, rel=0.01)
+    lead = race.lead("fast", "slow")
+    assert lead.sure_low <= 1.1 <= lead.sure_high
+    assert lead.median == pytest.approx(1.1, rel=0.01)
+
+
+def test_nobody_is_dropped_on_few_rounds() -> None:
+    race = run({"fast": 50.0, "slow": 100.0}, until=BATCH)
+    assert race.rounds == BATCH < ROUNDS
+    assert not race.over
+    assert race.alive == ["fast", "slow"]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.0005])
+def test_ties_are_as_fast_after_all_rounds(noise: float) -> None:
+    race = run({"one": 50.0, "other": 50.0}, noise=noise, seed=1)
+    assert race.rounds == MOST_ROUNDS
+    assert sorted(race.alive) == ["one", "other"]
+    assert race.separated
+    assert race.ahead(race.leader, race.alive)
+    assert race.confidence(race.leader, race.times) < 0.98
+
+
+def test_what_the_race_cannot_resolve_is_not_separated() -> None:
+    race = run({"one": 50.0, "other": 50.0}, noise=0.05, seed=3)
+    assert race.rounds == MOST_ROUNDS
+    assert len(race.alive) == 2
+    assert race.lead(*race.order()).sure_high > 1 + RESOLUTION
+    assert not race.separated
+    assert not race.ahead(race.leader, race.alive)
+
+
+def test_ties_are_not_separated_before_the_end() -> None:
+    race = run({"one": 50.0, "other": 50.0}, until=MOST_ROUNDS - BATCH)
+    assert not race.over
+    assert not race.separated
+
+
+def test_small_leads_take_more_rounds() -> None:
+    rounds = [run({"fast": 50.0, "slow": 50.0 * lead}, noise=0.01, seed=2).rounds for lead in (1.05, 1.006)]
+    assert rounds[0] == ROUNDS
+    assert ROUNDS < rounds[1] < MOST_ROUNDS
+
+
+def test_a_rival_that_cannot_go_on() -> None:
+    race = Race(["one", "other", "broken"])
+    race.add([100.0] * BATCH, [[50.0] * BATCH, [51.0] * BATCH, [1.0] * BATCH])
+    race.remove("broken")
+    assert race.leader == "one"
+    race.add([100.0] * BATCH, [[50.0] * BATCH, [51.0] * BATCH])
+    assert race.order() == ["one", "other"]
+    assert race.over
+    with pytest.raises(ValueError, match="zip"):
+        race.add([100.0], [[50.0], [51.0]])
+
+
+def test_alone() -> None:
+    race = run({"only": 50.0})
+    assert race.rounds == ROUNDS
+    assert race.separated
+    assert race.confidence("only", race.times) == 1.0
+    assert race.ahead("only", race.times)
+    assert race.order() == ["only"]
+
+
+def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran() -> None:
+    """Drift of the clock after they left does not count for or against them."""
+    race = run(
+        {"one": 50.0, "other": 50.0, "third": 60.0, "fourth": 70.0},
+        common=lambda round: 1.0 if round < ROUNDS else 3.0,
+        noise=0.0002,
+    )
+    assert race.rounds > ROUNDS
+    assert len(race.times["third"]) == len(race.times["fourth"]) == ROUNDS
+    assert race.order()[2:] == ["third", "fourth"]
+    assert race.against_base("third").median == pytest.approx(100 / 60, rel=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    leads=st.lists(st.floats(1.02, 3.0), min_size=1, max_size=7),
+    drift=st.floats(-0.02, 0.02),
+    jumps=st.floats(0.0, 0.5),
+)
+def test_what_all_share_changes_nothing(seed: int, leads: list[float], drift: float, jumps: float) -> None:
+    """A clock that drifts, and rounds that are slower than others by half."""
+    names = [f"r{i}" for i in range(len(leads))]
+    random.Random(seed).shuffle(names)
+    us = {"best": 50.0} | {name: 50.0 * lead for name, lead in zip(names, leads, strict=True)}
+    dice = random.Random(seed)
+    weather = [(1 + drift) ** i * (1 + jumps * dice.random()) for i in range(MOST_ROUNDS)]
+    race = run(us, seed=seed, noise=0.002, common=lambda round: weather[round])
+    assert race.rounds == ROUNDS
+    assert race.alive == ["best"]
+    assert race.order()[0] == "best"
+    assert race.against_base("best").median == pytest.approx(2.0, rel=0.01)
+    assert race.confidence("best", race.times) > 0.99
+
+
+def test_equal_rivals_are_rarely_called_different() -> None:
+    """A rival as fast as the leader drops out by chance: looks every few rounds make 95% intervals err more often."""
+    errors = 0
+    for seed in range(200):
+        race = run({"one": 50.0, "other": 50.0}, noise=0.01, seed=seed)
+        errors += len(race.alive) < 2
+    assert errors / 200 < 0.25

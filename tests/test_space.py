@@ -1,0 +1,405 @@
+"""Search spaces, what keeps a config out of a sweep, and the model that puts the others in order: no GPU needed."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import faulty_kernel
+import pytest
+
+from outblas import machines, registry
+from outblas.artifact import example
+from outblas.autotune import gpu, model, prune, rank
+from outblas.autotune.records import Gpu, Workload
+from outblas.autotune.subjects import Subject, of
+from outblas.configs import from_text, to_text
+from outblas.device.rung import Rung
+from outblas.hopper import hilbert, host
+from outblas.hopper import space as hopper_space
+from outblas.hopper.config import HopperConfig
+from outblas.kernels import portable_config
+from outblas.machines import MACHINES, Machine
+from outblas.space import Footprint, Space
+
+NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
+SHAPES = ((4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65))
+ALL_SHAPES = (*SHAPES, (1, 1, 1), (1, 16384, 1), (4096, 1, 4096), (8192, 8192, 1024), (16384, 16384, 16384))
+H100, T4 = machines.find("h100"), machines.find("t4")
+
+
+def runs_on(name: str) -> list[Machine]:
+    record = registry.find(name)
+    return [m for m in MACHINES.values() if record.min_arch <= m.arch <= (record.max_arch or m.arch)]
+
+
+def machine_for(name: str) -> Machine:
+    return H100 if H100 in runs_on(name) else runs_on(name)[0]
+
+
+def precisions(name: str) -> tuple[str, ...]:
+    """The dtypes of a kernel's operands, and tf32 where it takes that."""
+    return (*registry.find(name).dtypes, *(("tf32",) if name == "portable" else ()))
+
+
+def workload(name: str, shape: tuple[int, int, int], dtype: str = "") -> Workload:
+    return Workload(*shape, dtype or precisions(name)[0], layout=registry.layout_of(name))
+
+
+@functools.cache
+def space(name: str, of_what: Workload, machine: Machine) -> Space[Any]:
+    found: Space[Any] = of(name).load().space(prune.problem(of_what), machine)
+    return found
+
+
+@functools.cache
+def valid(name: str, of_what: Workload, machine: Machine) -> list[Any]:
+    found = space(name, of_what, machine)
+    return [config for config in found.configs() if found.invalid_reason(config) is None]
+
+
+def cases() -> Iterator[tuple[str, Workload]]:
+    for name in NAMES:
+        for i, dtype in enumerate(precisions(name)):
+            for shape in SHAPES if i == 0 else SHAPES[:1]:
+                yield name, workload(name, shape, dtype)
+
+
+# ---- spaces ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_configs_are_different_and_say_why_not(name: str) -> None:
+    for kernel, asked in cases():
+        if kernel != name:
+            continue
+        found = space(name, asked, machine_for(name))
+        configs = list(found.configs())
+        assert configs[0] == found.own
+        assert len(set(configs)) == len(configs)
+        assert len(configs) < 6000
+        for config in configs:
+            reason = found.invalid_reason(config)
+            assert reason is None or _explains(reason), reason
+        some = random.Random(name).sample(configs, min(50, len(configs)))
+        assert all(from_text(of(name).load().Config, to_text(config)) == config for config in some)
+
+
+def _explains(reason: str) -> bool:
+    """One line with a number, that says what was expected or what there is; no whole config."""
+    wanted = re.search(r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs sm_\d", reason)
+    return bool(wanted and re.search(r"\d", reason) and reason.isprintable() and len(reason) < 160)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_what_a_kernel_takes_by_itself_is_tried(name: str, shape: tuple[int, int, int]) -> None:
+    for machine in runs_on(name):
+        for dtype in precisions(name):
+            if machine.arch < 80 and dtype == "bfloat16" and name.startswith("turing"):
+                continue
+            found = space(name, workload(name, shape, dtype), machine)
+            assert found.invalid_reason(found.own) is None, (machine.name, dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_valid_configs_pass_the_kernels_own_checks(name: str) -> None:
+    """The space may refuse more than the kernel, never less."""
+    module = of(name).load()
+    for kernel, asked in cases():
+        if kernel != name:
+            continue
+        machine, given = machine_for(name), prune.problem(asked)
+        configs = valid(name, asked, machine)
+        if name == "portable":
+            limit = machine.shared_memory_per_cta
+            assert all(portable_config.invalid_reason(c, given.dtype, limit) is None for c in configs)
+        elif name.startswith("hopper."):
+            assert all(module.unsupported(given, config) is None for config in configs)
+        else:
+            rung = module.unsupported.__self__
+            assert isinstance(rung, Rung)
+            assert all(rung._invalid(config, machine.shared_memory_per_cta) is None for config in configs)
+            assert all(rung.refusal(given, config, machine.arch) is None for config in configs)
+
+
+def test_footprints_say_what_configs_ask_for() -> None:
+    for name in NAMES:
+        asked, machine = workload(name, SHAPES[0]), machine_for(name)
+        found = space(name, asked, machine)
+        for config in valid(name, asked, machine)[::7]:
+            f = found.footprint(config)
+            assert f.shared_memory <= machine.shared_memory_per_cta
+            assert f.threads % 32 == 0
+            assert 32 <= f.threads <= machine.max_threads_per_cta
+            assert f.registers >= f.tile_m * f.tile_n // f.threads // f.groups // 4
+            assert min(f.tile_m, f.tile_n, f.tile_k, f.stages, f.groups, f.cluster_m, f.cluster_n) >= 1
+            if name.startswith("hopper."):
+                assert f.threads == 128 * (config.consumers + (f.threads // 128 > config.consumers))
+                assert f.shared_memory == config.shared_memory_bytes
+
+
+@pytest.mark.parametrize("ladder", registry.LADDERS)
+def test_every_value_is_of_use_somewhere(ladder: str) -> None:
+    used: dict[tuple[str, ...], set[Any]] = defaultdict(set)
+    offered: dict[tuple[str, ...], set[Any]] = defaultdict(set)
+    for name in registry.LADDERS[ladder]:
+        for shape in SHAPES[:2]:
+            for machine in {machine_for(name), runs_on(name)[0]}:
+                asked = workload(name, shape, "float16" if "float16" in precisions(name) else "")
+                for axis, values in space(name, asked, machine).axes.items():
+                    fields = (axis,) if isinstance(axis, str) else axis
+                    offered[fields] |= {(value,) if isinstance(axis, str) else value for value in values}
+                    used[fields] |= {tuple(getattr(c, field) for field in fields) for c in valid(name, asked, machine)}
+    unused = {fields: offered[fields] - used[fields] for fields in offered}
+    assert {fields: values for fields, values in unused.items() if values} == {}
+
+
+def test_hopper_configs_of_one_compile() -> None:
+    """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a table's."""
+    asked = workload("hopper.hilbert", SHAPES[0])
+    found, given = space("hopper.hilbert", asked, H100), prune.problem(asked)
+    compiled = {config: found.compiled_as(config) for config in valid("hopper.hilbert", asked, H100)}
+    for config, shared in compiled.items():
+        assert host._variant("hopper.hilbert", given, config).config == shared
+        assert replace(shared, order=config.order, group_m=config.group_m, group_n=config.group_n, sms=config.sms) == (
+            config
+        )
+    assert len(set(compiled.values())) * 2 == len(compiled)  # with 128 SMs, and with all
+
+
+def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
+    def axes(name: str) -> set[str]:
+        found = space(name, workload(name, SHAPES[0]), H100).axes
+        return {field for axis in found for field in ((axis,) if isinstance(axis, str) else axis)}
+
+    assert axes("hopper.tma_wgmma") == {"tile_m", "tile_n"}
+    assert "cluster_m" not in axes("hopper.lean_barriers")
+    assert {"cluster_m", "cluster_n"} <= axes("hopper.cluster_multicast")
+    assert "store_buffers" in axes("hopper.hilbert")
+    assert "block_k" not in axes("simt.naive")
+    assert {"block_k", "group_m"} <= axes("simt.pipelined")
+    assert "stages" in axes("turing.cp_async")
+
+
+@pytest.mark.parametrize("text", ["slots=2", "sms=132", "cluster_m=2", "tile_m=256,tile_n=256", "store_buffers=1"])
+def test_what_cannot_pay(text: str) -> None:
+    """Configs that run, and cannot be the fastest."""
+    config = from_text(hilbert.Config, f"cluster_m=1,sms=0,{text}")
+    problem = example(prune.problem(Workload(64, 4096, 4096)).dtype, None, "nt", (64, 4096, 4096))
+    found = hilbert.space(problem, H100)
+    if text != "tile_m=256,tile_n=256":
+        assert hilbert.unsupported(problem, config) is None
+    assert found.invalid_reason(config) is not None
+
+
+def test_interpreted_portable_varies_what_the_interpreter_sees() -> None:
+    module = of("portable").load()
+    found = module.space(prune.problem(Workload(64, 64, 64, "float32", layout="nn")), None)
+    assert set(found.axes) == {"block_m", "block_n", "block_k"}
+    assert all(found.invalid_reason(config) is None for config in found.configs() if config.accumulators <= 128)
+
+
+# ---- pruning --------------------------------------------------------------------------------------------------------
+def imagined(machine: Machine) -> Gpu:
+    return gpu.imagined(machine.name)
+
+
+def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAULTY_CONFIGS", "10000")
+    subjects = (of("hopper.hilbert"), of("portable"), Subject("synthetic", "faulty_kernel"))
+    for subject in subjects:
+        subject.load()
+    began = time.process_time()
+    plan = prune.plan(subjects, Workload(4096, 4096, 4096), imagined(H100))
+    assert time.process_time() - began < 5
+    assert plan.generated > 16000
+    assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
+    assert {candidate.subject for candidate in plan.ranked} >= set(subjects[:2])
+    times = [candidate.predicted_us for candidate in plan.ranked]
+    assert times == sorted(times)
+
+
+def test_plan_keeps_the_best_of_each_kernel_and_its_own() -> None:
+    subjects = of("hopper.hilbert"), of("portable")
+    whole = prune.plan(subjects, Workload(4096, 4096, 4096), imagined(H100))
+    few = prune.plan(subjects, Workload(4096, 4096, 4096), imagined(H100), trials=5)
+    assert few.valid == whole.valid == len(whole.ranked)
+    for subject in subjects:
+        best = [c for c in whole.ranked if c.subject == subject]
+        kept = [c for c in few.ranked if c.subject == subject]
+        assert kept[:5] == best[:5]
+        assert all(c.own for c in kept[5:])
+        assert sum(c.own for c in kept) == 1
+    assert [c for c in whole.ranked if c in few.ranked] == list(few.ranked)
+
+
+def test_rules_are_counted_with_an_example() -> None:
+    plan = prune.plan((of("hopper.hilbert"),), Workload(4096, 4096, 4096), imagined(H100))
+    assert all(pruned.count > 0 for pruned in plan.pruned)
+    assert [pruned.count for pruned in plan.pruned] == sorted((p.count for p in plan.pruned), reverse=True)
+    assert len({pruned.rule for pruned in plan.pruned}) == len(plan.pruned) < 15
+    assert all(not re.search(r"\d", pruned.rule) and re.search(r"\d", pruned.example) for pruned in plan.pruned)
+
+
+def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
+    """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may be tried."""
+    plan = prune.plan((of("hopper.hilbert"), of("portable")), Workload(257, 129, 65), imagined(H100))
+    assert {candidate.subject.name for candidate in plan.ranked} == {"portable"}
+    assert any("TMA needs" in pruned.example for pruned in plan.pruned)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "dtype", "message"),
+    [
+        (
+            "hopper.hilbert",
+            "a100",
+            "bfloat16",
+            "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80",
+        ),
+        ("turing.cp_async", "t4", "float16", "needs sm_80 or newer, and Tesla T4 is sm_75"),
+        ("hopper.hilbert", "h100", "float32", "needs operands of dtype bfloat16 or float16, and was given float32"),
+        (
+            "simt.naive",
+            "",
+            "float32",
+            "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there",
+        ),
+    ],
+)
+def test_kernels_that_do_not_fit(name: str, machine: str, dtype: str, message: str) -> None:
+    target = gpu.imagined(machine) if machine else gpu.current()
+    with pytest.raises(ValueError, match=message):
+        prune.plan((of(name),), Workload(64, 64, 64, dtype), target)
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+def footprints() -> Iterator[tuple[str, Footprint, Workload, Machine]]:
+    """A few of each kernel, on each machine, at each shape."""
+    dice = random.Random(0)
+    for name in NAMES:
+        for machine in runs_on(name):
+            asked = workload(name, SHAPES[0], "float16" if machine is T4 and name.startswith("turing") else "")
+            found, configs = space(name, asked, machine), valid(name, asked, machine)
+            for shape in ALL_SHAPES:
+                for config in dice.sample(configs, min(4, len(configs))):
+                    at = replace(asked, **dict(zip("MNK", shape, strict=True)))
+                    yield name, found.footprint(config), at, machine
+
+
+@functools.cache
+def samples() -> list[tuple[str, Footprint, Workload, Machine]]:
+    return list(footprints())
+
+
+def us(f: Footprint, asked: Workload, machine: Machine) -> float:
+    return model.predict(f, asked, machine).us
+
+
+def test_predictions_are_finite_shares_and_times() -> None:
+    assert len(samples()) > 1500
+    for _, f, asked, machine in samples():
+        found = model.predict(f, asked, machine)
+        assert math.isfinite(found.us)
+        assert found.us >= model.LAUNCH_US
+        assert 0 < found.waves < math.inf
+        assert 0 < found.wave_efficiency <= 1
+        assert found.wave_efficiency == model.wave_efficiency(f, asked, machine)
+        for share in (found.tensor, found.l2, found.latency, found.store):
+            assert 0 <= share <= 1
+        assert "waves" in found.limits
+
+
+def test_no_prediction_beats_the_machine() -> None:
+    for _, f, asked, machine in samples():
+        flop = 2 * math.prod(asked.shape)
+        peak = max(machine.flops_per_sm_clock.values()) * machine.sms * machine.boost_mhz
+        assert us(f, asked, machine) >= flop / peak
+
+
+def test_half_the_terms_take_about_half_the_time() -> None:
+    for _, f, asked, machine in samples():
+        long, half = replace(asked, K=65536), replace(asked, K=32768)
+        assert 1.6 < us(f, long, machine) / us(f, half, machine) < 2.01
+
+
+def test_fewer_stages_are_never_faster() -> None:
+    for _, f, asked, machine in samples():
+        times = [us(replace(f, stages=stages), asked, machine) for stages in (1, 2, 3, 4, 6, 8)]
+        assert all(fewer >= more * (1 - 1e-12) for fewer, more in zip(times, times[1:], strict=False)), times
+
+
+def test_a_larger_gpu_is_never_slower() -> None:
+    """With SMs, L2 and memory in proportion; SMs alone would share the same L2. FMA kernels that wait for memory are
+    modelled as waiting longer where fewer CTAs share an SM, by a tenth."""
+    for name, f, asked, machine in samples():
+        larger = replace(
+            machine,
+            sms=2 * machine.sms,
+            l2_bytes_per_clock=2 * machine.l2_bytes_per_clock,
+            dram_gbs=2 * machine.dram_gbs,
+        )
+        allowed = 1.25 if f.math == "fma" else 1 + 1e-12
+        assert us(f, asked, larger) <= us(f, asked, machine) * allowed, (name, f, asked, machine.name)
+
+
+def test_clusters_take_no_more_from_l2() -> None:
+    """Where L2 is all that counts, and both kinds of cluster fill the GPU alike."""
+    asked = workload("hopper.hilbert", SHAPES[0])
+    found = space("hopper.hilbert", asked, H100)
+    starved = replace(H100, l2_bytes_per_clock=8, sms=128)
+    for config in valid("hopper.hilbert", asked, H100):
+        if config.cluster == 1 and 4096 % (2 * config.tile_m) == 4096 % (2 * config.tile_n) == 0:
+            alone = us(found.footprint(config), asked, starved)
+            for cluster in ({"cluster_m": 2}, {"cluster_n": 2}):
+                assert us(replace(found.footprint(config), **cluster), asked, starved) < alone  # type: ignore[arg-type]
+
+
+def test_a_config_that_leaves_sms_idle_is_slower() -> None:
+    asked = workload("hopper.hilbert", SHAPES[0])
+    f = space("hopper.hilbert", asked, H100).footprint(hilbert.Config())
+    assert us(replace(f, sms=64), asked, H100) > 1.5 * us(f, asked, H100)
+    assert us(replace(f, issue=0.5), asked, H100) > us(f, asked, H100)
+    assert us(replace(f, in_flight=False), asked, H100) > us(replace(f, in_flight=True), asked, H100)
+
+
+def test_resident_ctas() -> None:
+    f = faulty_kernel.footprint(faulty_kernel.Config())
+    assert model.resident(replace(f, shared_memory=100 << 10), H100) == 2
+    assert model.resident(replace(f, shared_memory=228 << 10), H100) == 0
+    assert model.resident(replace(f, shared_memory=0, threads=256, registers=128), H100) == 2
+    assert model.resident(replace(f, shared_memory=0, threads=1024, registers=16), H100) == 2
+    assert model.resident(replace(f, persistent=True), H100) == 1
+    assert model.resident(replace(f, shared_memory=0, registers=16, threads=32), H100) == 32
+
+
+# ---- ranks ----------------------------------------------------------------------------------------------------------
+def test_ranks_and_their_correlation() -> None:
+    assert rank.ranks([10.0, 30.0, 20.0, 20.0]) == [1, 4, 2.5, 2.5]
+    assert rank.spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert rank.spearman([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
+    for bad in (([1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0, 1.0], [1.0, 2.0])):
+        with pytest.raises(ValueError, match="expected"):
+            rank.spearman(*bad)
+
+
+# ---- compiles -------------------------------------------------------------------------------------------------------
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"])
+def test_a_valid_config_compiles(name: str) -> None:
+    asked = workload(name, (4096, 4096, 4096))
+    config = random.Random(7).choice(valid(name, asked, H100))
+    of(name).load().precompile(prune.problem(asked), config, 90)
+
+
+def test_hopper_footprints_count_the_producer() -> None:
+    f = hopper_space.footprint(hilbert.Hilbert, HopperConfig(**vars(hilbert.Config())))
+    assert f.threads == 384
+    assert (f.cluster_m, f.cluster_n) == (2, 1)
+    assert f.persistent
