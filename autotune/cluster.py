@@ -276,7 +276,7 @@ class _Driver:
         try:
             for _ in range(self.hands):
                 self._hire()
-            while self.awaited:
+            while self.awaited and (self.waiting or any(hand.task for hand in self.awaited.values())):
                 ready, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=1.0)
                 for source in ready:
                     self._hear(source, self.awaited.pop(source))

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
 TUNED = Subject("tuned", "tuned")
-SHAPES = [(32, 32, 32), (16, 48, 32), (32, 16, 64)]
+SHAPES = [(32, 32, 32), (16, 32, 16), (32, 16, 16)]
 TRIALS = 4
 
 

@@ -343,7 +343,8 @@ def test_no_trials_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     app.command()(command)
     done = CliRunner().invoke(app, [])
     assert done.exit_code == 2
-    assert "tuning.sqlite has no trials: outblas tune makes them" in " ".join(done.stderr.replace("│", "").split())
+    said = "".join(done.stderr.replace("│", "").split())
+    assert "tuning.sqlitehasnotrials:outblastunemakesthem" in said
 
 
 def snapshots() -> list[Progress]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,12 +21,12 @@ from outblas.autotune import gpu, model, prune, rank
 from outblas.autotune.records import Gpu, Workload
 from outblas.autotune.subjects import Subject, of
 from outblas.configs import from_text, to_text
-from outblas.device.rung import Rung
 from outblas.hopper import hilbert, host
 from outblas.hopper import space as hopper_space
 from outblas.hopper.config import HopperConfig
 from outblas.kernels import portable_config
 from outblas.machines import MACHINES, Machine
+from outblas.operands import Problem
 from outblas.space import Footprint, Space
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
@@ -53,46 +53,60 @@ def workload(name: str, shape: tuple[int, int, int], dtype: str = "") -> Workloa
     return Workload(*shape, dtype or precisions(name)[0], layout=registry.layout_of(name))
 
 
-@functools.cache
-def space(name: str, of_what: Workload, machine: Machine) -> Space[Any]:
-    found: Space[Any] = of(name).load().space(prune.problem(of_what), machine)
+def space(name: str, asked: Workload, machine: Machine) -> Space[Any]:
+    found: Space[Any] = of(name).load().space(prune.problem(asked), machine)
     return found
 
 
-@functools.cache
-def valid(name: str, of_what: Workload, machine: Machine) -> list[Any]:
-    found = space(name, of_what, machine)
-    return [config for config in found.configs() if found.invalid_reason(config) is None]
-
-
-def cases() -> Iterator[tuple[str, Workload]]:
-    for name in NAMES:
-        for i, dtype in enumerate(precisions(name)):
-            for shape in SHAPES if i == 0 else SHAPES[:1]:
-                yield name, workload(name, shape, dtype)
+def valid(found: Space[Any], most: int | None = None) -> list[Any]:
+    """The configs that a sweep would try, or some of them."""
+    configs = list(found.configs())
+    if most is not None:
+        random.Random(most).shuffle(configs)
+    passed = (config for config in configs if found.invalid_reason(config) is None)
+    return list(itertools.islice(passed, most))
 
 
 # ---- spaces ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
-def test_configs_are_different_and_say_why_not(name: str) -> None:
-    for kernel, asked in cases():
-        if kernel != name:
-            continue
-        found = space(name, asked, machine_for(name))
+def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str) -> None:
+    """The space may refuse more than the kernel, never less."""
+    machine, takes = machine_for(name), own_check(name)
+    for shape, dtype in itertools.zip_longest(SHAPES, precisions(name), fillvalue=""):
+        asked = workload(name, shape or SHAPES[0], dtype)
+        found, given = space(name, asked, machine), prune.problem(asked)
         configs = list(found.configs())
         assert configs[0] == found.own
-        assert len(set(configs)) == len(configs)
-        assert len(configs) < 6000
+        assert len(set(configs)) == len(configs) < 6000
         for config in configs:
             reason = found.invalid_reason(config)
-            assert reason is None or _explains(reason), reason
+            if reason is None:
+                assert takes(config, given, machine) is None
+            else:
+                assert _explains(reason), reason
         some = random.Random(name).sample(configs, min(50, len(configs)))
         assert all(from_text(of(name).load().Config, to_text(config)) == config for config in some)
 
 
+def own_check(name: str) -> Callable[[Any, Problem, Machine], str | None]:
+    """What the kernel itself has against a config."""
+    module = of(name).load()
+    if name == "portable":
+        return lambda config, given, machine: portable_config.invalid_reason(
+            config, given.dtype, machine.shared_memory_per_cta
+        )
+    if name.startswith("hopper."):
+        gemm = module.unsupported.args[0]
+        return lambda config, given, machine: gemm.invalid_reason(config)
+    rung = module.unsupported.__self__
+    return lambda config, given, machine: (
+        rung._invalid(config, machine.shared_memory_per_cta) or rung.refusal(given, config, machine.arch)
+    )
+
+
 def _explains(reason: str) -> bool:
     """One line with a number, that says what was expected or what there is; no whole config."""
-    wanted = re.search(r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs sm_\d", reason)
+    wanted = re.search(r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs .*\d", reason)
     return bool(wanted and re.search(r"\d", reason) and reason.isprintable() and len(reason) < 160)
 
 
@@ -107,32 +121,11 @@ def test_what_a_kernel_takes_by_itself_is_tried(name: str, shape: tuple[int, int
             assert found.invalid_reason(found.own) is None, (machine.name, dtype)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_valid_configs_pass_the_kernels_own_checks(name: str) -> None:
-    """The space may refuse more than the kernel, never less."""
-    module = of(name).load()
-    for kernel, asked in cases():
-        if kernel != name:
-            continue
-        machine, given = machine_for(name), prune.problem(asked)
-        configs = valid(name, asked, machine)
-        if name == "portable":
-            limit = machine.shared_memory_per_cta
-            assert all(portable_config.invalid_reason(c, given.dtype, limit) is None for c in configs)
-        elif name.startswith("hopper."):
-            assert all(module.unsupported(given, config) is None for config in configs)
-        else:
-            rung = module.unsupported.__self__
-            assert isinstance(rung, Rung)
-            assert all(rung._invalid(config, machine.shared_memory_per_cta) is None for config in configs)
-            assert all(rung.refusal(given, config, machine.arch) is None for config in configs)
-
-
 def test_footprints_say_what_configs_ask_for() -> None:
     for name in NAMES:
-        asked, machine = workload(name, SHAPES[0]), machine_for(name)
-        found = space(name, asked, machine)
-        for config in valid(name, asked, machine)[::7]:
+        machine = machine_for(name)
+        found = space(name, workload(name, SHAPES[0]), machine)
+        for config in valid(found, 30):
             f = found.footprint(config)
             assert f.shared_memory <= machine.shared_memory_per_cta
             assert f.threads % 32 == 0
@@ -146,17 +139,17 @@ def test_footprints_say_what_configs_ask_for() -> None:
 
 @pytest.mark.parametrize("ladder", registry.LADDERS)
 def test_every_value_is_of_use_somewhere(ladder: str) -> None:
-    used: dict[tuple[str, ...], set[Any]] = defaultdict(set)
-    offered: dict[tuple[str, ...], set[Any]] = defaultdict(set)
-    for name in registry.LADDERS[ladder]:
-        for shape in SHAPES[:2]:
-            for machine in {machine_for(name), runs_on(name)[0]}:
-                asked = workload(name, shape, "float16" if "float16" in precisions(name) else "")
-                for axis, values in space(name, asked, machine).axes.items():
-                    fields = (axis,) if isinstance(axis, str) else axis
-                    offered[fields] |= {(value,) if isinstance(axis, str) else value for value in values}
-                    used[fields] |= {tuple(getattr(c, field) for field in fields) for c in valid(name, asked, machine)}
-    unused = {fields: offered[fields] - used[fields] for fields in offered}
+    unused: dict[tuple[str, ...], set[Any]] = {}
+    for name, shape in itertools.product(reversed(registry.LADDERS[ladder]), SHAPES[:2]):
+        found = space(name, workload(name, shape), machine_for(name))
+        axes = {(axis,) if isinstance(axis, str) else axis: values for axis, values in found.axes.items()}
+        for axis, values in found.axes.items():
+            single = isinstance(axis, str)
+            unused.setdefault((axis,) if single else axis, {(value,) if single else value for value in values})
+        if any(unused[fields] for fields in axes):
+            for config in valid(found):
+                for fields in axes:
+                    unused[fields].discard(tuple(getattr(config, field) for field in fields))
     assert {fields: values for fields, values in unused.items() if values} == {}
 
 
@@ -164,7 +157,7 @@ def test_hopper_configs_of_one_compile() -> None:
     """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a table's."""
     asked = workload("hopper.hilbert", SHAPES[0])
     found, given = space("hopper.hilbert", asked, H100), prune.problem(asked)
-    compiled = {config: found.compiled_as(config) for config in valid("hopper.hilbert", asked, H100)}
+    compiled = {config: found.compiled_as(config) for config in valid(found)}
     for config, shared in compiled.items():
         assert host._variant("hopper.hilbert", given, config).config == shared
         assert replace(shared, order=config.order, group_m=config.group_m, group_n=config.group_n, sms=config.sms) == (
@@ -187,7 +180,9 @@ def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
     assert "stages" in axes("turing.cp_async")
 
 
-@pytest.mark.parametrize("text", ["slots=2", "sms=132", "cluster_m=2", "tile_m=256,tile_n=256", "store_buffers=1"])
+@pytest.mark.parametrize(
+    "text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "tile_m=256,tile_n=256", "store_buffers=1"]
+)
 def test_what_cannot_pay(text: str) -> None:
     """Configs that run, and cannot be the fastest."""
     config = from_text(hilbert.Config, f"cluster_m=1,sms=0,{text}")
@@ -263,7 +258,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
             "bfloat16",
             "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80",
         ),
-        ("turing.cp_async", "t4", "float16", "needs sm_80 or newer, and Tesla T4 is sm_75"),
+        ("turing.cp_async", "t4", "float16", "needs sm_80 or newer, and .*T4 is sm_75"),
         ("hopper.hilbert", "h100", "float32", "needs operands of dtype bfloat16 or float16, and was given float32"),
         (
             "simt.naive",
@@ -286,9 +281,10 @@ def footprints() -> Iterator[tuple[str, Footprint, Workload, Machine]]:
     for name in NAMES:
         for machine in runs_on(name):
             asked = workload(name, SHAPES[0], "float16" if machine is T4 and name.startswith("turing") else "")
-            found, configs = space(name, asked, machine), valid(name, asked, machine)
+            found = space(name, asked, machine)
+            configs = valid(found, 12)
             for shape in ALL_SHAPES:
-                for config in dice.sample(configs, min(4, len(configs))):
+                for config in dice.sample(configs, min(2, len(configs))):
                     at = replace(asked, **dict(zip("MNK", shape, strict=True)))
                     yield name, found.footprint(config), at, machine
 
@@ -303,7 +299,7 @@ def us(f: Footprint, asked: Workload, machine: Machine) -> float:
 
 
 def test_predictions_are_finite_shares_and_times() -> None:
-    assert len(samples()) > 1500
+    assert len(samples()) > 1000
     for _, f, asked, machine in samples():
         found = model.predict(f, asked, machine)
         assert math.isfinite(found.us)
@@ -332,12 +328,12 @@ def test_half_the_terms_take_about_half_the_time() -> None:
 def test_fewer_stages_are_never_faster() -> None:
     for _, f, asked, machine in samples():
         times = [us(replace(f, stages=stages), asked, machine) for stages in (1, 2, 3, 4, 6, 8)]
-        assert all(fewer >= more * (1 - 1e-12) for fewer, more in zip(times, times[1:], strict=False)), times
+        assert all(fewer >= more * (1 - 1e-12) for fewer, more in itertools.pairwise(times)), times
 
 
 def test_a_larger_gpu_is_never_slower() -> None:
-    """With SMs, L2 and memory in proportion; SMs alone would share the same L2. FMA kernels that wait for memory are
-    modelled as waiting longer where fewer CTAs share an SM, by a tenth."""
+    """With SMs, L2 and memory in proportion: SMs alone would share the same L2. Kernels without a pipeline are allowed
+    a little, as fewer CTAs of an SM cover each other's waits then."""
     for name, f, asked, machine in samples():
         larger = replace(
             machine,
@@ -345,7 +341,7 @@ def test_a_larger_gpu_is_never_slower() -> None:
             l2_bytes_per_clock=2 * machine.l2_bytes_per_clock,
             dram_gbs=2 * machine.dram_gbs,
         )
-        allowed = 1.25 if f.math == "fma" else 1 + 1e-12
+        allowed = 1.2 if f.stages == 1 else 1 + 1e-12
         assert us(f, asked, larger) <= us(f, asked, machine) * allowed, (name, f, asked, machine.name)
 
 
@@ -354,7 +350,7 @@ def test_clusters_take_no_more_from_l2() -> None:
     asked = workload("hopper.hilbert", SHAPES[0])
     found = space("hopper.hilbert", asked, H100)
     starved = replace(H100, l2_bytes_per_clock=8, sms=128)
-    for config in valid("hopper.hilbert", asked, H100):
+    for config in valid(found):
         if config.cluster == 1 and 4096 % (2 * config.tile_m) == 4096 % (2 * config.tile_n) == 0:
             alone = us(found.footprint(config), asked, starved)
             for cluster in ({"cluster_m": 2}, {"cluster_n": 2}):
@@ -366,7 +362,6 @@ def test_a_config_that_leaves_sms_idle_is_slower() -> None:
     f = space("hopper.hilbert", asked, H100).footprint(hilbert.Config())
     assert us(replace(f, sms=64), asked, H100) > 1.5 * us(f, asked, H100)
     assert us(replace(f, issue=0.5), asked, H100) > us(f, asked, H100)
-    assert us(replace(f, in_flight=False), asked, H100) > us(replace(f, in_flight=True), asked, H100)
 
 
 def test_resident_ctas() -> None:
@@ -394,7 +389,8 @@ def test_ranks_and_their_correlation() -> None:
 @pytest.mark.parametrize("name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"])
 def test_a_valid_config_compiles(name: str) -> None:
     asked = workload(name, (4096, 4096, 4096))
-    config = random.Random(7).choice(valid(name, asked, H100))
+    found = space(name, asked, H100)
+    config = min(valid(found, 8), key=lambda config: found.footprint(config).tile_m * found.footprint(config).tile_n)
     of(name).load().precompile(prune.problem(asked), config, 90)
 
 
