@@ -16,6 +16,7 @@ from . import model, transfer
 from .gpu import machine as machine_of
 from .records import Gpu, Workload
 from .store import Store
+from .subjects import registered
 from .transfer import TABLES
 
 Mode = Literal["off", "lookup", "on"]
@@ -159,7 +160,7 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[Known]:
         warnings.warn(f"outblas reads no tuning store: {error}", stacklevel=2)
         return
     for winner in reversed(winners):
-        if winner.gpu.model == gpu.model:
+        if winner.gpu.model == gpu.model and registered(winner.kernel):
             origin = HERE if winner.gpu == gpu else MODEL
             yield Known(origin, gpu.name, winner.workload, winner.kernel, winner.config, winner.ratio, winner.when)
 

@@ -124,22 +124,12 @@ class Bench:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Other sweeps on this GPU wait; where locks cannot be had they do not."""
-        import filelock
-
         folder = cache.directory()
         if not self.on_gpu or cache.unusable_reason(folder):
             yield
             return
-        lock = filelock.FileLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock", timeout=LOCK_SECONDS)
-        try:
-            lock.acquire()
-        except (OSError, filelock.Timeout):
+        with cache.locked(folder / f"gpu-{self.visible.replace('/', '_')}.lock", LOCK_SECONDS):
             yield
-            return
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def _cause(code: int | None) -> str:

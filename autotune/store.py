@@ -315,7 +315,7 @@ class Store:
         return found
 
     def _to_write(self, damage: sqlite3.Error | None) -> sqlite3.Connection:
-        with cache._locked(database.beside(self.path, ".lock")):
+        with cache.locked(database.beside(self.path, ".lock")):
             if damage is not None and not self._moved():
                 self._set_aside(damage)
             if database.state(self.path) is None:

@@ -115,7 +115,8 @@ class _Tuning:
                 progress.stage = "screening"
                 self.say()
                 self._screen(missing)
-            self._finals()
+            if not self._decided():
+                self._finals()
             progress.stage = "done"
         except Down as down:  # the worker cannot even make its operands
             progress.stage, progress.message, outcome.finished = "failed", str(down), False
@@ -215,6 +216,29 @@ class _Tuning:
         candidates = (c for c in self.outcome.plan.ranked if c.subject.name == kernel and c.text == config)
         return next((brief(c.config) for c in candidates), config)
 
+    def _decided(self) -> bool:
+        """Whether an earlier sweep has had the finals of these trials: then its winners are this one's."""
+        earlier = {w.kernel: w for w in self._earlier()} if self.job.resume and not self.outcome.new else {}
+        wanted = [subject.name for subject in self.job.subjects]
+        if not all(name in earlier and earlier[name].screened >= self._screened() for name in wanted):
+            return False
+        self.outcome.winners = [earlier[name] for name in wanted]
+        best = self.outcome.winner
+        assert best is not None
+        self.progress.best, self.progress.best_ratio = (
+            f"{best.kernel}[{self._brief(best.kernel, best.config)}]",
+            best.ratio,
+        )
+        return True
+
+    def _earlier(self) -> list[Winner]:
+        """Winners of earlier sweeps on this GPU, of these kernels as they are."""
+        found = (w for w in self.memory.winners(workload=self.job.workload) if w.gpu == self.gpu)
+        return [w for w in found if self.sources.get(w.kernel) == w.source]
+
+    def _screened(self) -> int:
+        return sum(t.status not in compiling.UNBUILT for t in self.outcome.trials)
+
     # ---- finals -------------------------------------------------------------------------------------------------
     def _finals(self) -> None:
         rivals = self._rivals()
@@ -253,8 +277,7 @@ class _Tuning:
         chosen = [(t.kernel, t.config) for t in right[: self.job.top_k]]
         for subject in self.job.subjects:
             chosen += [(t.kernel, t.config) for t in right if t.kernel == subject.name][:1]
-        earlier = (w for w in self.memory.winners(workload=self.job.workload) if w.gpu == self.gpu)
-        chosen += [(w.kernel, w.config) for w in earlier if self.sources.get(w.kernel) == w.source]
+        chosen += [(w.kernel, w.config) for w in self._earlier()]
         return [by_text[key] for key in dict.fromkeys(chosen) if key in by_text]
 
     def _enter(self, race: Race[Candidate], rival: Candidate) -> None:
@@ -303,7 +326,7 @@ class _Tuning:
             lead_high=lead.sure_high if lead is not None else None,
             confidence=race.confidence(best, own),
             separated=race.ahead(best, own),
-            screened=sum(t.status not in compiling.UNBUILT for t in self.outcome.trials),
+            screened=self._screened(),
             valid=self.outcome.plan.valid,
             finalists=finalists,
             when=now(),

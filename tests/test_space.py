@@ -213,7 +213,7 @@ def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     began = time.process_time()
     plan = prune.plan(subjects, Workload(4096, 4096, 4096), imagined(H100))
     assert time.process_time() - began < 5
-    assert plan.generated > 16000
+    assert plan.generated > 15000
     assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
     assert {candidate.subject for candidate in plan.ranked} >= set(subjects[:2])
     times = [candidate.predicted_us for candidate in plan.ranked]

@@ -79,7 +79,7 @@ def fetch(
     found = _read(path, load)
     if found is not None:
         return found
-    with _locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         found = _read(path, load)
         if found is not None:
             return found
@@ -105,7 +105,7 @@ def warm(facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T,
     path = folder / f"{digest(facts)}.o"
     if _intact(path):
         return
-    with _locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         if not _intact(path):
             built = build()
             _write(path, facts, lambda target: save(built, target))
@@ -155,11 +155,11 @@ def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a file lock; goes on without one where locks cannot be had or their holder takes too long."""
+def locked(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+    """Holds a file lock; goes on without one where locks cannot be had or their holder takes too long (seconds)."""
     import filelock
 
-    lock = filelock.FileLock(path, timeout=LOCK_TIMEOUT)
+    lock = filelock.FileLock(path, timeout=timeout)
     try:
         lock.acquire()
     except (OSError, filelock.Timeout):
