@@ -188,7 +188,7 @@ class _Line:
         times: int = self._ask("begin", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
         return times
 
-    def add(self, trial: Trial) -> bool:
+    def add(self, trial: Trial, *, replace: bool = False) -> bool:
         self.sent.put(trial)
         return True  # the driver counts
 
@@ -226,12 +226,13 @@ def _share(workers: int | None) -> int:
 # ---- on the driver --------------------------------------------------------------------------------------------------
 @dataclass(eq=False)
 class _Task:
-    """A job on its way: the trials that came of it in this sweep, how many of a GPU were new to the store, and how
-    many workers have died of it since the last of them."""
+    """A job on its way: the trials that came of it in this sweep, how many of a GPU were new to the store, how often
+    each config was begun, and how many workers have died of it since the last trial."""
 
     job: Job
     came: list[Trial] = field(default_factory=list)
     new: Counter[Gpu] = field(default_factory=Counter)
+    starts: Counter[tuple[str, str]] = field(default_factory=Counter)
     deaths: int = 0
     begun: bool = False
     deadline: float | None = None
@@ -323,7 +324,7 @@ class _Driver:
 
     def _take(self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task) -> None:
         if isinstance(message, Trial):
-            task.new[message.gpu] += self.store.add(message)
+            task.new[message.gpu] += self.store.add(message, replace=not task.job.resume)
             task.came.append(message)
             task.deaths = 0
         elif isinstance(message, Winner):
@@ -340,6 +341,10 @@ class _Driver:
                 return task.came
             if question.method == "find":
                 return None
+            if question.method == "begin":
+                self.store.begin(**arguments)
+                task.starts[arguments["kernel"], arguments["config"]] += 1
+                return task.starts[arguments["kernel"], arguments["config"]]
         return getattr(self.store, question.method)(**arguments)
 
     def _hand_out(self, hand: _Hand) -> None:

@@ -32,7 +32,7 @@ class Memory(Protocol):
     def winners(self, *, workload: Workload) -> list[Winner]: ...
     def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None: ...
     def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int: ...
-    def add(self, trial: Trial) -> bool: ...
+    def add(self, trial: Trial, *, replace: bool = False) -> bool: ...
     def crown(self, winner: Winner) -> None: ...
 
 
@@ -158,7 +158,7 @@ class _Tuning:
             return known
         self.bench.open(workload)  # what fails here is not the config's fault
         starts = self.memory.begin(self.gpu, workload, name, self.sources[name], candidate.text)
-        if starts >= MOST_STARTS:
+        if starts >= MOST_STARTS and self.job.resume:
             return self._trial(candidate, "crash", f"{starts - 1} sweeps ended while they measured it")
         try:
             found = self.bench.screen(
@@ -198,7 +198,7 @@ class _Tuning:
         )
 
     def _add(self, trial: Trial) -> None:
-        self.outcome.new += self.memory.add(trial)
+        self.outcome.new += self.memory.add(trial, replace=not self.job.resume)
         self.outcome.trials.append(trial)
         self.progress.screened += 1
         self._note(trial)

@@ -406,13 +406,28 @@ def test_winners_of_before_race_again(store: Store, monkeypatch: pytest.MonkeyPa
     winner = tune(store, FakeBench(), top_k=1).winner
     assert winner is not None
     store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
+    monkeypatch.setenv("FAULTY_CONFIGS", "6")
     bench = FakeBench()
     tune(store, bench, top_k=1)
+    assert bench.configs("screen") == [5]
     assert set(bench.configs("race")) == {0, 4}
     other = FakeBench()
     tune(store, other, top_k=1, on=replace(H100, driver="1"))
     assert set(other.configs("race")) == {0}
-    assert len(other.configs("screen")) == 5
+    assert len(other.configs("screen")) == 6
+
+
+def test_a_sweep_with_nothing_new_keeps_its_winners(store: Store) -> None:
+    first, bench = tune(store, FakeBench()), FakeBench()
+    found = tune(store, bench)
+    assert bench.calls == []
+    assert found.new == 0
+    assert found.finished
+    assert found.winners == first.winners
+    assert found.trials == first.trials
+    anew = FakeBench()
+    assert tune(store, anew, resume=False).new == 3
+    assert set(anew.configs("race")) == {0, 1, 2}
 
 
 def test_each_kernel_has_a_winner(store: Store) -> None:
