@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .. import charts, machines
+from ..autotune import rank
 from ..bench.record import BASE
 from ..device import l2, raster
 from ..shapes import Shape, to_text
@@ -314,14 +315,8 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Correlation of ranks, equal values sharing theirs; None for fewer than three pairs or a constant side."""
     if len(pairs) < FEWEST:
         return None
-    first, second = (_ranks(side) for side in zip(*pairs, strict=True))
-    if len(set(first)) == 1 or len(set(second)) == 1:
-        return None
-    return statistics.correlation(first, second)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+    first, second = zip(*pairs, strict=True)
+    return None if 1 in (len(set(first)), len(set(second))) else rank.spearman(first, second)
 
 
 def _mean(values: Sequence[float]) -> float | None:
