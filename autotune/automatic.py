@@ -30,10 +30,15 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     index = problem.device.index
     if workload is None or index is None:
         return
-    known = choose.knowledge(index)
-    if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
-        known = _first_time(workload, index) or known
-    for choice in known.choices(workload):
+    try:
+        known = choose.knowledge(index)
+        if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
+            known = _first_time(workload, index) or known
+        found = known.choices(workload)
+    except Exception as error:  # costs speed, and the caller no product
+        fallback.complain(f"nothing that was tuned is used: {error}")
+        return
+    for choice in found:
         yield choice.kernel, choice.config
 
 

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from ..choice import MODES, Mode
 from ..shapes import to_text
 from ..space import Footprint
 from . import model, transfer
@@ -19,8 +19,6 @@ from .store import Store
 from .subjects import registered
 from .transfer import TABLES
 
-Mode = Literal["off", "lookup", "on"]
-MODES: tuple[Mode, ...] = ("off", "lookup", "on")
 REACH = 1.5  # the farthest tuned shape that speaks for another, in binary orders of magnitude
 SHORTLIST = 3  # alternatives that a choice keeps for calls which the first cannot take
 

@@ -643,8 +643,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no kernels": ({"kernels": []}, "kernels is empty"),
     "kernel": ({"kernels": "hopper.nothing"}, "kernel is 'hopper.nothing', expected one of"),
     "gpus": ({"gpus": "9"}, "gpus is '9'"),
-    "not on the CPU": ({"kernels": "simt.naive"}, "kernel 'simt.naive' needs an NVIDIA GPU"),
-    "not this dtype": ({"kernels": "portable", "dtype": "tf32", "gpus": "7"}, "gpus is '7'"),
 }
 
 
@@ -664,9 +662,9 @@ def test_names_that_no_store_takes_are_refused_at_once(path: Path) -> None:
     assert notes() == []
 
 
-def test_modules_that_are_not_there(path: Path) -> None:
-    with pytest.raises(ImportError, match="no_such_module"):
-        sweep(Subject("mine", "no_such_module"), 16, store=path, **OPTIONS)
+def test_modules_that_are_not_there() -> None:
+    with pytest.raises(ImportError, match="no_such_module is not installed"):
+        _ = Subject("mine", "no_such_module").fingerprint
 
 
 def test_budget_is_shared() -> None:

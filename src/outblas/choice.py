@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 
 from .device import launch
 from .operands import Problem
+
+Mode = Literal["off", "lookup", "on"]
+MODES: tuple[Mode, ...] = ("off", "lookup", "on")  # of tuning: by a rule, by what is known, by what is measured first
 
 _SMALLEST = 64  # edge of the smallest tile of turing.cp_async
 _LEAST_SHARE = 0.75  # of the SMs that such tiles must keep busy

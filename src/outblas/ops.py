@@ -15,16 +15,14 @@ from packaging.version import Version
 from torch.autograd import forward_ad
 
 from . import configs, fallback, operands, registry
+from .choice import MODES
 from .dispatch import Call, check_separate, run
-
-MODES = ("off", "lookup", "on")
 
 Tensor = torch.Tensor
 
 _library = torch.library.Library("outblas", "DEF")
-_CHOICE = (
-    "str kernel='', str config='', str tune=''"  # defaults cost nothing per call: the dispatcher passes them on unseen
-)
+# Defaults cost nothing per call: the dispatcher passes them on unseen.
+_CHOICE = "str kernel='', str config='', str tune=''"
 _library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
 _library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
 _library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
