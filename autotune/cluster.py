@@ -183,6 +183,10 @@ class _Line:
         found: Trial | None = self._ask("find", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
         return found
 
+    def begun(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
+        times: int = self._ask("begun", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
+        return times
+
     def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
         """Returns once the driver has noted it, and with it all that was added before."""
         times: int = self._ask("begin", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
@@ -315,6 +319,8 @@ class _Driver:
         elif isinstance(message, Outcome):
             assert hand.task is not None
             message.job, message.new = hand.task.job, hand.task.new[message.gpu]
+            if message.failure:
+                self.found.failures.append(Failure(message.job.workload, message.failure))
             self.found.outcomes.append(message)
             self._hand_out(hand)
         else:
@@ -341,6 +347,8 @@ class _Driver:
                 return task.came
             if question.method == "find":
                 return None
+            if question.method == "begun":
+                return task.starts[arguments["kernel"], arguments["config"]]
             if question.method == "begin":
                 self.store.begin(**arguments)
                 task.starts[arguments["kernel"], arguments["config"]] += 1

@@ -39,9 +39,13 @@ class Compilers:
 
     def submit(self, subject: Subject, workload: Workload, config: str, arch: int) -> Future[float]:
         """The seconds it takes, once it is done; `outcome` tells what went wrong."""
-        future: Future[float] = self._pool.schedule(
-            _compile, args=(subject, workload, config, arch), timeout=self._timeout
-        )
+        try:
+            future: Future[float] = self._pool.schedule(
+                _compile, args=(subject, workload, config, arch), timeout=self._timeout
+            )
+        except RuntimeError:  # the pool is broken
+            future = Future()
+            future.set_result(0.0)
         return future
 
     def close(self) -> None:
@@ -65,25 +69,38 @@ def default_workers() -> int:
     return max(1, min(cores - 1, memory // PER_WORKER))
 
 
+class CompileError(Exception):
+    """A config does not compile: a status and a reason, which any process can read."""
+
+
 def outcome(future: Future[Any]) -> tuple[Status, str] | None:
-    """What went wrong with a finished compile; None if nothing did."""
+    """What went wrong with a finished compile; None if nothing did, and where no compiler could be started: whoever
+    measures compiles then."""
     error = future.exception()
-    if error is None:
-        return None
-    if isinstance(error, TimeoutError):
-        return "compile timeout", f"not compiled in {TIMEOUT:g} s"
-    if isinstance(error, ProcessExpired):
-        return "compile crash", f"the compiler's process ended with {error.exitcode}"
-    if isinstance(error, MemoryError):
-        return "compile crash", "the compiler reached its memory bound"
-    return "failed", f"{type(error).__name__}: {error}"
+    match error:
+        case CompileError(args=(status, reason)):
+            return status, reason
+        case TimeoutError():
+            return "compile timeout", f"not compiled in {TIMEOUT:g} s"
+        case ProcessExpired():
+            return "compile crash", f"the compiler's process ended with {error.exitcode}"
+    return None
+
+
+def seconds(future: Future[float]) -> float | None:
+    """How long a compile took; None for one that was not done."""
+    return None if future.exception() is not None else future.result()
 
 
 def _compile(subject: Subject, workload: Workload, config: str, arch: int) -> float:
     begun = time.perf_counter()
-    module = subject.load()
     try:
+        module = subject.load()
         module.precompile(prune.problem(workload), from_text(module.Config, config), arch)
     except OSError:
         return 0.0  # nothing can be kept on disk: whoever measures compiles
+    except MemoryError:
+        raise CompileError("compile crash", "the compiler reached its memory bound") from None
+    except Exception as error:  # may hold what cannot be sent
+        raise CompileError("failed", f"{type(error).__name__}: {error}"[:1000]) from None
     return time.perf_counter() - begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import TimeoutError
+from concurrent.futures import Future, TimeoutError
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +22,10 @@ START_SECONDS = 300.0  # to import torch, wake the GPU and make operands
 TRIAL_SECONDS = 20.0  # to load, check and time a config, besides its calls
 TURNS = 200.0  # calls of cuBLAS's length that a trial may take, ten times as slow
 LOCK_SECONDS = 900.0
+
+
+class Abandoned(Exception):
+    """Nobody wants the answer any more: the sweep was interrupted."""
 
 
 class Down(Exception):
@@ -43,6 +47,7 @@ class Bench:
         self.on_gpu = visible != "cpu"
         self.restarts = 0
         self._trial_seconds = trial_seconds
+        self._abandoned = False
         self._pool: ProcessPool | None = None
         self._open: Workload | None = None
         self.cublas_us = 0.0
@@ -55,37 +60,60 @@ class Bench:
         """Makes the operands of a workload; returns cuBLAS's µs a call. Raises Down."""
         if self._open != workload:
             with self._locked():
-                self.cublas_us = self._call(START_SECONDS, worker.open_bench, workload, self.on_gpu)
+                try:
+                    self.cublas_us = self._call(START_SECONDS, worker.open_bench, workload, self.on_gpu)
+                except worker.NotOpen as error:
+                    raise Down("failed", f"no operands: {error}") from None
             self._open = workload
         return self.cublas_us
 
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
         """Checks and times a config. Raises Down when the worker hung or died; the next call has a fresh one."""
-        self.open(workload)
-        with self._locked():
-            found = self._call(self._limit(), worker.screen, entry, best_us)
-        if found.lost:
-            self.stop()
-        return found
+        return self._ask(workload, worker.screen, entry, best_us)
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
         """Makes a config ready for `race`. Raises Down as `screen`."""
-        self.open(workload)
-        with self._locked():
-            found = self._call(self._limit(), worker.enter, entry)
-        if found.lost:
-            self.stop()
-        return found
+        return self._ask(workload, worker.enter, entry)
+
+    def _ask(self, workload: Workload, function: Callable[..., Screened], *arguments: Any) -> Screened:
+        for _ in range(2):
+            self.open(workload)
+            try:
+                with self._locked():
+                    found = self._call(self._limit(), function, *arguments)
+            except worker.NotOpen:  # the one that had the operands died while nothing was asked of it
+                self.restarts += self._open is not None
+                self._open = None
+                continue
+            if found.lost:
+                self.stop()
+            return found
+        raise Down("crash", "the worker died again and again")
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         """µs a call of cuBLAS and of each entry, by round. Raises Down."""
         seconds = self._limit() + rounds * (len(entries) + 1)
-        with self._locked():
-            return self._call(seconds, worker.race, list(entries), rounds)
+        try:
+            with self._locked():
+                return self._call(seconds, worker.race, list(entries), rounds)
+        except Exception as error:  # of a config, or for want of them: what they leave is not to be trusted
+            if isinstance(error, Down | Abandoned):
+                raise
+            self.stop()
+            raise Down("crash", f"{type(error).__name__}: {error}"[:1000]) from None
 
     def forget(self, entries: Sequence[Entry]) -> None:
+        """Frees what was kept for configs that are out of the race. Raises Down."""
         if self._pool is not None and self._open is not None:
             self._call(START_SECONDS, worker.forget, list(entries))
+
+    def abandon(self) -> None:
+        """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and from now on."""
+        self._abandoned = True
+        pool = self._pool
+        if pool is not None:
+            pool.stop()
+            pool.join()
 
     def stop(self) -> None:
         """Ends the worker, whatever it is at."""
@@ -107,19 +135,36 @@ class Bench:
         return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
 
     def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        if self._pool is None:
-            environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
-            self._pool = ProcessPool(max_workers=1, initializer=start, initargs=(environment, None), context=Context())
-        future = self._pool.schedule(function, args=arguments, timeout=seconds)
+        """Raises Down, Abandoned, and what the function does."""
         try:
-            found: T = future.result()
-        except TimeoutError:
-            self.stop()
-            raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
-        except ProcessExpired as error:
-            self.stop()
-            raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
+            found: T = self._scheduled(seconds, function, *arguments).result()
+        except BaseException as error:
+            if self._abandoned:
+                raise Abandoned from None
+            if isinstance(error, TimeoutError):
+                self.stop()
+                raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
+            if isinstance(error, ProcessExpired):
+                self.stop()
+                raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
+            raise
         return found
+
+    def _scheduled(self, seconds: float, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """The call on its way to the worker, which is started if there is none."""
+        while True:
+            if self._abandoned:
+                raise Abandoned
+            if self._pool is None:
+                environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
+                context, first = Context(), (environment, None)
+                self._pool = ProcessPool(max_workers=1, initializer=start, initargs=first, context=context)
+            try:
+                future: Future[T] = self._pool.schedule(function, args=arguments, timeout=seconds)
+            except RuntimeError:  # its worker died while nothing was asked of it
+                self.stop()
+                continue
+            return future
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

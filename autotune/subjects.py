@@ -6,11 +6,14 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from .. import device, registry
+
+_NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ def registered(name: str) -> Subject | None:
 def of(kernel: str | Subject) -> Subject:
     """Raises TypeError or ValueError for what is no kernel."""
     if isinstance(kernel, Subject):
+        if not _NAME.fullmatch(kernel.name):
+            raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
         return kernel
     registry.find(kernel)
     return Subject(kernel, registry.module_name(kernel))

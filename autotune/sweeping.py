@@ -30,6 +30,7 @@ from .tuning import Job, Outcome, tune
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")
 RANKERS = ("model", "heuristics")
+STOP_SECONDS = 10.0  # for an interrupted sweep to end
 LEAST_SECONDS = 5.0  # of a budget, for a workload
 
 
@@ -223,9 +224,11 @@ def _local(
     tell = _serial(report)
     stop = threading.Event()
     refused: list[BaseException] = []
+    benches: list[Bench] = []
 
     def drive(gpu: str, compilers: Compilers | None) -> None:
         with Bench(gpu, trial_seconds=trial_seconds) as bench:
+            benches.append(bench)
             try:
                 while not stop.is_set():
                     try:
@@ -247,6 +250,8 @@ def _local(
         outcome = tune(replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu)
         with lock:
             found.outcomes.append(outcome)
+            if outcome.failure:
+                found.failures.append(Failure(job.workload, outcome.failure))
 
     for job in jobs:
         tell(Progress(job.workload))
@@ -259,8 +264,15 @@ def _local(
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)  # lets an interrupt through
-        finally:
+        except BaseException:  # an interrupt: nothing may go on behind the caller's back
             stop.set()
+            for bench in benches:
+                bench.abandon()
+            if compilers is not None:
+                compilers.close()
+            for thread in threads:
+                thread.join(STOP_SECONDS)
+            raise
     if refused:
         raise refused[0]
     return found

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
 from ..configs import brief
 from . import compilers as compiling
+from .ahead import Ahead
 from .compilers import Compilers
-from .finals import BATCH, Race
+from .finals import BATCH, MOST_ROUNDS, Race
 from .isolated import Bench, Down
 from .progress import Progress, Report, silent
 from .prune import Candidate, Plan, Ranker, by_model, plan
 from .records import Finalist, Gpu, Status, Trial, Winner, Workload, now
 from .subjects import Subject
+from .worker import Entry
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
-AHEAD = 3  # compiles a process that may wait for their measurement
+PATIENCE = 30.0  # seconds to wait for what other sweeps seem to be measuring, before it is called deadly
 MOST_STARTS = 3  # times a config may be begun without an end before it is given up
 
 
@@ -31,6 +32,7 @@ class Memory(Protocol):
     def trials(self, *, workload: Workload) -> list[Trial]: ...
     def winners(self, *, workload: Workload) -> list[Winner]: ...
     def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None: ...
+    def begun(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int: ...
     def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int: ...
     def add(self, trial: Trial, *, replace: bool = False) -> bool: ...
     def crown(self, winner: Winner) -> None: ...
@@ -55,7 +57,8 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel."""
+    """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel. `failure`
+    says why it could not go on, if it could not."""
 
     job: Job
     gpu: Gpu
@@ -64,6 +67,7 @@ class Outcome:
     new: int = 0
     winners: list[Winner] = field(default_factory=list)
     finished: bool = True
+    failure: str = ""
 
     @property
     def winner(self) -> Winner | None:
@@ -120,6 +124,7 @@ class _Tuning:
             progress.stage = "done"
         except Down as down:  # the worker cannot even make its operands
             progress.stage, progress.message, outcome.finished = "failed", str(down), False
+            outcome.failure = str(down)
         self.say()
         return outcome
 
@@ -135,38 +140,61 @@ class _Tuning:
         """Measures configs as their compiles end: the kernels' own, which any other has to beat, then the best by the
         model."""
         ordered = sorted(missing, key=lambda candidate: not candidate.own)
-        queue = _Queue(ordered, self.compilers, self.job.workload, self.gpu.arch)
         seconds = self.job.seconds
         until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
+        queue = Ahead(ordered, self.compilers, self.job.workload, self.gpu.arch, until)
+        others: list[tuple[Candidate, Future[float] | None]] = []
         for candidate, built in queue:
             self.progress.compiling, self.progress.compiled = queue.compiling, queue.ready
-            self._add(self._failed(candidate, built) or self._measure(candidate, built))
-            if until is not None and time.monotonic() > until:
-                queue.drop()
-                self.outcome.finished = False
+            trial = self._failed(candidate, built) or self._measure(candidate, built)
+            if trial is None:
+                others.append((candidate, built))
+            else:
+                self._add(trial)
         self.progress.compiling = self.progress.compiled = 0
+        for candidate, built in others:
+            if until is None or time.monotonic() < until:
+                self._add(self._measure_last(candidate, built))
+        self.outcome.finished = len(self.outcome.trials) == len(self.outcome.plan.ranked)
 
     def _failed(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
         """The trial of a config that did not compile."""
         wrong = compiling.outcome(built) if built is not None else None
         return self._trial(candidate, *wrong) if wrong is not None else None
 
-    def _measure(self, candidate: Candidate, built: Future[float] | None) -> Trial:
-        workload, name = self.job.workload, candidate.subject.name
-        known = self._found_elsewhere(candidate)
+    def _measure(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
+        """None where another sweep has begun it, and either is at it or was ended by it: that will be seen."""
+        if not self.job.resume:
+            self.bench.open(self.job.workload)
+            self.memory.begin(*self._facts(candidate))
+            return self._timed(candidate, built)
+        if (known := self.memory.find(*self._facts(candidate))) is not None:
+            return known
+        self.bench.open(self.job.workload)  # what fails here is not the config's fault
+        if self.memory.begun(*self._facts(candidate)) or self.memory.begin(*self._facts(candidate)) > 1:
+            return None
+        return self._timed(candidate, built)
+
+    def _measure_last(self, candidate: Candidate, built: Future[float] | None) -> Trial:
+        """A config that other sweeps began: their trial, or one more attempt, or no more after so many."""
+        starts = self.memory.begun(*self._facts(candidate))
+        patience = time.monotonic() + (PATIENCE if starts >= MOST_STARTS - 1 else 0.0)
+        while (known := self.memory.find(*self._facts(candidate))) is None and time.monotonic() < patience:
+            time.sleep(0.1)
         if known is not None:
             return known
-        self.bench.open(workload)  # what fails here is not the config's fault
-        starts = self.memory.begin(self.gpu, workload, name, self.sources[name], candidate.text)
-        if starts >= MOST_STARTS and self.job.resume:
-            return self._trial(candidate, "crash", f"{starts - 1} sweeps ended while they measured it")
+        if starts >= MOST_STARTS - 1:
+            return self._trial(candidate, "crash", f"{starts} sweeps ended while they measured it")
+        self.bench.open(self.job.workload)
+        self.memory.begin(*self._facts(candidate))
+        return self._timed(candidate, built)
+
+    def _timed(self, candidate: Candidate, built: Future[float] | None) -> Trial:
+        best_us = self.best.us if self.best else None
         try:
-            found = self.bench.screen(
-                workload, (candidate.subject, candidate.text), self.best.us if self.best else None
-            )
+            found = self.bench.screen(self.job.workload, (candidate.subject, candidate.text), best_us)
         except Down as down:
             return self._trial(candidate, cast(Status, down.status), str(down))
-        seconds = built.result() if built is not None else None
         return replace(
             self._trial(candidate, found.status, found.reason),
             us=found.us,
@@ -174,15 +202,13 @@ class _Tuning:
             ratio_low=found.ratio_low,
             ratio_high=found.ratio_high,
             clock_mhz=found.clock_mhz,
-            compile_s=seconds,
+            compile_s=compiling.seconds(built) if built is not None else None,
         )
 
-    def _found_elsewhere(self, candidate: Candidate) -> Trial | None:
-        """What another sweep on this store has found in the meantime."""
-        if not self.job.resume:
-            return None
+    def _facts(self, candidate: Candidate) -> tuple[Gpu, Workload, str, str, str]:
+        """What makes a trial of it, as stores ask for it."""
         name, source, config = self._identity(candidate)
-        return self.memory.find(self.gpu, self.job.workload, name, source, config)
+        return self.gpu, self.job.workload, name, source, config
 
     def _trial(self, candidate: Candidate, status: Status, reason: str = "") -> Trial:
         return Trial(
@@ -247,23 +273,61 @@ class _Tuning:
         self.progress.stage = "finals"
         self.say()
         race = Race(rivals)
-        for rival in rivals:
-            self._enter(race, rival)
-        while race.alive and not race.over and not self._late(race):
+        entered: dict[Candidate, int] = {}  # by how many workers had gone before
+        for _ in range(MOST_ROUNDS + 4 * len(rivals)):
+            if not self._all_entered(race, entered):
+                continue
+            if not race.alive or race.over or self._late(race):
+                break
             try:
-                base, times = self.bench.race([(c.subject, c.text) for c in race.alive], BATCH)
+                base, times = self.bench.race(_entries(race.alive), BATCH)
+                before = set(race.alive)
+                race.add(base, times)
+                self._tell(race)
+                self.bench.forget(_entries(before - set(race.alive)))
             except Down as down:
                 self.progress.message = f"finals: {down}"
-                break
-            before = set(race.alive)
-            race.add(base, times)
-            self.bench.forget([(c.subject, c.text) for c in before - set(race.alive)])
-            self.progress.rounds = race.rounds
-            self.progress.best = f"{race.leader.subject.name}[{brief(race.leader.config)}]"
-            self.progress.best_ratio = race.against_base(race.leader).median
-            self.say()
+                self._remove_faulty(race, entered)
         if race.alive and race.rounds >= 2:
             self._crown(race)
+
+    def _tell(self, race: Race[Candidate]) -> None:
+        self.progress.rounds = race.rounds
+        self.progress.best = f"{race.leader.subject.name}[{brief(race.leader.config)}]"
+        self.progress.best_ratio = race.against_base(race.leader).median
+        self.say()
+
+    def _all_entered(self, race: Race[Candidate], entered: dict[Candidate, int]) -> bool:
+        """Makes those in the race ready in the worker that there is; False if one of them failed, and is out."""
+        for rival in list(race.alive):
+            if entered.get(rival) == self.bench.restarts:
+                continue
+            try:
+                status = self.bench.enter(self.job.workload, (rival.subject, rival.text)).status
+            except Down as down:
+                status = cast(Status, down.status)
+            if status != "ok":
+                self._remove(race, rival, status)
+                return False
+            entered[rival] = self.bench.restarts
+        return all(entered[rival] == self.bench.restarts for rival in race.alive)
+
+    def _remove_faulty(self, race: Race[Candidate], entered: dict[Candidate, int]) -> None:
+        """After a race that took the worker down: who does so alone is out."""
+        for rival in list(race.alive):
+            while rival in race.alive and not self._all_entered(race, entered):
+                pass
+            if rival not in race.alive:
+                continue
+            try:
+                self.bench.race(_entries([rival]), 1)
+            except Down as down:
+                self._remove(race, rival, down.status)
+
+    def _remove(self, race: Race[Candidate], rival: Candidate, status: str) -> None:
+        race.remove(rival)
+        self.progress.message = f"{rival.label}: {status} in the finals"
+        self.progress.failures[status] += 1
 
     def _late(self, race: Race[Candidate]) -> bool:
         deadline = self.progress.deadline
@@ -279,18 +343,6 @@ class _Tuning:
             chosen += [(t.kernel, t.config) for t in right if t.kernel == subject.name][:1]
         chosen += [(w.kernel, w.config) for w in self._earlier()]
         return [by_text[key] for key in dict.fromkeys(chosen) if key in by_text]
-
-    def _enter(self, race: Race[Candidate], rival: Candidate) -> None:
-        """A config that passed its screen and fails now is out."""
-        try:
-            found = self.bench.enter(self.job.workload, (rival.subject, rival.text))
-            status = found.status
-        except Down as down:
-            status = cast(Status, down.status)
-        if status != "ok":
-            race.remove(rival)
-            self.progress.message = f"{rival.label}: {status} in the finals"
-            self.progress.failures[status] += 1
 
     def _crown(self, race: Race[Candidate]) -> None:
         order = race.order()
@@ -333,6 +385,10 @@ class _Tuning:
         )
 
 
+def _entries(rivals: Iterable[Candidate]) -> list[Entry]:
+    return [(rival.subject, rival.text) for rival in rivals]
+
+
 def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
     spread = race.against_base(rival)
     return Finalist(
@@ -343,68 +399,3 @@ def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
         ratio_low=spread.low,
         ratio_high=spread.high,
     )
-
-
-class _Queue:
-    """Candidates in the order in which their compiles end, at most so many compiled ahead of their measurement.
-
-    Configs that share a compile come out together. Without compilers nothing is compiled ahead.
-    """
-
-    def __init__(
-        self, candidates: Iterable[Candidate], compilers: Compilers | None, workload: Workload, arch: int
-    ) -> None:
-        groups: dict[tuple[str, str], list[Candidate]] = {}
-        for candidate in candidates:
-            groups.setdefault((candidate.subject.name, candidate.compiled_as), []).append(candidate)
-        self._waiting = deque(groups.values())
-        self._running: dict[Future[float], list[Candidate]] = {}
-        self._ready: deque[tuple[Candidate, Future[float] | None]] = deque()
-        self._compilers, self._workload, self._arch = compilers, workload, arch
-
-    @property
-    def compiling(self) -> int:
-        """Configs whose compile has not ended, those not begun among them."""
-        return sum(map(len, self._waiting)) + sum(map(len, self._running.values()))
-
-    @property
-    def ready(self) -> int:
-        return len(self._ready)
-
-    def drop(self) -> None:
-        """No more."""
-        for future in self._running:
-            future.cancel()
-        self._waiting.clear()
-        self._running.clear()
-        self._ready.clear()
-
-    def __iter__(self) -> _Queue:
-        return self
-
-    def __next__(self) -> tuple[Candidate, Future[float] | None]:
-        self._feed()
-        while not self._ready:
-            if not self._running:
-                raise StopIteration
-            wait(self._running, return_when=FIRST_COMPLETED)
-            self._collect()
-        return self._ready.popleft()
-
-    def _feed(self) -> None:
-        if self._compilers is None:
-            while self._waiting:
-                self._ready += [(candidate, None) for candidate in self._waiting.popleft()]
-            return
-        self._collect()
-        room = AHEAD * self._compilers.workers - len(self._running) - len(self._ready)
-        while self._waiting and room > 0:
-            group = self._waiting.popleft()
-            first = group[0]
-            future = self._compilers.submit(first.subject, self._workload, first.text, self._arch)
-            self._running[future] = group
-            room -= 1
-
-    def _collect(self) -> None:
-        for future in [future for future in self._running if future.done()]:
-            self._ready += [(candidate, future) for candidate in self._running.pop(future)]

@@ -165,20 +165,21 @@ def open_bench(workload: Workload, on_gpu: bool) -> float:
     _bench = None
     if on_gpu:
         torch.cuda.empty_cache()
-    _bench = _Bench(workload, on_gpu)
+    try:
+        _bench = _Bench(workload, on_gpu)
+    except Exception as error:  # may hold what cannot be sent
+        raise NotOpen(_brief(error)) from None
     return _bench.cublas_us
 
 
 def screen(entry: Entry, best_us: float | None) -> Screened:
     """Checks and times one config beside cuBLAS; `best_us`: of the best config so far."""
-    assert _bench is not None
-    return _guarded(lambda bench: bench.screen(entry, best_us), _bench)
+    return _guarded(lambda bench: bench.screen(entry, best_us))
 
 
 def enter(entry: Entry) -> Screened:
     """Makes a config ready for `race`, checked again; without figures."""
-    assert _bench is not None
-    return _guarded(_enter(entry), _bench)
+    return _guarded(_enter(entry))
 
 
 def _enter(entry: Entry) -> Callable[[_Bench], Screened]:
@@ -193,8 +194,7 @@ def _enter(entry: Entry) -> Callable[[_Bench], Screened]:
 
 def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
     """µs a call of cuBLAS and of each entry, by round, all taking turns under the burst protocol."""
-    assert _bench is not None
-    times, _ = _bench.rounds(entries, rounds, burst.IDLE_SECONDS)
+    times, _ = _opened().rounds(entries, rounds, burst.IDLE_SECONDS)
     return times[None], [times[entry] for entry in entries]
 
 
@@ -205,14 +205,25 @@ def forget(entries: Sequence[Entry]) -> None:
             _bench.calls.pop(entry, None)
 
 
-def _guarded(body: Callable[[_Bench], Screened], bench: _Bench) -> Screened:
+class NotOpen(Exception):
+    """This process has no operands: it is another one than that which was asked to make them."""
+
+
+def _opened() -> _Bench:
+    if _bench is None:
+        raise NotOpen
+    return _bench
+
+
+def _guarded(body: Callable[[_Bench], Screened]) -> Screened:
+    bench = _opened()
     try:
         return body(bench)
     except _Objection as objection:
         return Screened(objection.status, str(objection)[:1000])
     except torch.OutOfMemoryError as error:
         return Screened("out of memory", _brief(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if bench.device == "cuda":
             try:
                 torch.cuda.synchronize()
@@ -221,7 +232,7 @@ def _guarded(body: Callable[[_Bench], Screened], bench: _Bench) -> Screened:
         return Screened("failed", _brief(error))
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     """The first line of what torch or CUDA says."""
     said = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {said}"[:1000]

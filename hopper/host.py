@@ -142,7 +142,7 @@ def entry(kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]) -> E
         functools.partial(artifact, rung),
         functools.partial(cycles.measure, rung),
         functools.partial(precompile, rung),
-        functools.partial(space, gemm, rung.config),
+        functools.partial(space, gemm, rung.config, functools.partial(unsupported, gemm)),
     )
 
 

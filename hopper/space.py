@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from ..space import Axes, Footprint, Space
 from .base import HopperGemm
 from .config import ACCUMULATOR_LIMIT, MOST_SLOTS, SHARED_MEMORY, WARPGROUP, HopperConfig, unscheduled
 
-_SLOTS = (1, 2, 3, 4, 5, 6, 8)
+Unsupported = Callable[[Problem], str | None]
+
+_SLOTS = (2, 3, 4, 5, 6, 8)
 _SINGLE = ((64, 1, 0, 0), (128, 1, 0, 0))
 _MULTIPLE = ((128, 2, 24, 240), (192, 3, 32, 160), (256, 2, 24, 240))
 _AXES: Axes = {
@@ -25,7 +28,9 @@ _AXES: Axes = {
 }
 
 
-def space(gemm: type[HopperGemm], own: HopperConfig, problem: Problem, machine: Machine) -> Space[HopperConfig]:
+def space(
+    gemm: type[HopperGemm], own: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
+) -> Space[HopperConfig]:
     """The configs of a rung for a problem; the GPU's own limits are sm_90's, in `invalid_reason`."""
     understood = gemm.understood()
     axes: dict[str | tuple[str, ...], tuple[Any, ...]] = {}
@@ -36,8 +41,12 @@ def space(gemm: type[HopperGemm], own: HopperConfig, problem: Problem, machine: 
         if kept:
             axes[tuple(fields[i] for i in kept)] = tuple(dict.fromkeys(tuple(t[i] for i in kept) for t in tuples))
 
+    refusal = unsupported(problem)
+
     def invalid_reason(config: HopperConfig) -> str | None:
-        return gemm.invalid_reason(config) or _hopeless(config, "slots" in understood, machine, problem)
+        if reason := refusal or gemm.invalid_reason(config):
+            return reason
+        return None if config == own else _hopeless(config, "slots" in understood, machine, problem)
 
     def describe(config: HopperConfig) -> Footprint:
         return footprint(gemm, config)
@@ -49,8 +58,6 @@ def _hopeless(c: HopperConfig, ring: bool, machine: Machine, problem: Problem) -
     """Why a config that can be built cannot be the fastest, or is another one under another name."""
     if c.accumulator_registers > ACCUMULATOR_LIMIT:
         return f"{c.accumulator_registers} accumulators a thread spill, expected at most {ACCUMULATOR_LIMIT}"
-    if ring and c.slots < 2:
-        return f"slots is {c.slots}, expected 2: loads and products would take turns"
     if ring and c.slots not in (deep := [slots for slots in _SLOTS if slots <= _deepest(c)][-2:]):
         return f"slots is {c.slots}, expected {' or '.join(map(str, deep))}: so many fit, and depth costs nothing else"
     if c.store_buffers == 1 < c.slabs:

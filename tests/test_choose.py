@@ -34,7 +34,6 @@ PCIE = Gpu("NVIDIA H100 PCIe", 90, 114)
 A100 = gpu.imagined("a100")
 SQUARE = Workload(4096, 4096, 4096)
 CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
-unfixed = pytest.mark.xfail(strict=True, reason="reported, with a diff")
 
 
 def winner(i: int = 0, **changes: Any) -> Winner:
@@ -413,7 +412,6 @@ def test_matmul_takes_the_best_that_takes_the_call(
         CONFIGS.pop()
 
 
-@unfixed
 def test_what_cannot_be_looked_up_is_not_the_callers_concern(
     on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Callable[..., Knowledge]
 ) -> None:

@@ -21,7 +21,6 @@ from outblas.kernels.portable_config import PortableConfig
 
 H100 = gpu.imagined("h100")
 PLAIN = ("--dtype", "float32", "--layout", "nn", "--gpus", "cpu")
-unfixed = pytest.mark.xfail(strict=True, reason="reported, with a diff")
 
 
 def invoke(*arguments: str) -> Result:
@@ -203,7 +202,6 @@ def test_bad_options(case: str, tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
-@unfixed
 def test_a_store_of_another_program(tmp_path: Path) -> None:
     path = tmp_path / "shopping.sqlite"
     with sqlite3.connect(path) as connection:
@@ -213,7 +211,6 @@ def test_a_store_of_another_program(tmp_path: Path) -> None:
     assert "is a database of another program" in said(result)
 
 
-@unfixed
 def test_a_cluster_that_is_not_there() -> None:
     pytest.importorskip("ray")
     result = invoke("--kernels", "portable", "--engine", "ray", "--address", "127.0.0.1:9")

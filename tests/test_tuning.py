@@ -21,7 +21,7 @@ import pytest
 import torch
 from faulty_kernel import COMPILED, MEASURED, Config, notes
 
-from outblas.autotune import gpu, sweeping, tuning
+from outblas.autotune import ahead, gpu, sweeping, tuning
 from outblas.autotune.compilers import Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
 from outblas.autotune.progress import Progress
@@ -37,7 +37,6 @@ SUBJECT = Subject("faulty", "faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
 H100 = gpu.imagined("h100")
 OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
-unfixed = pytest.mark.xfail(strict=True, reason="reported, with a diff")
 
 SCRIPT = f"""
 import json, os, sys, time
@@ -179,7 +178,6 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     assert Counter(note.config for note in notes()).keys() == {to_text(config) for config in trials if not config.fault}
 
 
-@unfixed
 def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "8")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
@@ -216,7 +214,6 @@ def test_script_without_a_guard(tmp_path: Path, path: Path) -> None:
     assert ran.read_text() == "x"
 
 
-@unfixed
 def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does to a program that goes on, and had opened the store itself."""
     monkeypatch.setenv("FAULTY_CONFIGS", "1000")
@@ -262,7 +259,6 @@ def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pyte
     assert [trial.status for trial in stored(path)] == ["ok"]
 
 
-@unfixed
 def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
     """fp32 cannot hold the sums of so long a K, which the worker says when it makes its operands."""
     found = sweep(SUBJECT, [(1, 1, 1 << 24), (16, 16, 16)], store=path, top_k=1, **OPTIONS)
@@ -274,7 +270,6 @@ def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
 
 
 # ---- the worker and the compilers ------------------------------------------------------------------------------------
-@unfixed
 def test_what_else_befalls_a_worker() -> None:
     """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
     with Bench("cpu") as bench:
@@ -287,7 +282,6 @@ def test_what_else_befalls_a_worker() -> None:
         assert bench.restarts == 1
 
 
-@unfixed
 def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
     with Compilers(1, timeout=60) as compilers:
         odd, sound = (_submit(compilers, Config(fault=fault)) for fault in ("compile-odd", ""))
@@ -296,7 +290,6 @@ def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
         assert outcome(_submit(compilers, Config(number=1))) is None
 
 
-@unfixed
 def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
     with Compilers(1, memory=1 << 20) as compilers:
         assert outcome(_submit(compilers, Config())) is None
@@ -375,7 +368,6 @@ def store(path: Path) -> Iterator[Store]:
         yield store
 
 
-@unfixed
 def test_three_sweeps_share_a_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What two measure is not what two died of."""
     monkeypatch.setenv("FAULTY_CONFIGS", "12")
@@ -458,7 +450,6 @@ def test_what_a_sweep_began_twice_and_never_ended_is_given_up(store: Store) -> N
     assert [by_number[i].status for i in (0, 2)] == ["ok", "ok"]
 
 
-@unfixed
 def test_what_others_measure_right_now_is_not_given_up(store: Store) -> None:
     """As `begun`, a config that two sweeps measure looks like one that two sweeps died of."""
     source, config = SUBJECT.fingerprint, to_text(Config(number=1))
@@ -495,7 +486,6 @@ def test_a_workload_that_goes_down_is_said_to_fail(store: Store) -> None:
     assert found.winner is None
 
 
-@unfixed
 def test_a_finalist_that_fails_takes_nobody_along(store: Store) -> None:
     """It passed its screen, and takes the worker down in the finals, and with it all that had entered."""
 
@@ -509,7 +499,6 @@ def test_a_finalist_that_fails_takes_nobody_along(store: Store) -> None:
     assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 2]
 
 
-@unfixed
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_race_that_goes_down(store: Store, when: str) -> None:
     """Some rival takes the worker down as soon as it races; the others go on."""
@@ -529,7 +518,6 @@ def test_a_race_that_goes_down(store: Store, when: str) -> None:
     assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 2]
 
 
-@unfixed
 def test_a_worker_that_goes_down_at_forgetting(store: Store) -> None:
     def down(call: str, config: Config | None) -> None:
         if call == "forget":
@@ -559,7 +547,6 @@ class SlowCompilers:
         return Future()
 
 
-@unfixed
 @pytest.mark.timeout(15)
 def test_budget_ends_compiles_too(store: Store) -> None:
     began = time.monotonic()
@@ -579,7 +566,7 @@ def test_few_are_compiled_ahead(store: Store, monkeypatch: pytest.MonkeyPatch) -
         def submit(self, subject: Subject, workload: Workload, config: str, arch: int) -> Future[float]:
             futures.append(Future())
             futures[-1].set_result(1.5)
-            assert len(futures) - len(bench.configs("screen")) <= tuning.AHEAD * self.workers
+            assert len(futures) - len(bench.configs("screen")) <= ahead.AHEAD * self.workers
             return futures[-1]
 
     found = tune(store, bench, compilers=Eager())
@@ -655,7 +642,6 @@ def test_bad_arguments(case: str, path: Path) -> None:
     assert notes() == []
 
 
-@unfixed
 def test_names_that_no_store_takes_are_refused_at_once(path: Path) -> None:
     with pytest.raises(ValueError, match="My kernel"):
         sweep(Subject("My kernel", "faulty_kernel"), 16, store=path, **OPTIONS)

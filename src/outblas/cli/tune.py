@@ -72,6 +72,8 @@ def tune(
 
     Exit code 1 if a shape could not be tuned, 3 without a GPU.
     """
+    from ..autotune.store import StoreError
+
     try:
         check_writable(save)
         layouts = split(layout)
@@ -97,7 +99,7 @@ def tune(
                 kernels, workloads, quiet=json, budget=seconds, trials=trials, top_k=top_k, gpus=gpus, engine=engine,
                 address=address, ranker=ranker, store=store, resume=resume,
             )  # fmt: skip
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, ConnectionError, StoreError) as error:
         raise usage_error(error) from None
     if save is not None:
         save_json(save, value)
