@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -49,8 +50,20 @@ def check_writable(path: Path | None, option: str = "--save") -> None:
 def save_json(path: Path, value: Any) -> None:
     """Replaces the file at once: whoever is interrupted leaves the old one or the new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(_laid_out(value) + "\n")
+    scratch.write_text(_laid_out(_measured(value)) + "\n")
     scratch.replace(path)
+
+
+def _measured(value: Any) -> Any:
+    """With fractions of seven digits: no measurement has more. Whole numbers stay."""
+    match value:
+        case dict():
+            return {name: _measured(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_measured(item) for item in value]
+        case float() if math.isfinite(value) and not value.is_integer():
+            return float(f"{value:.7g}")
+    return value
 
 
 def _laid_out(value: Any, depth: int = 0) -> str:
