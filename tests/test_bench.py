@@ -148,7 +148,7 @@ def test_turns_put_the_base_around_every_other() -> None:
 
 def test_burst_keeps_rounds_together(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(burst, "_turn", lambda warm, batch, clock: seen.append(batch) or (float(batch), 1500.0))
+    monkeypatch.setattr(burst, "_turn", lambda warm, batch, clock, idle: seen.append(batch) or (float(batch), 1500.0))
     batches: Any = {"a": (None, 1), "b": (None, 2)}
     ticks = []
     samples = burst.run(batches, None, rounds=4, progress=lambda: ticks.append(1))  # type: ignore[arg-type]
