@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from concurrent.futures import Future, TimeoutError
@@ -29,6 +30,7 @@ class Compilers:
     def __init__(self, workers: int | None = None, *, timeout: float = TIMEOUT, memory: int = MEMORY) -> None:
         self.workers = workers or default_workers()
         self._timeout = timeout
+        self._given: list[Future[float]] = []
         self._pool = ProcessPool(
             max_workers=self.workers,
             max_tasks=TASKS,
@@ -46,12 +48,17 @@ class Compilers:
         except RuntimeError:  # the pool is broken
             future = Future()
             future.set_result(0.0)
+        self._given = [*(given for given in self._given if not given.done()), future]
         return future
 
     def close(self) -> None:
-        """Ends the processes, whatever they are at."""
+        """Ends the processes, whatever they are at; compiles that are not done never will be."""
         self._pool.stop()
         self._pool.join()
+        for future in self._given:
+            if future.cancel():
+                with contextlib.suppress(RuntimeError):  # pebble's own has told them
+                    future.set_running_or_notify_cancel()  # whoever waits hears of it
 
     def __enter__(self) -> Compilers:
         return self

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, TimeoutError, wait
+from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ START_SECONDS = 300.0  # to import torch, wake the GPU and make operands
 TRIAL_SECONDS = 20.0  # to load, check and time a config, besides its calls
 TURNS = 200.0  # calls of cuBLAS's length that a trial may take, ten times as slow
 LOCK_SECONDS = 900.0
+RELEASE_SECONDS = 0.5  # after which whoever waits for a worker that was abandoned knows
+STARTS = 3  # of a worker, before it counts as impossible
 
 
 class Abandoned(Exception):
@@ -136,35 +139,41 @@ class Bench:
 
     def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
         """Raises Down, Abandoned, and what the function does."""
-        try:
-            found: T = self._scheduled(seconds, function, *arguments).result()
-        except BaseException as error:
-            if self._abandoned:
-                raise Abandoned from None
-            if isinstance(error, TimeoutError):
+        for _ in range(STARTS):
+            try:
+                future = self._scheduled(seconds, function, *arguments)
+                while not wait([future], RELEASE_SECONDS).done:
+                    if self._abandoned:
+                        raise Abandoned
+                found: T = future.result()
+                return found
+            except BaseException as error:
+                if self._abandoned:
+                    raise Abandoned from None
+                if isinstance(error, TimeoutError):
+                    self.stop()
+                    raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
+                if isinstance(error, ProcessExpired):
+                    self.stop()
+                    raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
+                if not isinstance(error, BrokenProcessPool):  # whose worker died before it took up the call
+                    raise
                 self.stop()
-                raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
-            if isinstance(error, ProcessExpired):
-                self.stop()
-                raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
-            raise
-        return found
+        raise Down("crash", "no worker can be started")
 
     def _scheduled(self, seconds: float, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """The call on its way to the worker, which is started if there is none."""
-        while True:
-            if self._abandoned:
-                raise Abandoned
-            if self._pool is None:
-                environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
-                context, first = Context(), (environment, None)
-                self._pool = ProcessPool(max_workers=1, initializer=start, initargs=first, context=context)
-            try:
-                future: Future[T] = self._pool.schedule(function, args=arguments, timeout=seconds)
-            except RuntimeError:  # its worker died while nothing was asked of it
-                self.stop()
-                continue
-            return future
+        """The call on its way to the worker, which is started if there is none. Raises BrokenProcessPool."""
+        if self._abandoned:
+            raise Abandoned
+        if self._pool is None:
+            environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
+            context, first = Context(), (environment, None)
+            self._pool = ProcessPool(max_workers=1, initializer=start, initargs=first, context=context)
+        try:
+            future: Future[T] = self._pool.schedule(function, args=arguments, timeout=seconds)
+        except RuntimeError as error:
+            raise BrokenProcessPool(str(error)) from None
+        return future
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

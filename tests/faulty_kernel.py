@@ -139,8 +139,3 @@ def notes(suffix: str = "") -> list[Note]:
 def _note(config: Config, suffix: str = "") -> None:
     with open(os.environ["FAULTY_LOG"] + suffix, "a") as log:
         log.write(f"{to_text(config)} {os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}\n")
-
-
-def no_start(*_: object) -> None:
-    """In place of `processes.start`: a process that cannot be had."""
-    os._exit(1)

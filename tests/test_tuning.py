@@ -11,17 +11,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import faulty_kernel
 import pytest
 import torch
 from faulty_kernel import COMPILED, MEASURED, Config, notes
+from pebble import ProcessFuture
 
-from outblas.autotune import ahead, gpu, sweeping, tuning
+from outblas.autotune import ahead, compilers, gpu, isolated, sweeping, tuning, worker
 from outblas.autotune.compilers import Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
 from outblas.autotune.progress import Progress
@@ -105,8 +107,8 @@ def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.Mon
             if line == "screening 4\n":
                 first.kill()
     assert first.returncode == -signal.SIGKILL
-    (worker,) = {note.process for note in notes()}
-    assert soon(lambda: gone(worker))
+    (process,) = {note.process for note in notes()}
+    assert soon(lambda: gone(process))
     before, begun = stored(path), len(notes())
     assert 4 <= len(before) <= begun <= len(before) + 1
 
@@ -296,6 +298,105 @@ def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
         assert compilers.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) is not None
 
 
+class FakePool:
+    """Stands for pebble's pool of one worker. `deaths`: whether its process dies before it takes up the next call; what
+    is `stuck` never ends, and nobody hears of it when the pool does."""
+
+    deaths: ClassVar[list[bool]] = []
+    stuck: ClassVar[bool] = False
+    calls: ClassVar[list[Any]] = []
+    active = True
+
+    def __init__(self, **_: object) -> None:
+        self.opened = False
+
+    def schedule(self, function: Any, *, args: tuple[Any, ...], timeout: float) -> Future[Any]:
+        self.calls.append(function)
+        if self.stuck:
+            return StuckFuture()
+        future: Future[Any] = Future()
+        if self.deaths and self.deaths.pop(0):
+            future.set_exception(BrokenProcessPool("All workers expired"))
+        elif function is worker.open_bench:
+            self.opened = True
+            future.set_result(100.0)
+        elif function is worker.describe:
+            future.set_result(H100)
+        elif self.opened:
+            future.set_result(Screened("ok"))
+        else:
+            future.set_exception(worker.NotOpen())
+        return future
+
+    def stop(self) -> None:
+        """Whoever waits goes on waiting."""
+
+    join = stop
+
+
+class StuckFuture(ProcessFuture[Any]):
+    """Running, and yet to be cancelled, as pebble's futures are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
+    for module in (isolated, compilers):
+        monkeypatch.setattr(module, "ProcessPool", FakePool)
+    monkeypatch.setattr(FakePool, "deaths", [])
+    monkeypatch.setattr(FakePool, "stuck", False)
+    monkeypatch.setattr(FakePool, "calls", [])
+    return FakePool
+
+
+def test_a_worker_that_dies_unnoticed(pool: type[FakePool]) -> None:
+    """Pebble says that all workers expired, of a call that none has taken up."""
+    bench = Bench("0")
+    pool.deaths += [True, False, False, True]
+    assert bench.describe() == H100
+    assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
+    assert bench.restarts == 2
+    assert [call for call in pool.calls if call is worker.open_bench] == [worker.open_bench] * 2
+
+
+def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path) -> None:
+    pool.deaths += [True] * 100
+    with pytest.raises(Down):
+        Bench("0").describe()
+    (failure,) = run(path).failures
+    assert failure.workload == WORKLOAD
+
+
+def test_who_waits_for_a_worker_is_released(pool: type[FakePool]) -> None:
+    pool.stuck = True
+    bench = Bench("0")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            bench.describe()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert soon(lambda: len(pool.calls) == 1)
+    bench.abandon()
+    thread.join(5)
+    assert [type(error) for error in raised] == [isolated.Abandoned]
+
+
+def test_who_waits_for_compilers_is_released(pool: type[FakePool]) -> None:
+    pool.stuck = True
+    with Compilers(1) as several:
+        future = several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90)
+        threading.Timer(0.2, several.close).start()
+        assert wait([future], 5).done == {future}
+
+
 def _entry(config: Config) -> Entry:
     return SUBJECT, to_text(config)
 
@@ -437,7 +538,8 @@ def test_each_kernel_has_a_winner(store: Store) -> None:
     assert len({winner.finalists for winner in found.winners}) == 1
 
 
-def test_what_a_sweep_began_twice_and_never_ended_is_given_up(store: Store) -> None:
+def test_what_a_sweep_began_twice_and_never_ended_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "PATIENCE", 1.0)
     source = SUBJECT.fingerprint
     for _ in range(2):
         store.begin(H100, WORKLOAD, "faulty", source, to_text(Config(number=1)))

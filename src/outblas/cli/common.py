@@ -38,7 +38,7 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
+    typer.echo(json.dumps(_measured(value), indent=2))
 
 
 def check_writable(path: Path | None, option: str = "--save") -> None:
