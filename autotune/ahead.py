@@ -18,7 +18,7 @@ class Ahead:
     """Candidates in the order in which their compiles end, at most so many compiled ahead of their measurement.
 
     Configs that share a compile come out together. Without compilers nothing is compiled ahead. After `until`, on the
-    clock of `time.monotonic`, no more come: `left_out` says how many.
+    clock of `time.monotonic`, no more come.
     """
 
     def __init__(
@@ -32,7 +32,6 @@ class Ahead:
         groups: dict[tuple[str, str], list[Candidate]] = {}
         for candidate in candidates:
             groups.setdefault((candidate.subject.name, candidate.compiled_as), []).append(candidate)
-        self.left_out = 0
         self._given = 0
         self._waiting = deque(groups.values())
         self._running: dict[Future[float], list[Candidate]] = {}
@@ -49,7 +48,6 @@ class Ahead:
         return len(self._ready)
 
     def _drop(self) -> None:
-        self.left_out = self.compiling + self.ready
         for future in self._running:
             future.cancel()
         self._waiting.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,12 @@ GPU_TEST_SECONDS = 120
 
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """17,000 cases take a while to make, where none of them is wanted."""
+    unwanted = "not gpu" in config.option.markexpr and collection_path.name.endswith("gpu.py")
+    return unwanted or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

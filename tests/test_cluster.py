@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(tuned.FOLDER, str(found))
         patch.setenv("PYTHONPATH", str(Path(tuned.__file__).parent))
+        patch.setenv("RAY_worker_niceness", "0")  # else other tests starve it
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the home directory
         patch.setenv("RAY_AUTH_MODE", "")  # so that it is restored: Ray sets it where it is not set
         patch.delenv("RAY_AUTH_MODE")
@@ -81,10 +82,10 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, tmp_
         assert mine[-1].known == 2
         assert all(-1 < progress.elapsed < 120 for progress in heard)
 
-        again = run(store, shapes=3)
+        again = run(store)
         assert again.finished
-        assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
-        assert len(again.winners) == len(SHAPES)
+        assert [outcome.new for outcome in again.outcomes] == [0]
+        assert len(again.winners) == 1
         assert store.trials() == trials
 
 

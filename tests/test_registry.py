@@ -82,9 +82,13 @@ def test_import_is_light() -> None:
         "import json, sys, time, torch; start = time.perf_counter(); import outblas;"
         "print(json.dumps([time.perf_counter() - start, 'triton' in sys.modules, 'cutlass' in sys.modules]))"
     )
-    results = [json.loads(run(code)) for _ in range(3)]
-    assert all(not triton and not cutlass for _, triton, cutlass in results)
-    assert min(seconds for seconds, _, _ in results) < 0.1
+    for _ in range(5):  # on a busy machine the first may be late
+        seconds, triton, cutlass = json.loads(run(code))
+        assert not triton
+        assert not cutlass
+        if seconds < 0.1:
+            return
+    pytest.fail(f"{seconds:.2f} s")
 
 
 def test_works_without_triton_and_cutlass() -> None:

@@ -34,22 +34,29 @@ _SEAL = "<!-- drawn by outblas report readme, sha256 "
 
 def render(root: Path = ROOT) -> list[str]:
     """Rewrites README.md and its charts; returns what was out of date. Raises ValueError for a part it cannot make."""
-    changed = stale(root)
-    readme = root / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    text = _text(root)
     made = _rendered(root, text)
+    changed = _outdated(root, text, made)
     for what, files in _charts(text):
         _draw(root, what, files)
-    readme.write_text(made, encoding="utf-8")
+    (root / "README.md").write_text(made, encoding="utf-8")
     return changed
 
 
 def stale(root: Path = ROOT) -> list[str]:
     """Names of what the files in `results/` say differently: README.md, charts. Raises ValueError as `render`."""
+    text = _text(root)
+    return _outdated(root, text, _rendered(root, text))
+
+
+def _text(root: Path) -> str:
     if not in_checkout(root):
         raise ValueError(f"{root} is no checkout of outblas: README.md is made there")
-    text = (root / "README.md").read_text(encoding="utf-8")
-    found = [] if _rendered(root, text) == text else ["README.md"]
+    return (root / "README.md").read_text(encoding="utf-8")
+
+
+def _outdated(root: Path, text: str, made: str) -> list[str]:
+    found = [] if made == text else ["README.md"]
     return found + [_picture(what) for what, files in _charts(text) if not _is_current(root, _picture(what), files)]
 
 
