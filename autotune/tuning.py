@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
@@ -13,13 +13,13 @@ from ..configs import brief
 from . import compilers as compiling
 from .ahead import Ahead
 from .compilers import Compilers
-from .finals import BATCH, MOST_ROUNDS, Race
+from .finals import Race
 from .isolated import Bench, Down
 from .progress import Progress, Report, silent
 from .prune import Candidate, Plan, Ranker, by_model, plan
+from .racing import Finals
 from .records import Finalist, Gpu, Status, Trial, Winner, Workload, now
 from .subjects import Subject
-from .worker import Entry
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 PATIENCE = 30.0  # seconds to wait for what other sweeps seem to be measuring, before it is called deadly
@@ -272,66 +272,9 @@ class _Tuning:
             return
         self.progress.stage = "finals"
         self.say()
-        race = Race(rivals)
-        entered: dict[Candidate, int] = {}  # by how many workers had gone before
-        for _ in range(MOST_ROUNDS + 4 * len(rivals)):
-            if not self._all_entered(race, entered):
-                continue
-            if not race.alive or race.over or self._late(race):
-                break
-            try:
-                base, times = self.bench.race(_entries(race.alive), BATCH)
-                before = set(race.alive)
-                race.add(base, times)
-                self._tell(race)
-                self.bench.forget(_entries(before - set(race.alive)))
-            except Down as down:
-                self.progress.message = f"finals: {down}"
-                self._remove_faulty(race, entered)
+        race = Finals(self.job.workload, self.bench, self.progress, self.say).run(rivals)
         if race.alive and race.rounds >= 2:
             self._crown(race)
-
-    def _tell(self, race: Race[Candidate]) -> None:
-        self.progress.rounds = race.rounds
-        self.progress.best = f"{race.leader.subject.name}[{brief(race.leader.config)}]"
-        self.progress.best_ratio = race.against_base(race.leader).median
-        self.say()
-
-    def _all_entered(self, race: Race[Candidate], entered: dict[Candidate, int]) -> bool:
-        """Makes those in the race ready in the worker that there is; False if one of them failed, and is out."""
-        for rival in list(race.alive):
-            if entered.get(rival) == self.bench.restarts:
-                continue
-            try:
-                status = self.bench.enter(self.job.workload, (rival.subject, rival.text)).status
-            except Down as down:
-                status = cast(Status, down.status)
-            if status != "ok":
-                self._remove(race, rival, status)
-                return False
-            entered[rival] = self.bench.restarts
-        return all(entered[rival] == self.bench.restarts for rival in race.alive)
-
-    def _remove_faulty(self, race: Race[Candidate], entered: dict[Candidate, int]) -> None:
-        """After a race that took the worker down: who does so alone is out."""
-        for rival in list(race.alive):
-            while rival in race.alive and not self._all_entered(race, entered):
-                pass
-            if rival not in race.alive:
-                continue
-            try:
-                self.bench.race(_entries([rival]), 1)
-            except Down as down:
-                self._remove(race, rival, down.status)
-
-    def _remove(self, race: Race[Candidate], rival: Candidate, status: str) -> None:
-        race.remove(rival)
-        self.progress.message = f"{rival.label}: {status} in the finals"
-        self.progress.failures[status] += 1
-
-    def _late(self, race: Race[Candidate]) -> bool:
-        deadline = self.progress.deadline
-        return deadline is not None and race.rounds >= BATCH and time.monotonic() > deadline
 
     def _rivals(self) -> list[Candidate]:
         """The fastest of the screen, the best of each kernel, and winners of before: their screen may have been
@@ -383,10 +326,6 @@ class _Tuning:
             finalists=finalists,
             when=now(),
         )
-
-
-def _entries(rivals: Iterable[Candidate]) -> list[Entry]:
-    return [(rival.subject, rival.text) for rival in rivals]
 
 
 def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:

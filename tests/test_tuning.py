@@ -24,7 +24,7 @@ import torch
 from faulty_kernel import COMPILED, MEASURED, Config, notes
 from pebble import ProcessFuture
 
-from outblas.autotune import ahead, compilers, finals, gpu, isolated, sweeping, tuning, worker
+from outblas.autotune import ahead, compilers, finals, gpu, isolated, racing, sweeping, tuning, worker
 from outblas.autotune.compilers import Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
 from outblas.autotune.progress import Progress
@@ -642,7 +642,7 @@ class Clock:
 def test_budget_ends_a_screen_and_leaves_time_for_finals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "1000")
     clock = Clock()
-    for module in (tuning, ahead):
+    for module in (tuning, ahead, racing):
         monkeypatch.setattr(module, "time", clock)
     bench = FakeBench(seconds=0.01, sleep=clock.sleep)
     found = tune(store, bench, seconds=1.0, top_k=2)
