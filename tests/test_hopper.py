@@ -227,7 +227,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code(name: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
-@pytest.mark.parametrize("name", ["hopper.tma_wgmma", "hopper.warp_specialized", "hopper.hilbert"])
+@pytest.mark.parametrize("name", ENDS)
 def test_every_layout_has_the_same_instructions(name: str, layout: str) -> None:
     """Major modes of wgmma and of TMA's boxes: nothing is copied or transposed."""
     has = {op: count for op, count in CLAIMS[name][0].items() if not op.startswith(("UTMALDG", "STG"))}
