@@ -19,7 +19,7 @@ from outblas.autotune.progress import Report, silent
 
 pytestmark = [
     pytest.mark.interpreter,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
 TUNED = Subject("tuned", "tuned")
@@ -57,8 +57,10 @@ def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str |
 def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, tmp_path: Path) -> None:
     (folder / "kill-32x32x32").touch()
     heard: list[Progress] = []
+    began = time.monotonic()
     with Store(tmp_path / "store.sqlite") as store:
         found = run(store, heard.append, shapes=3)
+        ended = time.monotonic()
         assert not (folder / "kill-32x32x32").exists()
         assert found.finished
         assert {winner.workload.shape for winner in found.winners} == set(SHAPES)
@@ -80,7 +82,7 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, tmp_
         assert any("died" in progress.message for progress in mine)
         assert mine[-1].stage == "done"
         assert mine[-1].known == 2
-        assert all(-1 < progress.elapsed < 120 for progress in heard)
+        assert all(began - 1 < progress.started < ended + 1 for progress in heard)
 
         again = run(store)
         assert again.finished
