@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ GPU_TEST_SECONDS = 120
 
 def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
