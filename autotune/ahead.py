@@ -18,7 +18,7 @@ class Ahead:
     """Candidates in the order in which their compiles end, at most so many compiled ahead of their measurement.
 
     Configs that share a compile come out together. Without compilers nothing is compiled ahead. After `until`, on the
-    clock of `time.monotonic`, no more come.
+    clock of `time.monotonic`, no more come; the first does, if it is compiled by then.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Ahead:
         groups: dict[tuple[str, str], list[Candidate]] = {}
         for candidate in candidates:
             groups.setdefault((candidate.subject.name, candidate.compiled_as), []).append(candidate)
-        self._given = 0
+        self._begun = False
         self._waiting = deque(groups.values())
         self._running: dict[Future[float], list[Candidate]] = {}
         self._ready: deque[tuple[Candidate, Future[float] | None]] = deque()
@@ -59,19 +59,17 @@ class Ahead:
 
     def __next__(self) -> tuple[Candidate, Future[float] | None]:
         self._feed()
-        while not self._ready:
-            if not self._running:
-                raise StopIteration
+        while self._running and not self._ready:
             left = None if self._until is None else max(0.0, self._until - time.monotonic())
             wait(self._running, timeout=left, return_when=FIRST_COMPLETED)
             self._collect()
-            if not self._ready and self._late():
+            if self._late():
                 break
-        if self._late() and self._given:
+        if self._late() and (self._begun or not self._ready):
             self._drop()
         if not self._ready:
             raise StopIteration
-        self._given += 1
+        self._begun = True
         return self._ready.popleft()
 
     def _late(self) -> bool:

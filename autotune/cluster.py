@@ -319,9 +319,7 @@ class _Driver:
         elif isinstance(message, Outcome):
             assert hand.task is not None
             message.job, message.new = hand.task.job, hand.task.new[message.gpu]
-            if message.failure:
-                self.found.failures.append(Failure(message.job.workload, message.failure))
-            self.found.outcomes.append(message)
+            self.found.add(message)
             self._hand_out(hand)
         else:
             assert hand.task is not None

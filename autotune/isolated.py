@@ -99,9 +99,9 @@ class Bench:
         try:
             with self._locked():
                 return self._call(seconds, worker.race, list(entries), rounds)
+        except (Down, Abandoned):
+            raise
         except Exception as error:  # of a config, or for want of them: what they leave is not to be trusted
-            if isinstance(error, Down | Abandoned):
-                raise
             self.stop()
             raise Down("crash", f"{type(error).__name__}: {error}"[:1000]) from None
 

@@ -51,6 +51,11 @@ class Sweep:
     seconds: float = 0.0
     store: Path | None = None
 
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        if outcome.failure:
+            self.failures.append(Failure(outcome.job.workload, outcome.failure))
+
     @property
     def winners(self) -> list[Winner]:
         """The fastest of every workload on every GPU model."""
@@ -249,9 +254,7 @@ def _local(
             return
         outcome = tune(replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu)
         with lock:
-            found.outcomes.append(outcome)
-            if outcome.failure:
-                found.failures.append(Failure(job.workload, outcome.failure))
+            found.add(outcome)
 
     for job in jobs:
         tell(Progress(job.workload))

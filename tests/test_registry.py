@@ -82,7 +82,7 @@ def test_import_is_light() -> None:
         "import json, sys, time, torch; start = time.perf_counter(); import outblas;"
         "print(json.dumps([time.perf_counter() - start, 'triton' in sys.modules, 'cutlass' in sys.modules]))"
     )
-    for _ in range(5):  # on a busy machine the first may be late
+    for _ in range(3):  # on a busy machine the first may be late
         seconds, triton, cutlass = json.loads(run(code))
         assert not triton
         assert not cutlass

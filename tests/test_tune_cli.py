@@ -132,7 +132,7 @@ def test_sweep_in_the_interpreter(tmp_path: Path) -> None:
     result = invoke(*options, "--json", "--save", str(tmp_path / "found.json"))
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
-    assert json.loads((tmp_path / "found.json").read_text()).keys() == found.keys()
+    assert json.loads((tmp_path / "found.json").read_text()) == found
     assert found["finished"]
     assert found["failures"] == []
     assert found["store"] == str(path)
