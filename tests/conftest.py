@@ -62,6 +62,18 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["OUTBLAS_CACHE_DIR"] = before
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a store of the test's own, in a folder that is not there yet."""
+    return tmp_path / "cache" / "tuning.sqlite"
+
+
+@pytest.fixture
+def faulty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests/faulty_kernel.py notes who compiles and measures it."""
+    monkeypatch.setenv("FAULTY_LOG", str(tmp_path / "log"))
+
+
 @pytest.fixture(autouse=True)
 def _fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_seen", set())

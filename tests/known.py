@@ -1,0 +1,47 @@
+"""Winners of an H100, and knowledge made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outblas.autotune import gpu, transfer
+from outblas.autotune.choose import Knowledge
+from outblas.autotune.records import Gpu, Winner, Workload
+from outblas.autotune.store import Store
+from outblas.configs import to_text
+from outblas.kernels.portable_config import PortableConfig
+
+H100 = replace(gpu.imagined("h100"), driver="580", torch="2.11")
+OLDER = replace(H100, driver="570")
+H200 = gpu.imagined("h200")
+PCIE = Gpu("NVIDIA H100 PCIe", 90, 114)
+A100 = gpu.imagined("a100")
+SQUARE = Workload(4096, 4096, 4096)
+CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
+
+
+def winner(i: int = 0, **changes: Any) -> Winner:
+    ratio = changes.pop("ratio", 1.0)
+    fields: dict[str, Any] = {
+        "gpu": H100, "workload": SQUARE, "kernel": "portable", "source": "abc", "config": CONFIGS[i], "us": 100.0,
+        "cublas_us": 100.0 * ratio, "ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "rounds": 12,
+        "when": f"2026-01-{i + 1:02}T00:00:00+00:00",
+    }  # fmt: skip
+    return Winner(**fields | changes)
+
+
+def knowing(tmp_path: Path) -> Callable[..., Knowledge]:
+    """A maker of knowledge of an H100 from winners in its store, and from those that were shipped."""
+
+    def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> Knowledge:
+        folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
+        with Store(folder.with_suffix(".sqlite")) as store:
+            for each in here:
+                store.crown(each)
+        transfer.ship(shipped, folder)
+        return Knowledge(of, folder.with_suffix(".sqlite"), folder)
+
+    return made

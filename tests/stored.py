@@ -1,0 +1,104 @@
+"""Trials and winners to keep, and what tests do to the file that keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outblas.autotune.records import Finalist, Gpu, Trial, Winner, Workload
+from outblas.autotune.store import Store
+
+H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
+H200 = Gpu("NVIDIA H200", 90, 132)
+WORKLOAD = Workload(4096, 4096, 4096)
+FINALIST = Finalist(
+    kernel="hopper.hilbert", config="tile_m=128,slots=4", us=200.5, ratio=1.047, ratio_low=1.04, ratio_high=1.05
+)
+OTHER = Workload(16, 4096, 4096, "float16", "float32", "nn")
+
+
+def trial(i: int = 0, **changes: Any) -> Trial:
+    fields = {
+        "gpu": H100,
+        "workload": WORKLOAD,
+        "kernel": "hopper.hilbert",
+        "source": "abc",
+        "config": f"tile_m=128,slots={i},order=hilbert,phases=False",
+        "status": "ok",
+        "us": 100.0 + i,
+        "ratio": 1.01,
+        "ratio_low": 1.0,
+        "ratio_high": 1.02,
+        "clock_mhz": 1700.0,
+        "when": f"2026-01-{1 + i // 1440 % 28:02}T{i // 60 % 24:02}:{i % 60:02}:00+00:00",
+    }
+    return Trial(**fields | changes)
+
+
+def failed(i: int = 0, **changes: Any) -> Trial:
+    none = dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high", "clock_mhz"))
+    return trial(i, **{"status": "hang", "reason": "not done in 30 s"} | none | changes)
+
+
+def winner(**changes: Any) -> Winner:
+    fields = {
+        "gpu": H100,
+        "workload": WORKLOAD,
+        "kernel": "hopper.hilbert",
+        "source": "abc",
+        "config": "tile_m=128,slots=4",
+        "us": 200.5,
+        "cublas_us": 210.0,
+        "ratio": 1.047,
+        "ratio_low": 1.04,
+        "ratio_high": 1.05,
+        "rounds": 30,
+        "runner_up": "tile_m=64",
+        "lead": 1.01,
+        "lead_low": 1.005,
+        "lead_high": 1.02,
+        "confidence": 0.99,
+        "separated": True,
+        "screened": 60,
+        "valid": 80,
+        "finalists": (FINALIST, FINALIST),
+        "when": "2026-02-01T00:00:00+00:00",
+    }
+    return Winner(**fields | changes)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def warned(match: str, path: Path, **options: bool) -> Store:
+    with pytest.warns(UserWarning, match=match):
+        return Store(path, **options)
+
+
+def fill(path: Path, count: int = 3) -> list[Trial]:
+    trials = [trial(i) for i in range(count)]
+    with Store(path) as store:
+        for each in trials:
+            store.add(each)
+        store.crown(winner())
+    return trials
+
+
+def sql(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def set_aside(path: Path) -> list[Path]:
+    return [p for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm"))]

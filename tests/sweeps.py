@@ -1,0 +1,69 @@
+"""Sweeps of tests/faulty_kernel.py without a GPU, in this process and in ones that can be killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outblas.autotune import gpu
+from outblas.autotune.records import Trial, Workload
+from outblas.autotune.store import Store
+from outblas.autotune.subjects import Subject
+from outblas.autotune.sweeping import Sweep, sweep
+
+SUBJECT = Subject("faulty", "faulty_kernel")
+WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
+H100 = gpu.imagined("h100")
+OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
+
+SCRIPT = f"""
+import json, os, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from faulty_kernel import notes
+from multiprocessing import active_children
+from pathlib import Path
+from outblas.autotune.store import Store
+from outblas.autotune.subjects import Subject
+from outblas.autotune.sweeping import sweep
+
+def run(path, **options):
+    options = dict(dtype="float32", layout="nn", gpus="cpu", top_k=2) | options
+    return sweep(Subject("faulty", "faulty_kernel"), 16, store=path, **options)
+"""
+
+
+def run(path: Path, **options: Any) -> Sweep:
+    return sweep(SUBJECT, 16, store=path, **({"top_k": 2} | OPTIONS | options))
+
+
+def stored(path: Path) -> list[Trial]:
+    with Store(path, read_only=True) as store:
+        return store.trials()
+
+
+def start(code: str, path: Path) -> subprocess.Popen[str]:
+    """Runs a script that has no `if __name__ == "__main__"`, with a store's path; each run leaves a line in "ran"."""
+    script = path.with_name("script.py")
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f"open({str(path.with_name('ran'))!r}, 'a').write('ran\\n')\n{SCRIPT}{code}")
+    command = [sys.executable, str(script), str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended, reaped by somebody or not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return condition()

@@ -1,0 +1,158 @@
+"""The processes that measure and compile: what befalls one costs no other, and nobody waits for what is gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from faulty_kernel import Config
+from pebble import ProcessFuture
+from sweeps import H100, SUBJECT, WORKLOAD, run, soon
+
+from outblas.autotune import compilers, isolated, worker
+from outblas.autotune.compilers import Compilers, outcome
+from outblas.autotune.isolated import Bench, Down
+from outblas.autotune.worker import Entry, Screened
+from outblas.configs import to_text
+
+pytestmark = pytest.mark.usefixtures("faulty_log")
+
+
+def test_what_else_befalls_a_worker() -> None:
+    """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
+    with Bench("cpu") as bench:
+        left = bench.screen(WORKLOAD, _entry(Config(fault="quit")), None)
+        assert (left.status, left.reason) == ("failed", "SystemExit: 3")
+        assert bench.screen(WORKLOAD, _entry(Config(fault="exit-idle")), None).status == "ok"
+        assert bench.restarts == 0
+        time.sleep(1.5)
+        assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
+        assert bench.restarts == 1
+
+
+def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
+    with Compilers(1, timeout=60) as compilers:
+        odd, sound = (_submit(compilers, Config(fault=fault)) for fault in ("compile-odd", ""))
+        assert outcome(odd) == ("failed", "OddError: cannot be unpickled")
+        assert outcome(sound) is None
+        assert outcome(_submit(compilers, Config(number=1))) is None
+
+
+def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
+    with Compilers(1, memory=1 << 20) as compilers:
+        assert outcome(_submit(compilers, Config())) is None
+        assert compilers.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) is not None
+
+
+class FakePool:
+    """Stands for pebble's pool of one worker. `deaths`: whether its process dies before it takes up the next call; what
+    is `stuck` never ends, and nobody hears of it when the pool does."""
+
+    deaths: ClassVar[list[bool]] = []
+    stuck: ClassVar[bool] = False
+    calls: ClassVar[list[Any]] = []
+    active = True
+
+    def __init__(self, **_: object) -> None:
+        self.opened = False
+
+    def schedule(self, function: Any, *, args: tuple[Any, ...], timeout: float) -> Future[Any]:
+        self.calls.append(function)
+        if self.stuck:
+            return StuckFuture()
+        future: Future[Any] = Future()
+        if self.deaths and self.deaths.pop(0):
+            future.set_exception(BrokenProcessPool("All workers expired"))
+        elif function is worker.open_bench:
+            self.opened = True
+            future.set_result(100.0)
+        elif function is worker.describe:
+            future.set_result(H100)
+        elif self.opened:
+            future.set_result(Screened("ok"))
+        else:
+            future.set_exception(worker.NotOpen())
+        return future
+
+    def stop(self) -> None:
+        """Whoever waits goes on waiting."""
+
+    join = stop
+
+
+class StuckFuture(ProcessFuture[Any]):
+    """Running, and yet to be cancelled, as pebble's futures are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
+    for module in (isolated, compilers):
+        monkeypatch.setattr(module, "ProcessPool", FakePool)
+    monkeypatch.setattr(FakePool, "deaths", [])
+    monkeypatch.setattr(FakePool, "stuck", False)
+    monkeypatch.setattr(FakePool, "calls", [])
+    return FakePool
+
+
+def test_a_worker_that_dies_unnoticed(pool: type[FakePool]) -> None:
+    """Pebble says that all workers expired, of a call that none has taken up."""
+    bench = Bench("0")
+    pool.deaths += [True, False, False, True]
+    assert bench.describe() == H100
+    assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
+    assert bench.restarts == 2
+    assert [call for call in pool.calls if call is worker.open_bench] == [worker.open_bench] * 2
+
+
+def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path) -> None:
+    pool.deaths += [True] * 100
+    with pytest.raises(Down):
+        Bench("0").describe()
+    (failure,) = run(path).failures
+    assert failure.workload == WORKLOAD
+
+
+def test_who_waits_for_a_worker_is_released(pool: type[FakePool]) -> None:
+    pool.stuck = True
+    bench = Bench("0")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            bench.describe()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert soon(lambda: len(pool.calls) == 1)
+    bench.abandon()
+    thread.join(5)
+    assert [type(error) for error in raised] == [isolated.Abandoned]
+
+
+def test_who_waits_for_compilers_is_released(pool: type[FakePool]) -> None:
+    pool.stuck = True
+    with Compilers(1) as several:
+        future = several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90)
+        threading.Timer(0.2, several.close).start()
+        assert wait([future], 5).done == {future}
+
+
+def _entry(config: Config) -> Entry:
+    return SUBJECT, to_text(config)
+
+
+def _submit(compilers: Compilers, config: Config) -> Future[float]:
+    future = compilers.submit(SUBJECT, WORKLOAD, to_text(config), 90)
+    future.exception(timeout=60)
+    return future
