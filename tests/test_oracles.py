@@ -124,14 +124,14 @@ def test_allclose_misses_what_exact_catches(kernel, K, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.backends.mkldnn.flags(enabled=False)  # which pads K of bf16 with what lies behind a row
 def test_torch_matmul_has_the_masks_of_nonfinite(dtype):
     def run(a, b, c, out, alpha, beta):
         out.copy_(a @ b if c is None else torch.addmm(c, a, b, alpha=alpha, beta=beta))
 
     for case in cases.quick(dtype):
         if case.result_dtype == dtype:
-            even = replace(case, K=case.K + case.K % 2)  # oneDNN pads an odd K of bf16
-            assert nonfinite(run, even).ok
+            assert nonfinite(run, case).ok
     some = nonfinite(run, replace(SQUARE, dtype=dtype))
     assert some.message == "142 NaN or Inf in the right places"
 
