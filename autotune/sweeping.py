@@ -52,6 +52,7 @@ class Sweep:
     store: Path | None = None
 
     def add(self, outcome: Outcome) -> None:
+        """Keeps what came of a workload, among the failures too where it failed."""
         self.outcomes.append(outcome)
         if outcome.failure:
             self.failures.append(Failure(outcome.job.workload, outcome.failure))

@@ -111,7 +111,7 @@ def test_prune_keeps_the_newest(folder: Path) -> None:
     assert kept == [2, 3]
 
 
-def test_four_cold_processes_build_once(folder: Path) -> None:
+def test_eight_cold_processes_build_once(folder: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
@@ -126,7 +126,7 @@ print(cache.fetch({"kernel": "x"}, build=build, save=save, load=Path.read_text))
 """
     log = folder.parent / "log"
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True) for _ in range(8)
     ]
-    assert [process.communicate(timeout=120)[0] for process in processes] == ["object\n"] * 4
+    assert [process.communicate(timeout=120)[0] for process in processes] == ["object\n"] * 8
     assert log.read_text() == "built\n"

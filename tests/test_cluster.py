@@ -84,10 +84,10 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, tmp_
         assert mine[-1].known == 2
         assert all(began - 1 < progress.started < ended + 1 for progress in heard)
 
-        again = run(store)
+        again = run(store, shapes=3)
         assert again.finished
-        assert [outcome.new for outcome in again.outcomes] == [0]
-        assert len(again.winners) == 1
+        assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
+        assert len(again.winners) == len(SHAPES)
         assert store.trials() == trials
 
 

@@ -276,6 +276,7 @@ def said(log: str) -> tuple[int, ...]:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
+# Of the Hopper ladder the ends: tests/test_hopper.py compiles and reads every rung.
 @pytest.mark.parametrize("name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]])
 def test_the_log_is_that_of_the_machine_code(name: str, arch: int) -> None:
     kernel = registry.find(name)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stored import H100
 
 import outblas
 from outblas import autotune
@@ -25,7 +26,6 @@ from outblas.autotune.records import PRECISIONS, STATUSES, Finalist, Gpu, Trial,
 from outblas.autotune.store import Store
 from outblas.shapes import LAYOUTS
 
-H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
 WORKLOAD = Workload(4096, 512, 64, "float16", "float32", "nn")
 FIGURES: dict[str, Any] = {"us": 200.5, "ratio": 1.047, "ratio_low": 1.04, "ratio_high": 1.05}
 PLACE: dict[str, Any] = {"gpu": H100, "workload": WORKLOAD, "kernel": "hopper.hilbert", "source": "abc"}
