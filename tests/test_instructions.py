@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -195,6 +199,21 @@ def test_operands_by_line_and_where_it_is_inlined(tmp_path: Path, monkeypatch: p
     assert lines.operands(b"", ptx, [*names[:-1], "BRA"]) == [None] * 8, "other code of the same length"
 
 
+def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ladder in ("simt", "turing"):
+        module = ModuleType(f"{ladder}.rung")
+        module.__file__ = str(tmp_path / "here" / ladder / "rung.py")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    there = tmp_path / "there" / "turing" / "rung.py"
+    there.parent.mkdir(parents=True)
+    there.write_text("what the other checkout says by now\n")
+    assert lines._loaded(str(there)) == str(tmp_path / "here" / "turing" / "rung.py")
+    assert lines._loaded(str(tmp_path / "here" / "simt" / "rung.py")) == str(tmp_path / "here" / "simt" / "rung.py")
+    assert lines._loaded("/gone/turing/unknown_rung.py") == "/gone/turing/unknown_rung.py"
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
 def test_operands_of_a_compiled_kernel(arch: int) -> None:
@@ -211,6 +230,9 @@ def test_operands_of_a_compiled_kernel(arch: int) -> None:
     assert found.totals()["A", "global", "load"].ratios() == {"transactions_per_request": 16, "sectors_per_request": 32}
     loop = sass.hot_loop(sass.parse(machine_code.read_cubin(artifact.cubin).sass))
     assert found.ffma_reuse == sass.ffma_reuse(loop) is not None
+    moved = replace(artifact, ptx=re.sub(r'(\.file\s+\d+\s+")[^"]*/', r"\1/gone/tests/", artifact.ptx))
+    assert moved.ptx != artifact.ptx
+    assert launch.with_artifact(moved).accesses == found.accesses
     (other,) = parse(page_of("tile_kernel", [*code, "NOP"]))
     unknown = other.with_artifact(artifact)
     assert ({each.operand for each in unknown.accesses}, unknown.ffma_reuse) == ({None}, None)

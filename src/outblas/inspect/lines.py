@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from . import sass
@@ -79,9 +82,27 @@ def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | Non
     listing = with_ptx_lines(cubin)
     if [instruction.name for instruction in sass.parse(listing)] != list(mnemonics):
         return [None] * len(mnemonics)
-    return [_nearest(each) for each in locations(listing, ptx)]
+    found = locations(listing, ptx)
+    lying = {file: _loaded(file) for file in {place.file for each in found for place in each}}
+    return [_nearest(Location(lying[place.file], place.line) for place in each) for each in found]
 
 
-def _nearest(of: Places) -> str | None:
+def _loaded(file: str) -> str:
+    """The loaded module's file that a path ends like most, or the path if none has its name.
+
+    Triton's cache goes by what a source says and not by where it lies: the PTX of another checkout names the files
+    there, which may have changed since or be gone.
+    """
+    files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+    named = [each for each in files if isinstance(each, str) and PurePath(each).name == PurePath(file).name]
+    return max(named, key=lambda each: _common_tail(each, file), default=file)
+
+
+def _common_tail(one: str, other: str) -> int:
+    pairs = zip(reversed(PurePath(one).parts), reversed(PurePath(other).parts), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _nearest(of: Iterable[Location]) -> str | None:
     named = (operand(linecache.getline(place.file, place.line)) for place in of)
     return next((each for each in named if each is not None), None)
