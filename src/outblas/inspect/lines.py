@@ -88,13 +88,14 @@ def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | Non
 
 
 def _loaded(file: str) -> str:
-    """The loaded module's file that a path ends like most, or the path if none has its name.
+    """The loaded module's file that a path ends like most, or the path if none has its name and its folder's.
 
     Triton's cache goes by what a source says and not by where it lies: the PTX of another checkout names the files
     there, which may have changed since or be gone.
     """
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
-    named = [each for each in files if isinstance(each, str) and PurePath(each).name == PurePath(file).name]
+    tail = PurePath(file).parts[-2:]
+    named = [each for each in files if isinstance(each, str) and PurePath(each).parts[-2:] == tail]
     return max(named, key=lambda each: _common_tail(each, file), default=file)
 
 
