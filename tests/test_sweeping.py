@@ -23,8 +23,8 @@ from outblas.autotune.records import Status
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
 from outblas.autotune.sweeping import Budget, sweep, visible_gpus
-from outblas.autotune.tuning import Job
-from outblas.configs import from_text, to_text
+from outblas.autotune.tuning import Job, Outcome
+from outblas.configs import from_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
@@ -59,17 +59,22 @@ def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.Mon
         assert store.winners() == found.winners
 
 
+def reasons_of(outcome: Outcome, statuses: dict[str, str], figure: str) -> dict[str, str]:
+    """Why each fault failed: one trial each with its status and without that figure, and three sound ones with it."""
+    trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
+    assert outcome.new == len(trials) == len(outcome.trials) == 3 + len(statuses)
+    for config, trial in trials.items():
+        assert trial.status == statuses.get(config.fault, "ok"), trial
+        assert (getattr(trial, figure) is None) == (trial.reason != "") == bool(config.fault)
+    return {config.fault: trial.reason for config, trial in trials.items()}
+
+
 def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(MEASURED))
     monkeypatch.setattr(isolated, "TURNS", 0)  # else more than 5 s are granted where even torch is slow
     found = run(path, trial_seconds=5.0)
     (outcome,) = found.outcomes
-    trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
-    assert outcome.new == len(trials) == len(outcome.trials) == 3 + len(MEASURED)
-    for config, trial in trials.items():
-        assert trial.status == MEASURED.get(config.fault, "ok"), trial
-        assert (trial.us is None) == (trial.reason != "") == bool(config.fault)
-    reasons = {config.fault: trial.reason for config, trial in trials.items()}
+    reasons = reasons_of(outcome, MEASURED, "us")
     assert reasons["hang"] == "not done in 5 s: the worker was killed"
     assert reasons["segfault"] == "the worker died: signal SIGSEGV"
     assert reasons["exit"] == "the worker died: exit status 3"
@@ -85,7 +90,7 @@ def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -
     again = run(path)
     assert again.outcomes[0].new == 0
     assert {from_text(Config, note.config).fault for note in notes()[measured:]} <= {""}
-    assert len(stored(path)) == len(trials)
+    assert len(stored(path)) == len(outcome.trials)
 
 
 def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,12 +101,7 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
         outcome = tuning.tune(job, H100, bench, compilers, store)
         processes = {note.process for note in notes(".compiled")}
         measuring = {note.process for note in notes()}
-    trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
-    assert outcome.new == len(trials) == 3 + len(COMPILED)
-    for config, trial in trials.items():
-        assert trial.status == COMPILED.get(config.fault, "ok"), trial
-        assert (trial.compile_s is None) == (trial.reason != "") == bool(config.fault)
-    reasons = {config.fault: trial.reason for config, trial in trials.items()}
+    reasons = reasons_of(outcome, COMPILED, "compile_s")
     assert reasons["compile-segfault"] == "the compiler's process ended with -11"
     assert reasons["compile-memory"] == "the compiler reached its memory bound"
     assert reasons["compile-raise"] == "RuntimeError: no luck today"
@@ -110,7 +110,7 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     assert {note.visible for note in notes(".compiled")} == {""}
     assert not processes & measuring
     assert soon(lambda: all(map(gone, processes | measuring)))
-    assert Counter(note.config for note in notes()).keys() == {to_text(config) for config in trials if not config.fault}
+    assert {note.config for note in notes()} == {trial.config for trial in outcome.trials if trial.status == "ok"}
 
 
 def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

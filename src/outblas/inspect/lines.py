@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import linecache
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ def places(ptx: str) -> list[Places]:
     before it, claims to be four lines further down: inside a block only the `.loc` before its first instruction is
     true. Line 0, of code that the compiler moved, is left out.
     """
-    files = dict(_FILE.findall(ptx))
+    files = {number: _loaded(file) for number, file in _FILE.findall(ptx)}
     found: list[Places] = []
     current: Places = ()
     inside, started = False, False
@@ -82,9 +81,7 @@ def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | Non
     listing = with_ptx_lines(cubin)
     if [instruction.name for instruction in sass.parse(listing)] != list(mnemonics):
         return [None] * len(mnemonics)
-    found = locations(listing, ptx)
-    lying = {file: _loaded(file) for file in {place.file for each in found for place in each}}
-    return [_nearest(Location(lying[place.file], place.line) for place in each) for each in found]
+    return [_nearest(each) for each in locations(listing, ptx)]
 
 
 def _loaded(file: str) -> str:
@@ -94,16 +91,16 @@ def _loaded(file: str) -> str:
     there, which may have changed since or be gone.
     """
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
-    tail = PurePath(file).parts[-2:]
-    named = [each for each in files if isinstance(each, str) and PurePath(each).parts[-2:] == tail]
-    return max(named, key=lambda each: _common_tail(each, file), default=file)
+    loaded = [(PurePath(each).parts, each) for each in files if isinstance(each, str)]
+    tail = PurePath(file).parts
+    while len(tail) >= 2:
+        for parts, each in loaded:
+            if parts[-len(tail) :] == tail:
+                return each
+        tail = tail[1:]
+    return file
 
 
-def _common_tail(one: str, other: str) -> int:
-    pairs = zip(reversed(PurePath(one).parts), reversed(PurePath(other).parts), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _nearest(of: Iterable[Location]) -> str | None:
+def _nearest(of: Places) -> str | None:
     named = (operand(linecache.getline(place.file, place.line)) for place in of)
     return next((each for each in named if each is not None), None)
