@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from outblas import registry
 from outblas.cli import app
+from outblas.cli.common import said, save_json
 from outblas.kernels import portable
 
 
@@ -121,3 +122,12 @@ def test_demo() -> None:
     assert result.exit_code == 0, result.stdout
     assert result.stdout.count("every element exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
+
+
+def test_saved_json_has_a_short_line_for_each_record(tmp_path: Path) -> None:
+    records = [{"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]}, said({"us": 1e300, "ratio": None, "check": "exact"})]
+    save_json(tmp_path / "saved.json", {"environment": {"sms": 132}, "results": records})
+    assert (tmp_path / "saved.json").read_text().splitlines() == [
+        "{", '"environment": {"sms":132},', '"results": [', '{"us":12,"ratio":0.3333333,"shape":[1,2]},',
+        '{"us":1e+300,"check":"exact"}', "]", "}",
+    ]  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from . import svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,10 +13,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 PALETTE = ("#3b6fb6", "#d1642c", "#2f8f5b", "#8b5bb0", "#c2407a", "#8a7a2f", "#4aa3a3", "#b04a3b", "#5c6f7f", "#a68a4f")
 BASE_COLOUR = "#6f6f6f"
-_TAG = re.compile(r"<[^>]*>")
-_FRACTION = re.compile(r"(\.\d\d)\d+")
-_INDENT = re.compile(r"^ +(?=<)", re.MULTILINE)
-_BREAK = re.compile(r" ?\n(?=[MLQCz\"])")
 
 
 def check_chart(path: Path | None, option: str = "--chart") -> None:
@@ -59,14 +56,8 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:
-    """Writes the file; its format follows the suffix. An .svg keeps `note` as its description, and no date."""
-    svg = path.suffix.lower() == ".svg"
-    figure.savefig(path, dpi=120, metadata={"Date": None, "Description": note} if svg else None)
-    if svg:
-        text = _TAG.sub(_shorter, path.read_text(encoding="utf-8"))
-        path.write_text(_INDENT.sub("", text), encoding="utf-8")
-
-
-def _shorter(tag: re.Match[str]) -> str:
-    """Hundredths of a point are enough, and a path needs no line for each of its steps."""
-    return _BREAK.sub(" ", _FRACTION.sub(r"\1", tag[0]))
+    """Writes the file; its format follows the suffix. An .svg keeps `note` as its metadata, and no date."""
+    drawn = path.suffix.lower() == ".svg"
+    figure.savefig(path, dpi=120, metadata={"Date": None} if drawn else None)
+    if drawn:
+        path.write_text(svg.compact(path.read_text(encoding="utf-8"), note), encoding="utf-8")

@@ -23,6 +23,7 @@ from .common import (
     make_table,
     parse_shapes,
     print_json,
+    said,
     save_json,
     split,
     usage_error,
@@ -164,7 +165,7 @@ def _run(
             passed &= record.passed
             live.update(view())
             if save is not None:
-                save_json(save, report)
+                save_json(save, {**report, "results": [said(each) for each in report["results"]]})
         live.update(Group() if quiet else view())
     return report, passed
 

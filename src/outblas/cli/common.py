@@ -26,6 +26,7 @@ __all__ = [
     "make_table",
     "parse_shapes",
     "print_json",
+    "said",
     "save_json",
     "split",
     "table",
@@ -54,26 +55,33 @@ def save_json(path: Path, value: Any) -> None:
     scratch.replace(path)
 
 
+def said(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without what is null: readers take a missing figure for null."""
+    return {name: value for name, value in record.items() if value is not None}
+
+
 def _measured(value: Any) -> Any:
-    """With fractions of seven digits: no measurement has more. Whole numbers stay."""
+    """With fractions of seven digits: no measurement has more. Whole numbers stay, without a point."""
     match value:
         case dict():
             return {name: _measured(item) for name, item in value.items()}
         case list() | tuple():
             return [_measured(item) for item in value]
-        case float() if math.isfinite(value) and not value.is_integer():
+        case float() if value.is_integer() and abs(value) < 1 << 53:
+            return int(value)
+        case float() if math.isfinite(value):
             return float(f"{value:.7g}")
     return value
 
 
 def _laid_out(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each field of the whole and each record of a list."""
+    """JSON with a line for each field of the whole and each record of a list, and no other white space."""
     if isinstance(value, dict) and value and depth == 0:
         lines = [f"{json.dumps(name)}: {_laid_out(item, 1)}" for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + "\n}"
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
-    return json.dumps(value)
+        return "[\n" + ",\n".join(_laid_out(each, 1) for each in value) + "\n]"
+    return json.dumps(value, separators=(",", ":"))
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

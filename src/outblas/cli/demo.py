@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import registry
-from .common import check_writable, console, save_json, table, usage_error
+from .common import check_writable, console, said, save_json, table, usage_error
 
 if TYPE_CHECKING:
     from ..bench.record import Record
@@ -46,7 +46,7 @@ def _on_gpu(save: Path | None) -> bool:
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
     table("Burst: idle, one warm call, 8 timed", columns, map(_row, records))
     if save is not None:
-        save_json(save, {"environment": environment(), "results": [record.record() for record in records]})
+        save_json(save, {"environment": environment(), "results": [said(record.record()) for record in records]})
     return all(record.passed for record in records)
 
 

@@ -23,6 +23,7 @@ from .common import (
     console,
     parse_shapes,
     print_json,
+    said,
     save_json,
     split,
     table,
@@ -72,7 +73,10 @@ class Profile:
         return shares[0] if len(shares) == 1 else None
 
     def record(self) -> dict[str, Any]:
-        """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`; `launch` is an index."""
+        """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`; `launch` is an index.
+
+        `stalls` names no reason for which no warp stalls, and `memory` nothing that such accesses do not have.
+        """
         request = self.request
         memory: dict[str, Any] = {}
         if self.codes is not None:
@@ -80,7 +84,7 @@ class Profile:
         for launch, code in enumerate(self.codes or ()):
             memory["instructions"] += [{"launch": launch, **access.record()} for access in code.accesses]
             memory["memory"] += [
-                {"launch": launch, **page.total_record(*kind, counts)} for kind, counts in code.totals().items()
+                {"launch": launch, **said(page.total_record(*kind, counts))} for kind, counts in code.totals().items()
             ]
         return {
             "provider": self.provider,
@@ -95,6 +99,7 @@ class Profile:
                 for launch in self.launches
             ],
             **asdict(self.counters),
+            "stalls": {reason: warps for reason, warps in self.counters.stalls.items() if warps != 0},
             **self.formulas(),
             **memory,
         }

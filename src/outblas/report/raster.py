@@ -242,14 +242,15 @@ def _panel(axis: Any, row: Row, setting: Setting) -> None:
         [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
         cmap=ListedColormap([palette[name] for name in names]), vmin=-0.5, vmax=len(waves) - 0.5, interpolation="none",
     )  # fmt: skip
-    if row.order.kind in CURVES:
+    curve = row.order.kind in CURVES
+    if curve:
         path = [tile for tiles in waves for tile in tiles]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
         axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
     if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
-            box = {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
+            box = {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"} if curve else None
             axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
     axis.set_xticks([])
     axis.set_yticks([])
