@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 Config = PortableConfig
+BATCH_INVARIANT = True  # one config for all rows, and every element sums over K in the order of its slabs
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from ..space import Axes, Footprint, Space
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
 WIDE_B = 0.75  # share of the tensor cores' rate at 256 columns of a B that is not stored by rows: measured on an H100
+_TYPICAL_ROWS = 512  # of a batch-invariant product, where one preset serves a row and thousands
 _MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
 
 
@@ -190,11 +191,23 @@ def vector(problem: Problem, operand: str, arch: int) -> int:
 
 
 def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:
-    """The cheapest preset by `cycles`. Raises ValueError when none fits."""
+    """The cheapest preset by `cycles`. Raises ValueError when none fits.
+
+    For a batch-invariant product that is one preset for every A and every output: by N, K, dtype and the layout of B.
+    """
+    if problem.batch_invariant:
+        problem = _representative(problem)
     fitting = candidates(problem, arch, shared_memory_limit)
     if not fitting:
         raise ValueError(f"no preset of the portable kernel fits {shared_memory_limit} bytes of shared memory")
     return min(fitting, key=lambda config: cycles(config, problem, sm_count, arch))
+
+
+def _representative(problem: Problem) -> Problem:
+    """One product for all that share B: with rows that fill a GPU, packed and aligned."""
+    packed_a, packed_out, aligned = (problem.K, 1), (problem.N, 1), (16, 16, 16)
+    shared = replace(problem, M=_TYPICAL_ROWS, batch=(), b=problem.b[-2:], c=None, alignment=aligned)
+    return replace(shared, a=packed_a, out=packed_out)
 
 
 def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -> float:

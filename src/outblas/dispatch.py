@@ -9,15 +9,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import choice, configs, fallback, operands, registry
+from . import choice, configs, fallback, invariance, operands, registry
 from .operands import Problem
 
 Tensor = torch.Tensor
 
+# What Inductor's graphs allocate with: less than half of what new_empty costs, and like it in all but deterministic
+# fills. Sizes and strides must be tuples, and the GPU is the current one.
+_EMPTY = {"cpu": torch._C._dynamo.guards._empty_strided_cpu, "cuda": torch._C._dynamo.guards._empty_strided_cuda}  # type: ignore[attr-defined]
+_filled = torch._C._get_deterministic_algorithms  # whether memory may have to be filled
+_fp32_precision = torch._C._get_fp32_precision_getter  # torch.backends takes six times as long to ask it
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
 
 class Call(NamedTuple):
     """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul. `tune`: one of "off",
-    "lookup", "on", or "" for what OUTBLAS_TUNE says."""
+    "lookup", "on", or "" for what OUTBLAS_TUNE says. `batch_invariant`: a row's bits depend on no other row."""
 
     a: Tensor
     b: Tensor
@@ -29,49 +36,56 @@ class Call(NamedTuple):
     kernel: str
     config: str
     tune: str = ""
+    batch_invariant: bool = False
 
 
-Plan = Callable[[Call], Tensor]
+# plan(a, b, c, out, alpha, beta) → out
+Plan = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Any, Any], Tensor]
 
 _plans: dict[tuple[Any, ...], Plan] = {}
+ways: dict[tuple[Any, ...], Any] = {}  # of eager.py to these plans
 _PLAN_LIMIT = 8192  # kinds of call remembered; beyond it, start over
 
 
 def run(call: Call) -> Tensor:
     """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together."""
-    a, b, c, out = call.a, call.b, call.c, call.out
-    key = (
-        a.shape,
-        a.stride(),
-        a.dtype,
-        a.device,
-        a.data_ptr() & 15,
-        b.shape,
-        b.stride(),
-        b.dtype,
-        b.device,
-        b.data_ptr() & 15,
+    key = _kind(call)
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _PLAN_LIMIT:
+            forget()
+        plan = _prepare(call)
+        if not _capturing(call.a.device):  # the plan of a call first seen in a capture is the simplest, not the best
+            _plans[key] = plan
+    return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta)
+
+
+def planned(call: Call) -> Plan | None:
+    """The plan of a call, if it has one."""
+    return _plans.get(_kind(call))
+
+
+def _kind(call: Call) -> tuple[Any, ...]:
+    """All that a plan depends on."""
+    a, c, out = call.a, call.c, call.out
+    return (
+        *_traits(a),
+        *_traits(call.b),
         None if c is None else (*_traits(c), call.alpha == 1, call.alpha == 0, call.beta == 0),
         None if out is None else _traits(out),
         call.out_dtype,
         call.kernel,
         call.config,
         call.tune,
+        call.batch_invariant,
         a.dtype is torch.float32 and tf32_requested(),
     )
-    plan = _plans.get(key)
-    if plan is None:
-        if len(_plans) >= _PLAN_LIMIT:
-            _plans.clear()
-        plan = _prepare(call)
-        if not _capturing(a.device):  # the plan of a call first seen in a capture is the simplest, not the best
-            _plans[key] = plan
-    return plan(call)
 
 
 def forget() -> None:
     """Plans every kind of call anew from now on."""
     _plans.clear()
+    ways.clear()
 
 
 def _capturing(device: torch.device) -> bool:
@@ -84,7 +98,7 @@ def _traits(t: Tensor) -> tuple[Any, ...]:
 
 def tf32_requested() -> bool:
     """Whether torch's own settings ask for tf32 in CUDA fp32 products."""
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+    return _fp32_precision("cuda", "matmul") == "tf32"
 
 
 def _prepare(call: Call) -> Plan:
@@ -98,67 +112,68 @@ def _prepare(call: Call) -> Plan:
     sample = a.new_empty(shape, dtype=dtype) if out is None else out
     scaled = addend is not None or (c is not None and call.alpha != 1)
     tf32 = a.dtype is torch.float32 and tf32_requested()
-    problem = operands.problem(a, b, sample, addend, tf32=tf32, scaled=scaled)
+    problem = operands.problem(a, b, sample, addend, tf32=tf32, scaled=scaled, batch_invariant=call.batch_invariant)
 
     if call.kernel:
         record = registry.find(call.kernel)
         if reason := lacks(record, problem):
             raise ValueError(f"kernel {call.kernel!r} {reason}")
     elif reason := _no_default(problem):
-        return lambda call: _by_torch(call, reason)
+        if call.batch_invariant:
+            raise invariance.refusal(reason)
+        return _by_torch(reason, call.out_dtype)
     nothing = problem.K == 0 or call.alpha == 0
     if call.kernel:
         launch = _launcher(call.kernel, call.config, problem, nothing=nothing)
     else:
         launch = _best_launcher(problem, call.tune, nothing=nothing)
-    device, on_gpu = problem.device, problem.device.type == "cuda"
+    device, index = problem.device, problem.device.index
+    several = device.type == "cuda" and torch.cuda.device_count() > 1
+    empty, size, steps = _EMPTY[device.type], tuple(sample.shape), tuple(sample.stride())
     bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
 
-    def separate(call: Call, out: Tensor) -> bool:
-        """Whether the address ranges leave no doubt."""
-        start = out.data_ptr()
-        end = start + bytes_out
-        pa, pb = call.a.data_ptr(), call.b.data_ptr()
-        apart = (pa >= end or pa + bytes_a <= start) and (pb >= end or pb + bytes_b <= start)
-        if apart and bytes_c and call.c is not None:
-            pc = call.c.data_ptr()
-            apart = pc >= end or pc + bytes_c <= start
-        return apart
-
-    def execute(call: Call) -> Tensor:
-        out = call.out
+    def execute(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any) -> Tensor:
+        elsewhere = several and _current_device() != index
         if out is None:
-            out = call.a.new_empty(shape, dtype=dtype)
-        elif not separate(call, out):
-            check_separate(call)
-        if on_gpu and torch.cuda.current_device() != device.index:
-            with torch.cuda.device(device):
-                launch(call.a, call.b, call.c, out, call.alpha, call.beta)
+            out = a.new_empty(size, dtype=dtype) if elsewhere or _filled() else empty(size, steps, dtype)
         else:
-            launch(call.a, call.b, call.c, out, call.alpha, call.beta)
+            start = out.data_ptr()
+            end = start + bytes_out
+            if (
+                (start < a.data_ptr() + bytes_a and a.data_ptr() < end)
+                or (start < b.data_ptr() + bytes_b and b.data_ptr() < end)
+                or (bytes_c and c is not None and start < c.data_ptr() + bytes_c and c.data_ptr() < end)
+            ):
+                check_separate(a, b, c, out, beta)
+        if elsewhere:
+            with torch.cuda.device(device):
+                launch(a, b, c, out, alpha, beta)
+        else:
+            launch(a, b, c, out, alpha, beta)
         return out
 
     return execute
 
 
-def check_separate(call: Call) -> None:
+def check_separate(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, beta: Any) -> None:
     """`out` may be `c` itself, and otherwise shares memory with no operand that is read."""
-    out, c = call.out, call.c
-    assert out is not None
-    operands.check_overlap(out, a=call.a, b=call.b)
-    if c is not None and call.beta != 0:
+    operands.check_overlap(out, a=a, b=b)
+    if c is not None and beta != 0:
         same = c.data_ptr() == out.data_ptr() and c.shape == out.shape and c.stride() == out.stride()
         if not same:
             operands.check_overlap(out, c=c)
 
 
-def _by_torch(call: Call, reason: str) -> Tensor:
-    fallback.notice(reason)
-    if call.out is not None:
-        check_separate(call)
-    if call.c is None:
-        return fallback.matmul(call.a, call.b, call.out, call.out_dtype)
-    return fallback.addmm(call.c, call.a, call.b, call.alpha, call.beta, call.out)
+def _by_torch(reason: str, out_dtype: torch.dtype | None) -> Plan:
+    def execute(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any) -> Tensor:
+        fallback.notice(reason)
+        if out is not None:
+            check_separate(a, b, c, out, beta)
+        if c is None:
+            return fallback.matmul(a, b, out, out_dtype)
+        return fallback.addmm(c, a, b, alpha, beta, out)
+
+    return execute
 
 
 def lacks(record: registry.Kernel, problem: Problem) -> str | None:
@@ -207,10 +222,12 @@ def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | Non
 
 
 def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..., None]:
-    """The launch of the best kernel known: tuned, else by a rule that covers every call."""
+    """The launch of the best kernel known: tuned, else by a rule that covers every call. What was tuned depends on M:
+    a batch-invariant product takes the rule's."""
     default = choice.kernel_for(problem)
     empty = nothing or 0 in (problem.M, problem.N, *problem.batch)
-    if not (empty or problem.batch or problem.device.type != "cuda" or _capturing(problem.device)):
+    by_rule = empty or problem.batch or problem.batch_invariant
+    if not (by_rule or problem.device.type != "cuda" or _capturing(problem.device)):
         from .autotune import automatic
 
         for kernel, config in automatic.choices(problem, tune):
@@ -228,6 +245,10 @@ def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> C
     """The launch of a named kernel, or what stands for it when there is nothing to write or to multiply."""
     module = registry.load(kernel)
     chosen = configs.from_text(module.Config, config) if config else None
+    if problem.batch_invariant and not getattr(module, "BATCH_INVARIANT", False):
+        raise ValueError(
+            f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may depend on M with it"
+        )
     if 0 in (problem.M, problem.N, *problem.batch):
         return lambda *_: None
     if nothing:

@@ -34,7 +34,8 @@ class Problem:
 
     `c` holds the strides of the addend of addmm, None without one (or with beta = 0). `alignment` holds, for
     a, b, out (and c), the largest power of two up to 16 that divides the address in bytes. `tf32`: torch asks for tf32
-    in fp32 products. `scaled`: alpha is not 1, or there is an addend.
+    in fp32 products. `scaled`: alpha is not 1, or there is an addend. `batch_invariant`: nothing that decides the bits
+    of a row (tile, order of sums, split of K) may depend on M, the batch, or what of strides and addresses follows M.
     """
 
     M: int
@@ -51,6 +52,7 @@ class Problem:
     alignment: tuple[int, ...]
     tf32: bool = False
     scaled: bool = False
+    batch_invariant: bool = False
 
 
 def check_tensor(name: str, value: object) -> torch.Tensor:
@@ -196,6 +198,7 @@ def problem(
     *,
     tf32: bool = False,
     scaled: bool = False,
+    batch_invariant: bool = False,
 ) -> Problem:
     """The normal form of a checked call; `c` is the addend of addmm."""
     M, K = (1, a.shape[0]) if a.dim() == 1 else tuple(a.shape[-2:])
@@ -235,6 +238,7 @@ def problem(
         alignment=tuple(math.gcd(t.data_ptr(), 16) for t in tensors),
         tf32=tf32,
         scaled=scaled,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -14,15 +14,16 @@ import torch
 from packaging.version import Version
 from torch.autograd import forward_ad
 
-from . import configs, fallback, operands, registry
+from . import configs, eager, fallback, invariance, operands, registry
 from .choice import MODES
 from .dispatch import Call, check_separate, run
+from .invariance import wanted
 
 Tensor = torch.Tensor
 
 _library = torch.library.Library("outblas", "DEF")
 # Defaults cost nothing per call: the dispatcher passes them on unseen.
-_CHOICE = "str kernel='', str config='', str tune=''"
+_CHOICE = "str kernel='', str config='', str tune='', bool? batch_invariant=None"
 _library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
 _library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
 _library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
@@ -32,9 +33,15 @@ _library.define(
 
 
 def _matmul(
-    a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "", tune: str = ""
+    a: Tensor,
+    b: Tensor,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
-    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune))
+    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
 
 
 def _matmul_out(
@@ -45,15 +52,24 @@ def _matmul_out(
     kernel: str = "",
     config: str = "",
     tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> None:
-    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune))
+    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
     _written(out)
 
 
 def _addmm(
-    c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = "", tune: str = ""
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
-    return run(Call(a, b, c, None, None, alpha, beta, kernel, config, tune))
+    return run(Call(a, b, c, None, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
 
 
 def _addmm_out(
@@ -66,8 +82,9 @@ def _addmm_out(
     kernel: str = "",
     config: str = "",
     tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> None:
-    run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune))
+    run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
     _written(out)
 
 
@@ -86,7 +103,13 @@ for _key in ("CPU", "CUDA"):
 
 @torch.library.register_fake("outblas::matmul", lib=_library)
 def _(
-    a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, kernel: str = "", config: str = "", tune: str = ""
+    a: Tensor,
+    b: Tensor,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
     return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
 
@@ -100,13 +123,22 @@ def _(
     kernel: str = "",
     config: str = "",
     tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> None:
     operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
 
 
 @torch.library.register_fake("outblas::addmm", lib=_library)
 def _(
-    c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, kernel: str = "", config: str = "", tune: str = ""
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> Tensor:
     return a.new_empty(operands.check_addend(c, a, b))
 
@@ -122,6 +154,7 @@ def _(
     kernel: str = "",
     config: str = "",
     tune: str = "",
+    batch_invariant: bool | None = None,
 ) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
@@ -144,6 +177,7 @@ def matmul(
     kernel: str | None = None,
     config: Any = None,
     tune: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> Tensor:
     """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
 
@@ -159,20 +193,31 @@ def matmul(
         tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by what was tuned here and
             by the tables that come along; "on", as "lookup", after tuning shapes when they are first met (seconds to a
             minute each). By default what OUTBLAS_TUNE says, or "lookup".
+        batch_invariant: whether the bits of a row of the product are to depend on no other row of a, on how many there
+            are, and on no batch. By default what the context manager `outblas.batch_invariant` says, or no.
 
     Sums are accumulated in fp32. fp32 products are IEEE unless torch's fp32 precision setting asks for tf32. What no
     kernel covers goes to `torch.matmul` with one `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
 
     Raises:
         TypeError: an argument is of the wrong type.
-        ValueError: operands do not fit together, or the named kernel cannot take them. Nothing is written.
+        ValueError: operands do not fit together, the named kernel cannot take them, or what would take them promises no
+            batch-invariance. Nothing is written.
     """
+    plain = kernel is None and config is None and out_dtype is None and tune is None
+    if plain and not torch.compiler.is_dynamo_compiling():
+        done = eager.run(a, b, None, out, 1, 0, batch_invariant)
+        if done is not None:
+            return done
+    if batch_invariant is not None:
+        invariance.check(batch_invariant)
     if _lazy(out):
         _check_tensors(a=a, b=b)
         into = _fresh(out, a=a, b=b)
-        return out.copy_(matmul(a, b, out=into, out_dtype=out_dtype, kernel=kernel, config=config, tune=tune))
+        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
+        return out.copy_(matmul(a, b, out=into, out_dtype=out_dtype, **how))
     cause = _outside_operators(a, b) if out is None else _outside_operators(a, b, out)
-    if cause is None and kernel is None and config is None and out_dtype is None and tune is None:
+    if cause is None and plain and batch_invariant is None:
         if out is None:
             result: Tensor = _matmul_op(a, b)
             return result
@@ -181,20 +226,20 @@ def matmul(
     _check_tensors(a=a, b=b, out=out)
     operands.check_out_dtype(out_dtype, a.dtype)
     name, text = _choice(kernel, config)
-    how = _mode(tune)
+    mode = _mode(tune)
     if cause is not None:
         if not _nested(a, b):
             shape = operands.check_pair(a, b)
             if out is not None:
                 operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
-        _refuse(name, cause, out)
-        _check_apart(Call(a, b, None, out, out_dtype, 1, 0, name, text, how))
+        _refuse(name, cause, out, batch_invariant)
+        _check_apart(a, b, None, out, 0)
         fallback.notice(cause)
         return fallback.matmul(a, b, out, out_dtype)
     if out is None:
-        result = _matmul_op(a, b, out_dtype, name, text, how)
+        result = _matmul_op(a, b, out_dtype, name, text, mode, batch_invariant)
         return result
-    _matmul_out_op(a, b, out, out_dtype, name, text, how)
+    _matmul_out_op(a, b, out, out_dtype, name, text, mode, batch_invariant)
     return out
 
 
@@ -209,6 +254,7 @@ def addmm(
     kernel: str | None = None,
     config: Any = None,
     tune: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> Tensor:
     """beta * c + alpha * (a @ b), as `torch.addmm`, scaled and added in fp32 and rounded once.
 
@@ -218,31 +264,39 @@ def addmm(
         b: (K, N), of a's dtype and device, any strides.
         alpha, beta: numbers.
         out: as in `matmul`; may be `c` itself.
-        kernel, config, tune: as in `matmul`.
+        kernel, config, tune, batch_invariant: as in `matmul`.
 
     Raises TypeError and ValueError as `matmul`; nothing is written then.
     """
+    plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
+    if plain and not torch.compiler.is_dynamo_compiling():
+        done = eager.run(a, b, c, out, alpha, beta, batch_invariant)
+        if done is not None:
+            return done
+    if batch_invariant is not None:
+        invariance.check(batch_invariant)
     _check_tensors(c=c, a=a, b=b, out=out)
     alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
     if _lazy(out):
         fresh = _fresh(out, a=a, b=b) if out is c else _fresh(out, a=a, b=b, c=c)
-        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, kernel=kernel, config=config, tune=tune))
+        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
+        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, **how))
     cause = _outside_operators(c, a, b) if out is None else _outside_operators(c, a, b, out)
     name, text = _choice(kernel, config)
-    how = _mode(tune)
+    mode = _mode(tune)
     if cause is not None:
         if not _nested(c, a, b):
             shape = operands.check_addend(c, a, b)
             if out is not None:
                 operands.check_out(out, shape, a.dtype, a.device)
-        _refuse(name, cause, out)
-        _check_apart(Call(a, b, c, out, None, alpha, beta, name, text, how))
+        _refuse(name, cause, out, batch_invariant)
+        _check_apart(a, b, c, out, beta)
         fallback.notice(cause)
         return fallback.addmm(c, a, b, alpha, beta, out)
     if out is None:
-        result: Tensor = _addmm_op(c, a, b, alpha, beta, name, text, how)
+        result: Tensor = _addmm_op(c, a, b, alpha, beta, name, text, mode, batch_invariant)
         return result
-    _addmm_out_op(c, a, b, out, alpha, beta, name, text, how)
+    _addmm_out_op(c, a, b, out, alpha, beta, name, text, mode, batch_invariant)
     return out
 
 
@@ -327,25 +381,32 @@ def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
     return number if -(2**63) <= number < 2**63 else float(number)
 
 
+def _small(value: object) -> bool:
+    """Whether `_scalar` would leave alpha or beta as it is."""
+    return (type(value) is float or type(value) is int) and -1e18 <= value <= 1e18
+
+
 def _nested(*tensors: Tensor) -> bool:
     return any(t.is_nested for t in tensors)
 
 
-def _refuse(kernel: str, cause: str, out: Tensor | None) -> None:
+def _refuse(kernel: str, cause: str, out: Tensor | None, batch_invariant: bool | None) -> None:
     if kernel:
         raise ValueError(f"kernel {kernel!r} needs plain tensors outside autograd, and was given {cause}")
     if out is not None and cause == _GRADIENTS:
         raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
+    if wanted(batch_invariant):
+        raise invariance.refusal(cause)
 
 
-def _check_apart(call: Call) -> None:
+def _check_apart(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, beta: Any) -> None:
     """Checks overlap where tensors have addresses; what is fake, sparse or transformed has none."""
-    tensors = [t for t in (call.a, call.b, call.c, call.out) if t is not None]
+    tensors = [t for t in (a, b, c, out) if t is not None]
     plain = all(t.layout is torch.strided and not t.is_nested and (t.is_cuda or t.is_cpu) for t in tensors)
-    if call.out is not None and plain and not torch.compiler.is_compiling():
+    if out is not None and plain and not torch.compiler.is_compiling():
         try:
             addressed = all(t.data_ptr() or not t.numel() for t in tensors)
         except RuntimeError:
             return
         if addressed:
-            check_separate(call)
+            check_separate(a, b, c, out, beta)

@@ -1,0 +1,108 @@
+"""The short way of an eager call: straight to its plan, where nobody would see, record or transform the operator.
+
+A call through torch's dispatcher costs the host more than all else but the launch. So does looking at every trait of
+every tensor from Python: Dynamo's guard compares them in one call, and the state of the dispatcher with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from . import dispatch
+from .dispatch import Call, Plan, tf32_requested
+from .invariance import asked
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+
+# As torch's public functions answer, in one call each.
+_function_modes = torch._C._len_torch_function_stack
+_profiled = torch._C._autograd._profiler_enabled
+_gradients = torch.is_grad_enabled
+_increment_version = torch._C._increment_version  # passes over inference tensors
+
+_ways = dispatch.ways
+_ALIKE = 16  # ways remembered of calls with the same shapes: layouts, dtypes, devices, with and without inference mode
+
+
+class Way(NamedTuple):
+    """From a call to its plan. `matches` takes the tensors of a call: their types, sizes, strides, dtypes, devices and
+    requires_grad, and what torch's dispatcher would do with them, are those of the call that was remembered."""
+
+    matches: Callable[..., bool]
+    plan: Plan
+    grown: bool  # one requires gradients: they must be off
+    tf32: bool | None  # None for operands that cannot become tf32
+
+
+def run(
+    a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, batch_invariant: bool | None
+) -> Tensor | None:
+    """The product of a call that names no kernel, config, mode or dtype; None where it has to go through an operator.
+
+    Arguments may be of any type. Dynamo must not trace this: it is to see the operator.
+    """
+    if (
+        _function_modes()
+        or forward_ad._current_level >= 0
+        or _profiled()
+        or (type(a) is not Tensor and type(a) is not Parameter)
+        or (type(b) is not Tensor and type(b) is not Parameter)
+        or (c is not None and type(c) is not Tensor and type(c) is not Parameter)
+        or (out is not None and type(out) is not Tensor and type(out) is not Parameter)
+    ):
+        return None
+    if batch_invariant is None:
+        batch_invariant = asked()
+    elif batch_invariant is not True and batch_invariant is not False:
+        return None
+    tensors: tuple[Tensor, ...] = (a, b)
+    try:
+        key: tuple[Any, ...] = (a.shape, b.shape, a.data_ptr() & 15, b.data_ptr() & 15, batch_invariant)
+        if out is not None:
+            tensors = (a, b, out)
+            key = (key, out.data_ptr() & 15)
+        if c is not None:
+            tensors = (*tensors, c)
+            key = (key, c.data_ptr() & 15, alpha == 1, alpha == 0, beta == 0)
+    except RuntimeError:  # no address: sparse, wrapped
+        return None
+    ways: tuple[Way, ...] = _ways.get(key, ())
+    for matches, plan, grown, tf32 in ways:
+        if not matches(*tensors) or (tf32 is not None and tf32 is not tf32_requested()):
+            continue
+        if grown and _gradients():
+            return None
+        result: Tensor = plan(a, b, c, out, alpha, beta)
+        if out is not None:
+            _increment_version((out,))
+        return result
+    if len(ways) < _ALIKE:
+        call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant)
+        _remember(key, ways, tensors, call)
+    return None
+
+
+def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor, ...], call: Call) -> None:
+    """Remembers the way of a call that has a plan, if now is a moment when operators would do nothing else."""
+    grown = any(t.requires_grad for t in tensors)
+    watched = (
+        torch._C._len_torch_dispatch_stack()  # fake tensors, proxies and functionalization are modes too
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._is_any_autocast_enabled()
+        or (grown and _gradients())
+    )
+    plain = all(t.data_ptr() and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors)
+    plan = None if watched or not plain else dispatch.planned(call)
+    if plan is None:
+        return
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
+    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    tf32 = tf32_requested() if tensors[0].dtype is torch.float32 else None
+    _ways[key] = (*ways, Way(guards.check, plan, grown, tf32))
