@@ -10,6 +10,7 @@ WARPGROUP = 128
 REGISTERS = 65536  # of one SM
 MOST_SLOTS = BARRIER_BYTES // 16  # two mbarriers each
 ACCUMULATOR_LIMIT = 208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
+MOST_PIECES = 64
 SLAB = 64  # columns of C that are staged at once, 64 rows of one consumer (32 columns of fp32)
 SLAB_BYTES = 64 * 128
 
@@ -27,6 +28,12 @@ class HopperConfig:
     Store: `reorder_stores` among the lanes of a quad, to write 16 bytes of a row each; `write_through` the L1 cache;
     `accumulate_flag` of wgmma in place of zeroed accumulators; `store_buffers`, slabs of 64×64 of C staged in shared
     memory by each consumer (0: registers straight to memory).
+    Production (`hopper.gemm`): `swap` computes C^T = B^T A^T, so that few rows of C become columns of the tile, which
+    come in steps of 8; `elastic` tiles are tile_n or tile_n - 8 columns wide, so that whole columns of tiles cover N;
+    `pingpong` consumers multiply a tile each in turn, not halves of the same; `k_serpentine` walks K backwards in every
+    other tile of a CTA, whose last slices are still in L2; `split_k` pieces of K are added in their order by the CTA
+    that ends last; `stream_k` cuts the tiles that fill no whole wave into as many pieces as there are clusters; `pdl`
+    lets a call start before the one ahead of it has ended (programmatic dependent launch).
     Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races; `phases` counts the
     cycles of each role. Neither is for speed.
     """
@@ -50,6 +57,13 @@ class HopperConfig:
     write_through: bool = False
     accumulate_flag: bool = False
     store_buffers: int = 0
+    swap: bool = False
+    elastic: bool = False
+    pingpong: bool = False
+    k_serpentine: bool = False
+    split_k: int = 1
+    stream_k: bool = False
+    pdl: bool = False
     jitter: bool = False
     phases: bool = False
 
@@ -64,9 +78,30 @@ class HopperConfig:
         return self.mma_n or self.tile_n
 
     @property
+    def sharing(self) -> int:
+        """Consumers that share a tile."""
+        return 1 if self.pingpong else self.consumers
+
+    @property
+    def split(self) -> bool:
+        """Whether a tile may be the work of several CTAs, each of which has a piece of K."""
+        return self.split_k > 1 or self.stream_k
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns that tiles may have."""
+        return (self.tile_n, self.tile_n - 8) if self.elastic else (self.tile_n,)
+
+    @property
+    def slot_n(self) -> int:
+        """Columns of B in a slot: those of a tile, in parts of whole swizzles for the CTAs that load it together."""
+        part = 16 * self.cluster_m
+        return -(-self.tile_n // part) * part if self.elastic else self.tile_n
+
+    @property
     def slot_bytes(self) -> int:
         """Shared memory of one slice of A and one of B, 16-bit elements."""
-        return (self.tile_m + self.tile_n) * self.tile_k * 2
+        return (self.tile_m + self.slot_n) * self.tile_k * 2
 
     @property
     def shared_memory_bytes(self) -> int:
@@ -75,34 +110,58 @@ class HopperConfig:
     @property
     def accumulator_registers(self) -> int:
         """Registers a thread of a consumer holds for its share of the fp32 tile."""
-        return self.tile_m * self.tile_n // (self.consumers * WARPGROUP)
+        return self.tile_m * self.tile_n // (self.sharing * WARPGROUP)
 
     @property
     def slabs(self) -> int:
         """Slabs of C that one consumer stores."""
-        return self.tile_m // (64 * self.consumers) * (self.tile_n // SLAB)
+        return self.tile_m // (64 * self.sharing) * -(-self.tile_n // SLAB)
 
 
 def unscheduled(config: HopperConfig) -> HopperConfig:
-    """The config whose compile serves this one too: the order of tiles is a table that the host makes."""
+    """The config whose compile serves this one too: the host makes the order of tiles, a table, and swaps operands;
+    the number of pieces of K is an argument.
+    """
     plain = HopperConfig
-    return replace(config, order=plain.order, group_m=plain.group_m, group_n=plain.group_n, sms=plain.sms)
+    pieces = 2 if config.split_k > 1 else 1
+    return replace(
+        config,
+        order=plain.order,
+        group_m=plain.group_m,
+        group_n=plain.group_n,
+        sms=plain.sms,
+        swap=plain.swap,
+        split_k=pieces,
+    )
 
 
 def invalid_reason(config: HopperConfig) -> str | None:
     """Why no kernel can be built from this config, or None."""
-    return _tile(config) or _pipeline(config) or _schedule(config) or _store(config) or _budgets(config)
+    return (
+        _tile(config)
+        or _pipeline(config)
+        or _schedule(config)
+        or _production(config)
+        or _store(config)
+        or _budgets(config)
+    )
 
 
 def _tile(c: HopperConfig) -> str | None:
-    if c.tile_m not in (64, 128, 192, 256):
-        return f"tile_m is {c.tile_m}, expected 64, 128, 192 or 256 (wgmma has 64 rows)"
-    if c.tile_n not in range(16, 257, 16):
-        return f"tile_n is {c.tile_n}, expected a multiple of 16 from 16 to 256 (one wgmma)"
+    if c.tile_m not in (64, 128, 192, 256, 320):
+        return f"tile_m is {c.tile_m}, expected 64, 128, 192, 256 or 320 (wgmma has 64 rows)"
+    if c.elastic and (c.tile_n not in range(24, 257, 8) or c.mma_n):
+        return f"tile_n is {c.tile_n} and mma_n {c.mma_n}, expected a multiple of 8 from 24 to 256 and 0 when elastic"
+    if not c.elastic and c.tile_n not in range(16, 513, 16):
+        return f"tile_n is {c.tile_n}, expected a multiple of 16 from 16 to 512"
     if c.tile_k not in (16, 32, 64, 128):
         return f"tile_k is {c.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA boxes of whole swizzles)"
+    if c.elastic:
+        return None
     if c.mma_n < 0 or c.instruction_n % 16 or c.tile_n % c.instruction_n:
         return f"mma_n is {c.mma_n}, expected 0 or a multiple of 16 that divides tile_n ({c.tile_n})"
+    if c.instruction_n > 256:
+        return f"tile_n is {c.tile_n}, expected at most 256 (one wgmma) unless mma_n divides it"
     swizzle = next(columns for columns in (64, 32, 16) if c.tile_n % columns == 0)  # of a B stored by rows
     if swizzle % c.instruction_n and c.instruction_n % swizzle:
         return f"mma_n is {c.mma_n}, expected a divisor or a multiple of {swizzle} columns, which are swizzled together"
@@ -110,8 +169,10 @@ def _tile(c: HopperConfig) -> str | None:
 
 
 def _pipeline(c: HopperConfig) -> str | None:
-    if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.consumers):
+    if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.sharing):
         return f"consumers is {c.consumers}, expected 1, 2 or 3 that share tile_m ({c.tile_m}) in multiples of 64 rows"
+    if c.pingpong and (c.consumers != 2 or c.split):
+        return f"pingpong with {c.consumers} consumers and pieces of K, expected 2 that take turns, and whole tiles"
     if not 1 <= c.slots <= MOST_SLOTS:
         return f"slots is {c.slots}, expected 1 to {MOST_SLOTS}"
     if c.in_flight not in (0, 1) or c.in_flight >= c.slots:
@@ -140,8 +201,8 @@ def _schedule(c: HopperConfig) -> str | None:
             return f"{name} is {getattr(c, name)}, expected at least 1"
     if c.sms < 0 or 0 < c.sms < c.cluster:
         return f"sms is {c.sms}, expected 0 (all) or at least the {c.cluster} CTAs of a cluster"
-    for name, extent in (("cluster_m", "tile_n"), ("cluster_n", "tile_m")):
-        share, size = getattr(c, name), getattr(c, extent)
+    for name, extent, size in (("cluster_m", "tile_n", c.slot_n), ("cluster_n", "tile_m", c.tile_m)):
+        share = getattr(c, name)
         if share not in (1, 2, 4) or size % (16 * share):
             return f"{name} is {share}, expected 1, 2 or 4 CTAs that load {extent} ({size}) in multiples of 16"
     if c.cluster > 8:
@@ -149,9 +210,15 @@ def _schedule(c: HopperConfig) -> str | None:
     return None
 
 
+def _production(c: HopperConfig) -> str | None:
+    if not 1 <= c.split_k <= MOST_PIECES:
+        return f"split_k is {c.split_k}, expected 1 to {MOST_PIECES} pieces of K"
+    if c.stream_k and c.split_k > 1:
+        return f"split_k is {c.split_k} with stream_k, expected 1: either cuts every tile or those of the last wave"
+    return None
+
+
 def _store(c: HopperConfig) -> str | None:
-    if c.store_buffers and (c.tile_n % SLAB or c.instruction_n % SLAB):
-        return f"tile_n is {c.tile_n} and mma_n {c.instruction_n}, expected multiples of {SLAB} for a staged store"
     if not 0 <= c.store_buffers <= c.slabs:
         return f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, the slabs of a consumer"
     return None

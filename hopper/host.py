@@ -39,12 +39,12 @@ ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
 LARGEST = (1 << 31) - 2048  # extents: coordinates are 32-bit, and those of the last cluster tile overhang
 
-_NUMERIC = {
+NUMERIC = {
     torch.bfloat16: cutlass.BFloat16,
     torch.float16: cutlass.Float16,
     torch.float32: cutlass.Float32,
 }
-_SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Variant:
             tile,
             *cluster,
             self.layout,
-            _SHORT[self.dtype],
-            _SHORT[self.out_dtype],
+            SHORT[self.dtype],
+            SHORT[self.out_dtype],
         ]
         flags = {
             "strided": not self.row_major,
@@ -103,7 +103,7 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
     ):
         if alignment < 16:
             return f"TMA needs addresses that are multiples of 16 bytes, and {name}'s is a multiple of {alignment}"
-        if _tma_strides(rows, columns, strides) is None:
+        if tma_strides(rows, columns, strides) is None:
             return (
                 "TMA needs one stride of 1 and the other a multiple of 8 elements (16 bytes), "
                 f"and {name} has strides {strides} for {rows}x{columns}"
@@ -111,7 +111,7 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
     return None
 
 
-def _tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int, int] | None:
+def tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int, int] | None:
     """Strides under which TMA can read a matrix, the stride of an extent of 1 chosen freely; None if there are none."""
     row, column = strides
 
@@ -165,12 +165,12 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     (CTAs, warpgroups, `phases.PHASES`).
     """
     config = config or rung.config
-    problem, swapped = _oriented(problem)
+    problem, swapped = oriented(problem)
     a_strides, b_strides = _operand_strides(problem)
     variant = _variant(rung.name, problem, config)
     run = load(rung.gemm, variant)
     shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
-    out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
+    out_strides = (row_stride(problem), 1) if variant.row_major else problem.out
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     table = schedule.table(config, rows, columns, problem.device) if rung.gemm.persistent else None
     laps = None
@@ -183,9 +183,9 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
         if swapped:
             a, b = b, a
         run(
-            _view(a, shape_a, a_strides),
-            _view(b, shape_b, b_strides),
-            _view(out, shape_out, out_strides),
+            view(a, shape_a, a_strides),
+            view(b, shape_b, b_strides),
+            view(out, shape_out, out_strides),
             table,
             laps,
         )
@@ -195,33 +195,38 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
 
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
     """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
-    variant = _variant(rung.name, _oriented(problem)[0], config)
+    variant = _variant(rung.name, oriented(problem)[0], config)
     with schedule.compiling:
         cache.warm(_facts(variant), build=lambda: compile_variant(rung.gemm, variant), save=_saver(variant))
 
 
-def _oriented(problem: Problem) -> tuple[Problem, bool]:
+def oriented(problem: Problem) -> tuple[Problem, bool]:
     """The product, or where C is stored by columns its transpose, and whether it is that."""
-    swapped = not _row_major(problem) and (problem.out[0] == 1 or problem.M == 1)
-    return (_transposed(problem) if swapped else problem), swapped
+    swapped = not row_major_c(problem) and (problem.out[-2] == 1 or problem.M == 1)
+    return (transposed(problem) if swapped else problem), swapped
 
 
-def _transposed(problem: Problem) -> Problem:
+def transposed(problem: Problem) -> Problem:
     """C^T = B^T A^T."""
-    a, b, out = problem.alignment
+    a, b, *others = problem.alignment
+
+    def turned(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return (*strides[:-2], strides[-1], strides[-2])
+
     return replace(
         problem,
         M=problem.N,
         N=problem.M,
-        a=problem.b[::-1],
-        b=problem.a[::-1],
-        out=problem.out[::-1],
-        alignment=(b, a, out),
+        a=turned(problem.b),
+        b=turned(problem.a),
+        c=None if problem.c is None else turned(problem.c),
+        out=turned(problem.out),
+        alignment=(b, a, *others),
     )
 
 
-def _row_major(problem: Problem) -> bool:
-    return problem.out[1] == 1 or problem.N == 1
+def row_major_c(problem: Problem) -> bool:
+    return problem.out[-1] == 1 or problem.N == 1
 
 
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
@@ -229,8 +234,8 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     config = unscheduled(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
-    row_major = _row_major(problem)
-    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
+    row_major = row_major_c(problem)
+    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], row_stride(problem)
     # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
     fits = [w for w in (16 // size, 2) if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0]
     width = fits[0] if row_major and fits else 1
@@ -238,18 +243,18 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
 
 
 def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
-    a_strides = _tma_strides(problem.M, problem.K, problem.a)
-    b_strides = _tma_strides(problem.K, problem.N, problem.b)
+    a_strides = tma_strides(problem.M, problem.K, problem.a)
+    b_strides = tma_strides(problem.K, problem.N, problem.b)
     assert a_strides, "plan() takes problems for which unsupported() is None"
     assert b_strides, "plan() takes problems for which unsupported() is None"
     return a_strides, b_strides
 
 
-def _row_stride(problem: Problem) -> int:
+def row_stride(problem: Problem) -> int:
     return problem.out[0] if problem.M > 1 else 8
 
 
-def _view(t: torch.Tensor, shape: tuple[int, int], strides: tuple[int, ...]) -> torch.Tensor:
+def view(t: torch.Tensor, shape: tuple[int, int], strides: tuple[int, ...]) -> torch.Tensor:
     return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
 
 
@@ -276,21 +281,26 @@ def _saver(variant: Variant) -> Callable[[Any, Path], None]:
 
 
 def _facts(variant: Variant) -> dict[str, object]:
+    return facts(variant.name, variant.config, variant.dtype, variant.out_dtype)
+
+
+def facts(name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype) -> dict[str, object]:
+    """What a compiled kernel on disk depends on."""
     return {
-        "kernel": variant.name,
-        "config": to_text(variant.config),
-        "dtypes": (dtype_name(variant.dtype), dtype_name(variant.out_dtype)),
+        "kernel": name,
+        "config": to_text(config),
+        "dtypes": (dtype_name(dtype), dtype_name(out_dtype)),
         "arch": ARCH,
         "options": OPTIONS,
         "machine": platform.machine(),
         "dsl": metadata.version("nvidia-cutlass-dsl"),
         "tvm_ffi": metadata.version("apache-tvm-ffi"),
-        "source": _source_fingerprint(),
+        "source": source_fingerprint(),
     }
 
 
 @functools.cache
-def _source_fingerprint() -> str:
+def source_fingerprint() -> str:
     files = sorted(Path(__file__).parent.glob("*.py"))
     return cache.digest({f.name: f.read_text(encoding="utf-8") for f in files})
 
@@ -301,24 +311,24 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
 
     def matrix(dtype: torch.dtype, shape: tuple[Any, Any], row_major: bool) -> Any:
         outer = cute.sym_int64(divisibility=8)
-        return make_fake_tensor(_NUMERIC[dtype], shape, (outer, 1) if row_major else (1, outer), assumed_align=16)
+        return make_fake_tensor(NUMERIC[dtype], shape, (outer, 1) if row_major else (1, outer), assumed_align=16)
 
     a = matrix(variant.dtype, (M, K), variant.layout[0] == "n")
     b = matrix(variant.dtype, (K, N), variant.layout[1] == "n")
     width = variant.width
     c_strides = (cute.sym_int64(divisibility=width), 1 if variant.row_major else cute.sym_int64())
     align = width * variant.out_dtype.itemsize
-    c = make_fake_tensor(_NUMERIC[variant.out_dtype], (M, N), c_strides, assumed_align=align)
-    table = _compact(cutlass.Int32, 2) if gemm.persistent else None
-    laps = _compact(cutlass.Int64, 3) if variant.config.phases else None
+    c = make_fake_tensor(NUMERIC[variant.out_dtype], (M, N), c_strides, assumed_align=align)
+    table = compact(cutlass.Int32, 2) if gemm.persistent else None
+    laps = compact(cutlass.Int64, 3) if variant.config.phases else None
     gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     built = gemm(variant.config, width=variant.width)
-    with _target_arch():
+    with target_arch():
         return cute.compile(built, a, b, c, table, laps, stream, options=f"{OPTIONS} {options}")
 
 
-def _compact(dtype: Any, dims: int) -> Any:
+def compact(dtype: Any, dims: int) -> Any:
     """A contiguous tensor of any size."""
     shape = tuple(cute.sym_int() for _ in range(dims))
     return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
@@ -350,7 +360,7 @@ def artifact(
         remarks = Path(folder) / "remarks.yaml"
         keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
         compiled = compile_variant(rung.gemm, _variant(rung.name, problem, config), keep)
-        log = _assembler_log(remarks.read_text(encoding="utf-8"))
+        log = assembler_log(remarks.read_text(encoding="utf-8"))
     ptx = str(compiled.__ptx__)
     return Artifact(
         kernel=rung.name,
@@ -369,14 +379,14 @@ def artifact(
     )
 
 
-def _assembler_log(remarks: str) -> str:
+def assembler_log(remarks: str) -> str:
     """The output of ptxas -v inside the DSL's YAML remarks, a quoted scalar that spans lines."""
     logs = re.findall(r"- Remark: +'ptxas output: ((?:[^']|'')*)'", remarks)
     return "\n".join(log.replace("''", "'").strip() for log in logs) + "\n"
 
 
 @contextlib.contextmanager
-def _target_arch() -> Iterator[None]:
+def target_arch() -> Iterator[None]:
     """Compiles for ARCH whatever GPU is present: the DSL's own choice without one is sm_100a."""
     environment: Any = BaseDSL._get_dsl().envar
     before = os.environ.get("CUTE_DSL_ARCH")

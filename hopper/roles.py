@@ -20,6 +20,21 @@ def load_slice(k, ring, slot, m: Int32, n: Int32, at: Int32):
 
 
 @cute.jit
+def load_slices(k, ring, slot, tAgA, tBgB, begin: Int32, count: Int32, back):
+    """Producer warp: `count` slices of one tile from slice `begin` on, the last first where `back` is 1. Returns the
+    slot after the last.
+    """
+    for i in cutlass.range(count, unroll=1):
+        ring.acquire(slot)
+        at = begin + i + back * (count - 1 - 2 * i)
+        full = ring.full + slot.index
+        cute.copy(k.tma_a, tAgA[None, at], k.tAsA[None, slot.index], tma_bar_ptr=full, mcast_mask=k.mask_a)
+        cute.copy(k.tma_b, tBgB[None, at], k.tBsB[None, slot.index], tma_bar_ptr=full, mcast_mask=k.mask_b)
+        slot = ring.next(slot)
+    return slot
+
+
+@cute.jit
 def load_tile(k, ring, slot, m: Int32, n: Int32):
     """Producer warp: all slices of one tile through the ring. Returns the slot after the last."""
     for at in cutlass.range(k.k_tiles, unroll=1):
@@ -42,13 +57,14 @@ def multiply_slot(k, index: Int32, overwrite: cutlass.Constexpr = False):
 
 
 @cute.jit
-def multiply_tile(k, ring, slot, in_flight: cutlass.Constexpr, overwrite: cutlass.Constexpr):
-    """Consumers: all slices of one tile, the accumulator complete at the end. Returns the slot after the last.
+def multiply_slots(k, ring, slot, count: Int32, in_flight: cutlass.Constexpr, overwrite: cutlass.Constexpr):
+    """Consumers: `count` slices of one tile, the last `in_flight` groups still running at the end. Returns the slot
+    after the last, and the last one's index.
 
     A slot is released when its own group is done; with one group in flight that is one slot later. `overwrite`: the
     first product replaces what the accumulator holds.
     """
-    previous, rest = slot.index, k.k_tiles
+    previous, rest = slot.index, count
     if cutlass.const_expr(in_flight > 0 or overwrite):
         ring.wait(slot)
         lap(k, WAIT)
@@ -67,10 +83,23 @@ def multiply_tile(k, ring, slot, in_flight: cutlass.Constexpr, overwrite: cutlas
         lap(k, TENSOR)
         previous = slot.index
         slot = ring.next(slot)
+    return slot, previous
+
+
+@cute.jit
+def drain(k, ring, previous: Int32, in_flight: cutlass.Constexpr):
+    """Consumers: the accumulator is complete, the last slot released."""
     if cutlass.const_expr(in_flight > 0):
         warpgroup.wait_group(0)
         ring.release(previous)
         lap(k, TENSOR)
+
+
+@cute.jit
+def multiply_tile(k, ring, slot, in_flight: cutlass.Constexpr, overwrite: cutlass.Constexpr):
+    """Consumers: all slices of one tile, the accumulator complete at the end. Returns the slot after the last."""
+    slot, previous = multiply_slots(k, ring, slot, k.k_tiles, in_flight, overwrite)
+    drain(k, ring, previous, in_flight)
     return slot
 
 
@@ -102,13 +131,22 @@ def gather_rows(rounded, lane):
 
 @cute.jit
 def store_registers(k, m: Int32, n: Int32, width: cutlass.Constexpr, cache: cutlass.Constexpr):
-    """Consumers: each thread rounds what it holds to C's dtype and writes it, `width` elements of a row at a time (1,
-    2, or 8 of 16 bits); edges are predicated. `cache` is the StoreCacheMode.
+    """Consumers: the accumulator to row tile m, column tile n of C, as `store_pieces`."""
+    tile = (k.tile_m, k.tile_n)
+    gC = cute.local_tile(k.mC, tile, (m, n))
+    cC = cute.local_tile(cute.make_identity_tensor(k.mC.shape), tile, (m, n))
+    store_pieces(k, gC, cC, k.mC.shape, width, cache)
+
+
+@cute.jit
+def store_pieces(k, gC, cC, shape, width: cutlass.Constexpr, cache: cutlass.Constexpr):
+    """Consumers: each thread rounds what it holds to C's dtype and writes it to the tile `gC`, whose coordinates are
+    `cC`, `width` elements of a row at a time (1, 2, or 8 of 16 bits); edges of `shape` are predicated. `cache` is the
+    StoreCacheMode.
     """
-    tile, dtype = (k.tile_m, k.tile_n), k.mC.element_type
+    dtype = k.mC.element_type
     thread = k.mma.get_slice(k.consumer_thread)
-    tCgC = thread.partition_C(cute.local_tile(k.mC, tile, (m, n)))  # ((2, 2, V), MMA_M, MMA_N)
-    tCcC = thread.partition_C(cute.local_tile(cute.make_identity_tensor(k.mC.shape), tile, (m, n)))
+    tCgC, tCcC = thread.partition_C(gC), thread.partition_C(cC)  # ((2, 2, V), MMA_M, MMA_N)
     tCrC = cute.make_rmem_tensor(k.acc.shape, dtype)
     tCrC.store(k.acc.load().to(dtype))
     right = Int32(0)  # columns from a lane's own first element to that of the vector it holds
@@ -120,7 +158,7 @@ def store_registers(k, m: Int32, n: Int32, width: cutlass.Constexpr, cache: cutl
     for j in cutlass.range(cute.size(tCrC) // width, unroll_full=True):
         first = j // 2 * 16 + j % 2 * 2 if cutlass.const_expr(width == 8) else j * width  # of the vector, in lane 0
         row, column = tCcC[first]
-        if cute.elem_less((row, column + right), k.mC.shape):
+        if cute.elem_less((row, column + right), shape):
             at = tCgC.iterator + (cute.crd2idx(first, tCgC.layout) + right)
             at = cute.make_ptr(dtype, at.toint(), at.memspace, assumed_align=bits // 8)
             held = cute.make_tensor(tCrC.iterator + j * width, width)

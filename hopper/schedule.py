@@ -14,7 +14,15 @@ compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInf
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
     """Rows and columns of the grid of cluster tiles; the last of either may overhang."""
-    return -(-M // (config.tile_m * config.cluster_m)), -(-N // (config.tile_n * config.cluster_n))
+    return -(-M // (config.tile_m * config.cluster_m)), -(-columns(config, N) // config.cluster_n)
+
+
+def columns(config: HopperConfig, N: int) -> int:
+    """Columns of tiles. Elastic ones are as narrow as they may be, and as many are wider as it takes to reach N."""
+    if not config.elastic:
+        return -(-N // config.tile_n)
+    narrow = N // (config.tile_n - 8)
+    return narrow + (narrow * config.tile_n < N)
 
 
 def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
@@ -24,8 +32,8 @@ def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -
     for a new one while a CUDA graph is being captured, because making it copies to the GPU.
     """
     with compiling:
-        clusters = _clusters(device, config.sms, config.cluster)
-        return _table(config.order, rows, columns, clusters, config.group_m, config.group_n, device)
+        fit = _clusters(device, config.sms, config.cluster)
+        return _table(config.order, rows, columns, fit, config.group_m, config.group_n, device)
 
 
 @functools.cache
@@ -38,6 +46,13 @@ def _table(
     made = torch.tensor(steps, dtype=torch.int32).to(device)
     torch.cuda.current_stream(device).synchronize()  # other streams will read it
     return made
+
+
+@functools.cache
+def clusters(device: torch.device, sms: int, cluster: int) -> int:
+    """As `_clusters`, from any thread."""
+    with compiling:
+        return _clusters(device, sms, cluster)
 
 
 @functools.cache

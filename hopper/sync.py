@@ -74,6 +74,13 @@ class Ring:
         return Slot(Int32(0) if wrapped else index, (slot.phase ^ 1) if wrapped else slot.phase)
 
     @cute.jit
+    def skip(self, slot: Slot, count: Int32):
+        """The slot `count` further on, past those of another consumer's tile."""
+        index = slot.index + count
+        turns = index // self.slots
+        return Slot(index - turns * self.slots, slot.phase ^ (turns & 1))
+
+    @cute.jit
     def acquire(self, slot: Slot):
         """Producer warp: wait until the slot may be filled, then announce the bytes that will land in it."""
         jitter(self.jitter)

@@ -19,6 +19,7 @@ import cutlass.cute as cute
 
 from ..registry import Kernel
 from . import host, staging, store_tuning
+from .config import SLAB
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class TmaStore(store_tuning.StoreTuning):
     """`store_buffers` slabs of 8 KiB a consumer: by default all of its half tile, in 16 bits."""
 
     introduces = frozenset({"store_buffers"})
+
+    @classmethod
+    def invalid_reason(cls, config):
+        if config.store_buffers and (config.tile_n % SLAB or config.instruction_n % SLAB):
+            tile = f"tile_n is {config.tile_n} and mma_n {config.instruction_n}"
+            return f"{tile}, expected multiples of {SLAB} for a staged store"
+        return super().invalid_reason(config)
 
     @property
     def staged(self):

@@ -48,6 +48,7 @@ LADDERS: dict[str, tuple[str, ...]] = {
         "hopper.store_tuning",
         "hopper.tma_store",
         "hopper.hilbert",
+        "hopper.gemm",
     ),
 }
 _PACKAGES = {

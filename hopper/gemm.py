@@ -1,0 +1,353 @@
+"""hopper.gemm
+
+Idea: one kernel for every shape and layout, tuned.
+Parent: hopper.hilbert
+Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): elastic widths, operands swapped for few
+    rows, pieces of K added in their order by whoever ends last (`pieces`), batches, alpha and beta. Consumers share a
+    tile or take turns (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its
+    slot is released one later. C leaves through shared memory at any width, by rows or by columns (`epilogue`).
+Why it pays: WORKLOG.md has each lever's figures.
+Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import StoreCacheMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import hopper_helpers
+
+from ..registry import Kernel
+from . import epilogue, gemm_host, hilbert, pieces, roles, staging, tma_store, work
+from .base import ONE_SLOT
+from .config import WARPGROUP, HopperConfig, invalid_reason
+
+BATCH_INVARIANT = True
+TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
+
+
+@dataclass(frozen=True)
+class Config(hilbert.Config):
+    slots: int = 4
+    in_flight: int = 1
+    producer_registers: int = 40
+    consumer_registers: int = 232
+    order: str = "serpentine"
+    group_m: int = 8
+    sms: int = 0
+    store_buffers: int = 2
+    k_serpentine: bool = True
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time, or its columns
+    (`by_columns`); `staged`: TMA can write it. `ordered`: tiles come in the order of a table.
+    """
+
+    width: int
+    by_columns: bool
+    staged: bool
+    batched: bool
+    ordered: bool
+    scaled: bool
+    addend: bool
+
+
+class Gemm(tma_store.TmaStore):
+    """C = alpha A B + beta C. Who multiplies what is `work`'s."""
+
+    introduces = frozenset({"swap", "elastic", "pingpong", "k_serpentine", "split_k", "stream_k", "pdl"})
+
+    def __init__(self, config: HopperConfig, form: Form):
+        if reason := self.invalid_reason(config):
+            raise ValueError(f"config: {reason}")
+        self.config, self.form = config, form
+
+    @classmethod
+    def invalid_reason(cls, config):
+        if config.phases:
+            return "phases is True, expected False: a rung of the ladder counts cycles"
+        return invalid_reason(config)
+
+    @property
+    def staged(self):
+        return self.form.staged and self.config.store_buffers > 0
+
+    # ---- host ---------------------------------------------------------------------------------------------------
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        c: cute.Tensor,
+        table,
+        addend,
+        sums,
+        counters,
+        pieces: Int32,
+        clusters: Int32,
+        alpha: Float32,
+        beta: Float32,
+        stream,
+    ):
+        """a: (M, K), b: (K, N), c: (M, N), each with the batch last where there is one. `table`: tiles of one matrix in
+        their order, int32, or None; `addend`: (M, N) or None; `sums`, fp32, and `counters`, int32 and 0: of pieces of
+        K, or None. `clusters` at most are launched.
+        """
+        config = self.config
+        swapped = [1, 0, 2] if cutlass.const_expr(self.form.batched) else [1, 0]
+        b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=swapped))  # (N, K), as wgmma and TMA name B
+        major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
+        tile = (config.tile_m, config.slot_n, config.tile_k)
+        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
+        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.slots)
+        (load_a, share_a), (load_b, share_b) = self.loads()
+        slot_a, slot_b = cute.slice_(layout_a, ONE_SLOT), cute.slice_(layout_b, ONE_SLOT)
+        box_a, box_b = (config.tile_m, config.tile_k), (config.slot_n, config.tile_k)
+        tma_a, mA = cpasync.make_tiled_tma_atom(load_a, a, slot_a, box_a, num_multicast=share_a)
+        tma_b, mB = cpasync.make_tiled_tma_atom(load_b, b, slot_b, box_b, num_multicast=share_b)
+        maps_c = epilogue.maps(config, c, self.form.by_columns) if cutlass.const_expr(self.staged) else ()
+        tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
+        wide, columns = Int32(0), cute.ceil_div(c.shape[1], config.tile_n)
+        if cutlass.const_expr(config.elastic):
+            columns = c.shape[1] // (config.tile_n - 8)
+            columns += 1 if columns * config.tile_n < c.shape[1] else 0
+            wide = cutlass.min(cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8), columns)
+        tiles_n = cute.ceil_div(columns, config.cluster_n)
+        matrices = c.shape[2] if cutlass.const_expr(self.form.batched) else Int32(1)
+        tiles = tiles_m * tiles_n * matrices
+        k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
+        self.kernel(
+            tma_a, mA, tma_b, mB, c, a.element_type, major_a, major_b, layout_a, layout_b, tiles_m, tiles_n, tiles,
+            wide, k_tiles, table, addend, sums, counters, pieces, clusters, alpha, beta, maps_c,
+        ).launch(
+            grid=(clusters * config.cluster, 1, 1),
+            block=(WARPGROUP * self.warpgroups, 1, 1),
+            cluster=(config.cluster, 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+            use_pdl=config.pdl,
+        )  # fmt: skip
+
+    # ---- device -------------------------------------------------------------------------------------------------
+    @cute.kernel
+    def kernel(
+        self,
+        tma_a: cute.CopyAtom,
+        mA: cute.Tensor,
+        tma_b: cute.CopyAtom,
+        mB: cute.Tensor,
+        mC: cute.Tensor,
+        dtype: cutlass.Constexpr,
+        major_a: cutlass.Constexpr,
+        major_b: cutlass.Constexpr,
+        layout_a: cute.ComposedLayout,
+        layout_b: cute.ComposedLayout,
+        tiles_m: Int32,
+        tiles_n: Int32,
+        tiles: Int32,
+        wide: Int32,
+        k_tiles: Int32,
+        table,
+        addend,
+        sums,
+        counters,
+        pieces: Int32,
+        clusters: Int32,
+        alpha: Float32,
+        beta: Float32,
+        maps_c: tuple[Any, ...],
+    ):
+        config = self.config
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            cpasync.prefetch_descriptor(tma_a)
+            cpasync.prefetch_descriptor(tma_b)
+        smem = SmemAllocator()
+        bars = smem.allocate_array(Int64, 2 * config.slots)
+        said = smem.allocate_array(Int32, 4)
+        sA = smem.allocate_tensor(dtype, layout_a.outer, 1024, swizzle=layout_a.inner)  # (bM, bK, SLOT)
+        sB = smem.allocate_tensor(dtype, layout_b.outer, 1024, swizzle=layout_b.inner)  # (bN, bK, SLOT)
+        landed = sum(cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT)) for layout in (layout_a, layout_b))
+        assert landed == config.slot_bytes, f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
+        ring = self.ring_type(
+            bars, bars + config.slots, config.slots, config.slot_bytes, config.sharing, config.cluster, config.jitter
+        )
+        k = SimpleNamespace(
+            tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
+            cluster=cta // config.cluster, clusters=clusters, tiles_m=tiles_m, tiles_n=tiles_n, tiles=tiles, wide=wide,
+            k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
+            sums=sums, counters=counters, pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
+            majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,
+            extents=mC.shape[:2], said=cute.make_tensor(said, 4),
+        )  # fmt: skip
+        self.share(k)
+        (_, share_a), (_, share_b) = self.loads()
+        gA = cute.local_tile(mA, (config.tile_m, config.tile_k), (None,) * cute.rank(mA))  # (bM, bK, RestM, RestK, L)
+        k.tAsA, k.tAgA = cpasync.tma_partition(
+            tma_a, k.part_a, cute.make_layout(share_a), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
+        )
+        k.share_b = share_b
+        k.tBsB, _ = self.columns_of_b(k, Int32(0), Int32(0))
+        if cutlass.const_expr(self.staged):
+            epilogue.place(k, smem, maps_c)
+        if warp == 0:
+            with cute.arch.elect_one():
+                ring.init()
+            cute.arch.mbarrier_init_fence()
+        self.meet()
+        if cutlass.const_expr(config.pdl):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+        self.body(k, ring)
+        self.leave()
+        ring.settle()
+
+    @cute.jit
+    def meet(self):
+        if cutlass.const_expr(self.config.cluster > 1):
+            tma_store.TmaStore.meet(self)
+        else:
+            cute.arch.sync_threads()
+
+    @cute.jit
+    def leave(self):
+        staging.finish()
+        if cutlass.const_expr(self.config.cluster > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    def columns_of_b(self, k, column, matrix):
+        """Where the CTA's part of B's slices goes in shared memory, and comes from: slot_n columns from `column` on."""
+        box = (self.config.slot_n, self.config.tile_k)
+        if self.form.batched:
+            gB = cute.local_tile(cute.domain_offset((column, 0, 0), k.mB), box, (0, None, matrix))
+        else:
+            gB = cute.local_tile(cute.domain_offset((column, 0), k.mB), box, (0, None))
+        layout = cute.make_layout(k.share_b)
+        return cpasync.tma_partition(
+            k.tma_b, k.part_b, layout, cute.group_modes(k.sB, 0, 2), cute.group_modes(gB, 0, 2)
+        )
+
+    @cute.jit
+    def producer(self, k, ring):
+        slot = ring.start()
+        for step in cutlass.range(work.steps(k, self.config), unroll=1):
+            mine = work.at(k, self.config, step)
+            back = step & 1 if cutlass.const_expr(self.config.k_serpentine) else Int32(0)
+            tAgA = k.tAgA[None, mine.m, None, mine.matrix] if self.form.batched else k.tAgA[None, mine.m, None]
+            _, tBgB = self.columns_of_b(k, mine.column, mine.matrix)
+            slot = roles.load_slices(k, ring, slot, tAgA, tBgB, mine.begin, mine.count, back)
+
+    def become_consumer(self, k, consumer):
+        config = self.config
+        k.consumer = consumer
+        k.share = Int32(0) if config.pingpong else consumer
+        k.consumer_thread = k.share * WARPGROUP + k.tidx % WARPGROUP
+        k.parts = config.cluster * config.sharing
+        k.part = (k.part_b + k.part_a * config.cluster_m) * config.sharing + k.share
+        if self.staged:
+            epilogue.become_writer(k, config, consumer, self.form.by_columns)
+
+    def view(self, k, width):
+        """`k` for tiles so many columns wide: instructions, fragments, accumulators."""
+        config = self.config
+        view = SimpleNamespace(**vars(k))
+        view.mma, view.mma_overwriting = (self.instructions(k, config.mma_n or width) for _ in range(2))
+        view.mma.set(warpgroup.Field.ACCUMULATE, True)
+        view.mma_overwriting.set(warpgroup.Field.ACCUMULATE, False)
+        thread = view.mma.get_slice(k.share * WARPGROUP)  # descriptors: all threads of a warpgroup hold the same
+        view.tCrA = view.mma.make_fragment_A(thread.partition_A(k.sA))  # (MMA, MMA_M, MMA_K, SLOT)
+        whole = self.instructions(k, config.mma_n or config.slot_n)  # the slot's columns, of which a tile has the first
+        view.tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(k.sB))  # (MMA, MMA_N, MMA_K, SLOT)
+        view.acc = cute.make_rmem_tensor(view.mma.partition_shape_C((config.tile_m, width)), Float32)
+        return view
+
+    def instructions(self, k, columns):
+        kind, shape = k.operand_type, (self.config.sharing, 1, 1)
+        return hopper_helpers.make_trivial_tiled_mma(kind, kind, *k.majors, Float32, shape, (64, columns))
+
+    @cute.jit
+    def consumer(self, k, ring):
+        config = self.config
+        views = [self.view(k, width) for width in config.widths]
+        slot, first, stride = ring.start(), Int32(0), 1
+        if cutlass.const_expr(config.pingpong):
+            first, stride = k.consumer, 2
+            slot = ring.skip(slot, k.consumer * k.k_tiles)
+            if k.consumer == 1:
+                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
+        turns = (work.steps(k, config) - first + stride - 1) // stride
+        for turn in cutlass.range(turns, unroll=1):
+            mine = work.at(k, config, first + turn * stride)
+            if cutlass.const_expr(config.pingpong):
+                cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
+            if cutlass.const_expr(config.elastic):
+                if mine.narrow == 0:
+                    slot = self.compute(views[0], ring, slot, mine, config.tile_n)
+                else:
+                    slot = self.compute(views[1], ring, slot, mine, config.tile_n - 8)
+            else:
+                slot = self.compute(views[0], ring, slot, mine, config.tile_n)
+            if cutlass.const_expr(config.pingpong):
+                slot = ring.skip(slot, k.k_tiles)
+
+    @cute.jit
+    def compute(self, k, ring, slot, mine, width: cutlass.Constexpr):
+        """One tile, or a piece of one: products, sums, C. Returns the slot after the last."""
+        config = self.config
+        slot, previous = roles.multiply_slots(k, ring, slot, mine.count, config.in_flight, True)
+        if cutlass.const_expr(config.pingpong):
+            cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
+        roles.drain(k, ring, previous, config.in_flight)
+        if cutlass.const_expr(config.split):
+            if mine.pieces == 1:
+                self.finish(k, mine, width)
+            else:
+                if pieces.combine(k, mine, config.accumulator_registers):
+                    self.finish(k, mine, width)
+        else:
+            self.finish(k, mine, width)
+        return slot
+
+    @cute.jit
+    def finish(self, k, mine, width: cutlass.Constexpr):
+        """A complete accumulator becomes a tile of C."""
+        config = self.config
+        if cutlass.const_expr(self.form.scaled):
+            epilogue.scale(k, config, mine, width)
+        if cutlass.const_expr(self.staged):
+            epilogue.store(k, config, mine, width)
+        else:
+            shape = (config.tile_m, width)
+            row = mine.m * config.tile_m
+            gC = epilogue.tile_of(k, k.mC, row, mine.column, mine.matrix, shape)
+            coordinates = cute.make_identity_tensor(k.extents)
+            cC = cute.local_tile(cute.domain_offset((row, mine.column), coordinates), shape, (0, 0))
+            together = self.form.width
+            if cutlass.const_expr(together > 2 and not (together == 8 and (config.mma_n or width) % 32 == 0)):
+                together = 2
+            roles.store_pieces(k, gC, cC, k.extents, together, StoreCacheMode.WRITE_THROUGH)
+
+
+KERNEL = Kernel(
+    name="hopper.gemm",
+    ladder="hopper",
+    idea="one production kernel for every shape and layout, tuned",
+    parent="hopper.hilbert",
+    source="beyond the seeds",
+    dtypes=("bfloat16", "float16"),
+    min_arch=90,
+    max_arch=90,
+    dsl="cute",
+)
+
+unsupported, plan, artifact, precompile, space = gemm_host.entry(KERNEL, Gemm, Form, Config)

@@ -1,0 +1,417 @@
+"""The host side of `hopper.gemm`: what it takes, how operands are turned, compiling, launching.
+
+A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says `swap`; the two undo each other. An
+operand that TMA cannot stride over is copied first, rows padded to 16 bytes.
+"""
+
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from .. import cache
+from ..artifact import Artifact, cta_threads, example
+from ..configs import to_text
+from ..operands import Launch, Problem, dtype_name
+from ..registry import Kernel
+from . import gemm_space, host, partial_sums, rules, schedule
+from .config import WARPGROUP, HopperConfig, unscheduled
+
+MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one compile serves: `form` is a `gemm.Form`, `layout` that of A and B ("nt")."""
+
+    config: HopperConfig
+    form: Any
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    layout: str
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in profilers."""
+        c, f = self.config, self.form
+        cluster = f"{c.cluster_m}x{c.cluster_n}" if c.cluster > 1 else ""
+        flags = {
+            "elastic": c.elastic, "pingpong": c.pingpong, "split": c.split_k > 1, "stream": c.stream_k, "pdl": c.pdl,
+            "serpentine": c.k_serpentine, "columns": f.by_columns, "batched": f.batched, "ordered": f.ordered,
+            "scaled": f.scaled, "addend": f.addend, f"by{f.width}": not f.staged, "jitter": c.jitter,
+        }  # fmt: skip
+        kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
+        parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
+        return "_".join(part for part in parts + [flag for flag, on in flags.items() if on] if part)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The class that builds the kernel, that of its forms, and its own config."""
+
+    gemm: Any
+    form: Any
+    config: HopperConfig
+
+
+def entry(kernel: Kernel, gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
+    """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile` and `space`."""
+    del kernel
+    rung = Rung(gemm, form, kind())
+    return (
+        functools.partial(unsupported, gemm),
+        functools.partial(plan, rung),
+        functools.partial(artifact, rung),
+        functools.partial(precompile, rung),
+        functools.partial(gemm_space.space, gemm, rung.config, functools.partial(unsupported, gemm)),
+    )
+
+
+def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None) -> str | None:
+    """Why the kernel cannot take this problem: what it needs, and what it was given. It takes any strides."""
+    if config is not None and (reason := gemm.invalid_reason(config)):
+        return f"config: {reason}"
+    if max(problem.M, problem.N, problem.K) > host.LARGEST:
+        return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
+    if config is not None and problem.batch_invariant and (config.split or config.k_serpentine):
+        return "batch_invariant needs one order of K (split_k=1, stream_k and k_serpentine False), and was given another"
+    if config is not None and config.stream_k and -(-problem.K // config.tile_k) > MOST_SLICES:
+        return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
+    return None
+
+
+def copied(problem: Problem) -> tuple[bool, bool]:
+    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride of 1."""
+    a = _strides(problem.M, problem.K, problem.a[-2:]) if problem.alignment[0] >= 16 else None
+    b = _strides(problem.K, problem.N, problem.b[-2:]) if problem.alignment[1] >= 16 else None
+    ragged = [any(stride % 8 for stride in strides[:-2]) for strides in (problem.a, problem.b)]
+    return a is None or ragged[0], b is None or ragged[1]
+
+
+_strides = host.tma_strides
+
+
+def aligned(problem: Problem) -> Problem:
+    """The problem with the operands that are copied as their copies will be."""
+    a, b = copied(problem)
+    strides_a = _copy_strides(problem, problem.a, problem.M, problem.K) if a else problem.a
+    strides_b = _copy_strides(problem, problem.b, problem.K, problem.N) if b else problem.b
+    alignment = (16 if a else problem.alignment[0], 16 if b else problem.alignment[1], *problem.alignment[2:])
+    return replace(problem, a=strides_a, b=strides_b, alignment=alignment)
+
+
+def _copy_strides(problem: Problem, strides: tuple[int, ...], rows: int, columns: int) -> tuple[int, ...]:
+    """Of a copy: columns or rows contiguous, as they are nearer to it; what is broadcast over the batch stays so."""
+    by_columns = strides[-2] == 1 and strides[-1] != 1
+    outer = -(-(rows if by_columns else columns) // 8) * 8
+    size, lead = outer * (columns if by_columns else rows), []
+    for extent, stride in zip(problem.batch[::-1], strides[-3::-1], strict=True):
+        lead.append(size if stride else 0)
+        size *= extent if stride else 1
+    return (*lead[::-1], 1, outer) if by_columns else (*lead[::-1], outer, 1)
+
+
+def _copy(t: torch.Tensor, shape: tuple[int, ...], source: tuple[int, ...], made: tuple[int, ...]) -> torch.Tensor:
+    """The operand in memory of its own, batches that it repeats once."""
+    kept = [1 if stride == 0 else extent for extent, stride in zip(shape[:-2], made[:-2], strict=True)]
+    kept += shape[-2:]
+    room = 1 + sum((extent - 1) * stride for extent, stride in zip(kept, made, strict=True))
+    copy = torch.empty(room + 8, dtype=t.dtype, device=t.device)
+    copy.as_strided(kept, made).copy_(t.as_strided(kept, source))
+    return copy.as_strided(shape, made)
+
+
+def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
+    """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
+    config = config or rules.config(problem, schedule.clusters(problem.device, 0, 1), rung.config)
+    straight, (copy_a, copy_b) = problem, copied(problem)
+    problem, crossed = _turned(aligned(problem), config)
+    lead = problem.batch
+    if len(lead) > 1:
+        problem, inner = _one_batch(problem)
+    a_strides, b_strides = _operand_strides(problem)
+    shape_a, shape_b, shape_out = _shapes(problem)
+    rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
+    tiles = rows * columns * (problem.batch[0] if problem.batch else 1)
+    fit = schedule.clusters(problem.device, config.sms, config.cluster)
+    pieces = min(config.split_k, -(-problem.K // config.tile_k))
+    ordered = rows * columns > fit
+    variant = _variant(rung, problem, config, ordered)
+    run = load(rung.gemm, variant)
+    table = schedule.table(config, rows, columns, problem.device).view(-1) if ordered else None
+    clusters = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
+    out_strides = _out_strides(problem)
+    sums = None
+    if config.split:
+        cut = tiles % clusters if config.stream_k else tiles
+        parts = config.cluster * config.sharing
+        places = (clusters + cut if config.stream_k else tiles * pieces) * parts
+        sums = places * config.accumulator_registers * WARPGROUP, max(cut, 1) * parts
+    addend, scaled = problem.c is not None, problem.scaled
+    index = problem.device.index or 0
+
+    def call(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        space, counters = (None, None) if sums is None else partial_sums.borrow(index, *sums)
+        run(
+            host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
+            table, c, space, counters, pieces, clusters, alpha, beta,
+        )  # fmt: skip
+
+    def prepared(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        if copy_a:
+            shape = (*straight.batch, straight.M, straight.K)
+            a = _copy(a, shape, straight.a, aligned(straight).a)
+        if copy_b:
+            shape = (*straight.batch, straight.K, straight.N)
+            b = _copy(b, shape, straight.b, aligned(straight).b)
+        if crossed:
+            a, b = b, a
+        if not scaled:
+            alpha, beta, c = 1.0, 0.0, None
+        elif addend:
+            c = c.expand(straight.M, straight.N).as_strided((problem.M, problem.N), problem.c)
+        else:
+            c = None
+        if len(lead) < 2:
+            call(a, b, c, out, alpha, beta)
+            return
+        for at in itertools.product(*(range(extent) for i, extent in enumerate(lead) if i != inner)):
+            moved = [
+                t.as_strided(shape, own, t.storage_offset() + _offset(strides, at, inner))
+                for t, shape, own, strides in (
+                    (a, shape_a, a_strides, outer.a),
+                    (b, shape_b, b_strides, outer.b),
+                    (out, shape_out, out_strides, outer.out),
+                )
+            ]
+            call(moved[0], moved[1], c, moved[2], alpha, beta)
+
+    outer = _turned(aligned(straight), config)[0]
+    plain = not (copy_a or copy_b or crossed or scaled or sums or len(lead) > 1)
+    if not plain:
+        return prepared
+
+    def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        run(
+            host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
+            table, None, None, None, 1, clusters, 1.0, 0.0,
+        )  # fmt: skip
+
+    return launch
+
+
+def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
+    """The product as the kernel computes it, and whether that is the transposed one."""
+    problem, crossed = host.oriented(problem)
+    return (host.transposed(problem), not crossed) if config.swap else (problem, crossed)
+
+
+def _one_batch(problem: Problem) -> tuple[Problem, int]:
+    """The problem with its longest batch dimension alone, and which that is; the others are walked call by call."""
+    inner = max(range(len(problem.batch)), key=lambda i: problem.batch[i])
+
+    def keep(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return (strides[inner], *strides[-2:])
+
+    batch = (problem.batch[inner],)
+    return replace(problem, batch=batch, a=keep(problem.a), b=keep(problem.b), out=keep(problem.out)), inner
+
+
+def _offset(strides: tuple[int, ...], at: tuple[int, ...], inner: int) -> int:
+    others = [stride for i, stride in enumerate(strides[:-2]) if i != inner]
+    return sum(i * stride for i, stride in zip(at, others, strict=True))
+
+
+def _shapes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Of A, B and C as the kernel names them: the batch last."""
+    return (
+        (problem.M, problem.K, *problem.batch),
+        (problem.K, problem.N, *problem.batch),
+        (problem.M, problem.N, *problem.batch),
+    )
+
+
+def _batch_last(strides: tuple[int, ...], pair: tuple[int, int]) -> tuple[int, ...]:
+    return (*pair, *strides[:-2])
+
+
+def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    a = host.tma_strides(problem.M, problem.K, problem.a[-2:])
+    b = host.tma_strides(problem.K, problem.N, problem.b[-2:])
+    assert a, "aligned() leaves operands that TMA can stride over"
+    assert b, "aligned() leaves operands that TMA can stride over"
+    return _batch_last(problem.a, a), _batch_last(problem.b, b)
+
+
+def _out_strides(problem: Problem) -> tuple[int, ...]:
+    row, column = problem.out[-2:]
+    pair = (row, column)
+    if column == 1 or problem.N == 1:
+        pair = (row if problem.M > 1 else 8, 1)
+    elif row == 1 or problem.M == 1:
+        pair = (1, column)
+    return _batch_last(problem.out, pair)
+
+
+def _variant(rung: Rung, problem: Problem, config: HopperConfig, ordered: bool) -> Variant:
+    a_strides, b_strides = _operand_strides(problem)
+    layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
+    out = _out_strides(problem)
+    size, start = problem.out_dtype.itemsize, problem.alignment[2]
+    by_columns = out[1] != 1 and out[0] == 1
+    outer, inner = (out[1:], problem.M) if by_columns else ((out[0], *out[2:]), problem.N)
+    whole = 16 // size  # TMA writes granules of 16 bytes, past the edge of the matrix
+    fits = [
+        w
+        for w in (whole, 2)
+        if 1 in out[:2] and start % (w * size) == 0 and inner % w == 0 and all(s % w == 0 for s in outer)
+    ]
+    width = fits[0] if fits else 1
+    staged = width == whole and (size == 2 or not by_columns) and config.store_buffers > 0
+    form = rung.form(
+        width=whole if staged else 1 if by_columns else width,
+        by_columns=by_columns,
+        staged=staged,
+        batched=bool(problem.batch),
+        ordered=ordered,
+        scaled=problem.scaled,
+        addend=problem.c is not None and problem.scaled,
+    )
+    return Variant(unscheduled(config), form, problem.dtype, problem.out_dtype, layout)
+
+
+def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
+    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
+    del arch
+    variant = example_variant(rung, problem, config)
+    with schedule.compiling:
+        cache.warm(_facts(variant), build=lambda: compile_variant(rung.gemm, variant), save=_saver(variant))
+
+
+def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
+    """What a GPU of so many SMs would run."""
+    turned = _turned(aligned(problem), config)[0]
+    turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
+    rows, columns = schedule.cluster_tiles(config, turned.M, turned.N)
+    fit = min(sms, config.sms or sms) // config.cluster
+    return _variant(rung, turned, config, rows * columns > fit)
+
+
+_loaded: dict[Variant, Callable[..., None]] = {}
+
+
+def load(gemm: Any, variant: Variant) -> Callable[..., None]:
+    """The compiled kernel: from memory, from disk, or compiled."""
+    with schedule.compiling:
+        if variant not in _loaded:
+            _loaded[variant] = cache.fetch(
+                _facts(variant),
+                build=lambda: compile_variant(gemm, variant),
+                save=_saver(variant),
+                load=lambda path: host.load_module(str(path), enable_tvm_ffi=True)[variant.name],
+            )
+        return _loaded[variant]
+
+
+def _saver(variant: Variant) -> Callable[[Any, Path], None]:
+    return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
+
+
+def _facts(variant: Variant) -> dict[str, object]:
+    return host.facts(variant.name, variant.config, variant.dtype, variant.out_dtype) | {"form": str(variant.form)}
+
+
+def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
+    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
+    M, N, K, L = (cute.sym_int() for _ in range(4))
+    form = variant.form
+
+    def tensor(dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int) -> Any:
+        shape: tuple[Any, ...] = (rows, columns)
+        strides: tuple[Any, ...] = pair
+        if form.batched:
+            shape, strides = (*shape, L), (*strides, cute.sym_int64(divisibility=divisor))
+        align = divisor * dtype.itemsize
+        return make_fake_tensor(host.NUMERIC[dtype], shape, strides, assumed_align=align)
+
+    def operand(rows: Any, columns: Any, letter: str) -> Any:
+        outer = cute.sym_int64(divisibility=8)
+        return tensor(variant.dtype, rows, columns, (outer, 1) if letter == "n" else (1, outer), 8)
+
+    a, b = operand(M, K, variant.layout[0]), operand(K, N, variant.layout[1])
+    if form.by_columns:
+        c = tensor(variant.out_dtype, M, N, (1, cute.sym_int64(divisibility=form.width)), form.width)
+    else:
+        strided = form.width == 1
+        pair = (cute.sym_int64(), cute.sym_int64()) if strided else (cute.sym_int64(divisibility=form.width), 1)
+        c = tensor(variant.out_dtype, M, N, pair, form.width)
+    addend = None
+    if form.addend:
+        strides = (cute.sym_int64(), cute.sym_int64())
+        size = variant.dtype.itemsize
+        addend = make_fake_tensor(host.NUMERIC[variant.dtype], (M, N), strides, assumed_align=size)
+    table = host.compact(cutlass.Int32, 1) if form.ordered else None
+    split = variant.config.split
+    sums = host.compact(cutlass.Float32, 1) if split else None
+    counters = host.compact(cutlass.Int32, 1) if split else None
+    scalars = cutlass.Int32(1), cutlass.Int32(1), cutlass.Float32(1.0), cutlass.Float32(0.0)
+    gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    built = gemm(variant.config, form)
+    with host.target_arch():
+        return cute.compile(
+            built, a, b, c, table, addend, sums, counters, *scalars, stream, options=f"{host.OPTIONS} {options}"
+        )
+
+
+def artifact(
+    rung: Rung,
+    config: HopperConfig | None = None,
+    *,
+    arch: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
+    layout: str = "nt",
+    shape: tuple[int, int, int] = (4096, 4096, 4096),
+) -> Artifact:
+    """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none.
+
+    Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
+    """
+    if arch not in (None, 90):
+        raise ValueError(f"arch is {arch}, expected 90: hopper.gemm is made of TMA and wgmma")
+    config = config or rung.config
+    problem = example(dtype, out_dtype, layout, shape)
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
+    if reason := unsupported(rung.gemm, problem, config):
+        raise ValueError(reason)
+    with tempfile.TemporaryDirectory() as folder, schedule.compiling:
+        remarks = Path(folder) / "remarks.yaml"
+        keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
+        compiled = compile_variant(rung.gemm, example_variant(rung, problem, config), keep)
+        log = host.assembler_log(remarks.read_text(encoding="utf-8"))
+    ptx = str(compiled.__ptx__)
+    return Artifact(
+        kernel="hopper.gemm",
+        arch=host.ARCH,
+        config=to_text(config),
+        dtype=dtype_name(dtype),
+        out_dtype=dtype_name(problem.out_dtype),
+        layout=layout,
+        cubin=bytes(compiled.__cubin__),
+        ptx=ptx,
+        log=log,
+        threads=cta_threads(ptx),
+        smem_bytes=config.shared_memory_bytes,
+        stages=config.slots,
+        tile=(config.tile_m, config.tile_n, config.tile_k),
+    )
