@@ -22,6 +22,8 @@ CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
 STORE = {"registers": 6.0, "wide": 31.0, "staged": 72.0}  # bytes a cycle in which a CTA's outputs leave
+COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
+SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
 MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
 
 
@@ -62,7 +64,8 @@ def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float
     """Outputs wanted over outputs that all SMs could compute in as many waves."""
     rows, columns, places, waves = _waves(f, workload, machine)
     del rows, columns
-    computed = math.ceil(waves) * places * f.cluster_m * f.cluster_n * f.tile_m * f.tile_n
+    rounds = waves if f.stream_k else math.ceil(waves) / f.split_k
+    computed = rounds * places * f.cluster_m * f.cluster_n * f.tile_m * f.tile_n
     return workload.M * workload.N / computed
 
 
@@ -73,7 +76,7 @@ def _waves(f: Footprint, workload: Workload, machine: Machine) -> tuple[int, int
     sms = min(f.sms or machine.sms, machine.sms)
     at_once = max(1, sms // (f.cluster_m * f.cluster_n) * max(1, resident(f, machine)))
     places = max(at_once, machine.sms / (f.cluster_m * f.cluster_n))
-    return rows, columns, places, rows * columns / at_once
+    return rows, columns, places, rows * columns * f.split_k / at_once
 
 
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
@@ -81,7 +84,7 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     size, out_size = (2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype))
     rows, columns, _, waves = _waves(f, workload, machine)
     cluster = f.cluster_m * f.cluster_n
-    tiles = rows * columns * cluster
+    tiles = rows * columns * cluster * f.split_k
     together = max(1, resident(f, machine))  # CTAs of an SM that cover each other's waits
     together = min(together, math.ceil(tiles / machine.sms))
     busy = min(machine.sms, f.sms or machine.sms, tiles)
@@ -96,10 +99,16 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
         waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
     step = _soft_max(products + drained, l2, waited)
 
-    steps = math.ceil(workload.K / f.tile_k)
-    stored = f.tile_m * f.tile_n * out_size / STORE[f.store]
+    steps = math.ceil(math.ceil(workload.K / f.tile_k) / f.split_k)
+    stored = 0.0 if f.pingpong else f.tile_m * f.tile_n * out_size / STORE[f.store]
     tile = steps * step + stored / together
+    shared = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
+    combined = COMBINE + (1 + shared) * f.tile_m * f.tile_n * 4 / SUMS if shared else 0.0
+    if f.split_k > 1:
+        tile += combined
     rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
+    if f.stream_k:
+        rounds = waves + combined / tile
     cycles = rounds * together * tile + PROLOGUE * (1 if f.persistent else rounds)
     dram = ((workload.M + workload.N) * workload.K * size + workload.M * workload.N * out_size) / machine.dram_gbs / 1e3
     us = max(cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US

@@ -20,7 +20,7 @@ _BY_BYTES = {128: _ROWS.K_SW128, 64: _ROWS.K_SW64, 32: _ROWS.K_SW32, 16: _ROWS.K
 
 def slab_columns(config, dtype) -> int:
     """Columns of a slab: a power of two of 16-byte pieces."""
-    columns = 1024 // dtype.width
+    columns: int = 1024 // dtype.width
     while columns > min(config.widths):
         columns //= 2
     return columns
@@ -33,7 +33,7 @@ def starts(width: int, columns: int) -> list[int]:
 
 
 def maps(config, c, by_columns: bool):
-    """Host: the atom and tensor of C's TMA store, and the layout (64, columns, BUFFER of all consumers) of the slabs."""
+    """Host: the atom and tensor of C's TMA store, and the slabs' layout (64, columns, BUFFER of all consumers)."""
     dtype = c.element_type
     columns = slab_columns(config, dtype)
     kind = _ROWS.MN_SW128 if by_columns else _BY_BYTES[columns * dtype.width // 8]

@@ -6,6 +6,7 @@ operand that TMA cannot stride over is copied first, rows padded to 16 bytes.
 
 import functools
 import itertools
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
 from .. import cache
 from ..artifact import Artifact, cta_threads, example
@@ -26,6 +27,8 @@ from . import gemm_space, host, partial_sums, rules, schedule
 from .config import WARPGROUP, HopperConfig, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
+
+MOST_SUMS = 1 << 31  # fp32 of all pieces, which are numbered in 32 bits
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,19 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
     if max(problem.M, problem.N, problem.K) > host.LARGEST:
         return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
     if config is not None and problem.batch_invariant and (config.split or config.k_serpentine):
-        return "batch_invariant needs one order of K (split_k=1, stream_k and k_serpentine False), and was given another"
+        return (
+            "batch_invariant needs one order of K (split_k=1, stream_k and k_serpentine False), and was given another"
+        )
     if config is not None and config.stream_k and -(-problem.K // config.tile_k) > MOST_SLICES:
         return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
+    if config is not None and config.split_k > 1:
+        M, N = (problem.N, problem.M) if config.swap else (problem.M, problem.N)
+        rows, columns = schedule.cluster_tiles(config, M, N)
+        tiles = rows * columns * config.cluster * math.prod(problem.batch)
+        pieces = min(config.split_k, -(-problem.K // config.tile_k))
+        sums = tiles * pieces * config.tile_m * config.tile_n
+        if sums >= MOST_SUMS or pieces * -(-problem.K // config.tile_k) >= 1 << 31:
+            return f"split_k takes up to {MOST_SUMS} partial sums of K in 32-bit slices, and was given {sums}"
     return None
 
 
@@ -132,8 +145,9 @@ def _copy(t: torch.Tensor, shape: tuple[int, ...], source: tuple[int, ...], made
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
     config = config or rules.config(problem, schedule.clusters(problem.device, 0, 1), rung.config)
-    straight, (copy_a, copy_b) = problem, copied(problem)
-    problem, crossed = _turned(aligned(problem), config)
+    straight, made, (copy_a, copy_b) = problem, aligned(problem), copied(problem)
+    problem, crossed = _turned(made, config)
+    outer = problem
     lead = problem.batch
     if len(lead) > 1:
         problem, inner = _one_batch(problem)
@@ -168,10 +182,10 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     def prepared(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         if copy_a:
             shape = (*straight.batch, straight.M, straight.K)
-            a = _copy(a, shape, straight.a, aligned(straight).a)
+            a = _copy(a, shape, straight.a, made.a)
         if copy_b:
             shape = (*straight.batch, straight.K, straight.N)
-            b = _copy(b, shape, straight.b, aligned(straight).b)
+            b = _copy(b, shape, straight.b, made.b)
         if crossed:
             a, b = b, a
         if not scaled:
@@ -194,7 +208,6 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
             ]
             call(moved[0], moved[1], c, moved[2], alpha, beta)
 
-    outer = _turned(aligned(straight), config)[0]
     plain = not (copy_a or copy_b or crossed or scaled or sums or len(lead) > 1)
     if not plain:
         return prepared
@@ -221,8 +234,17 @@ def _one_batch(problem: Problem) -> tuple[Problem, int]:
     def keep(strides: tuple[int, ...]) -> tuple[int, ...]:
         return (strides[inner], *strides[-2:])
 
-    batch = (problem.batch[inner],)
-    return replace(problem, batch=batch, a=keep(problem.a), b=keep(problem.b), out=keep(problem.out)), inner
+    walked = [stride * problem.out_dtype.itemsize for i, stride in enumerate(problem.out[:-2]) if i != inner]
+    a, b, out, *others = problem.alignment
+    alone = replace(
+        problem,
+        batch=(problem.batch[inner],),
+        a=keep(problem.a),
+        b=keep(problem.b),
+        out=keep(problem.out),
+        alignment=(a, b, math.gcd(out, *walked), *others),  # of every call's C
+    )
+    return alone, inner
 
 
 def _offset(strides: tuple[int, ...], at: tuple[int, ...], inner: int) -> int:
@@ -316,7 +338,7 @@ def load(gemm: Any, variant: Variant) -> Callable[..., None]:
                 _facts(variant),
                 build=lambda: compile_variant(gemm, variant),
                 save=_saver(variant),
-                load=lambda path: host.load_module(str(path), enable_tvm_ffi=True)[variant.name],
+                load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
             )
         return _loaded[variant]
 

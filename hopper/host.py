@@ -254,7 +254,7 @@ def row_stride(problem: Problem) -> int:
     return problem.out[0] if problem.M > 1 else 8
 
 
-def view(t: torch.Tensor, shape: tuple[int, int], strides: tuple[int, ...]) -> torch.Tensor:
+def view(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
 
 

@@ -39,7 +39,9 @@ SHAPES = (
 
 
 def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
-    """The config for a problem on a GPU of so many SMs. It is the same for any M where rows must not tell M."""
+    """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in one order: tiles and
+    their shape, which it chooses by M, leave bits as they are.
+    """
     swapped = problem.out[-1] != 1 and problem.N != 1 and (problem.out[-2] == 1 or problem.M == 1)
     M, N = (problem.N, problem.M) if swapped else (problem.M, problem.N)
     made = [_made(shape, own) for shape in SHAPES]

@@ -34,10 +34,12 @@ class TmaStore(store_tuning.StoreTuning):
 
     @classmethod
     def invalid_reason(cls, config):
+        if reason := super().invalid_reason(config):
+            return reason
         if config.store_buffers and (config.tile_n % SLAB or config.instruction_n % SLAB):
             tile = f"tile_n is {config.tile_n} and mma_n {config.instruction_n}"
             return f"{tile}, expected multiples of {SLAB} for a staged store"
-        return super().invalid_reason(config)
+        return None
 
     @property
     def staged(self):

@@ -194,7 +194,7 @@ def test_bad_input_on_the_gpu(case: int) -> None:
 
 
 @pytest.mark.sm90
-@pytest.mark.parametrize("kernel", HOPPER)
+@pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA cannot take
 def test_what_tma_cannot_take_is_refused_by_name(kernel: str) -> None:
     a = torch.ones(64, 63, device="cuda", dtype=BF16)
     with pytest.raises(ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"):

@@ -386,7 +386,7 @@ def test_gates_name_every_failure() -> None:
         ({"layout": "xy"}, "layout is 'xy', expected one of nt, nn, tn, tt"),
         ({"shape": (4096, 0, 4096)}, "shape is"),
         ({"shape": (64, 64, 63)}, "TMA needs one stride of 1"),
-        ({"config": "tile_m=80"}, "config: tile_m is 80, expected 64, 128, 192 or 256"),
+        ({"config": "tile_m=80"}, "config: tile_m is 80, expected 64, 128, 192, 256 or 320"),
         ({"config": "stage=4"}, "config has 'stage=4'"),
         ({"kernel": "portable", "arch": 75, "config": "num_stages=4"}, "needs 131136 bytes of shared memory"),
         ({"kernel": "portable", "config": "block_m=100"}, "config: block_m is 100, expected a power of two"),

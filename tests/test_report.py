@@ -152,7 +152,7 @@ def test_ladder(file: Path) -> None:
         "hopper.tma_wgmma", "317, 0.44\n001 kernel 2", "4096", "320", "0.410 (0.406–0.414)",
     )  # fmt: skip
     assert rows["simt.warptile"].cells()[1] == "32, 0.04\n001 kernel 1"
-    assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not built yet")
+    assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not measured")
 
 
 def test_gain_over_the_parent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

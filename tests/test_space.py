@@ -85,7 +85,7 @@ def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str) -> None:
         found, given = space(name, asked, machine), prune.problem(asked)
         configs = list(found.configs())
         assert configs[0] == found.own
-        assert len(set(configs)) == len(configs) < 6000
+        assert len(set(configs)) == len(configs) < 9000
         for config in configs:
             reason = found.invalid_reason(config)
             if reason is None:
@@ -349,7 +349,8 @@ def test_no_prediction_beats_the_machine() -> None:
 def test_half_the_terms_take_about_half_the_time() -> None:
     for _, f, asked, machine in samples():
         long, half = replace(asked, K=65536), replace(asked, K=32768)
-        assert 1.6 < us(f, long, machine) / us(f, half, machine) < 2.01
+        least = 1.0 if f.split_k > 1 or f.stream_k else 1.6  # CTAs that share a tile spend most time on its sums
+        assert least < us(f, long, machine) / us(f, half, machine) < 2.01
 
 
 def test_fewer_stages_are_never_faster() -> None:

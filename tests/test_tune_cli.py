@@ -52,7 +52,7 @@ def test_dry_run_as_json() -> None:
     for plan in found["plans"]:
         assert set(plan) == {"workload", "generated", "valid", "pruned", "ranked"}
         assert plan["generated"] == plan["valid"] + sum(rule["count"] for rule in plan["pruned"])
-        assert {c["kernel"] for c in plan["ranked"]} == {"hopper.hilbert", "portable"}
+        assert {c["kernel"] for c in plan["ranked"]} == {"hopper.gemm", "portable"}
         assert 40 <= len(plan["ranked"]) <= 42
         times = [c["predicted_us"] for c in plan["ranked"]]
         assert times == sorted(times)

@@ -7,14 +7,13 @@ from typing import Literal
 
 import torch
 
-from . import registry
 from .device import launch
 from .operands import Problem
 
 Mode = Literal["off", "lookup", "on"]
 MODES: tuple[Mode, ...] = ("off", "lookup", "on")  # of tuning: by a rule, by what is known, by what is measured first
 
-_PRODUCTION = "hopper.gemm"
+PRODUCTION = "hopper.gemm"
 _SMALLEST = 64  # edge of the smallest tile of turing.cp_async
 _LEAST_SHARE = 0.75  # of the SMs that such tiles must keep busy
 _TURING = 128, 0.4  # edge of the tile of turing.ldmatrix, and the same share for it
@@ -26,9 +25,9 @@ def kernel_for(problem: Problem) -> str:
     sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`, or where it has few
     tiles `turing.double_buffer`. GPUs whose tensor cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on,
     take `turing.cp_async` where it fills them: compiled for sm_80 and run on an H100, it is 1.02 to 1.40 times as fast
-    as `portable` there (WORKLOG.md has the table). All else is `portable`'s, whose `tl.dot` becomes wgmma or tcgen05
-    where there is such. A batch-invariant product has no choice by its shape: `hopper.gemm` on sm_90 for 16-bit
-    operands, `portable` otherwise.
+    as `portable` there (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands. All else is
+    `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such, and so are batch-invariant products: they
+    have no choice by shape.
     """
     if problem.device.type != "cuda":
         return "portable"
@@ -37,9 +36,10 @@ def kernel_for(problem: Problem) -> str:
 
 def by_rule(problem: Problem, arch: int, sms: int) -> str:
     """As `kernel_for`, for a GPU of so many SMs that need not be there."""
+    if arch == 90 and problem.dtype in (torch.float16, torch.bfloat16):
+        return PRODUCTION
     if problem.batch_invariant:
-        production = arch == 90 and problem.dtype.itemsize == 2 and _PRODUCTION in registry.LADDERS["hopper"]
-        return _PRODUCTION if production else "portable"
+        return "portable"
     if 75 <= arch < 80 and problem.dtype == torch.float16:
         return "turing.ldmatrix" if _busy(problem, *_TURING, sms) else "turing.double_buffer"
     only_mma_sync = 80 <= arch < 90 or arch >= 120
@@ -56,7 +56,7 @@ def rivals(arch: int, dtype: str) -> tuple[str, ...]:
     if dtype == "tf32":
         return ("portable",)
     if arch == 90:
-        return "hopper.hilbert", "portable"
+        return PRODUCTION, "portable"
     if 75 <= arch < 80 and dtype == "float16":
         return "turing.ldmatrix", "turing.double_buffer", "portable"
     if 80 <= arch < 90 or arch >= 120:

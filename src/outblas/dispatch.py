@@ -224,10 +224,11 @@ def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | Non
 def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..., None]:
     """The launch of the best kernel known: tuned, else by a rule that covers every call. What was tuned depends on M:
     a batch-invariant product takes the rule's."""
-    default = choice.kernel_for(problem)
-    empty = nothing or 0 in (problem.M, problem.N, *problem.batch)
-    by_rule = empty or problem.batch or problem.batch_invariant
-    if not (by_rule or problem.device.type != "cuda" or _capturing(problem.device)):
+    if nothing or 0 in (problem.M, problem.N, *problem.batch):
+        return _launcher("portable", "", problem, nothing=nothing)
+    capturing = _capturing(problem.device)
+    by_rule = problem.batch or problem.batch_invariant
+    if not (by_rule or problem.device.type != "cuda" or capturing):
         from .autotune import automatic
 
         for kernel, config in automatic.choices(problem, tune):
@@ -238,7 +239,18 @@ def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..
                 continue
             except Exception as error:
                 fallback.complain(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
-    return _launcher(default, "", problem, nothing=nothing)
+    default = choice.kernel_for(problem)
+    if default != "portable" and not problem.batch_invariant:
+        if capturing and default == choice.PRODUCTION:  # which copies the order of tiles to the GPU
+            default = "portable"
+        try:
+            return _launcher(default, "", problem, nothing=False)
+        except ImportError as error:
+            fallback.complain(str(error))
+        except ValueError:  # the call is none for this kernel
+            pass
+        default = "portable"
+    return _launcher(default, "", problem, nothing=False)
 
 
 def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> Callable[..., None]:

@@ -25,6 +25,8 @@ class Footprint:
     `issue`: the share of the instructions' rate that its code reaches, where that is known to be less.
     `persistent` CTAs share the tiles, `sms` of them (0: one on each SM), in `order`, super-groups of `group_m` ×
     `group_n`. `store`: how outputs leave: straight from "registers", in "wide" pieces, or "staged" and asynchronous.
+    `split_k` CTAs share each tile along K, `stream_k` the tiles of the last wave. `pingpong` groups have tiles of their
+    own and store one while the other multiplies.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -46,6 +48,9 @@ class Footprint:
     group_m: int = 1
     group_n: int = 0
     store: Literal["registers", "wide", "staged"] = "registers"
+    split_k: int = 1
+    stream_k: bool = False
+    pingpong: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
