@@ -7,7 +7,6 @@ operand that TMA cannot stride over is copied first, rows padded to 16 bytes.
 import functools
 import itertools
 import math
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +18,8 @@ import torch
 from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
 
 from .. import cache
-from ..artifact import Artifact, cta_threads, example
-from ..configs import to_text
-from ..operands import Launch, Problem, dtype_name
+from ..artifact import Artifact
+from ..operands import Launch, Problem
 from ..registry import Kernel
 from . import gemm_space, host, partial_sums, rules, schedule
 from .config import WARPGROUP, HopperConfig, unscheduled
@@ -394,46 +392,14 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
         )
 
 
-def artifact(
-    rung: Rung,
-    config: HopperConfig | None = None,
-    *,
-    arch: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    out_dtype: torch.dtype | None = None,
-    layout: str = "nt",
-    shape: tuple[int, int, int] = (4096, 4096, 4096),
-) -> Artifact:
-    """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none.
-
-    Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
+def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Artifact:
+    """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none. Arguments and errors
+    are those of `host.compiled`.
     """
-    if arch not in (None, 90):
-        raise ValueError(f"arch is {arch}, expected 90: hopper.gemm is made of TMA and wgmma")
-    config = config or rung.config
-    problem = example(dtype, out_dtype, layout, shape)
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
-    if reason := unsupported(rung.gemm, problem, config):
-        raise ValueError(reason)
-    with tempfile.TemporaryDirectory() as folder, schedule.compiling:
-        remarks = Path(folder) / "remarks.yaml"
-        keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
-        compiled = compile_variant(rung.gemm, example_variant(rung, problem, config), keep)
-        log = host.assembler_log(remarks.read_text(encoding="utf-8"))
-    ptx = str(compiled.__ptx__)
-    return Artifact(
-        kernel="hopper.gemm",
-        arch=host.ARCH,
-        config=to_text(config),
-        dtype=dtype_name(dtype),
-        out_dtype=dtype_name(problem.out_dtype),
-        layout=layout,
-        cubin=bytes(compiled.__cubin__),
-        ptx=ptx,
-        log=log,
-        threads=cta_threads(ptx),
-        smem_bytes=config.shared_memory_bytes,
-        stages=config.slots,
-        tile=(config.tile_m, config.tile_n, config.tile_k),
+
+    def build(problem: Problem, config: HopperConfig, options: str) -> Any:
+        return compile_variant(rung.gemm, example_variant(rung, problem, config), options)
+
+    return host.compiled(
+        "hopper.gemm", config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked
     )

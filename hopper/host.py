@@ -334,9 +334,20 @@ def compact(dtype: Any, dims: int) -> Any:
     return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
 
 
-def artifact(
-    rung: Rung,
-    config: HopperConfig | None = None,
+def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Artifact:
+    """What `plan` would launch for aligned, row-major operands; needs no GPU. Arguments and errors are `compiled`'s."""
+
+    def build(problem: Problem, config: HopperConfig, options: str) -> Any:
+        return compile_variant(rung.gemm, _variant(rung.name, problem, config), options)
+
+    return compiled(rung.name, config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked)
+
+
+def compiled(
+    kernel: str,
+    config: HopperConfig,
+    unsupported: Callable[[Problem, HopperConfig], str | None],
+    build: Callable[[Problem, HopperConfig, str], Any],
     *,
     arch: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -344,32 +355,31 @@ def artifact(
     layout: str = "nt",
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Artifact:
-    """What `plan` would launch for aligned, row-major operands; needs no GPU.
+    """The machine code that `build` makes with the compiler's options for aligned, row-major operands.
 
     Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
     """
     if arch not in (None, 90):
-        raise ValueError(f"arch is {arch}, expected 90: {rung.name} is made of TMA and wgmma")
-    config = config or rung.config
+        raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
     problem = example(dtype, out_dtype, layout, shape)
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
-    if reason := unsupported(rung.gemm, problem, config):
+    if reason := unsupported(problem, config):
         raise ValueError(reason)
     with tempfile.TemporaryDirectory() as folder, schedule.compiling:
         remarks = Path(folder) / "remarks.yaml"
         keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
-        compiled = compile_variant(rung.gemm, _variant(rung.name, problem, config), keep)
+        made = build(problem, config, keep)
         log = assembler_log(remarks.read_text(encoding="utf-8"))
-    ptx = str(compiled.__ptx__)
+    ptx = str(made.__ptx__)
     return Artifact(
-        kernel=rung.name,
+        kernel=kernel,
         arch=ARCH,
         config=to_text(config),
         dtype=dtype_name(dtype),
         out_dtype=dtype_name(problem.out_dtype),
         layout=layout,
-        cubin=bytes(compiled.__cubin__),
+        cubin=bytes(made.__cubin__),
         ptx=ptx,
         log=log,
         threads=cta_threads(ptx),
