@@ -166,7 +166,8 @@ with Store(Path(sys.argv[1])) as store:
             if line == "interrupted\n":
                 break
         rest = process.stdout.read().split("\n")
-    assert process.returncode == 0
+        complaint = process.stderr.read() if process.stderr else ""
+    assert process.returncode == 0, complaint
     said = [line for line in rest if not line.isdecimal()]
     children, trials = said[0].removeprefix("ended ").split()
     assert children == "0"
