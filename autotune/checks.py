@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ..shapes import parse
 from .records import STATUSES, Finalist, Gpu, Trial, Winner, Workload, now
 
 TEXT_LIMIT = 4096  # characters of any text
@@ -106,7 +107,12 @@ _WINNER = {
     "finalists": _Rule("a list of at most 10000", lambda value: type(value) is list and len(value) <= 10000),
     "when": _date,
 }
-ENTRY = {"kernel": _kernel, "config": _config, **WORKLOAD, **_FIGURES, "confidence": _confidence, "when": _date}
+_workload = _matching(
+    "a workload such as 16x4096x4096 float16 to float32 nt", r"\d{1,15}(x\d{1,15}x\d{1,15})? \w+( to \w+)? \w+"
+)
+_list = _Rule("a list", lambda value: type(value) is list)
+KERNEL = {"kernel": _kernel, "base": _config, "entries": _list}
+ENTRY = {"workload": _workload, "changes": _config, **_FIGURES, "confidence": _confidence, "when": _date}
 
 
 def gpu_of(fields: object, place: str) -> Gpu:
@@ -164,6 +170,13 @@ def checked(fields: object, rules: Mapping[str, _Rule], place: str) -> Fields:
     return dict(fields)
 
 
+def checked_row(values: object, rules: Mapping[str, _Rule], place: str) -> Fields:
+    """As `checked`, of values in the order of `rules`."""
+    if type(values) is not list or len(values) != len(rules):
+        raise ValueError(f"{place} is {shown(values)}, expected a list of {', '.join(rules)}")
+    return checked(dict(zip(rules, values, strict=True)), rules, place)
+
+
 def check_names(fields: Fields, names: Iterable[str], place: str) -> None:
     """Raises ValueError unless these fields are there, and no others."""
     for name in names:
@@ -188,6 +201,15 @@ def workload_of(fields: Fields, place: str) -> Workload:
         return Workload(**fields)
     except ValueError as error:
         raise ValueError(f"{place}.{error}") from None
+
+
+def workload_in(text: str, place: str) -> Workload:
+    """From a text of the form of `ENTRY`, which `str` makes of a workload. Raises as `workload_of`."""
+    shape, dtype, *to, layout = text.split(" ")
+    sizes = dict(zip("MNK", parse(shape)[0], strict=True))
+    found = workload_of({**sizes, "dtype": dtype, "out_dtype": to[-1] if to else "", "layout": layout}, place)
+    checked({**vars(found)}, WORKLOAD, place)
+    return found
 
 
 def _shortened(text: str) -> str:

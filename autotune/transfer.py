@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import checks
+from . import checks, compact
 from .checks import Fields, shown
 from .records import Gpu, Trial, Winner, Workload, now
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .store import Store
 
 EXPORT, TABLE = "outblas-tuning", "outblas-table"  # the formats
-VERSION = 1  # of both
+VERSIONS = {EXPORT: 1, TABLE: 2}
+# Significant digits of shipped figures; more of the ratio, which ranks kernels and is rounded again in reports.
+DIGITS = {"us": 5, "ratio": 7, "ratio_low": 5, "ratio_high": 5, "confidence": 4}
 SIZE_LIMIT = 256 << 20  # bytes of a file that is read
 TABLES = Path(__file__).parent / "tables"  # where shipped tables lie
 
@@ -33,7 +35,7 @@ def export(trials: Iterable[Trial], winners: Iterable[Winner], path: Path) -> No
     gpus = {record.gpu.key: record.gpu for record in records}
     payload: Fields = {
         "format": EXPORT,
-        "version": VERSION,
+        "version": VERSIONS[EXPORT],
         "gpus": {key: vars(gpu) for key, gpu in sorted(gpus.items())},
         "trials": [checks.checked_fields(trial, f"trials[{i}]") for i, trial in enumerate(trials)],
         "winners": [checks.checked_fields(winner, f"winners[{i}]") for i, winner in enumerate(winners)],
@@ -91,19 +93,22 @@ class Table:
 
 def read_table(source: Path | str) -> Table:
     """The table in a file (a Path) or in a text (a str). Raises ValueError that names the place of what is amiss."""
-    content = _opened(_text_of(source) if isinstance(source, Path) else source, TABLE, ("gpu", "entries"))
-    if type(content["entries"]) is not list:
-        raise ValueError(f"entries is {shown(content['entries'])}, expected a JSON list")
+    text = _text_of(source) if isinstance(source, Path) else source
+    content = _opened(text, TABLE, ("gpu", "columns", "kernels"))
+    if content["columns"] != list(checks.ENTRY):
+        raise ValueError(f"columns is {shown(content['columns'])}, expected {', '.join(checks.ENTRY)}")
+    if type(content["kernels"]) is not list:
+        raise ValueError(f"kernels is {shown(content['kernels'])}, expected a JSON list")
     entries: dict[tuple[Workload, str], Entry] = {}
-    for i, fields in enumerate(content["entries"]):
-        place = f"entries[{i}]"
-        valid = checks.checked(fields, checks.ENTRY, place)
-        workload = checks.workload_of({name: valid.pop(name) for name in checks.WORKLOAD}, place)
-        entry = Entry(workload=workload, **valid)
-        if entry.place in entries:
-            raise ValueError(f"{place} is the second of {entry.kernel} at {workload}, expected one")
-        entries[entry.place] = entry
-    return Table(checks.gpu_of(content["gpu"], "gpu"), tuple(entries.values()))
+    for i, fields in enumerate(content["kernels"]):
+        kernel = checks.checked(fields, checks.KERNEL, f"kernels[{i}]")
+        for j, row in enumerate(kernel["entries"]):
+            place = f"kernels[{i}].entries[{j}]"
+            entry = _unpacked(row, kernel, place)
+            if entry.place in entries:
+                raise ValueError(f"{place} is the second of {entry.kernel} at {entry.workload}, expected one")
+            entries[entry.place] = entry
+    return Table(checks.gpu_of(content["gpu"], "gpu"), tuple(sorted(entries.values(), key=_order)))
 
 
 def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
@@ -122,11 +127,10 @@ def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
         path, kept = _table_at(folder, gpu, tables)
         best = {entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, w.when)))}
         entries = {entry.place: entry for entry in kept} | best
-        tables[path] = Table(gpu, tuple(sorted(entries.values(), key=_order)))
+        tables[path] = Table(gpu, tuple(entries.values()))
     folder.mkdir(parents=True, exist_ok=True)
     for path, table in tables.items():
-        rows = [_flat(entry) for entry in table.entries]
-        _write(path, {"format": TABLE, "version": VERSION, "gpu": vars(table.gpu), "entries": rows})
+        _write(path, _packed(table))
     return list(tables)
 
 
@@ -149,9 +153,37 @@ def _entry(winner: Winner) -> Entry:
     return Entry(**{name: getattr(winner, name) for name in names} | {"when": winner.when or now()})
 
 
-def _flat(entry: Entry) -> Fields:
-    fields = vars(entry) | vars(entry.workload)
-    return {name: fields[name] for name in checks.ENTRY}
+def _packed(table: Table) -> Fields:
+    """As the file has it: each kernel with a base config, and a row an entry. Two forms of config make two bases."""
+    alike: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
+    for entry in sorted(table.entries, key=_order):
+        alike.setdefault((entry.kernel, compact.form(entry.config)), []).append(entry)
+    kernels = []
+    for (kernel, _), entries in sorted(alike.items()):
+        base = compact.common([entry.config for entry in entries])
+        kernels.append({"kernel": kernel, "base": base, "entries": [_row(entry, base) for entry in entries]})
+    head = {"format": TABLE, "version": VERSIONS[TABLE], "gpu": vars(table.gpu)}
+    return {**head, "columns": list(checks.ENTRY), "kernels": kernels}
+
+
+def _row(entry: Entry, base: str) -> list[Any]:
+    fields = vars(entry) | {"workload": str(entry.workload), "changes": compact.difference(entry.config, base)}
+    return [_rounded(fields[name], DIGITS.get(name)) for name in checks.ENTRY]
+
+
+def _rounded(value: Any, digits: int | None) -> Any:
+    return value if value is None or digits is None else float(f"{value:.{digits}g}")
+
+
+def _unpacked(row: object, kernel: Fields, place: str) -> Entry:
+    """The entry in a row under a kernel whose fields are those of `checks.KERNEL`. Raises ValueError."""
+    valid = checks.checked_row(row, checks.ENTRY, place)
+    workload = checks.workload_in(valid.pop("workload"), f"{place}.workload")
+    try:
+        config = compact.applied(kernel["base"], valid.pop("changes"))
+    except ValueError as error:
+        raise ValueError(f"{place}.changes: {error}") from None
+    return Entry(workload=workload, kernel=kernel["kernel"], config=config, **valid)
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:
@@ -169,8 +201,8 @@ def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
         raise ValueError(f"the file is {shown(content)}, expected an object")
     if content.get("format") != kind:
         raise ValueError(f"format is {shown(content.get('format'))}, expected {kind!r}")
-    if type(content.get("version")) is not int or content["version"] != VERSION:
-        raise ValueError(f"version is {shown(content.get('version'))}, expected {VERSION}")
+    if type(content.get("version")) is not int or content["version"] != VERSIONS[kind]:
+        raise ValueError(f"version is {shown(content.get('version'))}, expected {VERSIONS[kind]}")
     checks.check_names(content, ("format", "version", "sha256", *names), "the file")
     if content["sha256"] != found:
         raise ValueError(
@@ -221,7 +253,10 @@ def _write(path: Path, payload: Fields) -> None:
         raise
 
 
-def _laid_out(value: object) -> str:
-    if not isinstance(value, list) or not value:
+def _laid_out(value: object, margin: str = " ") -> str:
+    if isinstance(value, dict) and "entries" in value:
+        return "{" + ", ".join(f"{json.dumps(name)}: {_laid_out(each, margin)}" for name, each in value.items()) + "}"
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict | list):
         return json.dumps(value)
-    return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in value) + "\n ]"
+    lines = ",\n".join(f"{margin} {_laid_out(each, margin + ' ')}" for each in value)
+    return f"[\n{lines}\n{margin}]"

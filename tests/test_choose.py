@@ -263,7 +263,7 @@ def test_tables_that_cannot_be_read_are_left_out(content: bytes, tmp_path: Path)
 def test_tables_that_were_changed_are_left_out(tmp_path: Path) -> None:
     (path,) = transfer.ship([winner(1)], tmp_path)
     content = json.loads(path.read_text())
-    content["entries"][0]["ratio"] = 9.0
+    content["kernels"][0]["entries"][0][3] = 9.0
     path.write_text(json.dumps(content))
     with pytest.warns(UserWarning, match="sha256"):
         assert Knowledge(H100, tmp_path / "no.sqlite", tmp_path).known == ()

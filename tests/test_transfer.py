@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import math
+import re
 import string
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from stored import H100
 
 import outblas
 from outblas import autotune
-from outblas.autotune import checks, transfer
+from outblas.autotune import checks, compact, transfer
 from outblas.autotune.records import PRECISIONS, STATUSES, Finalist, Gpu, Trial, Winner, Workload
 from outblas.autotune.store import Store
 from outblas.shapes import LAYOUTS
@@ -334,9 +335,9 @@ def test_ship_merges(tmp_path: Path) -> None:
         (WORKLOAD, "hopper.hilbert", "tile_m=1"),
         (WORKLOAD, "simt.naive", "tile_m=128"),
     ]
-    lines = path.read_text().splitlines()
-    assert [json.loads(line.strip(" ,"))["M"] for line in lines if "kernel" in line] == [16, 4096, 4096]
     text = path.read_text()
+    rows = [json.loads(line.strip(" ,")) for line in text.splitlines() if line.startswith("   [")]
+    assert [row[:2] for row in rows] == [["16 bfloat16 nt", "tile_m=128"], [str(WORKLOAD), ""], [str(WORKLOAD), ""]]
     shuffled = [winner(kernel="simt.naive"), winner(config="tile_m=1", ratio=0.5), winner(workload=small)]
     transfer.ship(shuffled, tmp_path / "again")
     assert (tmp_path / "again" / path.name).read_text() == text
@@ -360,25 +361,113 @@ def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path) -> None:
     assert [p.read_text() for p in tmp_path.iterdir()] == ["{}"]
 
 
+def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path: Path) -> None:
+    tried = ("tile_m=64,order=hilbert,sms=0", "tile_m=128,order=hilbert,sms=0", "tile_m=128,order=rows,sms=0", "sms=1")
+    won = [winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)]
+    (path,) = transfer.ship(won, tmp_path)
+    content = json.loads(path.read_text())
+    found = [(each["base"], [row[:2] for row in each["entries"]]) for each in content["kernels"]]
+    assert found == [
+        ("sms=1", [["16x16x4 bfloat16 nt", ""]]),
+        (
+            "tile_m=128,order=hilbert,sms=0",
+            [
+                ["16x16x1 bfloat16 nt", "tile_m=64"],
+                ["16x16x2 bfloat16 nt", ""],
+                ["16x16x3 bfloat16 nt", "order=rows"],
+            ],
+        ),
+    ]
+    assert [entry.config for entry in transfer.read_table(path).entries] == list(tried)
+
+
+@pytest.mark.parametrize("config", ["", "a=", "a=1,b=-2.5", "a=1,b=2,a=3"])
+def test_configs_of_any_form_share_a_base_with_their_own(config: str) -> None:
+    base = compact.common([config, config])
+    assert compact.difference(config, base) == ""
+    assert compact.applied(base, "") == config
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(winners, min_size=1, max_size=5))
+def test_whatever_is_valid_can_be_shipped(tmp_path_factory: pytest.TempPathFactory, won: list[Winner]) -> None:
+    won = [dataclasses.replace(each, gpu=H100) for each in won]
+    (path,) = transfer.ship(won, tmp_path_factory.mktemp("tables"))
+    entries = {entry.place: entry for entry in transfer.read_table(path).entries}
+    assert entries.keys() == {(each.workload, each.kernel) for each in won}
+    for (workload, kernel), entry in entries.items():
+        alike = [each for each in won if (each.workload, each.kernel) == (workload, kernel)]
+        best = sorted(alike, key=lambda each: (each.ratio, each.when))[-1]  # of equals the last
+        assert (entry.config, entry.when) == (best.config, best.when)
+        for name, digits in transfer.DIGITS.items():
+            figure = getattr(best, name)
+            expected = None if figure is None else pytest.approx(figure, rel=0.51 * 10 ** (1 - digits))
+            assert getattr(entry, name) == expected
+    again = path.read_text()
+    transfer.ship(won, path.parent)
+    assert path.read_text() == again
+
+
+def test_a_table_stays_small() -> None:
+    """There is room for some hundred entries."""
+    for path in transfer.TABLES.glob("*.json"):
+        assert path.stat().st_size < 2000 + 200 * len(transfer.read_table(path).entries)
+
+
 @pytest.mark.parametrize("name", checks.ENTRY)
-def test_tampered_tables_are_refused(tmp_path: Path, name: str) -> None:
+def test_tampered_rows_are_refused(tmp_path: Path, name: str) -> None:
     (path,) = transfer.ship([winner()], tmp_path)
     content = json.loads(path.read_text())
+    row, column = content["kernels"][0]["entries"][0], list(checks.ENTRY).index(name)
     for value in ([], "x" * 5000, math.nan, True):
-        content["entries"][0][name] = value
-        with pytest.raises(ValueError, match=rf"entries\[0\]\.{name} is"):
+        row[column] = value
+        with pytest.raises(ValueError, match=rf"kernels\[0\]\.entries\[0\]\.{name} is"):
             transfer.read_table(signed(content))
-    del content["entries"][0][name]
-    with pytest.raises(ValueError, match=rf"entries\[0\] has no {name}"):
+    del row[column]
+    with pytest.raises(ValueError, match=r"kernels\[0\]\.entries\[0\] is \[.*, expected a list of workload, changes"):
+        transfer.read_table(signed(content))
+
+
+ROW = ("kernels", 0, "entries", 0)
+
+
+@pytest.mark.parametrize(
+    ("apply", "message"),
+    [
+        (change("version", to=1), "version is 1, expected 2"),
+        (change("columns", to=["workload"]), "columns is ['workload'], expected workload, changes, us"),
+        (change("kernels", to={}), "kernels is {}, expected a JSON list"),
+        (change("kernels", 0, to=[]), "kernels[0] is [], expected an object"),
+        (change("kernels", 0, "kernel", to="A"), "kernels[0].kernel is 'A'"),
+        (change("kernels", 0, "base", to="tile_m"), "kernels[0].base is 'tile_m'"),
+        (change("kernels", 0, "entries", to={}), "kernels[0].entries is {}, expected a list"),
+        (change("kernels", 0, "more", to=1), "kernels[0] has 'more'"),
+        (change(*ROW, to={}), "kernels[0].entries[0] is {}, expected a list of workload"),
+        (change(*ROW, 1, to="tile_k=1"), "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
+        (change(*ROW, 0, to="16x16 float16 nt"), "kernels[0].entries[0].workload is '16x16 float16 nt', expected a"),
+        (change(*ROW, 0, to="0 float16 nt"), "kernels[0].entries[0].workload.M is 0, expected an integer"),
+        (change(*ROW, 0, to="9" * 15 + " float16 nt"), "kernels[0].entries[0].workload.M is 999999999999999, expected"),
+        (change(*ROW, 0, to="16 int8 nt"), "kernels[0].entries[0].workload.dtype is 'int8'"),
+        (change(*ROW, 0, to="16 tf32 to bfloat16 nt"), "kernels[0].entries[0].workload.out_dtype is 'bfloat16'"),
+        (change("gpu", "sms", to="x"), "gpu.sms is 'x'"),
+    ],
+)
+def test_tampered_tables_are_refused(tmp_path: Path, apply: Callable[[dict[str, Any]], None], message: str) -> None:
+    (path,) = transfer.ship([winner()], tmp_path)
+    content = json.loads(path.read_text())
+    apply(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
         transfer.read_table(signed(content))
 
 
 def test_tables_say_each_thing_once(tmp_path: Path) -> None:
     (path,) = transfer.ship([winner()], tmp_path)
     content = json.loads(path.read_text())
-    content["entries"] *= 2
-    with pytest.raises(ValueError, match=r"entries\[1\] is the second of hopper.hilbert at 4096x512x64"):
-        transfer.read_table(signed(content))
+    for place, again in (("kernels", r"kernels\[1\]\.entries\[0\]"), ("entries", r"kernels\[0\]\.entries\[1\]")):
+        changed = copy.deepcopy(content)
+        (changed if place == "kernels" else changed["kernels"][0])[place] *= 2
+        with pytest.raises(ValueError, match=again + r" is the second of hopper.hilbert at 4096x512x64"):
+            transfer.read_table(signed(changed))
     with pytest.raises(ValueError, match="format is 'outblas-tuning'"):
         transfer.read_table(signed(exported(tmp_path / "found.json")))
 
