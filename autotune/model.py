@@ -24,6 +24,9 @@ PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors,
 STORE = {"registers": 6.0, "wide": 31.0, "staged": 72.0}  # bytes a cycle in which a CTA's outputs leave
 COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
 SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
+EXCHANGE = 500.0  # cycles until another CTA of the cluster has partial sums
+EXCHANGED = 25.0  # bytes of them a cycle
+CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use
 MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
 
 
@@ -65,7 +68,7 @@ def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float
     rows, columns, places, waves = _waves(f, workload, machine)
     del rows, columns
     rounds = waves if f.stream_k else math.ceil(waves) / f.split_k
-    computed = rounds * places * f.cluster_m * f.cluster_n * f.tile_m * f.tile_n
+    computed = rounds * places * _cluster(f) / f.cluster_k * f.tile_m * f.tile_n
     return workload.M * workload.N / computed
 
 
@@ -73,18 +76,24 @@ def _waves(f: Footprint, workload: Workload, machine: Machine) -> tuple[int, int
     """Rows and columns of cluster tiles, clusters at a time on all SMs, and waves of them."""
     rows = math.ceil(workload.M / (f.tile_m * f.cluster_m))
     columns = math.ceil(workload.N / (f.tile_n * f.cluster_n))
-    sms = min(f.sms or machine.sms, machine.sms)
-    at_once = max(1, sms // (f.cluster_m * f.cluster_n) * max(1, resident(f, machine)))
-    places = max(at_once, machine.sms / (f.cluster_m * f.cluster_n))
+    sms, cluster = min(f.sms or machine.sms, machine.sms), _cluster(f)
+    usable = int(sms * CROWDED) if cluster > 2 else sms
+    at_once = max(1, usable // cluster * max(1, resident(f, machine)))
+    places = max(at_once, machine.sms / cluster)
     return rows, columns, places, rows * columns * f.split_k / at_once
+
+
+def _cluster(f: Footprint) -> int:
+    """CTAs of a cluster."""
+    return f.cluster_m * f.cluster_n * f.cluster_k
 
 
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     """How long a config takes, by the model. Without bounds on what it takes: whoever asks has pruned."""
     size, out_size = (2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype))
     rows, columns, _, waves = _waves(f, workload, machine)
-    cluster = f.cluster_m * f.cluster_n
-    tiles = rows * columns * cluster * f.split_k
+    pieces = f.split_k * f.cluster_k
+    tiles = rows * columns * _cluster(f) * f.split_k
     together = max(1, resident(f, machine))  # CTAs of an SM that cover each other's waits
     together = min(together, math.ceil(tiles / machine.sms))
     busy = min(machine.sms, f.sms or machine.sms, tiles)
@@ -99,13 +108,15 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
         waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
     step = _soft_max(products + drained, l2, waited)
 
-    steps = math.ceil(math.ceil(workload.K / f.tile_k) / f.split_k)
-    stored = 0.0 if f.pingpong else f.tile_m * f.tile_n * out_size / STORE[f.store]
+    steps = math.ceil(math.ceil(workload.K / f.tile_k) / pieces)
+    stored = 0.0 if f.pingpong else f.tile_m * f.tile_n / f.cluster_k * out_size / STORE[f.store]
     tile = steps * step + stored / together
     shared = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
     combined = COMBINE + (1 + shared) * f.tile_m * f.tile_n * 4 / SUMS if shared else 0.0
     if f.split_k > 1:
         tile += combined
+    if f.cluster_k > 1:
+        tile += EXCHANGE + f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k) / EXCHANGED
     rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
     if f.stream_k:
         rounds = waves + combined / tile

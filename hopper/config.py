@@ -8,7 +8,7 @@ SHARED_MEMORY = 232448  # bytes one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
 REGISTERS = 65536  # of one SM
-MOST_SLOTS = BARRIER_BYTES // 16  # two mbarriers each
+MOST_SLOTS = BARRIER_BYTES // 16 - 4  # two mbarriers each, and a few words and barriers beside them
 ACCUMULATOR_LIMIT = 208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
 MOST_PIECES = 64
 SLAB = 64  # columns of C that are staged at once, 64 rows of one consumer (32 columns of fp32)
@@ -32,8 +32,9 @@ class HopperConfig:
     come in steps of 8; `elastic` tiles are tile_n or tile_n - 8 columns wide, so that whole columns of tiles cover N;
     `pingpong` consumers multiply a tile each in turn, not halves of the same; `k_serpentine` walks K backwards in every
     other tile of a CTA, whose last slices are still in L2; `split_k` pieces of K are added in their order by the CTA
-    that ends last; `stream_k` cuts the tiles that fill no whole wave into as many pieces as there are clusters; `pdl`
-    lets a call start before the one ahead of it has ended (programmatic dependent launch).
+    that ends last; `stream_k` cuts the tiles that fill no whole wave into as many pieces as there are clusters;
+    `cluster_k` CTAs of a cluster have a part of K each, and add up in each other's shared memory; `pdl` lets a call
+    start before the one ahead of it has ended (programmatic dependent launch).
     Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races; `phases` counts the
     cycles of each role. Neither is for speed.
     """
@@ -63,14 +64,20 @@ class HopperConfig:
     k_serpentine: bool = False
     split_k: int = 1
     stream_k: bool = False
+    cluster_k: int = 1
     pdl: bool = False
     jitter: bool = False
     phases: bool = False
 
     @property
+    def group(self) -> int:
+        """CTAs of a cluster that load for each other."""
+        return self.cluster_m * self.cluster_n
+
+    @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.group * self.cluster_k
 
     @property
     def instruction_n(self) -> int:
@@ -105,7 +112,13 @@ class HopperConfig:
 
     @property
     def shared_memory_bytes(self) -> int:
-        return BARRIER_BYTES + self.slots * self.slot_bytes + self.consumers * self.store_buffers * SLAB_BYTES
+        slabs = self.consumers * self.store_buffers * SLAB_BYTES
+        return BARRIER_BYTES + self.slots * self.slot_bytes + slabs + self.exchange_bytes
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory for the partial sums of other CTAs of the cluster, fp32."""
+        return self.tile_m * self.tile_n * 4 // self.cluster_k * (self.cluster_k - 1)
 
     @property
     def accumulator_registers(self) -> int:
@@ -115,7 +128,7 @@ class HopperConfig:
     @property
     def slabs(self) -> int:
         """Slabs of C that one consumer stores."""
-        return self.tile_m // (64 * self.sharing) * -(-self.tile_n // SLAB)
+        return self.tile_m // (64 * self.sharing) * -(-self.tile_n // (SLAB * self.cluster_k))
 
 
 def unscheduled(config: HopperConfig) -> HopperConfig:
@@ -206,7 +219,7 @@ def _schedule(c: HopperConfig) -> str | None:
         if share not in (1, 2, 4) or size % (16 * share):
             return f"{name} is {share}, expected 1, 2 or 4 CTAs that load {extent} ({size}) in multiples of 16"
     if c.cluster > 8:
-        return f"a cluster of {c.cluster_m}x{c.cluster_n} has {c.cluster} CTAs, expected at most 8"
+        return f"a cluster of {c.cluster_m}x{c.cluster_n}x{c.cluster_k} has {c.cluster} CTAs, expected at most 8"
     return None
 
 
@@ -215,6 +228,14 @@ def _production(c: HopperConfig) -> str | None:
         return f"split_k is {c.split_k}, expected 1 to {MOST_PIECES} pieces of K"
     if c.stream_k and c.split_k > 1:
         return f"split_k is {c.split_k} with stream_k, expected 1: either cuts every tile or those of the last wave"
+    if c.cluster_k == 1:
+        return None
+    if c.cluster_k not in (2, 4, 8) or c.tile_n % (8 * c.cluster_k):
+        return (
+            f"cluster_k is {c.cluster_k}, expected 1, 2, 4 or 8 CTAs with a part of tile_n ({c.tile_n}) each, in eights"
+        )
+    if c.split or c.pingpong or c.elastic or c.mma_n:
+        return f"cluster_k is {c.cluster_k}, expected 1 with split_k, stream_k, pingpong, elastic or mma_n"
     return None
 
 

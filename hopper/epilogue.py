@@ -14,6 +14,8 @@ from cutlass.utils import hopper_helpers
 from . import staging
 from .config import WARPGROUP
 
+ALL = 8  # the named barrier of all consumers
+
 _ROWS = warpgroup.SmemLayoutAtomKind
 _BY_BYTES = {128: _ROWS.K_SW128, 64: _ROWS.K_SW64, 32: _ROWS.K_SW32, 16: _ROWS.K_INTER}
 
@@ -32,21 +34,45 @@ def starts(width: int, columns: int) -> list[int]:
     return found if width % columns == 0 else [*found, width - columns]
 
 
-def maps(config, c, by_columns: bool):
+def places(config, dtype, width: int) -> list[tuple[int, int]]:
+    """Row group and first column of each slab that a consumer stores of a tile so many columns wide."""
+    tall = config.tile_m // (64 * config.sharing)
+    return [(i, start) for i in range(tall) for start in starts(width, slab_columns(config, dtype))]
+
+
+def buffers(config, dtype, once: bool) -> int:
+    """Slabs of one consumer in shared memory. A CTA that has one tile lays all of them over the ring, whose slots it
+    has read by then; they fit unless K's slices are few and C's elements wide.
+    """
+    slabs = max(len(places(config, dtype, width)) for width in config.widths)
+    room = slabs * config.consumers * 64 * slab_columns(config, dtype) * dtype.width // 8
+    return slabs if once and room <= config.slots * config.slot_bytes else config.store_buffers
+
+
+def over_ring(config, dtype, once: bool):
+    return buffers(config, dtype, once) > config.store_buffers
+
+
+def maps(config, c, form):
     """Host: the atom and tensor of C's TMA store, and the slabs' layout (64, columns, BUFFER of all consumers)."""
     dtype = c.element_type
     columns = slab_columns(config, dtype)
-    kind = _ROWS.MN_SW128 if by_columns else _BY_BYTES[columns * dtype.width // 8]
+    kind = _ROWS.MN_SW128 if form.by_columns else _BY_BYTES[columns * dtype.width // 8]
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    slabs = cute.tile_to_shape(atom, (64, columns, config.store_buffers * config.consumers), (0, 1, 2))
+    held = buffers(config, dtype, form.once) * config.consumers
+    slabs = cute.tile_to_shape(atom, (64, columns, held), (0, 1, 2))
     one = cute.tile_to_shape(atom, (64, columns), (0, 1))
     return *cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), c, one, (64, columns)), slabs
 
 
-def place(k, smem, made):
-    """Adds the slabs of all consumers to `k`, in shared memory."""
+def place(k, config, smem, made, ring):
+    """Adds the slabs of all consumers to `k`, in shared memory of their own or in that of the ring's slots, `ring`."""
     k.tma_c, k.gmem_c, slabs = made
-    k.sC = smem.allocate_tensor(k.mC.element_type, slabs.outer, 1024, swizzle=slabs.inner)
+    dtype = k.mC.element_type
+    if over_ring(config, dtype, k.once):
+        k.sC = cute.make_tensor(cute.recast_ptr(ring, slabs.inner, dtype), slabs.outer)
+    else:
+        k.sC = smem.allocate_tensor(dtype, slabs.outer, 1024, swizzle=slabs.inner)
 
 
 def become_writer(k, config, consumer, by_columns: bool):
@@ -62,7 +88,7 @@ def become_writer(k, config, consumer, by_columns: bool):
     mma = hopper_helpers.make_trivial_tiled_mma(kind, kind, major, major, Float32, (1, 1, 1), (64, columns))
     k.to_shared = cute.make_tiled_copy_S(atom, cute.make_tiled_copy_C_atom(atom, mma))
     thread = k.to_shared.get_slice(k.tidx % WARPGROUP)
-    k.slabs = cute.local_tile(k.sC, (64, columns, config.store_buffers), (0, 0, consumer))
+    k.slabs = cute.local_tile(k.sC, (64, columns, buffers(config, dtype, k.once)), (0, 0, consumer))
     k.tSsC = thread.partition_D(k.slabs)  # (CPY, CPY_M, CPY_N, BUFFER)
     k.slab_registers = cute.shape(thread.partition_S(k.slabs))[:3]
 
@@ -70,29 +96,32 @@ def become_writer(k, config, consumer, by_columns: bool):
 @cute.jit
 def store(k, config: cutlass.Constexpr, work, width: cutlass.Constexpr):
     """One consumer: its rows of the tile in rounds of as many slabs as there are buffers; a round leaves as one group
-    of stores.
+    of stores. Slabs over the ring are written once, when every consumer has read its slots.
     """
-    tall = config.tile_m // (64 * config.sharing)
     columns = slab_columns(config, k.mC.element_type)
-    slabs = [(i, start) for i in range(tall) for start in starts(width, columns)]
+    slabs, together = places(config, k.mC.element_type, width), config.store_buffers
+    fresh = over_ring(config, k.mC.element_type, k.once)
     issuer = k.warp % 4 == 0
-    for first in cutlass.range_constexpr(0, len(slabs), config.store_buffers):
-        batch = slabs[first : first + config.store_buffers]
-        if issuer:
-            staging.finish()
-        cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
-        for buffer in cutlass.range_constexpr(len(batch)):
-            slab = rounded(k, config, batch[buffer][0], batch[buffer][1], width)
-            cute.copy(k.to_shared, slab, k.tSsC[None, None, None, buffer])
+    if cutlass.const_expr(fresh and config.sharing > 1):
+        cute.arch.barrier(barrier_id=ALL, number_of_threads=config.sharing * WARPGROUP)
+    for first in cutlass.range_constexpr(0, len(slabs), together):
+        batch, buffer = slabs[first : first + together], first if fresh else 0
+        if cutlass.const_expr(not fresh):
+            if issuer:
+                staging.finish()
+            cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
+        for i in cutlass.range_constexpr(len(batch)):
+            slab = rounded(k, config, batch[i][0], batch[i][1], width)
+            cute.copy(k.to_shared, slab, k.tSsC[None, None, None, buffer + i])
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         if issuer:
-            for buffer in cutlass.range_constexpr(len(batch)):
-                row = work.m * config.tile_m + (batch[buffer][0] * config.sharing + k.share) * 64
-                gC = tile_of(k, k.gmem_c, row, work.column + batch[buffer][1], work.matrix, (64, columns))
+            for i in cutlass.range_constexpr(len(batch)):
+                row = work.m * config.tile_m + (batch[i][0] * config.sharing + k.share) * 64
+                gC = tile_of(k, k.gmem_c, row, work.column + batch[i][1], work.matrix, (64, columns))
                 sC, gC = cute.group_modes(k.slabs, 0, 2), cute.group_modes(gC, 0, 2)
                 tCsC, tCgC = cpasync.tma_partition(k.tma_c, 0, cute.make_layout(1), sC, gC)
-                cute.copy(k.tma_c, tCsC[None, buffer], tCgC)
+                cute.copy(k.tma_c, tCsC[None, buffer + i], tCgC)
             cute.arch.cp_async_bulk_commit_group()
 
 

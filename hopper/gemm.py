@@ -12,22 +12,23 @@ Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles ma
 Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import StoreCacheMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from ..registry import Kernel
-from . import epilogue, gemm_host, hilbert, pieces, roles, staging, tma_store, work
+from . import epilogue, exchange, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, work
 from .base import ONE_SLOT
 from .config import WARPGROUP, HopperConfig, invalid_reason
+from .group_ring import GroupRing
 
 BATCH_INVARIANT = True
 TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
@@ -49,7 +50,8 @@ class Config(hilbert.Config):
 @dataclass(frozen=True)
 class Form:
     """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time, or its columns
-    (`by_columns`); `staged`: TMA can write it. `ordered`: tiles come in the order of a table.
+    (`by_columns`); `staged`: TMA can write it. `ordered`: tiles come in the order of a table; `once`: no cluster has
+    more than one piece of work.
     """
 
     width: int
@@ -57,6 +59,7 @@ class Form:
     staged: bool
     batched: bool
     ordered: bool
+    once: bool
     scaled: bool
     addend: bool
 
@@ -64,7 +67,8 @@ class Form:
 class Gemm(tma_store.TmaStore):
     """C = alpha A B + beta C. Who multiplies what is `work`'s."""
 
-    introduces = frozenset({"swap", "elastic", "pingpong", "k_serpentine", "split_k", "stream_k", "pdl"})
+    ring_type = GroupRing
+    introduces = frozenset({"swap", "elastic", "pingpong", "k_serpentine", "split_k", "stream_k", "cluster_k", "pdl"})
 
     def __init__(self, config: HopperConfig, form: Form):
         if reason := self.invalid_reason(config):
@@ -80,6 +84,26 @@ class Gemm(tma_store.TmaStore):
     @property
     def staged(self):
         return self.form.staged and self.config.store_buffers > 0
+
+    @property
+    def stored(self):
+        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of the columns."""
+        config = self.config
+        return (
+            replace(config, tile_n=config.tile_n // config.cluster_k, cluster_k=1) if config.cluster_k > 1 else config
+        )
+
+    def share(self, k):
+        rows, columns = self.config.cluster_m, self.config.cluster_n
+        rank = Int32(0)
+        if self.config.cluster > 1:
+            rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        k.part_b, k.part_a = rank % rows, rank // rows % columns
+        k.part_k = rank // self.config.group
+        k.first = k.part_k * self.config.group  # rank of the first CTA that has the same part of K
+        k.first_part = rank - k.first  # and of the one that has the first part of K of the same tile
+        k.mask_a = Int16(sum(1 << rows * i for i in range(columns))) << Int16(k.first + k.part_b)
+        k.mask_b = Int16((1 << rows) - 1) << Int16(k.first + k.part_a * rows)
 
     # ---- host ---------------------------------------------------------------------------------------------------
     @cute.jit
@@ -114,7 +138,7 @@ class Gemm(tma_store.TmaStore):
         box_a, box_b = (config.tile_m, config.tile_k), (config.slot_n, config.tile_k)
         tma_a, mA = cpasync.make_tiled_tma_atom(load_a, a, slot_a, box_a, num_multicast=share_a)
         tma_b, mB = cpasync.make_tiled_tma_atom(load_b, b, slot_b, box_b, num_multicast=share_b)
-        maps_c = epilogue.maps(config, c, self.form.by_columns) if cutlass.const_expr(self.staged) else ()
+        maps_c = epilogue.maps(self.stored, c, self.form) if cutlass.const_expr(self.staged) else ()
         tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
         wide, columns = Int32(0), cute.ceil_div(c.shape[1], config.tile_n)
         if cutlass.const_expr(config.elastic):
@@ -125,8 +149,12 @@ class Gemm(tma_store.TmaStore):
         matrices = c.shape[2] if cutlass.const_expr(self.form.batched) else Int32(1)
         tiles = tiles_m * tiles_n * matrices
         k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
+        line = tiles_n if cutlass.const_expr(self.form.ordered) else tiles_m
+        divisors = tuple(
+            cute.fast_divmod_create_divisor_v2(divisor) for divisor in (line, tiles_m * tiles_n, clusters, pieces)
+        )
         self.kernel(
-            tma_a, mA, tma_b, mB, c, a.element_type, major_a, major_b, layout_a, layout_b, tiles_m, tiles_n, tiles,
+            tma_a, mA, tma_b, mB, c, a.element_type, major_a, major_b, layout_a, layout_b, divisors, tiles,
             wide, k_tiles, table, addend, sums, counters, pieces, clusters, alpha, beta, maps_c,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
@@ -151,8 +179,7 @@ class Gemm(tma_store.TmaStore):
         major_b: cutlass.Constexpr,
         layout_a: cute.ComposedLayout,
         layout_b: cute.ComposedLayout,
-        tiles_m: Int32,
-        tiles_n: Int32,
+        divisors: tuple[Any, ...],
         tiles: Int32,
         wide: Int32,
         k_tiles: Int32,
@@ -170,28 +197,30 @@ class Gemm(tma_store.TmaStore):
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
+        if warp == WARPGROUP // 32:
+            for descriptor in (tma_a, tma_b, *maps_c[:1]):
+                cpasync.prefetch_descriptor(descriptor)
         smem = SmemAllocator()
         bars = smem.allocate_array(Int64, 2 * config.slots)
         said = smem.allocate_array(Int32, 4)
-        sA = smem.allocate_tensor(dtype, layout_a.outer, 1024, swizzle=layout_a.inner)  # (bM, bK, SLOT)
-        sB = smem.allocate_tensor(dtype, layout_b.outer, 1024, swizzle=layout_b.inner)  # (bN, bK, SLOT)
+        slots = smem.allocate(config.slots * config.slot_bytes, 1024)
+        sA = at(slots, dtype, layout_a)  # (bM, bK, SLOT)
+        sB = at(slots + cute.size_in_bytes(dtype, layout_a), dtype, layout_b)  # (bN, bK, SLOT)
         landed = sum(cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT)) for layout in (layout_a, layout_b))
         assert landed == config.slot_bytes, f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
-        ring = self.ring_type(
-            bars, bars + config.slots, config.slots, config.slot_bytes, config.sharing, config.cluster, config.jitter
-        )
         k = SimpleNamespace(
             tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
-            cluster=cta // config.cluster, clusters=clusters, tiles_m=tiles_m, tiles_n=tiles_n, tiles=tiles, wide=wide,
+            cluster=cta // config.cluster, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
             k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
             sums=sums, counters=counters, pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
             majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,
-            extents=mC.shape[:2], said=cute.make_tensor(said, 4),
+            once=self.form.once, extents=mC.shape[:2], said=cute.make_tensor(said, 4),
         )  # fmt: skip
         self.share(k)
+        ring = self.ring_type(
+            bars, bars + config.slots, config.slots, config.slot_bytes, config.sharing, config.group, config.jitter,
+            first=k.first,
+        )  # fmt: skip
         (_, share_a), (_, share_b) = self.loads()
         gA = cute.local_tile(mA, (config.tile_m, config.tile_k), (None,) * cute.rank(mA))  # (bM, bK, RestM, RestK, L)
         k.tAsA, k.tAgA = cpasync.tma_partition(
@@ -200,11 +229,13 @@ class Gemm(tma_store.TmaStore):
         k.share_b = share_b
         k.tBsB, _ = self.columns_of_b(k, Int32(0), Int32(0))
         if cutlass.const_expr(self.staged):
-            epilogue.place(k, smem, maps_c)
-        if warp == 0:
-            with cute.arch.elect_one():
-                ring.init()
-            cute.arch.mbarrier_init_fence()
+            epilogue.place(k, self.stored, smem, maps_c, slots)
+        if cutlass.const_expr(config.cluster_k > 1):
+            exchange.place(k, smem, config)
+            if warp == 0:
+                with cute.arch.elect_one():
+                    exchange.init(k, config)
+        ring.init()
         self.meet()
         if cutlass.const_expr(config.pdl):
             cute.arch.griddepcontrol_wait()
@@ -223,9 +254,6 @@ class Gemm(tma_store.TmaStore):
     @cute.jit
     def leave(self):
         staging.finish()
-        if cutlass.const_expr(self.config.cluster > 1):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
 
     def columns_of_b(self, k, column, matrix):
         """Where the CTA's part of B's slices goes in shared memory, and comes from: slot_n columns from `column` on."""
@@ -240,14 +268,34 @@ class Gemm(tma_store.TmaStore):
         )
 
     @cute.jit
-    def producer(self, k, ring):
+    def body(self, k, ring):
+        if k.warpgroup == 0:
+            self.give_registers()
+            if k.warp == 0:
+                self.producer(k, ring, 0)
+            if k.warp == 1:
+                self.producer(k, ring, 1)
+        else:
+            self.take_registers()
+            self.become_consumer(k, k.warpgroup - 1)
+            self.consumer(k, ring)
+
+    @cute.jit
+    def producer(self, k, ring, operand: cutlass.Constexpr):
+        """One warp: all slices of A (operand 0) or of B (1)."""
         slot = ring.start()
         for step in cutlass.range(work.steps(k, self.config), unroll=1):
             mine = work.at(k, self.config, step)
             back = step & 1 if cutlass.const_expr(self.config.k_serpentine) else Int32(0)
-            tAgA = k.tAgA[None, mine.m, None, mine.matrix] if self.form.batched else k.tAgA[None, mine.m, None]
-            _, tBgB = self.columns_of_b(k, mine.column, mine.matrix)
-            slot = roles.load_slices(k, ring, slot, tAgA, tBgB, mine.begin, mine.count, back)
+            if cutlass.const_expr(operand == 0):
+                source = k.tAgA[None, mine.m, None, mine.matrix] if self.form.batched else k.tAgA[None, mine.m, None]
+                load = loads.Load(k.tma_a, source, k.tAsA, k.mask_a)
+            else:
+                _, source = self.columns_of_b(k, mine.column, mine.matrix)
+                load = loads.Load(k.tma_b, source, k.tBsB, k.mask_b)
+            slot = loads.slices(load, ring, slot, mine.begin, mine.count, back, operand == 0)
+        if cutlass.const_expr(operand == 0):
+            ring.close(slot)
 
     def become_consumer(self, k, consumer):
         config = self.config
@@ -257,7 +305,7 @@ class Gemm(tma_store.TmaStore):
         k.parts = config.cluster * config.sharing
         k.part = (k.part_b + k.part_a * config.cluster_m) * config.sharing + k.share
         if self.staged:
-            epilogue.become_writer(k, config, consumer, self.form.by_columns)
+            epilogue.become_writer(k, self.stored, consumer, self.form.by_columns)
 
     def view(self, k, width):
         """`k` for tiles so many columns wide: instructions, fragments, accumulators."""
@@ -294,16 +342,16 @@ class Gemm(tma_store.TmaStore):
                 cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
             if cutlass.const_expr(config.elastic):
                 if mine.narrow == 0:
-                    slot = self.compute(views[0], ring, slot, mine, config.tile_n)
+                    slot = self.compute(views[0], ring, slot, mine, config.tile_n, turn, turns)
                 else:
-                    slot = self.compute(views[1], ring, slot, mine, config.tile_n - 8)
+                    slot = self.compute(views[1], ring, slot, mine, config.tile_n - 8, turn, turns)
             else:
-                slot = self.compute(views[0], ring, slot, mine, config.tile_n)
+                slot = self.compute(views[0], ring, slot, mine, config.tile_n, turn, turns)
             if cutlass.const_expr(config.pingpong):
                 slot = ring.skip(slot, k.k_tiles)
 
     @cute.jit
-    def compute(self, k, ring, slot, mine, width: cutlass.Constexpr):
+    def compute(self, k, ring, slot, mine, width: cutlass.Constexpr, turn, turns):
         """One tile, or a piece of one: products, sums, C. Returns the slot after the last."""
         config = self.config
         slot, previous = roles.multiply_slots(k, ring, slot, mine.count, config.in_flight, True)
@@ -316,6 +364,12 @@ class Gemm(tma_store.TmaStore):
             else:
                 if pieces.combine(k, mine, config.accumulator_registers):
                     self.finish(k, mine, width)
+        elif cutlass.const_expr(config.cluster_k > 1):
+            part = width // config.cluster_k
+            sums = exchange.combine(k, config, turn, turns)
+            view = self.view(k, part)
+            view.acc = cute.make_tensor(sums.iterator, view.acc.layout)
+            self.finish(view, mine._replace(column=mine.column + k.part_k * part), part)
         else:
             self.finish(k, mine, width)
         return slot
@@ -323,7 +377,7 @@ class Gemm(tma_store.TmaStore):
     @cute.jit
     def finish(self, k, mine, width: cutlass.Constexpr):
         """A complete accumulator becomes a tile of C."""
-        config = self.config
+        config = self.stored
         if cutlass.const_expr(self.form.scaled):
             epilogue.scale(k, config, mine, width)
         if cutlass.const_expr(self.staged):
@@ -340,6 +394,11 @@ class Gemm(tma_store.TmaStore):
             roles.store_pieces(k, gC, cC, k.extents, together, StoreCacheMode.WRITE_THROUGH)
 
 
+def at(memory, dtype, layout):
+    """A swizzled tensor in shared memory."""
+    return cute.make_tensor(cute.recast_ptr(memory, layout.inner, dtype), layout.outer)
+
+
 KERNEL = Kernel(
     name="hopper.gemm",
     ladder="hopper",
@@ -352,4 +411,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, precompile, space = gemm_host.entry(KERNEL, Gemm, Form, Config)
+unsupported, plan, artifact, precompile, space = gemm_host.entry(Gemm, Form, Config)

@@ -9,18 +9,15 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import load_module, make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from .. import cache
 from ..artifact import Artifact
 from ..operands import Launch, Problem
-from ..registry import Kernel
 from . import gemm_space, host, partial_sums, rules, schedule
 from .config import WARPGROUP, HopperConfig, unscheduled
 
@@ -43,15 +40,20 @@ class Variant:
     def name(self) -> str:
         """The kernel's name in profilers."""
         c, f = self.config, self.form
-        cluster = f"{c.cluster_m}x{c.cluster_n}" if c.cluster > 1 else ""
+        cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
             "elastic": c.elastic, "pingpong": c.pingpong, "split": c.split_k > 1, "stream": c.stream_k, "pdl": c.pdl,
             "serpentine": c.k_serpentine, "columns": f.by_columns, "batched": f.batched, "ordered": f.ordered,
-            "scaled": f.scaled, "addend": f.addend, f"by{f.width}": not f.staged, "jitter": c.jitter,
+            "once": f.once, "scaled": f.scaled, "addend": f.addend, f"by{f.width}": not f.staged, "jitter": c.jitter,
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
         return "_".join(part for part in parts + [flag for flag, on in flags.items() if on] if part)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the compiled kernel on disk depends on."""
+        return host.compile_facts(self.name, self.config, self.dtype, self.out_dtype) | {"form": str(self.form)}
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,8 @@ class Rung:
     config: HopperConfig
 
 
-def entry(kernel: Kernel, gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
+def entry(gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
     """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile` and `space`."""
-    del kernel
     rung = Rung(gemm, form, kind())
     return (
         functools.partial(unsupported, gemm),
@@ -82,10 +83,11 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
         return f"config: {reason}"
     if max(problem.M, problem.N, problem.K) > host.LARGEST:
         return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
-    if config is not None and problem.batch_invariant and (config.split or config.k_serpentine):
-        return (
-            "batch_invariant needs one order of K (split_k=1, stream_k and k_serpentine False), and was given another"
-        )
+    if config is not None and problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
+        wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
+        return f"batch_invariant needs one order of K ({wanted}), and was given another"
+    if config is not None and -(-problem.K // config.tile_k) < config.cluster_k:
+        return f"cluster_k is {config.cluster_k}, and K = {problem.K} has fewer slices of {config.tile_k}"
     if config is not None and config.stream_k and -(-problem.K // config.tile_k) > MOST_SLICES:
         return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
     if config is not None and config.split_k > 1:
@@ -101,13 +103,10 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
 
 def copied(problem: Problem) -> tuple[bool, bool]:
     """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride of 1."""
-    a = _strides(problem.M, problem.K, problem.a[-2:]) if problem.alignment[0] >= 16 else None
-    b = _strides(problem.K, problem.N, problem.b[-2:]) if problem.alignment[1] >= 16 else None
+    a = host.tma_strides(problem.M, problem.K, problem.a[-2:]) if problem.alignment[0] >= 16 else None
+    b = host.tma_strides(problem.K, problem.N, problem.b[-2:]) if problem.alignment[1] >= 16 else None
     ragged = [any(stride % 8 for stride in strides[:-2]) for strides in (problem.a, problem.b)]
     return a is None or ragged[0], b is None or ragged[1]
-
-
-_strides = host.tma_strides
 
 
 def aligned(problem: Problem) -> Problem:
@@ -154,11 +153,11 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     tiles = rows * columns * (problem.batch[0] if problem.batch else 1)
     fit = schedule.clusters(problem.device, config.sms, config.cluster)
-    pieces = min(config.split_k, -(-problem.K // config.tile_k))
-    ordered = rows * columns > fit
-    variant = _variant(rung, problem, config, ordered)
-    run = load(rung.gemm, variant)
-    table = schedule.table(config, rows, columns, problem.device).view(-1) if ordered else None
+    pieces = _pieces(problem, config)
+    variant = _variant(rung, problem, config, fit)
+    # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
+    table = schedule.table(config, rows, columns, problem.device).view(-1) if variant.form.ordered else None
+    run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
     clusters = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
     out_strides = _out_strides(problem)
     sums = None
@@ -272,16 +271,27 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _out_strides(problem: Problem) -> tuple[int, ...]:
+    """C's rows or columns contiguous, as they are: those of a single row or column along its length. The stride of an
+    extent of 1 is free, and TMA takes 8.
+    """
     row, column = problem.out[-2:]
+    by_rows, by_columns = column == 1 or problem.N == 1, row == 1 or problem.M == 1
     pair = (row, column)
-    if column == 1 or problem.N == 1:
+    if by_columns and (problem.M > problem.N or not by_rows):
+        pair = (1, column if problem.N > 1 else 8)
+    elif by_rows:
         pair = (row if problem.M > 1 else 8, 1)
-    elif row == 1 or problem.M == 1:
-        pair = (1, column)
     return _batch_last(problem.out, pair)
 
 
-def _variant(rung: Rung, problem: Problem, config: HopperConfig, ordered: bool) -> Variant:
+def _pieces(problem: Problem, config: HopperConfig) -> int:
+    return min(config.split_k, -(-problem.K // config.tile_k))
+
+
+def _variant(rung: Rung, problem: Problem, config: HopperConfig, fit: int) -> Variant:
+    """`fit`: clusters that run at the same time."""
+    rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
+    items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
     out = _out_strides(problem)
@@ -301,7 +311,8 @@ def _variant(rung: Rung, problem: Problem, config: HopperConfig, ordered: bool) 
         by_columns=by_columns,
         staged=staged,
         batched=bool(problem.batch),
-        ordered=ordered,
+        ordered=rows * columns > fit,
+        once=items <= fit and not config.stream_k,
         scaled=problem.scaled,
         addend=problem.c is not None and problem.scaled,
     )
@@ -312,41 +323,14 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
     """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
     del arch
     variant = example_variant(rung, problem, config)
-    with schedule.compiling:
-        cache.warm(_facts(variant), build=lambda: compile_variant(rung.gemm, variant), save=_saver(variant))
+    host.keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
 def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
     """What a GPU of so many SMs would run."""
     turned = _turned(aligned(problem), config)[0]
     turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    rows, columns = schedule.cluster_tiles(config, turned.M, turned.N)
-    fit = min(sms, config.sms or sms) // config.cluster
-    return _variant(rung, turned, config, rows * columns > fit)
-
-
-_loaded: dict[Variant, Callable[..., None]] = {}
-
-
-def load(gemm: Any, variant: Variant) -> Callable[..., None]:
-    """The compiled kernel: from memory, from disk, or compiled."""
-    with schedule.compiling:
-        if variant not in _loaded:
-            _loaded[variant] = cache.fetch(
-                _facts(variant),
-                build=lambda: compile_variant(gemm, variant),
-                save=_saver(variant),
-                load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
-            )
-        return _loaded[variant]
-
-
-def _saver(variant: Variant) -> Callable[[Any, Path], None]:
-    return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
-
-
-def _facts(variant: Variant) -> dict[str, object]:
-    return host.facts(variant.name, variant.config, variant.dtype, variant.out_dtype) | {"form": str(variant.form)}
+    return _variant(rung, turned, config, min(sms, config.sms or sms) // config.cluster)
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:

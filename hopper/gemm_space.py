@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -11,8 +12,9 @@ from ..machines import Machine
 from ..operands import Problem
 from ..space import Footprint, Space
 from . import schedule
-from .config import ACCUMULATOR_LIMIT, SHARED_MEMORY, WARPGROUP, HopperConfig, unscheduled
-from .space import Unsupported
+from .config import ACCUMULATOR_LIMIT, HopperConfig, unscheduled
+from .rules import filled
+from .space import Unsupported, footprint_of
 
 # tile_m, consumers, setmaxnreg, pingpong
 _TILES = (
@@ -26,8 +28,17 @@ _TILES = (
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
-_PIECES = (1, 2, 3, 4, 6, 8, 16)
-_DEEPEST = 16
+# split_k, stream_k, cluster_k
+_CUTS = (
+    (1, False, 1),
+    (1, False, 2),
+    (1, False, 4),
+    (1, False, 8),
+    (2, False, 1),
+    (16, False, 1),
+    (1, True, 1),
+)
+_SMALL = 128 * 64  # outputs of tiles that may have slices of 128 terms
 _FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
@@ -37,7 +48,6 @@ def space(
     """The configs for a problem; the GPU's own limits are sm_90's, in `invalid_reason`. Slots and buffers are as many
     as fit, and no axes: they cost nothing else.
     """
-    made = tuple(_filled(config) for config in _configs(own, problem, machine))
     refusal = unsupported(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
@@ -46,19 +56,41 @@ def space(
         return None if config == own else _hopeless(config, machine, problem)
 
     return Space(
-        own=own, axes={}, also=made, invalid_reason=invalid_reason, footprint=footprint, compiled_as=unscheduled
+        own=own,
+        axes={},
+        also=_Listed(own, problem, machine),
+        invalid_reason=invalid_reason,
+        footprint=footprint,
+        compiled_as=unscheduled,
     )
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """The configs, made when they are asked for: whoever looks up one of them needs none."""
+
+    own: HopperConfig
+    problem: Problem
+    machine: Machine
+
+    def __iter__(self) -> Iterator[HopperConfig]:
+        return _configs(self.own, self.problem, self.machine)
+
+
 def _configs(own: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
-    widths = [(n, False) for n in _WIDTHS] + [(n, True) for n in _fitting(problem, machine)]
     swaps = (False, True) if min(problem.M, problem.N) <= _FEW else (False,)
-    cuts = [(pieces, False) for pieces in _PIECES] + [(1, True)]
-    for tile, width, cluster, swap, cut in product(_TILES, widths, _CLUSTERS, swaps, cuts):
-        for order in ("serpentine", "hilbert"):
-            yield replace(
+    for tile, cluster, swap, cut in product(_TILES, _CLUSTERS, swaps, _CUTS):
+        widths = [(n, False) for n in _WIDTHS] + [
+            (n, True) for n in _fitting(tile[0], problem.M, problem.N, machine.sms)
+        ]
+        whole = cut == _CUTS[0]
+        for width, order, tile_k in product(widths, ("serpentine", "hilbert") if whole else ("serpentine",), (64, 128)):
+            if tile_k == 128 and (tile[0] * width[0] > _SMALL or order == "hilbert" or width[1]):
+                continue
+            c = replace(
                 own,
                 tile_m=tile[0],
+                tile_k=tile_k,
                 consumers=tile[1],
                 producer_registers=tile[2],
                 consumer_registers=tile[3],
@@ -70,26 +102,22 @@ def _configs(own: HopperConfig, problem: Problem, machine: Machine) -> Iterator[
                 swap=swap,
                 split_k=cut[0],
                 stream_k=cut[1],
+                cluster_k=cut[2],
                 k_serpentine=own.k_serpentine and cut[0] == 1,
                 order=order,
             )
+            yield filled(c)
 
 
-def _filled(c: HopperConfig) -> HopperConfig:
-    """With as many buffers of C as help, and as many slots as fit beside them."""
-    c = replace(c, store_buffers=min(2, c.slabs))
-    left = SHARED_MEMORY - replace(c, slots=0).shared_memory_bytes
-    return replace(c, slots=max(1, min(_DEEPEST, left // c.slot_bytes)))
-
-
-def _fitting(problem: Problem, machine: Machine) -> list[int]:
-    """Elastic widths, the widest first of those whose tiles fill waves best, for tiles of 128 rows."""
+@functools.lru_cache(maxsize=64)
+def _fitting(tile_m: int, M: int, N: int, sms: int) -> list[int]:
+    """Elastic widths, the widest first of those whose tiles of so many rows fill waves best."""
     found = []
-    for width in range(256, 119, -8):
-        c = HopperConfig(tile_m=128, tile_n=width, elastic=True)
-        rows, columns = schedule.cluster_tiles(c, problem.M, problem.N)
-        waves = -(-rows * columns // machine.sms)
-        found.append((waves * problem.N / columns, -width))
+    for width in range(min(256, ACCUMULATOR_LIMIT * 256 // tile_m // 8 * 8), 63, -8):
+        c = HopperConfig(tile_m=tile_m, tile_n=width, elastic=True)
+        rows, columns = schedule.cluster_tiles(c, M, N)
+        waves = -(-rows * columns // sms)
+        found.append((waves * N / columns, -width))
     return [-width for _, width in sorted(found)[:3]]
 
 
@@ -108,6 +136,8 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
         return f"order is {c.order!r}, expected 'serpentine': {tiles} tiles run at once"
     if c.split_k > 1 and (tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)):
         return f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with fewer pieces"
+    if c.cluster_k > 1 and (tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K):
+        return f"cluster_k is {c.cluster_k}, expected less: {tiles} tiles keep the GPU busy with fewer parts of K"
     if c.stream_k and (tiles <= fit or tiles % fit == 0):
         return f"stream_k is True, expected False: {tiles} tiles make no wave that is partly filled"
     if tiles <= fit and c.pingpong:
@@ -116,27 +146,14 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
 
 
 def footprint(c: HopperConfig) -> Footprint:
-    width = c.tile_n - 4 if c.elastic else c.tile_n  # about the mean
-    return Footprint(
-        math="wgmma",
-        tile_m=width if c.swap else c.tile_m,
-        tile_n=c.tile_m if c.swap else width,
-        tile_k=c.tile_k,
-        stages=c.slots,
-        threads=WARPGROUP * (c.consumers + 1),
-        registers=c.accumulator_registers + 40,
-        shared_memory=c.shared_memory_bytes,
-        groups=c.consumers,
-        in_flight=c.in_flight > 0,
-        cluster_m=c.cluster_n if c.swap else c.cluster_m,
-        cluster_n=c.cluster_m if c.swap else c.cluster_n,
-        persistent=True,
-        sms=c.sms,
-        order=c.order,
-        group_m=c.group_m,
-        group_n=c.group_n,
-        store="staged" if c.store_buffers else "registers",
+    f = replace(
+        footprint_of(c, c.consumers + 1, persistent=True),
+        tile_n=c.tile_n - 4 if c.elastic else c.tile_n,  # about the mean
         split_k=c.split_k,
         stream_k=c.stream_k,
+        cluster_k=c.cluster_k,
         pingpong=c.pingpong,
     )
+    if not c.swap:
+        return f
+    return replace(f, tile_m=f.tile_n, tile_n=f.tile_m, cluster_m=f.cluster_n, cluster_n=f.cluster_m)

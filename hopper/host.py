@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -85,6 +85,11 @@ class Variant:
             "phases": c.phases,
         }
         return "_".join(parts + [flag for flag, on in flags.items() if on])
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the compiled kernel on disk depends on."""
+        return compile_facts(self.name, self.config, self.dtype, self.out_dtype)
 
 
 def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None) -> str | None:
@@ -168,11 +173,11 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     problem, swapped = oriented(problem)
     a_strides, b_strides = _operand_strides(problem)
     variant = _variant(rung.name, problem, config)
-    run = load(rung.gemm, variant)
-    shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
-    out_strides = (row_stride(problem), 1) if variant.row_major else problem.out
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     table = schedule.table(config, rows, columns, problem.device) if rung.gemm.persistent else None
+    run = load(variant, lambda: compile_variant(rung.gemm, variant))
+    shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
+    out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
     laps = None
     if config.phases:
         ctas = rows * columns if table is None else table.shape[1] * config.cluster
@@ -196,13 +201,12 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
     """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
     variant = _variant(rung.name, oriented(problem)[0], config)
-    with schedule.compiling:
-        cache.warm(_facts(variant), build=lambda: compile_variant(rung.gemm, variant), save=_saver(variant))
+    keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
 def oriented(problem: Problem) -> tuple[Problem, bool]:
     """The product, or where C is stored by columns its transpose, and whether it is that."""
-    swapped = not row_major_c(problem) and (problem.out[-2] == 1 or problem.M == 1)
+    swapped = not _row_major_c(problem) and (problem.out[-2] == 1 or problem.M == 1)
     return (transposed(problem) if swapped else problem), swapped
 
 
@@ -225,7 +229,7 @@ def transposed(problem: Problem) -> Problem:
     )
 
 
-def row_major_c(problem: Problem) -> bool:
+def _row_major_c(problem: Problem) -> bool:
     return problem.out[-1] == 1 or problem.N == 1
 
 
@@ -234,8 +238,8 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     config = unscheduled(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
-    row_major = row_major_c(problem)
-    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], row_stride(problem)
+    row_major = _row_major_c(problem)
+    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
     # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
     fits = [w for w in (16 // size, 2) if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0]
     width = fits[0] if row_major and fits else 1
@@ -250,7 +254,7 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]
     return a_strides, b_strides
 
 
-def row_stride(problem: Problem) -> int:
+def _row_stride(problem: Problem) -> int:
     return problem.out[0] if problem.M > 1 else 8
 
 
@@ -258,33 +262,42 @@ def view(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> t
     return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
 
 
-_loaded: dict[Variant, Callable[..., None]] = {}
+class Compile(Protocol):
+    """What one compile serves, by value."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def facts(self) -> dict[str, object]: ...
 
 
-def load(gemm: type[HopperGemm], variant: Variant) -> Callable[..., None]:
-    """The compiled kernel as a function of a, b, c, and the table and the trace or None: from memory, from disk, or
-    compiled.
-    """
+_loaded: dict[Compile, Callable[..., None]] = {}
+
+
+def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
+    """The compiled kernel, a function of what it was compiled for: from memory, from disk, or built."""
     with schedule.compiling:
         if variant not in _loaded:
             _loaded[variant] = cache.fetch(
-                _facts(variant),
-                build=lambda: compile_variant(gemm, variant),
+                variant.facts,
+                build=build,
                 save=_saver(variant),
                 load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
             )
         return _loaded[variant]
 
 
-def _saver(variant: Variant) -> Callable[[Any, Path], None]:
+def keep(variant: Compile, build: Callable[[], Any]) -> None:
+    """Builds to disk what `load` would find there; loads nothing."""
+    with schedule.compiling:
+        cache.warm(variant.facts, build=build, save=_saver(variant))
+
+
+def _saver(variant: Compile) -> Callable[[Any, Path], None]:
     return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
 
 
-def _facts(variant: Variant) -> dict[str, object]:
-    return facts(variant.name, variant.config, variant.dtype, variant.out_dtype)
-
-
-def facts(name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype) -> dict[str, object]:
+def compile_facts(name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype) -> dict[str, object]:
     """What a compiled kernel on disk depends on."""
     return {
         "kernel": name,

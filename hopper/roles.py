@@ -20,21 +20,6 @@ def load_slice(k, ring, slot, m: Int32, n: Int32, at: Int32):
 
 
 @cute.jit
-def load_slices(k, ring, slot, tAgA, tBgB, begin: Int32, count: Int32, back):
-    """Producer warp: `count` slices of one tile from slice `begin` on, the last first where `back` is 1. Returns the
-    slot after the last.
-    """
-    for i in cutlass.range(count, unroll=1):
-        ring.acquire(slot)
-        at = begin + i + back * (count - 1 - 2 * i)
-        full = ring.full + slot.index
-        cute.copy(k.tma_a, tAgA[None, at], k.tAsA[None, slot.index], tma_bar_ptr=full, mcast_mask=k.mask_a)
-        cute.copy(k.tma_b, tBgB[None, at], k.tBsB[None, slot.index], tma_bar_ptr=full, mcast_mask=k.mask_b)
-        slot = ring.next(slot)
-    return slot
-
-
-@cute.jit
 def load_tile(k, ring, slot, m: Int32, n: Int32):
     """Producer warp: all slices of one tile through the ring. Returns the slot after the last."""
     for at in cutlass.range(k.k_tiles, unroll=1):

@@ -1,84 +1,123 @@
-"""The config of `hopper.gemm` where none was tuned: a few shapes of tile, the one whose waves cost least."""
+"""The config of `hopper.gemm` where none was tuned: of some tiles, clusters and pieces those whose waves cost least."""
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 
 from ..operands import Problem
 from . import schedule
-from .config import HopperConfig
+from .config import SHARED_MEMORY, HopperConfig
 
-START = 2000  # cycles of a call beside its products, and of a tile
-BETWEEN = 600
+# Cycles, measured on an H100 at 1024, 2048 and 128×4096×4096 with clocks read in the kernel, but for BETWEEN, TOGETHER
+# and SHALLOW, which are estimates.
+START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
+TOGETHER = 500.0  # of a cluster, which starts and ends together
+BETWEEN = 600.0  # two tiles of a CTA
+EXCHANGE = 500.0  # sums that go to another CTA of the cluster, and
+EXCHANGED = 25.0  # bytes of them a cycle
+COMBINE = 6000.0  # sums that go through memory, and
+COMBINED = 20.0  # bytes of them a cycle
+LOADED = 60.0, 40.0  # bytes a cycle that an SM gets from L2, in a call of one wave and in a longer one
+PRODUCTS = 4096.0 * 0.97  # FLOP a cycle of an SM
+SHALLOW = 1.05  # times as long for products that three slots feed
+CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A tile, its cluster and ring, and the share of wgmma's rate that it reaches."""
-
-    m: int
-    n: int
-    consumers: int
-    cluster_m: int
-    slots: int
-    share: float
-    swap: bool = False
-
-
-SHAPES = (
-    Shape(128, 256, 2, 2, 4, 0.95),
-    Shape(128, 256, 2, 1, 4, 0.85),
-    Shape(128, 128, 2, 2, 6, 0.85),
-    Shape(128, 128, 2, 1, 6, 0.75),
-    Shape(128, 64, 2, 1, 8, 0.6),
-    Shape(64, 128, 1, 2, 8, 0.6),
-    Shape(64, 64, 1, 2, 12, 0.55),
-    Shape(64, 64, 1, 1, 12, 0.5),
-    Shape(64, 48, 1, 1, 12, 0.4),
-    Shape(64, 32, 1, 1, 16, 0.25, swap=True),
-    Shape(64, 16, 1, 1, 16, 0.125, swap=True),
+# tile_m, consumers, cluster_m, cluster_n, swap, and widths. Three consumers and pingpong are left to tuning.
+_TILES = (
+    (128, 2, 2, 1, False, (256, 192, 128, 64)),
+    (128, 2, 1, 1, False, (256, 128, 64)),
+    (64, 1, 2, 1, False, (128, 64, 32)),
+    (64, 1, 1, 1, False, (128, 96, 64, 48)),
+    (64, 1, 1, 1, True, (64, 32, 16)),
 )
+_ELASTIC = ((128, 2, 1, range(256, 135, -8)), (256, 1, 2, range(200, 127, -8)))  # tile_m, cluster_m, cluster_n, widths
+_PARTS = (1, 2, 4, 8)
+_FEWEST = 4  # slices of K that a CTA should have
+_FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
 def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in one order: tiles and
     their shape, which it chooses by M, leave bits as they are.
     """
-    swapped = problem.out[-1] != 1 and problem.N != 1 and (problem.out[-2] == 1 or problem.M == 1)
-    M, N = (problem.N, problem.M) if swapped else (problem.M, problem.N)
-    made = [_made(shape, own) for shape in SHAPES]
-    best = min(made, key=lambda c: _cycles(c, M, N, problem, sms))
+    crossed = problem.out[-1] != 1 and problem.N != 1 and (problem.out[-2] == 1 or problem.M == 1)
+    M, N = (problem.N, problem.M) if crossed else (problem.M, problem.N)
     if problem.batch_invariant:
-        return replace(best, k_serpentine=False)
-    return _cut(best, M, N, problem, sms)
+        own = replace(own, k_serpentine=False)
+    return min(_candidates(problem, M, N, sms, own), key=lambda c: _cycles(c, M, N, problem, sms))
 
 
-def _made(shape: Shape, own: HopperConfig) -> HopperConfig:
-    registers = (own.producer_registers, own.consumer_registers) if shape.consumers > 1 else (0, 0)
-    return replace(
-        own, tile_m=shape.m, tile_n=shape.n, consumers=shape.consumers, cluster_m=shape.cluster_m, slots=shape.slots,
-        producer_registers=registers[0], consumer_registers=registers[1], swap=shape.swap,
-        store_buffers=min(2, shape.m // (64 * shape.consumers) * -(-shape.n // 64)),
-    )  # fmt: skip
+def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -> Iterator[HopperConfig]:
+    for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
+        if swap and min(M, N) > _FEW:
+            continue
+        one = (0, 0) if consumers == 1 else (own.producer_registers, own.consumer_registers)
+        for width in widths:
+            c = replace(
+                own, tile_m=tile_m, tile_n=width, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
+                producer_registers=one[0], consumer_registers=one[1], swap=swap,
+            )  # fmt: skip
+            c = filled(_deep(c, problem))
+            alone = _tiles(c, M, N, problem) * c.cluster
+            yield c
+            pieces = min(sms // alone, problem.K // (8 * c.tile_k), 32) if not problem.batch_invariant else 1
+            if pieces > 8:
+                yield replace(c, split_k=pieces, k_serpentine=False)
+            for parts in _PARTS[1:]:
+                cut = _deep(replace(c, cluster_k=parts, tile_n=width), problem)
+                fits = _places(cut, sms) >= alone // c.cluster and width % (8 * parts) == 0 and parts * c.cluster <= 8
+                if fits and not problem.batch_invariant and parts * _FEWEST * cut.tile_k <= problem.K:
+                    yield filled(cut)
+    if _tiles(own, M, N, problem) * own.cluster > sms // 2:
+        for tile_m, cluster_m, cluster_n, wide in _ELASTIC:
+            for width in wide:
+                c = replace(own, tile_m=tile_m, tile_n=width, cluster_m=cluster_m, cluster_n=cluster_n, elastic=True)
+                yield filled(c)
 
 
-_SHARES = {(s.m, s.n, s.cluster_m): s.share for s in SHAPES}
+def _deep(c: HopperConfig, problem: Problem) -> HopperConfig:
+    """Small tiles take 128 terms a slice, so that loads and barriers are half as many."""
+    deep = c.tile_m * c.tile_n <= 64 * 128 and c.group == 1 and problem.K >= 8 * 128
+    return replace(c, tile_k=128) if deep else c
+
+
+def filled(c: HopperConfig) -> HopperConfig:
+    """With as many buffers of C as help, and as many slots as fit beside them: one more of few counts for more than a
+    buffer.
+    """
+    made = []
+    for buffers in (2, 1):
+        c = replace(c, slots=0, store_buffers=min(buffers, c.slabs))
+        made.append(replace(c, slots=max(1, min(_DEEPEST, (SHARED_MEMORY - c.shared_memory_bytes) // c.slot_bytes))))
+    two, one = made
+    return one if one.slots > two.slots and two.slots < 4 else two
+
+
+_DEEPEST = 16
 
 
 def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
+    """Of clusters."""
     rows, columns = schedule.cluster_tiles(c, N, M) if c.swap else schedule.cluster_tiles(c, M, N)
-    matrices = 1
-    for extent in problem.batch:
-        matrices *= extent
-    return rows * columns * matrices
+    return rows * columns * math.prod(problem.batch)
+
+
+def _places(c: HopperConfig, sms: int) -> int:
+    """Clusters that run at the same time."""
+    return max(1, int(sms * CROWDED if c.cluster > 2 else sms) // c.cluster)
 
 
 def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> float:
-    waves = -(-_tiles(c, M, N, problem) // max(1, sms // c.cluster))
-    rate = 4096 * _SHARES[c.tile_m, c.tile_n, c.cluster_m]
-    return START + waves * (2 * c.tile_m * c.tile_n * problem.K / rate + BETWEEN)
-
-
-def _cut(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> HopperConfig:
-    """With K in pieces where the tiles leave most SMs without work."""
-    tiles = _tiles(c, M, N, problem) * c.cluster
-    pieces = min(sms // tiles, problem.K // (8 * c.tile_k), 32) if tiles else 1
-    return replace(c, split_k=pieces, k_serpentine=False) if pieces > 1 else c
+    waves = -(-_tiles(c, M, N, problem) * c.split_k // _places(c, sms))
+    across = M if c.swap else N
+    width = across / schedule.columns(c, across) if c.elastic else c.tile_n
+    products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
+    loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / LOADED[waves > 1]
+    tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN
+    if c.cluster_k > 1:
+        tile += EXCHANGE + c.exchange_bytes / EXCHANGED
+    if c.split_k > 1:
+        tile += COMBINE + c.tile_m * c.tile_n * 4 * c.split_k / COMBINED
+    if c.slots < 4:
+        tile *= SHALLOW
+    return START + (TOGETHER if c.cluster > 1 else 0) + waves * tile

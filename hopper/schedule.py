@@ -10,6 +10,7 @@ from ..device import raster
 from .config import HopperConfig
 
 compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
+_making = threading.Lock()  # of two tables of one order functools.cache would drop one, which a graph may read
 
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
@@ -31,8 +32,8 @@ def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -
     Tables stay: kernels, and CUDA graphs that hold their addresses, may run at any later time. Raises RuntimeError
     for a new one while a CUDA graph is being captured, because making it copies to the GPU.
     """
-    with compiling:
-        fit = _clusters(device, config.sms, config.cluster)
+    fit = clusters(device, config.sms, config.cluster)
+    with _making:
         return _table(config.order, rows, columns, fit, config.group_m, config.group_n, device)
 
 
@@ -41,7 +42,10 @@ def _table(
     order: str, rows: int, columns: int, clusters: int, group_m: int, group_n: int, device: torch.device
 ) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("a tile order must be copied to the GPU: call the kernel once before capturing a CUDA graph")
+        raise RuntimeError(
+            "a CUDA graph is being captured, and the order of this call's tiles must be copied to the GPU first: "
+            "make the same call once before capturing"
+        )
     steps = raster.schedule(order, rows, columns, clusters, group_m, group_n)
     made = torch.tensor(steps, dtype=torch.int32).to(device)
     torch.cuda.current_stream(device).synchronize()  # other streams will read it
@@ -50,16 +54,12 @@ def _table(
 
 @functools.cache
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
-    """As `_clusters`, from any thread."""
-    with compiling:
-        return _clusters(device, sms, cluster)
-
-
-@functools.cache
-def _clusters(device: torch.device, sms: int, cluster: int) -> int:
-    """Clusters that run at the same time: pairs of SMs fill any Hopper GPU, larger clusters leave some SMs out."""
+    """Clusters that run at the same time: pairs of SMs fill any Hopper GPU, larger clusters leave some SMs out. Takes
+    `compiling`, which its caller must not hold.
+    """
     present = torch.cuda.get_device_properties(device).multi_processor_count
     fit = (min(present, sms) if sms else present) // cluster
     if cluster > 2:
-        fit = min(fit, HardwareInfo(device.index).get_max_active_clusters(cluster))
+        with compiling:
+            fit = min(fit, HardwareInfo(device.index).get_max_active_clusters(cluster))
     return max(fit, 1)

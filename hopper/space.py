@@ -78,21 +78,24 @@ def _deepest(c: HopperConfig) -> int:
 
 
 def footprint(gemm: type[HopperGemm], c: HopperConfig) -> Footprint:
-    specialized = gemm(c, width=1).warpgroups > 1
+    return footprint_of(c, gemm(c, width=1).warpgroups, gemm.persistent)
+
+
+def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprint:
     return Footprint(
         math="wgmma",
         tile_m=c.tile_m,
         tile_n=c.tile_n,
         tile_k=c.tile_k,
         stages=c.slots,
-        threads=WARPGROUP * (c.consumers + specialized),
+        threads=WARPGROUP * warpgroups,
         registers=c.accumulator_registers + 40,
         shared_memory=c.shared_memory_bytes,
         groups=c.consumers,
         in_flight=c.in_flight > 0,
         cluster_m=c.cluster_m,
         cluster_n=c.cluster_n,
-        persistent=gemm.persistent,
+        persistent=persistent,
         sms=c.sms,
         order=c.order,
         group_m=c.group_m,

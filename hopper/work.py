@@ -6,7 +6,7 @@ the tiles that fill no whole wave are one long row of slices, of which every clu
 two tiles, after its whole ones.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -31,23 +31,36 @@ class Work(NamedTuple):
     place: Int32
 
 
+class Divisors(NamedTuple):
+    """What numbers of tiles are divided by, made by the host: a division by anything else takes 100 cycles, and the
+    first load waits for two. `line`: tiles side by side in the order in which they are numbered; `matrix`: of one.
+    """
+
+    line: Any
+    matrix: Any
+    clusters: Any
+    pieces: Any
+
+
 @cute.jit
 def steps(k, config: cutlass.Constexpr):
     """How many pieces of work the cluster has."""
+    if cutlass.const_expr(k.once):
+        return 1
     if cutlass.const_expr(config.stream_k):
         begin, end = stream(k, k.cluster), stream(k, k.cluster + 1)
         parts = Int32(0)
         if end > begin:
             parts = (end - 1) // k.k_tiles - begin // k.k_tiles + 1
-        return k.tiles // k.clusters + parts
+        return k.tiles // k.by.clusters + parts
     items = k.tiles * k.pieces if cutlass.const_expr(config.split) else k.tiles
-    return (items - k.cluster + k.clusters - 1) // k.clusters
+    return (items - k.cluster + k.clusters - 1) // k.by.clusters
 
 
 @cute.jit
 def cutters(k):
     """Clusters that have a part of the row of slices: all, or as many as there are slices."""
-    return cutlass.min(k.clusters, k.tiles % k.clusters * k.k_tiles)
+    return cutlass.min(k.clusters, k.tiles % k.by.clusters * k.k_tiles)
 
 
 @cute.jit
@@ -56,7 +69,7 @@ def stream(k, cluster):
     count = cutters(k)
     begin = Int32(0)
     if count > 0:
-        begin = cutlass.min(cluster, count) * (k.tiles % k.clusters * k.k_tiles) // count
+        begin = cutlass.min(cluster, count) * (k.tiles % k.by.clusters * k.k_tiles) // count
     return begin
 
 
@@ -67,9 +80,9 @@ def at(k, config: cutlass.Constexpr, step):
     begin, count = Int32(0), k.k_tiles
     piece, pieces, shared, place = Int32(0), Int32(1), Int32(0), Int32(0)
     if cutlass.const_expr(config.stream_k):
-        whole = k.tiles // k.clusters
+        whole = k.tiles // k.by.clusters
         if step >= whole:
-            slices, count_of = k.tiles % k.clusters * k.k_tiles, cutters(k)
+            slices, count_of = k.tiles % k.by.clusters * k.k_tiles, cutters(k)
             first, end = stream(k, k.cluster), stream(k, k.cluster + 1)
             shared = first // k.k_tiles + (step - whole)
             low = shared * k.k_tiles
@@ -80,23 +93,23 @@ def at(k, config: cutlass.Constexpr, step):
             piece, pieces = k.cluster - begins_in, ends_in - begins_in + 1
             place = begins_in + shared  # tile after tile, cluster after cluster: no two pieces have one sum
             index = whole * k.clusters + shared
+    elif cutlass.const_expr(config.cluster_k > 1):
+        begin = k.part_k * k.k_tiles // config.cluster_k
+        count = (k.part_k + 1) * k.k_tiles // config.cluster_k - begin
     elif cutlass.const_expr(config.split):
-        shared, pieces = index // k.pieces, k.pieces
-        piece = index - shared * pieces
-        begin = piece * k.k_tiles // pieces
-        count = (piece + 1) * k.k_tiles // pieces - begin
+        shared, piece = divmod(index, k.by.pieces)
+        pieces = k.pieces
+        begin = piece * k.k_tiles // k.by.pieces
+        count = (piece + 1) * k.k_tiles // k.by.pieces - begin
         place = shared * pieces
         index = shared
     matrix = Int32(0)
     if cutlass.const_expr(k.batched):
-        matrix = index // (k.tiles_m * k.tiles_n)
-        index -= matrix * (k.tiles_m * k.tiles_n)
-    n = index // k.tiles_m
-    m = index - n * k.tiles_m
+        matrix, index = divmod(index, k.by.matrix)
     if cutlass.const_expr(k.table is not None):
-        tile = k.table[index]
-        m = tile // k.tiles_n
-        n = tile - m * k.tiles_n
+        m, n = divmod(k.table[index], k.by.line)
+    else:
+        n, m = divmod(index, k.by.line)
     m, n = m * config.cluster_m + k.part_b, n * config.cluster_n + k.part_a
     column, narrow = n * config.tile_n, Int32(0)
     if cutlass.const_expr(config.elastic):

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import outblas
 from outblas import FallbackWarning, choice, dispatch, invariance, machines, ops, registry
 from outblas.autotune import automatic
+from outblas.hopper import host, schedule
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
 from outblas.operands import Problem, problem
@@ -307,6 +308,27 @@ def test_compiled_calls_that_torch_takes_are_refused(monkeypatch: pytest.MonkeyP
     with outblas.batch_invariant(), pytest.raises(ValueError, match="torch would take this call"):
         compiled(A, B)
     assert torch.equal(compiled(A, B), A @ B + 1)
+
+
+def test_a_call_first_met_in_a_capture_takes_no_other_kernel(
+    on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`portable`, which others take there, would give other bits. The order of tiles cannot be copied in a capture."""
+    monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(choice, "kernel_for", lambda problem: choice.PRODUCTION)
+    monkeypatch.setattr(schedule, "clusters", lambda *_: 1)
+    monkeypatch.setattr(host, "load", lambda *_: pytest.fail("compiled"))
+    a, b = normal(300, 16, dtype=torch.bfloat16), normal(16, 300, dtype=torch.bfloat16)
+    out = torch.full((300, 300), torch.nan, dtype=torch.bfloat16)
+    message = "a CUDA graph is being captured, and the order .* make the same call once before capturing"
+    with pytest.raises(RuntimeError, match=message):
+        outblas.matmul(a, b, out=out, batch_invariant=True)
+    with pytest.raises(RuntimeError, match=message), outblas.batch_invariant():
+        outblas.addmm(out, a, b, out=out)
+    assert out.isnan().all()
+    outblas.matmul(a, b, out=out)
+    assert torch.equal(out, outblas.matmul(a, b, kernel="portable"))
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

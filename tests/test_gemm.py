@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,13 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
         (f"{SMALL},tile_n=32,swap=True", "nt", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
         (f"{SMALL},tile_n=32,swap=True", "nn", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
         ("", "nn", "float32", {"HGMMA.64x256x16": 8, "STS.64": 64, TMA_STORE: 8}, ("STSM", "STG")),
+        (
+            f"{SMALL},tile_n=32,cluster_k=4",
+            "nt",
+            "",
+            {"HGMMA.64x32x16": 8, "STAS.128": 4, "LDS.128": 3, TMA_STORE: 1},
+            (MULTICAST, "STG", SUMS),
+        ),
         (f"{SMALL},tile_n=16", "nt", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
         (f"{SMALL},tile_n=16", "nn", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
     ],
@@ -73,6 +81,12 @@ def _checked(name: str) -> Any:
     return operation
 
 
+def _checked_divmod(self: int, other: int) -> tuple[Word, Word]:
+    quotient, remainder = divmod(int(self), int(other))
+    return Word(quotient), Word(remainder)
+
+
+Word.__divmod__ = _checked_divmod  # type: ignore[assignment,method-assign]
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(Word, f"__{_name}__", _checked(f"__{_name}__"))
     setattr(Word, f"__r{_name}__", _checked(f"__r{_name}__"))
@@ -103,22 +117,30 @@ def launch(
     if order:
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
+    by = work.Divisors(
+        *(Word(n) for n in (tiles_n if order else tiles_m, tiles_m * tiles_n, clusters, pieces)),
+    )
     numbers = {
-        "clusters": clusters, "tiles_m": tiles_m, "tiles_n": tiles_n, "tiles": tiles, "k_tiles": k_tiles,
-        "pieces": pieces, "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
+        "clusters": clusters, "tiles": tiles, "k_tiles": k_tiles, "pieces": pieces,
+        "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
         "part_a": 0, "part_b": 0,
     }  # fmt: skip
-    return SimpleNamespace(batched=batch > 0, table=table, **{name: Word(value) for name, value in numbers.items()})
+    once = tiles * pieces <= fit and not config.stream_k
+    return SimpleNamespace(
+        batched=batch > 0, table=table, by=by, once=once, **{name: Word(value) for name, value in numbers.items()}
+    )
 
 
 def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:
-    """(cluster, step, work) of a whole launch."""
+    """(cluster, step, work) of a whole launch; CTAs that share a tile along K as pieces of it."""
     found = []
-    for cluster in range(int(k.clusters)):
-        k.cluster = Word(cluster)
+    for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
+        k.cluster, k.part_k = Word(cluster), Word(part)
         for step in range(arithmetic.steps(k, config)):
-            mine = arithmetic.at(k, config, Word(step))
-            found.append((cluster, step, work.Work(*(int(value) for value in mine))))
+            mine = work.Work(*(int(value) for value in arithmetic.at(k, config, Word(step))))
+            if config.cluster_k > 1:
+                mine = mine._replace(piece=part, pieces=config.cluster_k)
+            found.append((cluster, step, mine))
     return found
 
 
@@ -126,14 +148,15 @@ def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[
 @given(data=st.data())
 def test_every_slice_of_every_tile_is_computed_once(arithmetic: Any, data: st.DataObject) -> None:
     draw = data.draw
-    kind = draw(st.sampled_from(["whole", "split", "stream"]))
+    kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
     config = replace(
         OWN,
         tile_m=64,
         tile_n=draw(st.sampled_from([32, 64])),
         cluster_m=1,
         k_serpentine=False,
-        elastic=draw(st.booleans()),
+        elastic=kind != "cluster" and draw(st.booleans()),
+        cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster" else 1,
         split_k=draw(st.integers(2, 7)) if kind == "split" else 1,
         stream_k=kind == "stream",
     )
@@ -148,7 +171,7 @@ def check(arithmetic: Any, k: SimpleNamespace, config: HopperConfig, rows: int, 
     found = all_work(arithmetic, k, config)
     tiles: dict[tuple[int, int, int], list[work.Work]] = {}
     for _, _, mine in found:
-        assert mine.count > 0 or mine.pieces == 1
+        assert mine.count > 0 or mine.pieces == 1 or int(k.k_tiles) < config.cluster_k
         tiles.setdefault((mine.matrix, mine.m, mine.column), []).append(mine)
     assert len(tiles) == int(k.tiles)
     assert {m for _, m, _ in tiles} == set(range(rows))
@@ -164,7 +187,7 @@ def check(arithmetic: Any, k: SimpleNamespace, config: HopperConfig, rows: int, 
             assert mine.begin == ends
             ends += mine.count
         assert ends == int(k.k_tiles)
-        if len(parts) > 1:
+        if len(parts) > 1 and config.split:
             own = {parts[0].place + mine.piece for mine in parts}
             assert not own & places
             assert parts[0].shared not in shared
@@ -384,6 +407,36 @@ def test_how_a_swapped_c_is_written(given: Problem, width: int, staged: bool) ->
     assert made.layout == "nt"
 
 
+ROW, COLUMN = product(1, 4096, 64), product(4096, 1, 64)
+ROWS = replace(product(1, 64, 64), batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(64, 64, 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "swap", "strides", "width", "by_columns"),
+    [
+        (ROW, False, (8, 1), 8, False),
+        (ROW, True, (1, 8), 8, True),
+        (COLUMN, False, (1, 8), 8, True),
+        (COLUMN, True, (8, 1), 8, False),
+        (ROWS, False, (8, 1, 64), 8, False),
+        (ROWS, True, (1, 8, 64), 8, True),
+        (replace(ROW, out=(4096, 2)), True, (1, 2), 1, True),  # no two elements of it are neighbours
+        (replace(ROWS, out=(60, 60, 1)), True, (1, 8, 60), 1, True),  # not every row starts at 16 bytes
+        (product(1, 4095, 64), True, (1, 8), 1, True),
+        (replace(COLUMN, out=(4096, 1)), False, (4096, 1), 1, False),  # of a matrix stored by rows
+        (replace(ROW, out_dtype=FP32), True, (1, 8), 1, True),  # which stmatrix cannot turn
+        (product(1, 1, 64), True, (8, 1), 1, False),
+    ],
+)
+def test_a_single_row_or_column_is_written_along_its_length(
+    given: Problem, swap: bool, strides: tuple[int, ...], width: int, by_columns: bool
+) -> None:
+    config = replace(OWN, swap=swap)
+    assert gemm_host._out_strides(gemm_host._turned(given, config)[0]) == strides
+    form = variant(given, config).form
+    assert (form.width, form.by_columns, form.staged) == (width, by_columns, width == 8)
+
+
 def test_a_form_says_what_a_call_has() -> None:
     plain = variant(product(64, 64, 64)).form
     assert (plain.batched, plain.ordered, plain.scaled, plain.addend) == (False, False, False, False)
@@ -420,6 +473,7 @@ def test_the_rule_gives_a_config_that_can_be_built(data: st.DataObject) -> None:
     assert configs.from_text(gemm.Config, configs.to_text(made)) == made
     if given.batch_invariant:
         assert not made.split
+        assert made.cluster_k == 1
         assert not made.k_serpentine
 
 
@@ -427,7 +481,12 @@ def test_the_rule_cuts_k_where_few_tiles_are() -> None:
     small = product(64, 64, 65536)
     assert rules.config(small, 132, OWN).split_k > 8
     assert rules.config(replace(small, batch_invariant=True), 132, OWN).split_k == 1
-    assert rules.config(product(8192, 8192, 8192), 132, OWN).split_k == 1
+    few = product(16, 4096, 4096)
+    made = rules.config(few, 132, OWN)
+    assert (made.cluster_k, made.split_k, made.swap) == (2, 1, True)
+    assert rules.config(replace(few, batch_invariant=True), 132, OWN).cluster_k == 1
+    large = rules.config(product(8192, 8192, 8192), 132, OWN)
+    assert (large.split_k, large.cluster_k, large.elastic) == (1, 1, True)
 
 
 @pytest.mark.parametrize("text", ["split_k=2,k_serpentine=False", "stream_k=True,k_serpentine=False", ""])

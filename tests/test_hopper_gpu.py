@@ -126,7 +126,7 @@ def test_a_new_tile_order_inside_a_graph_capture_is_an_error() -> None:
     outblas.matmul(a[:256], b[:, :256], kernel="hopper.persistent")  # compiled, its order made for another size
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with pytest.raises(RuntimeError, match="call the kernel once before capturing"):
+        with pytest.raises(RuntimeError, match="make the same call once before capturing"):
             outblas.matmul(a, b, out=out, kernel="hopper.persistent")
         out.zero_()
 

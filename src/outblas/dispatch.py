@@ -223,7 +223,9 @@ def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | Non
 
 def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..., None]:
     """The launch of the best kernel known: tuned, else by a rule that covers every call. What was tuned depends on M:
-    a batch-invariant product takes the rule's."""
+    a batch-invariant product takes the rule's, in a capture too, where another's bits would differ: RuntimeError if
+    that one cannot be planned there.
+    """
     if nothing or 0 in (problem.M, problem.N, *problem.batch):
         return _launcher("portable", "", problem, nothing=nothing)
     capturing = _capturing(problem.device)

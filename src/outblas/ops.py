@@ -32,59 +32,38 @@ _library.define(
 )
 
 
-def _matmul(
+# `how` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
+def _run(
     a: Tensor,
     b: Tensor,
-    out_dtype: torch.dtype | None = None,
+    c: Tensor | None,
+    out: Tensor | None,
+    out_dtype: torch.dtype | None,
+    alpha: Any,
+    beta: Any,
     kernel: str = "",
     config: str = "",
     tune: str = "",
     batch_invariant: bool | None = None,
 ) -> Tensor:
-    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
+    return run(Call(a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
 
 
-def _matmul_out(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    out_dtype: torch.dtype | None = None,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> None:
-    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
+def _matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
+    return _run(a, b, None, None, out_dtype, 1, 0, *how)
+
+
+def _matmul_out(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
+    _run(a, b, None, out, out_dtype, 1, 0, *how)
     _written(out)
 
 
-def _addmm(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    alpha: Any = 1,
-    beta: Any = 1,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> Tensor:
-    return run(Call(a, b, c, None, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
+def _addmm(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Tensor:
+    return _run(a, b, c, None, None, alpha, beta, *how)
 
 
-def _addmm_out(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    alpha: Any = 1,
-    beta: Any = 1,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> None:
-    run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
+def _addmm_out(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> None:
+    _run(a, b, c, out, None, alpha, beta, *how)
     _written(out)
 
 
@@ -102,60 +81,22 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("outblas::matmul", lib=_library)
-def _(
-    a: Tensor,
-    b: Tensor,
-    out_dtype: torch.dtype | None = None,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> Tensor:
+def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
     return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
 
 
 @torch.library.register_fake("outblas::matmul_out", lib=_library)
-def _(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    out_dtype: torch.dtype | None = None,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> None:
+def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
     operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
 
 
 @torch.library.register_fake("outblas::addmm", lib=_library)
-def _(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    alpha: Any = 1,
-    beta: Any = 1,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> Tensor:
+def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Tensor:
     return a.new_empty(operands.check_addend(c, a, b))
 
 
 @torch.library.register_fake("outblas::addmm_out", lib=_library)
-def _(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    alpha: Any = 1,
-    beta: Any = 1,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> None:
+def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
 
@@ -203,6 +144,8 @@ def matmul(
         TypeError: an argument is of the wrong type.
         ValueError: operands do not fit together, the named kernel cannot take them, or what would take them promises no
             batch-invariance. Nothing is written.
+        RuntimeError: a CUDA graph is being captured, and the call, batch-invariant or of a named kernel, has to be made
+            once before: others take "portable" then, whose bits may differ. Nothing is written.
     """
     plain = kernel is None and config is None and out_dtype is None and tune is None
     if plain and not torch.compiler.is_dynamo_compiling():
@@ -266,7 +209,7 @@ def addmm(
         out: as in `matmul`; may be `c` itself.
         kernel, config, tune, batch_invariant: as in `matmul`.
 
-    Raises TypeError and ValueError as `matmul`; nothing is written then.
+    Raises TypeError, ValueError and RuntimeError as `matmul`; nothing is written then.
     """
     plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
     if plain and not torch.compiler.is_dynamo_compiling():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Generic, Literal, TypeVar
@@ -25,7 +25,8 @@ class Footprint:
     `issue`: the share of the instructions' rate that its code reaches, where that is known to be less.
     `persistent` CTAs share the tiles, `sms` of them (0: one on each SM), in `order`, super-groups of `group_m` ×
     `group_n`. `store`: how outputs leave: straight from "registers", in "wide" pieces, or "staged" and asynchronous.
-    `split_k` CTAs share each tile along K, `stream_k` the tiles of the last wave. `pingpong` groups have tiles of their
+    `split_k` CTAs share each tile along K and add through memory, `cluster_k` of a cluster through shared memory;
+    `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their
     own and store one while the other multiplies.
     """
 
@@ -50,6 +51,7 @@ class Footprint:
     store: Literal["registers", "wide", "staged"] = "registers"
     split_k: int = 1
     stream_k: bool = False
+    cluster_k: int = 1
     pingpong: bool = False
 
 
@@ -66,7 +68,7 @@ class Space(Generic[C]):
     axes: Axes
     invalid_reason: Callable[[C], str | None]
     footprint: Callable[[C], Footprint]
-    also: tuple[C, ...] = ()
+    also: Iterable[C] = ()
     compiled_as: Callable[[C], C] = lambda config: config
 
     def configs(self) -> Iterator[C]:

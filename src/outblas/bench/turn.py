@@ -56,7 +56,12 @@ def graph_apart(call: Call | None, calls: int) -> Batch:
         return block.add_(1.0)
 
     captured = _capture([foreign, call] * calls if call else [foreign] * calls)
-    return Batch(captured.replay, calls)
+
+    def run() -> None:
+        captured.replay()
+        assert block.is_cuda  # and alive: the graph writes to it
+
+    return Batch(run, calls)
 
 
 def graph_calls(us: float) -> int:
