@@ -51,6 +51,11 @@ class Compilers:
         self._given = [*(given for given in self._given if not given.done()), future]
         return future
 
+    def await_one(self, subject: Subject, seconds: float) -> None:
+        """Waits until a process has imported the kernel and its DSL, so many seconds at most."""
+        with contextlib.suppress(Exception):  # of which every compile will tell
+            self._pool.schedule(_import, args=(subject,), timeout=self._timeout).result(seconds)
+
     def close(self) -> None:
         """Ends the processes, whatever they are at; compiles that are not done never will be."""
         self._pool.stop()
@@ -97,6 +102,10 @@ def outcome(future: Future[Any]) -> tuple[Status, str] | None:
 def seconds(future: Future[float]) -> float | None:
     """How long a compile took; None for one that was not done."""
     return None if future.exception() is not None else future.result()
+
+
+def _import(subject: Subject) -> None:
+    subject.load()
 
 
 def _compile(subject: Subject, workload: Workload, config: str, arch: int) -> float:

@@ -17,10 +17,13 @@ LATENCY = 600.0  # cycles from asking for operands until they are there, L2 at w
 DRAIN = 140.0  # cycles a step in which a group that keeps nothing in flight waits for its products to end
 SHARPNESS = 3.0  # of the maximum of what bounds a step: they disturb each other where they are close
 L2_SHARE = 1.1  # of L2's peak that many SMs get: requests for the same lines merge on their way
+L2_SHARE_HELD = 1.7  # where L2 holds all that a call touches, from one call to the next: 67 bytes a cycle into each SM
+HELD = 0.8  # of L2
 L2_PORT = 128.0  # bytes a cycle into one SM
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
+TOGETHER = 500.0  # cycles by which the CTAs of a cluster begin and end later
 STORE = {"registers": 6.0, "wide": 31.0, "staged": 72.0}  # bytes a cycle in which a CTA's outputs leave
 COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
 SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
@@ -100,7 +103,11 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
 
     products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
     loaded = (f.tile_m / f.cluster_n + f.tile_n / f.cluster_m) * f.tile_k * size
-    l2 = loaded / min(L2_PORT, L2_SHARE * machine.l2_bytes_per_clock / busy)
+    operands = (workload.M + workload.N) * workload.K * size
+    touched = operands + workload.M * workload.N * out_size
+    held = touched <= HELD * machine.l2_bytes
+    share = L2_SHARE_HELD if held else L2_SHARE
+    l2 = loaded / min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
     drained = 0.0 if f.in_flight else DRAIN / f.groups / together
     if f.stages == 1:
         waited = (LATENCY + l2 + products + drained) / together
@@ -120,9 +127,10 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
     if f.stream_k:
         rounds = waves + combined / tile
-    cycles = rounds * together * tile + PROLOGUE * (1 if f.persistent else rounds)
-    dram = ((workload.M + workload.N) * workload.K * size + workload.M * workload.N * out_size) / machine.dram_gbs / 1e3
-    us = max(cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
+    start = PROLOGUE + (TOGETHER if _cluster(f) > 1 else 0.0)
+    cycles = rounds * together * tile + start * (1 if f.persistent else rounds)
+    dram = 0.0 if held else touched / machine.dram_gbs / 1e3
+    us = _soft_max(cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
     return Prediction(
         us=us,
         waves=waves,

@@ -253,6 +253,8 @@ def _local(
             with lock:
                 found.failures.append(Failure(job.workload, f"GPU {gpu}: {down}"))
             return
+        if compilers is not None and budget is not None:  # whose start is not the first workload's to pay for
+            compilers.await_one(job.subjects[0], budget / 4)
         outcome = tune(replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu)
         with lock:
             found.add(outcome)

@@ -154,7 +154,8 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     tiles = rows * columns * (problem.batch[0] if problem.batch else 1)
     fit = schedule.clusters(problem.device, config.sms, config.cluster)
     pieces = _pieces(problem, config)
-    variant = _variant(rung, problem, config, fit)
+    sms = schedule.clusters(problem.device, config.sms, 1)
+    variant = _variant(rung, problem, config, min(fit, schedule.expected(sms, config.cluster)))
     # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
     table = schedule.table(config, rows, columns, problem.device).view(-1) if variant.form.ordered else None
     run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
@@ -289,7 +290,7 @@ def _pieces(problem: Problem, config: HopperConfig) -> int:
 
 
 def _variant(rung: Rung, problem: Problem, config: HopperConfig, fit: int) -> Variant:
-    """`fit`: clusters that run at the same time."""
+    """`fit`: clusters that surely run at the same time."""
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
     a_strides, b_strides = _operand_strides(problem)
@@ -330,7 +331,7 @@ def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int
     """What a GPU of so many SMs would run."""
     turned = _turned(aligned(problem), config)[0]
     turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    return _variant(rung, turned, config, min(sms, config.sms or sms) // config.cluster)
+    return _variant(rung, turned, config, schedule.expected(min(sms, config.sms or sms), config.cluster))
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:

@@ -19,7 +19,6 @@ from .space import Unsupported, footprint_of
 # tile_m, consumers, setmaxnreg, pingpong
 _TILES = (
     (64, 1, 0, 0, False),
-    (128, 1, 0, 0, False),
     (128, 2, 40, 232, False),
     (64, 2, 40, 232, True),
     (128, 2, 40, 232, True),
@@ -34,11 +33,10 @@ _CUTS = (
     (1, False, 2),
     (1, False, 4),
     (1, False, 8),
-    (2, False, 1),
     (16, False, 1),
     (1, True, 1),
 )
-_SMALL = 128 * 64  # outputs of tiles that may have slices of 128 terms
+_SHORT = 2048**2  # outputs of a call that may be better off with slices of 128 terms
 _FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
@@ -60,7 +58,7 @@ def space(
         axes={},
         also=_Listed(own, problem, machine),
         invalid_reason=invalid_reason,
-        footprint=footprint,
+        footprint=functools.partial(footprint, problem),
         compiled_as=unscheduled,
     )
 
@@ -84,8 +82,10 @@ def _configs(own: HopperConfig, problem: Problem, machine: Machine) -> Iterator[
             (n, True) for n in _fitting(tile[0], problem.M, problem.N, machine.sms)
         ]
         whole = cut == _CUTS[0]
-        for width, order, tile_k in product(widths, ("serpentine", "hilbert") if whole else ("serpentine",), (64, 128)):
-            if tile_k == 128 and (tile[0] * width[0] > _SMALL or order == "hilbert" or width[1]):
+        orders = ("serpentine", "hilbert") if whole else ("serpentine",)
+        slices = (64, 128) if problem.M * problem.N <= _SHORT and (whole or cut[2] == 2) else (64,)
+        for width, order, tile_k in product(widths, orders, slices):
+            if tile_k == 128 and order == "hilbert":
                 continue
             c = replace(
                 own,
@@ -145,10 +145,11 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
     return None
 
 
-def footprint(c: HopperConfig) -> Footprint:
+def footprint(problem: Problem, c: HopperConfig) -> Footprint:
+    across = problem.M if c.swap else problem.N
     f = replace(
         footprint_of(c, c.consumers + 1, persistent=True),
-        tile_n=c.tile_n - 4 if c.elastic else c.tile_n,  # about the mean
+        tile_n=-(-across // schedule.columns(c, across)) if c.elastic else c.tile_n,  # about the mean
         split_k=c.split_k,
         stream_k=c.stream_k,
         cluster_k=c.cluster_k,

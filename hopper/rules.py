@@ -20,7 +20,6 @@ COMBINED = 20.0  # bytes of them a cycle
 LOADED = 60.0, 40.0  # bytes a cycle that an SM gets from L2, in a call of one wave and in a longer one
 PRODUCTS = 4096.0 * 0.97  # FLOP a cycle of an SM
 SHALLOW = 1.05  # times as long for products that three slots feed
-CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use
 
 # tile_m, consumers, cluster_m, cluster_n, swap, and widths. Three consumers and pingpong are left to tuning.
 _TILES = (
@@ -31,8 +30,9 @@ _TILES = (
     (64, 1, 1, 1, True, (64, 32, 16)),
 )
 _ELASTIC = ((128, 2, 1, range(256, 135, -8)), (256, 1, 2, range(200, 127, -8)))  # tile_m, cluster_m, cluster_n, widths
-_PARTS = (1, 2, 4, 8)
+_PARTS = (2, 4, 8)  # of K, in a cluster
 _FEWEST = 4  # slices of K that a CTA should have
+_DEEPEST = 16  # slots
 _FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
@@ -57,22 +57,26 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
                 own, tile_m=tile_m, tile_n=width, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
                 producer_registers=one[0], consumer_registers=one[1], swap=swap,
             )  # fmt: skip
-            c = filled(_deep(c, problem))
-            alone = _tiles(c, M, N, problem) * c.cluster
-            yield c
-            pieces = min(sms // alone, problem.K // (8 * c.tile_k), 32) if not problem.batch_invariant else 1
-            if pieces > 8:
-                yield replace(c, split_k=pieces, k_serpentine=False)
-            for parts in _PARTS[1:]:
-                cut = _deep(replace(c, cluster_k=parts, tile_n=width), problem)
-                fits = _places(cut, sms) >= alone // c.cluster and width % (8 * parts) == 0 and parts * c.cluster <= 8
-                if fits and not problem.batch_invariant and parts * _FEWEST * cut.tile_k <= problem.K:
-                    yield filled(cut)
+            yield filled(_deep(c, problem))
+            if not problem.batch_invariant:
+                yield from _cut(_deep(c, problem), problem, _tiles(c, M, N, problem), sms)
     if _tiles(own, M, N, problem) * own.cluster > sms // 2:
         for tile_m, cluster_m, cluster_n, wide in _ELASTIC:
             for width in wide:
                 c = replace(own, tile_m=tile_m, tile_n=width, cluster_m=cluster_m, cluster_n=cluster_n, elastic=True)
                 yield filled(c)
+
+
+def _cut(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[HopperConfig]:
+    """The config with parts of K, where its tiles leave SMs without work."""
+    for parts in _PARTS:
+        cut = replace(c, cluster_k=parts)
+        room = cut.cluster <= 8 and c.tile_n % (8 * parts) == 0 and parts * _FEWEST * c.tile_k <= problem.K
+        if room and schedule.expected(sms, cut.cluster) >= tiles:
+            yield filled(cut)
+    pieces = min(sms // (tiles * c.cluster), problem.K // (8 * c.tile_k), 32)
+    if pieces > max(_PARTS):
+        yield filled(replace(c, split_k=pieces, k_serpentine=False))
 
 
 def _deep(c: HopperConfig, problem: Problem) -> HopperConfig:
@@ -93,22 +97,14 @@ def filled(c: HopperConfig) -> HopperConfig:
     return one if one.slots > two.slots and two.slots < 4 else two
 
 
-_DEEPEST = 16
-
-
 def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
     """Of clusters."""
     rows, columns = schedule.cluster_tiles(c, N, M) if c.swap else schedule.cluster_tiles(c, M, N)
     return rows * columns * math.prod(problem.batch)
 
 
-def _places(c: HopperConfig, sms: int) -> int:
-    """Clusters that run at the same time."""
-    return max(1, int(sms * CROWDED if c.cluster > 2 else sms) // c.cluster)
-
-
 def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> float:
-    waves = -(-_tiles(c, M, N, problem) * c.split_k // _places(c, sms))
+    waves = -(-_tiles(c, M, N, problem) * c.split_k // schedule.expected(sms, c.cluster))
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n
     products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
