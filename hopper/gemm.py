@@ -3,12 +3,15 @@
 Idea: one kernel for every shape and layout, tuned.
 Parent: hopper.hilbert
 Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): elastic widths, operands swapped for few
-    rows, pieces of K added in their order by whoever ends last (`pieces`), batches, alpha and beta. Consumers share a
-    tile or take turns (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its
-    slot is released one later. C leaves through shared memory at any width, by rows or by columns (`epilogue`).
+    rows, batches, alpha and beta. K in parts: within a cluster through shared memory (`exchange`), across the GPU
+    through memory, added in their order by whoever ends last (`pieces`). Consumers share a tile or take turns
+    (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its slot is released
+    one later. Each operand has a warp that loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves
+    through shared memory at any width, by rows or by columns (`epilogue`).
 Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025 without.
-    Walking K backwards in every other tile is worth 0.5% there. 64×64 tiles in 2×1 clusters are 1.28 at 128×4096×4096.
-    Pieces of K cost 3 µs a call, and so pay for long K alone. WORKLOG.md has each lever's figures.
+    Walking K backwards in every other tile is worth 0.5% there. 64×64 tiles in 2×1 clusters are 1.45 at 128×4096×4096.
+    Two parts of K in a cluster make 16×4096×4096 1.39, where one has 0.97. What a short call does before its first
+    product and after its last took 1 µs more before it was measured. WORKLOG.md has each lever's figures.
 Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
 """
 

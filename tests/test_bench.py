@@ -411,6 +411,17 @@ def test_suite() -> None:
     assert [shapes.to_text(s) for s in ((4, 4, 4), (8, 16, 24))] == ["4", "8x16x24"]
 
 
+def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel's name: what was tuned, or the rule's."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("outblas.ops.matmul", lambda a, b, **how: asked.append(how))
+    out = torch.empty(2, 2)
+    providers.parse("outblas").prepare(torch.eye(2), torch.eye(2), out)()
+    assert asked == [{"out": out}]
+    with pytest.raises(ValueError, match="outblas takes no config"):
+        providers.parse("outblas[slots=4]")
+
+
 def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo runs a function eagerly after eight recompilations: the suite has eleven shapes."""
     compiled, compile = [], torch.compile

@@ -335,7 +335,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_a_changed_figure_makes_the_readme_stale(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert readme.stale(checkout) == []
     path = checkout / "results" / "h100_suite.json"
-    value = json.loads(path.read_text())
+    value = results.parsed(path)
     value["results"][1]["ratio_high"] += 0.1
     write(path, value)
     assert readme.stale(checkout) == ["README.md", "results/h100_suite.svg"]
@@ -346,6 +346,43 @@ def test_a_changed_figure_makes_the_readme_stale(checkout: Path, monkeypatch: py
     changed = [line for line, old in zip(now.splitlines(), before.splitlines(), strict=True) if line != old]
     assert len(changed) == 1
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
+
+
+def test_packed_results_say_what_they_said(tmp_path: Path) -> None:
+    entries = [entry("portable", 0.8), entry("cublas", 1.0) | {"us_apart": 3.5}, entry("hopper.hilbert", 0.9)]
+    path = write(tmp_path / "a.json", report(*entries))
+    before, size = results.load([path]), path.stat().st_size
+    assert results.pack(path)
+    assert not results.pack(path)
+    assert results.load([path]) == before
+    assert path.stat().st_size < 0.8 * size
+    assert [sorted(made) for made in results.parsed(path)["results"]] == [
+        sorted(name for name, value in said.items() if value is not None) for said in entries
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "message"),
+    [
+        ("us", [[1]], "columns is 'us', expected the names of fields"),
+        (["us"], [[1, 2]], r"results\[0\] is \[1, 2\], expected a list of up to 1 values"),
+        (["us"], [{"us": 1}], r"results\[0\] is \{'us': 1\}, expected a list"),
+        (["us"], 3, "results is int, expected a list"),
+    ],
+)
+def test_badly_packed_results_are_refused(tmp_path: Path, columns: Any, rows: Any, message: str) -> None:
+    path = write(tmp_path / "a.json", {"environment": {"gpu": "x"}, "columns": columns, "results": rows})
+    with pytest.raises(ValueError, match=message):
+        results.load([path])
+
+
+def test_what_holds_no_entries_is_not_packed(tmp_path: Path) -> None:
+    for value in ({"environment": {}}, {"environment": {}, "results": [1]}, []):
+        path = write(tmp_path / "a.json", value)
+        before = path.read_text()
+        with pytest.raises(ValueError, match="expected an object with environment and results"):
+            results.pack(path)
+        assert path.read_text() == before
 
 
 def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
@@ -360,7 +397,7 @@ def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
 
 
 def test_a_table_holds_one_campaign(checkout: Path) -> None:
-    value = json.loads((checkout / "results" / "h100_suite.json").read_text())
+    value = results.parsed(checkout / "results" / "h100_suite.json")
     value["environment"]["gpu"] = "NVIDIA H200"
     write(checkout / "results" / "h200.json", value)
     files = "results/h100_suite.json,results/h200.json"

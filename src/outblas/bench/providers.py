@@ -1,4 +1,4 @@
-"""Who is timed: cuBLAS, its alternatives, torch.compile, and every kernel by name."""
+"""Who is timed: cuBLAS, its alternatives, torch.compile, `outblas.matmul` as called, and every kernel by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Provider:
 
 
 def parse(text: str) -> Provider:
-    """`cublas`, `cublaslt-best`, `torch.compile`, or a kernel's name, perhaps with a config: `NAME[k=v,k=v]`.
+    """`cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, perhaps with a config:
+    `NAME[k=v,k=v]`.
 
     Raises ValueError for an unknown name or config.
     """
@@ -114,8 +115,16 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[
     return lambda: product(a, b)
 
 
+def _outblas(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+    """What a caller gets who names no kernel: tuned, else by rule."""
+    from ..ops import matmul
+
+    return lambda: matmul(a, b, out=out)
+
+
 LIBRARIES = {
     BASE: Provider(BASE, "", _cublas, trusted=True),
     "cublaslt-best": Provider("cublaslt-best", "", _cublaslt_best),
     "torch.compile": Provider("torch.compile", "", _compiled),
+    "outblas": Provider("outblas", "", _outblas),
 }

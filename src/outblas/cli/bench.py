@@ -44,7 +44,8 @@ def bench(
     kernels: Annotated[
         str,
         typer.Option(
-            help="Kernels by name, NAME[k=v,...] for a config; cublas (against itself), cublaslt-best, torch.compile. "
+            help="Kernels by name, NAME[k=v,...] for a config; outblas (what matmul takes), cublas (against itself), "
+            "cublaslt-best, torch.compile. "
             "Default: all kernels that run here."
         ),
     ] = "",

@@ -123,13 +123,65 @@ def environments(measurements: Measurements) -> list[dict[str, Any]]:
 
 
 def parsed(path: Path) -> Any:
-    """The file's JSON. Raises ValueError that names the file."""
+    """The file's JSON, a packed one as it was before. Raises ValueError that names the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON: {error}") from None
+    return _unpacked(report, path)
+
+
+def pack(path: Path) -> bool:
+    """Rewrites a result file with the names of its fields said once, and a row for each entry, to half its size;
+    whether it was not so already. Raises ValueError for a file of another form.
+    """
+    report = parsed(path)
+    if not (_is_report(report) and isinstance(report["results"], list) and _has_objects(report["results"])):
+        raise ValueError(f"{path}: expected an object with environment and results, a list of objects")
+    entries = report["results"]
+    columns = list(dict.fromkeys(name for entry in entries for name in entry))
+    lines = [f"{json.dumps(name)}: {_compact(report[name])}" for name in report if name != "results"]
+    rows = ",\n".join(_compact(_row(entry, columns)) for entry in entries)
+    lines += [f'"columns": {_compact(columns)}', f'"results": [\n{rows}\n]']
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    changed = text != path.read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+    return changed
+
+
+def _row(entry: dict[str, Any], columns: list[str]) -> list[Any]:
+    """Values by column, null where there is none, without the nulls at the end."""
+    values = [entry.get(name) for name in columns]
+    while values and values[-1] is None:
+        values.pop()
+    return values
+
+
+def _unpacked(report: Any, path: Path) -> Any:
+    if not _is_report(report) or "columns" not in report:
+        return report
+    columns, rows = report.pop("columns"), report["results"]
+    if not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
+        raise ValueError(f"{path}: columns is {columns!r}, expected the names of fields")
+    if isinstance(rows, list):
+        for i, row in enumerate(rows):
+            if not isinstance(row, list) or len(row) > len(columns):
+                raise ValueError(f"{path}: results[{i}] is {row!r}, expected a list of up to {len(columns)} values")
+        # Every reader takes a missing figure for null.
+        report["results"] = [
+            {name: value for name, value in zip(columns, row, strict=False) if value is not None} for row in rows
+        ]
+    return report
+
+
+def _has_objects(entries: list[Any]) -> bool:
+    return all(isinstance(entry, dict) for entry in entries)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
