@@ -8,7 +8,7 @@ SHARED_MEMORY = 232448  # bytes one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
 REGISTERS = 65536  # of one SM
-MOST_SLOTS = BARRIER_BYTES // 16 - 4  # two mbarriers each, and a few words and barriers beside them
+MOST_SLOTS = BARRIER_BYTES // 16  # two mbarriers each
 ACCUMULATOR_LIMIT = 208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
 MOST_PIECES = 64
 SLAB = 64  # columns of C that are staged at once, 64 rows of one consumer (32 columns of fp32)
@@ -219,7 +219,8 @@ def _schedule(c: HopperConfig) -> str | None:
         if share not in (1, 2, 4) or size % (16 * share):
             return f"{name} is {share}, expected 1, 2 or 4 CTAs that load {extent} ({size}) in multiples of 16"
     if c.cluster > 8:
-        return f"a cluster of {c.cluster_m}x{c.cluster_n}x{c.cluster_k} has {c.cluster} CTAs, expected at most 8"
+        parts = f" in {c.cluster_k} parts of K" if c.cluster_k > 1 else ""
+        return f"a cluster of {c.cluster_m}x{c.cluster_n}{parts} has {c.cluster} CTAs, expected at most 8"
     return None
 
 

@@ -11,17 +11,17 @@ free: 1 by each peer a tile but the last, when the peer has read what this one s
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from .config import WARPGROUP
 
 VECTOR = 4  # floats that a thread sends at once; those of a warpgroup lie side by side
 
 
-def place(k, smem, config):
+def place(k, smem, config, barriers):
     """Adds to `k` the memory in which sums land, and the barriers: landed of each consumer, then free."""
     k.received = cute.recast_ptr(smem.allocate(config.exchange_bytes, 16), dtype=Float32)
-    k.exchanged = smem.allocate_array(Int64, 2 * config.sharing)
+    k.exchanged = barriers
 
 
 @cute.jit

@@ -30,10 +30,11 @@ from cutlass.utils import hopper_helpers
 from ..registry import Kernel
 from . import epilogue, exchange, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, work
 from .base import ONE_SLOT
-from .config import WARPGROUP, HopperConfig, invalid_reason
+from .config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
 from .group_ring import GroupRing
 
 BATCH_INVARIANT = True
+BESIDE = 4  # slots' barriers, as much as what pieces of K say and wait for takes
 TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
 
 
@@ -82,6 +83,8 @@ class Gemm(tma_store.TmaStore):
     def invalid_reason(cls, config):
         if config.phases:
             return "phases is True, expected False: a rung of the ladder counts cycles"
+        if config.slots > MOST_SLOTS - BESIDE:
+            return f"slots is {config.slots}, expected at most {MOST_SLOTS - BESIDE}: other words lie beside barriers"
         return invalid_reason(config)
 
     @property
@@ -206,6 +209,7 @@ class Gemm(tma_store.TmaStore):
         smem = SmemAllocator()
         bars = smem.allocate_array(Int64, 2 * config.slots)
         said = smem.allocate_array(Int32, 4)
+        exchanged = smem.allocate_array(Int64, 2 * config.sharing)
         slots = smem.allocate(config.slots * config.slot_bytes, 1024)
         sA = at(slots, dtype, layout_a)  # (bM, bK, SLOT)
         sB = at(slots + cute.size_in_bytes(dtype, layout_a), dtype, layout_b)  # (bN, bK, SLOT)
@@ -234,7 +238,7 @@ class Gemm(tma_store.TmaStore):
         if cutlass.const_expr(self.staged):
             epilogue.place(k, self.stored, smem, maps_c, slots)
         if cutlass.const_expr(config.cluster_k > 1):
-            exchange.place(k, smem, config)
+            exchange.place(k, smem, config, exchanged)
             if warp == 0:
                 with cute.arch.elect_one():
                     exchange.init(k, config)

@@ -94,7 +94,7 @@ def filled(c: HopperConfig) -> HopperConfig:
         c = replace(c, slots=0, store_buffers=min(buffers, c.slabs))
         made.append(replace(c, slots=max(1, min(_DEEPEST, (SHARED_MEMORY - c.shared_memory_bytes) // c.slot_bytes))))
     two, one = made
-    return one if one.slots > two.slots and two.slots < 4 else two
+    return one if one.slots > two.slots and two.slots < 5 else two
 
 
 def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:

@@ -65,6 +65,41 @@ def test_levers_show_in_the_machine_code(
     )
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((512, 512, 512), f"{SMALL},tile_n=32,slots=8"),
+        ((1024, 1024, 1024), "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,slots=8"),
+        ((2048, 2048, 2048), ""),
+        ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
+    ],
+)
+def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text: str) -> None:
+    """Nor wait for the cluster a second time: who has one tile ends when nobody will reach into its memory."""
+    code = inspect("hopper.gemm", config=text, shape=shape)
+    code.require(stack=0, lacks=("MUFU", "MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "LDL", "STL"))
+    assert code.count("UCGABAR_WAIT") <= 1
+    assert code.count("UTMACCTL.PF") == 3  # descriptors of A, B and C
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("text", "size", "slabs"),
+    [("", 8192, 0), ("", 2048, 32768), ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0)],
+)
+def test_shared_memory_is_what_the_formula_says(text: str, size: int, slabs: int) -> None:
+    """Less what C's slabs would take, where they lie over the ring."""
+    config = configs.from_text(gemm.Config, text)
+    made = gemm_host.compile_variant(gemm.Gemm, variant(example(BF16, None, "nt", (size,) * 3), config))
+    assert f"{config.shared_memory_bytes - slabs} : i64" in str(made.ir_module)
+
+
+def test_words_beside_the_barriers_have_room() -> None:
+    refused = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61"))
+    assert "slots is 61, expected at most 60" in str(gemm.unsupported(product(64, 64, 64), refused))
+
+
 # ---- who computes what -----------------------------------------------------------------------------------------------
 class Word(int):
     """A 32-bit integer that is never more."""
