@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..device import clusters
 from ..machines import Machine
 from ..space import Footprint
 from .records import Workload
@@ -23,13 +24,9 @@ L2_PORT = 128.0  # bytes a cycle into one SM
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
-TOGETHER = 500.0  # cycles by which the CTAs of a cluster begin and end later
 STORE = {"registers": 6.0, "wide": 31.0, "staged": 72.0}  # bytes a cycle in which a CTA's outputs leave
 COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
 SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
-EXCHANGE = 500.0  # cycles until another CTA of the cluster has partial sums
-EXCHANGED = 25.0  # bytes of them a cycle
-CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use
 MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
 
 
@@ -80,8 +77,7 @@ def _waves(f: Footprint, workload: Workload, machine: Machine) -> tuple[int, int
     rows = math.ceil(workload.M / (f.tile_m * f.cluster_m))
     columns = math.ceil(workload.N / (f.tile_n * f.cluster_n))
     sms, cluster = min(f.sms or machine.sms, machine.sms), _cluster(f)
-    usable = int(sms * CROWDED) if cluster > 2 else sms
-    at_once = max(1, usable // cluster * max(1, resident(f, machine)))
+    at_once = clusters.at_once(sms, cluster) * max(1, resident(f, machine))
     places = max(at_once, machine.sms / cluster)
     return rows, columns, places, rows * columns * f.split_k / at_once
 
@@ -123,11 +119,11 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     if f.split_k > 1:
         tile += combined
     if f.cluster_k > 1:
-        tile += EXCHANGE + f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k) / EXCHANGED
+        tile += clusters.exchange(f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k))
     rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
     if f.stream_k:
         rounds = waves + combined / tile
-    start = PROLOGUE + (TOGETHER if _cluster(f) > 1 else 0.0)
+    start = PROLOGUE + (clusters.TOGETHER if _cluster(f) > 1 else 0.0)
     cycles = rounds * together * tile + start * (1 if f.persistent else rounds)
     dram = 0.0 if held else touched / machine.dram_gbs / 1e3
     us = _soft_max(cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US

@@ -24,7 +24,8 @@ class HopperConfig:
     wgmma groups that may run on while the next slot is awaited; `producer_registers`, `consumer_registers` for
     setmaxnreg (0: as compiled).
     Schedule: `order` of the tiles, one of `device.raster.ORDERS`; `group_m` × `group_n` tiles of a super-group;
-    `sms`, the CTAs that share the tiles (0: one on each SM); `cluster_m` × `cluster_n` CTAs of a cluster.
+    `sms`, the CTAs that share the tiles (0: one on each SM); `cluster_m` × `cluster_n` CTAs of a cluster that load for
+    each other.
     Store: `reorder_stores` among the lanes of a quad, to write 16 bytes of a row each; `write_through` the L1 cache;
     `accumulate_flag` of wgmma in place of zeroed accumulators; `store_buffers`, slabs of 64×64 of C staged in shared
     memory by each consumer (0: registers straight to memory).

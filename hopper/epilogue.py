@@ -94,16 +94,23 @@ def become_writer(k, config, consumer, by_columns: bool):
 
 
 @cute.jit
+def settle(k, config: cutlass.Constexpr):
+    """Every consumer, its products done: where C will lie over the ring, waits until all of them have read it. Not in
+    `store`, for consumers that share a tile may not all come there: whoever adds the pieces of K last does.
+    """
+    if cutlass.const_expr(config.sharing > 1 and over_ring(config, k.mC.element_type, k.once)):
+        cute.arch.barrier(barrier_id=ALL, number_of_threads=config.sharing * WARPGROUP)
+
+
+@cute.jit
 def store(k, config: cutlass.Constexpr, work, width: cutlass.Constexpr):
     """One consumer: its rows of the tile in rounds of as many slabs as there are buffers; a round leaves as one group
-    of stores. Slabs over the ring are written once, when every consumer has read its slots.
+    of stores. Slabs over the ring are written once, after `settle`.
     """
     columns = slab_columns(config, k.mC.element_type)
     slabs, together = places(config, k.mC.element_type, width), config.store_buffers
     fresh = over_ring(config, k.mC.element_type, k.once)
     issuer = k.warp % 4 == 0
-    if cutlass.const_expr(fresh and config.sharing > 1):
-        cute.arch.barrier(barrier_id=ALL, number_of_threads=config.sharing * WARPGROUP)
     for first in cutlass.range_constexpr(0, len(slabs), together):
         batch, buffer = slabs[first : first + together], first if fresh else 0
         if cutlass.const_expr(not fresh):

@@ -83,6 +83,7 @@ def combine(k, config: cutlass.Constexpr, turn: Int32, turns: Int32):
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         peer = lane < parts and lane != own
         if peer and turn + 1 < turns:
+            cute.arch.fence_acq_rel_cluster()  # what was read stays ahead of what the peer sends next
             cute.arch.mbarrier_arrive(free, k.first_part + lane * config.group)
     return sums
 

@@ -365,6 +365,8 @@ class Gemm(tma_store.TmaStore):
         if cutlass.const_expr(config.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
         roles.drain(k, ring, previous, config.in_flight)
+        if cutlass.const_expr(self.staged):
+            epilogue.settle(k, self.stored)
         if cutlass.const_expr(config.split):
             if mine.pieces == 1:
                 self.finish(k, mine, width)

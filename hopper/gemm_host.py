@@ -17,6 +17,7 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ..artifact import Artifact
+from ..device import clusters
 from ..operands import Launch, Problem
 from . import gemm_space, host, partial_sums, rules, schedule
 from .config import WARPGROUP, HopperConfig, unscheduled
@@ -91,8 +92,8 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
     if config is not None and config.stream_k and -(-problem.K // config.tile_k) > MOST_SLICES:
         return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
     if config is not None and config.split_k > 1:
-        M, N = (problem.N, problem.M) if config.swap else (problem.M, problem.N)
-        rows, columns = schedule.cluster_tiles(config, M, N)
+        turned = _turned(problem, config)[0]
+        rows, columns = schedule.cluster_tiles(config, turned.M, turned.N)
         tiles = rows * columns * config.cluster * math.prod(problem.batch)
         pieces = min(config.split_k, -(-problem.K // config.tile_k))
         sums = tiles * pieces * config.tile_m * config.tile_n
@@ -155,17 +156,17 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     fit = schedule.clusters(problem.device, config.sms, config.cluster)
     pieces = _pieces(problem, config)
     sms = schedule.clusters(problem.device, config.sms, 1)
-    variant = _variant(rung, problem, config, min(fit, schedule.expected(sms, config.cluster)))
+    variant = _variant(rung, problem, config, min(fit, clusters.at_once(sms, config.cluster)))
     # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
     table = schedule.table(config, rows, columns, problem.device).view(-1) if variant.form.ordered else None
     run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
-    clusters = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
+    launched = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
     out_strides = _out_strides(problem)
     sums = None
     if config.split:
-        cut = tiles % clusters if config.stream_k else tiles
+        cut = tiles % launched if config.stream_k else tiles
         parts = config.cluster * config.sharing
-        places = (clusters + cut if config.stream_k else tiles * pieces) * parts
+        places = (launched + cut if config.stream_k else tiles * pieces) * parts
         sums = places * config.accumulator_registers * WARPGROUP, max(cut, 1) * parts
     addend, scaled = problem.c is not None, problem.scaled
     index = problem.device.index or 0
@@ -174,7 +175,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         space, counters = (None, None) if sums is None else partial_sums.borrow(index, *sums)
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, c, space, counters, pieces, clusters, alpha, beta,
+            table, c, space, counters, pieces, launched, alpha, beta,
         )  # fmt: skip
 
     def prepared(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
@@ -213,7 +214,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, None, None, None, 1, clusters, 1.0, 0.0,
+            table, None, None, None, 1, launched, 1.0, 0.0,
         )  # fmt: skip
 
     return launch
@@ -331,7 +332,7 @@ def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int
     """What a GPU of so many SMs would run."""
     turned = _turned(aligned(problem), config)[0]
     turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    return _variant(rung, turned, config, schedule.expected(min(sms, config.sms or sms), config.cluster))
+    return _variant(rung, turned, config, clusters.at_once(min(sms, config.sms or sms), config.cluster))
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:

@@ -4,17 +4,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..device import clusters
 from ..operands import Problem
 from . import schedule
 from .config import SHARED_MEMORY, HopperConfig
 
-# Cycles, measured on an H100 at 1024, 2048 and 128×4096×4096 with clocks read in the kernel, but for BETWEEN, TOGETHER
-# and SHALLOW, which are estimates.
+# Cycles, measured on an H100 at 1024, 2048 and 128×4096×4096 with clocks read in the kernel, but for BETWEEN and
+# SHALLOW, which are estimates.
 START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
-TOGETHER = 500.0  # of a cluster, which starts and ends together
 BETWEEN = 600.0  # two tiles of a CTA
-EXCHANGE = 500.0  # sums that go to another CTA of the cluster, and
-EXCHANGED = 25.0  # bytes of them a cycle
 COMBINE = 6000.0  # sums that go through memory, and
 COMBINED = 20.0  # bytes of them a cycle
 LOADED = 60.0, 40.0  # bytes a cycle that an SM gets from L2, in a call of one wave and in a longer one
@@ -72,7 +70,7 @@ def _cut(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[Ho
     for parts in _PARTS:
         cut = replace(c, cluster_k=parts)
         room = cut.cluster <= 8 and c.tile_n % (8 * parts) == 0 and parts * _FEWEST * c.tile_k <= problem.K
-        if room and schedule.expected(sms, cut.cluster) >= tiles:
+        if room and clusters.at_once(sms, cut.cluster) >= tiles:
             yield filled(cut)
     pieces = min(sms // (tiles * c.cluster), problem.K // (8 * c.tile_k), 32)
     if pieces > max(_PARTS):
@@ -104,16 +102,16 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
 
 
 def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> float:
-    waves = -(-_tiles(c, M, N, problem) * c.split_k // schedule.expected(sms, c.cluster))
+    waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(sms, c.cluster))
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n
     products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
     loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / LOADED[waves > 1]
     tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN
     if c.cluster_k > 1:
-        tile += EXCHANGE + c.exchange_bytes / EXCHANGED
+        tile += clusters.exchange(c.exchange_bytes)
     if c.split_k > 1:
         tile += COMBINE + c.tile_m * c.tile_n * 4 * c.split_k / COMBINED
     if c.slots < 4:
         tile *= SHALLOW
-    return START + (TOGETHER if c.cluster > 1 else 0) + waves * tile
+    return START + (clusters.TOGETHER if c.cluster > 1 else 0) + waves * tile

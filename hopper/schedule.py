@@ -10,7 +10,6 @@ from ..device import raster
 from .config import HopperConfig
 
 compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
-CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use
 _making = threading.Lock()  # of two tables of one order functools.cache would drop one, which a graph may read
 
 
@@ -64,8 +63,3 @@ def clusters(device: torch.device, sms: int, cluster: int) -> int:
         with compiling:
             fit = min(fit, HardwareInfo(device.index).get_max_active_clusters(cluster))
     return max(fit, 1)
-
-
-def expected(sms: int, cluster: int) -> int:
-    """Clusters that surely run at the same time on so many SMs, known without the GPU."""
-    return max(1, int(sms * CROWDED if cluster > 2 else sms) // cluster)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,22 @@ def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text:
     code.require(stack=0, lacks=("MUFU", "MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "LDL", "STL"))
     assert code.count("UCGABAR_WAIT") <= 1
     assert code.count("UTMACCTL.PF") == 3  # descriptors of A, B and C
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "text",
+    [
+        "split_k=11,k_serpentine=False",
+        "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,split_k=11,k_serpentine=False,"
+        "store_buffers=1",
+    ],
+)
+def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
+    """After the count one of them may be done with the tile, and the other wait for it for ever."""
+    text_of = inspect("hopper.gemm", config=text, shape=(256, 512, 65536)).ptx_text
+    (meeting,) = re.finditer(r"(bar|barrier)\.sync\S* \s*8, (256|384);", text_of)
+    assert meeting.start() < text_of.index("atom.")
 
 
 @pytest.mark.compile

@@ -47,6 +47,10 @@ LEVERS = {
     "pingpong": "tile_m=64,pingpong=True,order=hilbert",
     "swap": f"{ONE},tile_n=32,slots=16,swap=True",
     "swap_split_k": f"{ONE},tile_n=16,slots=16,swap=True,split_k=4,k_serpentine=False",
+    "cluster_k": "tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2,sms=8",
+    "small_cluster_k": f"{ONE},tile_n=64,slots=8,cluster_m=2,cluster_k=4,jitter=True",
+    "split_k_of_three": "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,"
+    "cluster_m=1,split_k=3,k_serpentine=False,jitter=True",
     "three_consumers": "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,cluster_m=1",
     "from_registers": "store_buffers=0,sms=23",
 }

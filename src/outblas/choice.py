@@ -26,8 +26,8 @@ def kernel_for(problem: Problem) -> str:
     tiles `turing.double_buffer`. GPUs whose tensor cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on,
     take `turing.cp_async` where it fills them: compiled for sm_80 and run on an H100, it is 1.02 to 1.40 times as fast
     as `portable` there (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands. All else is
-    `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such, and so are batch-invariant products: they
-    have no choice by shape.
+    `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such, and so are batch-invariant products on
+    other GPUs: they have no choice by shape.
     """
     if problem.device.type != "cuda":
         return "portable"

@@ -144,8 +144,9 @@ def matmul(
         TypeError: an argument is of the wrong type.
         ValueError: operands do not fit together, the named kernel cannot take them, or what would take them promises no
             batch-invariance. Nothing is written.
-        RuntimeError: a CUDA graph is being captured, and the call, batch-invariant or of a named kernel, has to be made
-            once before: others take "portable" then, whose bits may differ. Nothing is written.
+        RuntimeError: a CUDA graph is being captured, and the call, batch-invariant or of a named kernel, needs an order
+            of tiles on the GPU that the same call before the capture leaves there: others take "portable" then, whose
+            bits may differ. Nothing is written.
     """
     plain = kernel is None and config is None and out_dtype is None and tune is None
     if plain and not torch.compiler.is_dynamo_compiling():
