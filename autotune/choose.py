@@ -223,6 +223,17 @@ def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footpr
     return space.footprint(chosen) if reason is None else reason
 
 
+def remarks(kernel: str, workload: Workload) -> list[str]:
+    """What a kernel does for a workload beside the product, in words; empty where it says nothing."""
+    from . import prune, subjects
+
+    try:
+        said = getattr(subjects.of(kernel).load(), "remarks", None)
+    except (ValueError, ImportError):
+        return []
+    return said(prune.problem(workload)) if said else []
+
+
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
     """What the model says bounds a config; empty where it says nothing."""
     footprint, machine = _footprint(kernel, config, workload, gpu), machine_of(gpu)

@@ -420,4 +420,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, precompile, space = gemm_host.entry(Gemm, Form, Config)
+unsupported, plan, artifact, precompile, space, remarks = gemm_host.entry(Gemm, Form, Config)

@@ -67,7 +67,7 @@ class Rung:
 
 
 def entry(gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
-    """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile` and `space`."""
+    """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile`, `space` and `remarks`."""
     rung = Rung(gemm, form, kind())
     return (
         functools.partial(unsupported, gemm),
@@ -75,6 +75,7 @@ def entry(gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[...,
         functools.partial(artifact, rung),
         functools.partial(precompile, rung),
         functools.partial(gemm_space.space, gemm, rung.config, functools.partial(unsupported, gemm)),
+        remarks,
     )
 
 
@@ -108,6 +109,18 @@ def copied(problem: Problem) -> tuple[bool, bool]:
     b = host.tma_strides(problem.K, problem.N, problem.b[-2:]) if problem.alignment[1] >= 16 else None
     ragged = [any(stride % 8 for stride in strides[:-2]) for strides in (problem.a, problem.b)]
     return a is None or ragged[0], b is None or ragged[1]
+
+
+def remarks(problem: Problem) -> list[str]:
+    """What a call costs beside the product, for people."""
+    return [
+        f"{name} is copied first, its rows padded to 16 bytes: TMA needs 16-byte addresses, one stride of 1 and others "
+        f"in multiples of 8, and {name} has strides {strides} at an address that is a multiple of {alignment}"
+        for name, strides, alignment, is_copied in zip(
+            "ab", (problem.a, problem.b), problem.alignment[:2], copied(problem), strict=True
+        )
+        if is_copied
+    ]
 
 
 def aligned(problem: Problem) -> Problem:

@@ -357,6 +357,14 @@ ODD = {
 }
 
 
+@pytest.mark.parametrize("case", ODD)
+def test_copies_are_said(case: str) -> None:
+    given, copies = ODD[case]
+    said = gemm.remarks(given)
+    assert [line[0] for line in said] == [name for name, is_copied in zip("ab", copies, strict=True) if is_copied]
+    assert all("is copied first" in line and "has strides" in line for line in said)
+
+
 @pytest.mark.parametrize("config", [OWN, replace(OWN, swap=True)], ids=["straight", "swapped"])
 @pytest.mark.parametrize("case", ODD)
 def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:

@@ -110,6 +110,18 @@ def test_explain_passes_over_what_cannot_run(tmp_path: Path, monkeypatch: pytest
     assert found["passed_over"] == ["portable cannot: block_m is 17, expected a power of two from 16 to 1024"]
 
 
+def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_TUNE", "off")
+    options = "--gpu", "h100", "--layout", "nn"
+    odd, even = json.loads(invoke("--explain", "512x511x512,512", *options, "--json").stdout)["choices"]
+    assert odd["kernel"] == even["kernel"] == "hopper.gemm"
+    assert even["remarks"] == []
+    (said,) = odd["remarks"]
+    assert "b is copied first" in said
+    assert "strides (511, 1)" in said
+    assert "b is copied first" in invoke("--explain", "512x511x512", *options).stdout
+
+
 def test_explain_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     crowned(tmp_path / "tuning.sqlite")

@@ -205,10 +205,12 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
             why = "OUTBLAS_TUNE=off: by rule" if mode == "off" else "nothing is known: by rule"
             picked = choose.Choice(rule, "", why)
         steps = known.steps(workload) if mode != "off" else []
+        remarks = choose.remarks(picked.kernel, workload)
         found.append(
             {
                 "workload": str(workload), "kernel": picked.kernel, "config": picked.config, "why": picked.why,
                 "steps": [{"place": place, "found": text} for place, text in steps], "passed_over": passed,
+                "remarks": remarks,
             }
         )  # fmt: skip
         if not quiet:
@@ -217,6 +219,8 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
                 console.print(f"passed over: {line}", markup=False)
             config = choose.short(picked.kernel, picked.config) if picked.config else "its own config"
             console.print(f"matmul takes {picked.kernel}, {config or 'its own config'}: {picked.why}.", markup=False)
+            for line in remarks:
+                console.print(f"{line}.", markup=False)
     return {"gpu": gpu.name, "mode": mode, "choices": found}
 
 
