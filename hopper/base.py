@@ -64,6 +64,20 @@ class HopperGemm:
         """What TMA copies of A and of B are made of: the operation, and how many CTAs share one tile."""
         return (cpasync.CopyBulkTensorTileG2SOp(), 1), (cpasync.CopyBulkTensorTileG2SOp(), 1)
 
+    def maps(self, a, b, major_a, major_b):
+        """Host: of A (M, K) and of B (N, K) the atom and tensor of its TMA loads, and the layout of its slots."""
+        config = self.config
+        tile = (config.tile_m, config.slot_n, config.tile_k)
+        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
+        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.slots)
+        made = []
+        for tensor, layout, rows, (load, shared) in zip(
+            (a, b), (layout_a, layout_b), tile[:2], self.loads(), strict=True
+        ):
+            slot, box = cute.slice_(layout, ONE_SLOT), (rows, config.tile_k)
+            made += [*cpasync.make_tiled_tma_atom(load, tensor, slot, box, num_multicast=shared), layout]
+        return made
+
     def share(self, k):
         """Which part of a tile of A and of B this CTA loads, and the masks of the CTAs that receive it."""
         k.part_a, k.part_b, k.mask_a, k.mask_b = 0, 0, None, None
@@ -118,14 +132,7 @@ class HopperGemm:
         config = self.config
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))  # (N, K), as wgmma and TMA name B
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
-        tile = (config.tile_m, config.tile_n, config.tile_k)
-        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
-        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.slots)
-        (load_a, share_a), (load_b, share_b) = self.loads()
-        slot_a, slot_b = cute.slice_(layout_a, ONE_SLOT), cute.slice_(layout_b, ONE_SLOT)
-        box_a, box_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
-        tma_a, mA = cpasync.make_tiled_tma_atom(load_a, a, slot_a, box_a, num_multicast=share_a)
-        tma_b, mB = cpasync.make_tiled_tma_atom(load_b, b, slot_b, box_b, num_multicast=share_b)
+        tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
         mma, mma_overwriting = (
             hopper_helpers.make_trivial_tiled_mma(
                 a.element_type,

@@ -136,14 +136,7 @@ class Gemm(tma_store.TmaStore):
         swapped = [1, 0, 2] if cutlass.const_expr(self.form.batched) else [1, 0]
         b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=swapped))  # (N, K), as wgmma and TMA name B
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
-        tile = (config.tile_m, config.slot_n, config.tile_k)
-        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
-        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.slots)
-        (load_a, share_a), (load_b, share_b) = self.loads()
-        slot_a, slot_b = cute.slice_(layout_a, ONE_SLOT), cute.slice_(layout_b, ONE_SLOT)
-        box_a, box_b = (config.tile_m, config.tile_k), (config.slot_n, config.tile_k)
-        tma_a, mA = cpasync.make_tiled_tma_atom(load_a, a, slot_a, box_a, num_multicast=share_a)
-        tma_b, mB = cpasync.make_tiled_tma_atom(load_b, b, slot_b, box_b, num_multicast=share_b)
+        tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
         maps_c = epilogue.maps(self.stored, c, self.form) if cutlass.const_expr(self.staged) else ()
         tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
         wide, columns = Int32(0), cute.ceil_div(c.shape[1], config.tile_n)
