@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..configs import items
+
 
 def form(config: str) -> tuple[str, ...]:
     """Configs share a base if this is equal: the names of the fields, or the whole text where one is there twice."""
-    names = tuple(name for name, _ in _items(config))
+    names = tuple(name for name, _ in items(config))
     return names if len(set(names)) == len(names) else (config,)
 
 
 def common(configs: Sequence[str]) -> str:
     """Of configs of one form the most common value of each field; of several the first in the alphabet."""
-    columns = zip(*(_items(config) for config in configs), strict=True)
+    columns = zip(*map(items, configs), strict=True)
     return _joined([max(sorted(set(column)), key=column.count) for column in columns])
 
 
 def difference(config: str, base: str) -> str:
     """The fields in which a config differs from a base of its form."""
-    return _joined([item for item, own in zip(_items(config), _items(base), strict=True) if item != own])
+    return _joined([item for item, own in zip(items(config), items(base), strict=True) if item != own])
 
 
 def applied(base: str, changes: str) -> str:
     """The config with these changes. Raises ValueError for a field that the base lacks."""
-    own, changed = _items(base), dict(_items(changes))
+    own, changed = items(base), dict(items(changes))
     for name in changed.keys() - {name for name, _ in own}:
         raise ValueError(f"{name!r} is no field of the base")
     return _joined([(name, changed.get(name, value)) for name, value in own])
 
 
-def _items(config: str) -> list[tuple[str, str]]:
-    parts = (item.partition("=") for item in filter(None, config.split(",")))
-    return [(name, value) for name, _, value in parts]
-
-
-def _joined(items: Sequence[tuple[str, str]]) -> str:
-    return ",".join(map("=".join, items))
+def _joined(pairs: Sequence[tuple[str, str]]) -> str:
+    return ",".join(map("=".join, pairs))

@@ -31,6 +31,7 @@ class Compilers:
         self.workers = workers or default_workers()
         self._timeout = timeout
         self._given: list[Future[float]] = []
+        self._first: Future[None] | None = None
         self._pool = ProcessPool(
             max_workers=self.workers,
             max_tasks=TASKS,
@@ -52,9 +53,11 @@ class Compilers:
         return future
 
     def await_one(self, subject: Subject, seconds: float) -> None:
-        """Waits until a process has imported the kernel and its DSL, so many seconds at most."""
+        """Waits until a process has imported the first kernel asked for and its DSL, so many seconds at most."""
         with contextlib.suppress(Exception):  # of which every compile will tell
-            self._pool.schedule(_import, args=(subject,), timeout=self._timeout).result(seconds)
+            if self._first is None:
+                self._first = self._pool.schedule(_import, args=(subject,), timeout=self._timeout)
+            self._first.result(seconds)
 
     def close(self) -> None:
         """Ends the processes, whatever they are at; compiles that are not done never will be."""

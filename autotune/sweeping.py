@@ -228,7 +228,7 @@ def _local(
         waiting.put(job)
     budgets = Budget(budget, len(jobs), len(visible))
     tell = _serial(report)
-    stop, started, starting = threading.Event(), threading.Event(), threading.Lock()
+    stop = threading.Event()
     refused: list[BaseException] = []
     benches: list[Bench] = []
 
@@ -254,10 +254,7 @@ def _local(
                 found.failures.append(Failure(job.workload, f"GPU {gpu}: {down}"))
             return
         if compilers is not None and budget is not None:  # whose start is not the first workload's to pay for
-            with starting:
-                if not started.is_set():
-                    compilers.await_one(job.subjects[0], budget / 4)
-                    started.set()
+            compilers.await_one(job.subjects[0], budget / 4)
         outcome = tune(replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu)
         with lock:
             found.add(outcome)

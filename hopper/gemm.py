@@ -10,8 +10,8 @@ Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): 
     through shared memory at any width, by rows or by columns (`epilogue`).
 Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025 without.
     Walking K backwards in every other tile is worth 0.5% there. 64×64 tiles in 2×1 clusters are 1.45 at 128×4096×4096.
-    Two parts of K in a cluster make 16×4096×4096 1.39, where one has 0.97. What a short call does before its first
-    product and after its last took 1 µs more before it was measured. WORKLOG.md has each lever's figures.
+    Two parts of K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call does before its first product
+    and after its last is 0.3 to 1.5 µs less than it was. WORKLOG.md has each lever's figures.
 Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
 """
 

@@ -85,20 +85,25 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
         return f"config: {reason}"
     if max(problem.M, problem.N, problem.K) > host.LARGEST:
         return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
-    if config is not None and problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
+    return None if config is None else _refused(problem, config)
+
+
+def _refused(problem: Problem, config: HopperConfig) -> str | None:
+    """Why this problem cannot be computed in the order of K that a config asks for."""
+    slices = -(-problem.K // config.tile_k)
+    if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
         return f"batch_invariant needs one order of K ({wanted}), and was given another"
-    if config is not None and -(-problem.K // config.tile_k) < config.cluster_k:
+    if slices < config.cluster_k:
         return f"cluster_k is {config.cluster_k}, and K = {problem.K} has fewer slices of {config.tile_k}"
-    if config is not None and config.stream_k and -(-problem.K // config.tile_k) > MOST_SLICES:
+    if config.stream_k and slices > MOST_SLICES:
         return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
-    if config is not None and config.split_k > 1:
-        turned = _turned(problem, config)[0]
+    if config.split_k > 1:
+        turned, pieces = _turned(problem, config)[0], _pieces(problem, config)
         rows, columns = schedule.cluster_tiles(config, turned.M, turned.N)
         tiles = rows * columns * config.cluster * math.prod(problem.batch)
-        pieces = min(config.split_k, -(-problem.K // config.tile_k))
         sums = tiles * pieces * config.tile_m * config.tile_n
-        if sums >= MOST_SUMS or pieces * -(-problem.K // config.tile_k) >= 1 << 31:
+        if sums >= MOST_SUMS or pieces * slices >= 1 << 31:
             return f"split_k takes up to {MOST_SUMS} partial sums of K in 32-bit slices, and was given {sums}"
     return None
 

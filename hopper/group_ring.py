@@ -1,8 +1,8 @@
 """The ring of `hopper.gemm`: as a cluster's, among the CTAs that load for each other, and short to begin and to end.
 
-A call of a few µs waits for each of these: four warps initialise the barriers; a slot that no other CTA
-fills is released without mapping an address; and a CTA ends when its own barriers say that no peer will arrive any
-more. A barrier of the whole cluster would say so too, behind a fence of the GPU's memory that takes 1 µs.
+A call of a few µs waits for each of these: four warps initialise the barriers; a slot that no other CTA fills is
+released without mapping an address; and a CTA ends when its own barriers say that no peer will arrive any more. A
+barrier of the whole cluster would say so too, behind a fence of the GPU's memory.
 """
 
 from dataclasses import dataclass

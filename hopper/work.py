@@ -32,8 +32,9 @@ class Work(NamedTuple):
 
 
 class Divisors(NamedTuple):
-    """What numbers of tiles are divided by, made by the host: a division by anything else takes 100 cycles, and the
-    first load waits for two. `line`: tiles side by side in the order in which they are numbered; `matrix`: of one.
+    """What numbers of tiles are divided by, made by the host: a division by anything else is 30 instructions in a row,
+    and the first load waits for two. `line`: tiles side by side in the order in which they are numbered; `matrix`: of
+    one.
     """
 
     line: Any

@@ -1,15 +1,11 @@
-"""hopper.gemm without a GPU: machine code of its levers, who computes what, what the host hands over, its rule."""
+"""hopper.gemm without a GPU: machine code of its levers, what the host hands over, its rule."""
 
 from __future__ import annotations
 
-import ast
-import itertools
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +14,7 @@ from hypothesis import strategies as st
 
 from outblas import configs
 from outblas.artifact import example
-from outblas.device import raster
-from outblas.hopper import gemm, gemm_host, host, rules, schedule, work
+from outblas.hopper import gemm, gemm_host, host, rules
 from outblas.hopper.config import HopperConfig
 from outblas.inspect import inspect
 from outblas.operands import Problem, problem
@@ -115,204 +110,6 @@ def test_shared_memory_is_what_the_formula_says(text: str, size: int, slabs: int
 def test_words_beside_the_barriers_have_room() -> None:
     refused = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61"))
     assert "slots is 61, expected at most 60" in str(gemm.unsupported(product(64, 64, 64), refused))
-
-
-# ---- who computes what -----------------------------------------------------------------------------------------------
-class Word(int):
-    """A 32-bit integer that is never more."""
-
-
-def _checked(name: str) -> Any:
-    compute = getattr(int, name)
-
-    def operation(self: int, other: int) -> Word:
-        found = compute(int(self), int(other))
-        assert -(1 << 31) <= found < 1 << 31, f"{self} {name} {other} is {found}"
-        return Word(found)
-
-    return operation
-
-
-def _checked_divmod(self: int, other: int) -> tuple[Word, Word]:
-    quotient, remainder = divmod(int(self), int(other))
-    return Word(quotient), Word(remainder)
-
-
-Word.__divmod__ = _checked_divmod  # type: ignore[assignment,method-assign]
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    setattr(Word, f"__{_name}__", _checked(f"__{_name}__"))
-    setattr(Word, f"__r{_name}__", _checked(f"__r{_name}__"))
-
-
-@pytest.fixture(scope="module")
-def arithmetic() -> SimpleNamespace:
-    """`work`'s own source on Python's integers: what the DSL would trace is computed instead."""
-    tree = ast.parse(Path(work.__file__).read_text(encoding="utf-8"))
-    dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
-    made: dict[str, Any] = {"cutlass": dsl, "cute": SimpleNamespace(jit=lambda function: function), "Int32": Word}
-    made |= {"NamedTuple": NamedTuple, "__name__": "work"}
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    exec(compile(tree, work.__file__, "exec"), made)
-    return SimpleNamespace(**made)
-
-
-def launch(
-    config: HopperConfig, M: int, N: int, K: int, batch: int = 0, fit: int = 132, order: str = ""
-) -> SimpleNamespace:
-    """What the kernel has of a call on a GPU where so many clusters fit, as the host and `Gemm.__call__` make it."""
-    tiles_m, tiles_n = schedule.cluster_tiles(config, M, N)
-    tiles, k_tiles = tiles_m * tiles_n * max(batch, 1), -(-K // config.tile_k)
-    pieces = min(config.split_k, k_tiles)
-    columns, narrow = schedule.columns(config, N), config.tile_n - 8
-    clusters = min(fit, tiles * (k_tiles if config.stream_k else pieces))
-    table = None
-    if order:
-        steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
-        table = [Word(tile) for step in steps for tile in step]
-    by = work.Divisors(
-        *(Word(n) for n in (tiles_n if order else tiles_m, tiles_m * tiles_n, clusters, pieces)),
-    )
-    numbers = {
-        "clusters": clusters, "tiles": tiles, "k_tiles": k_tiles, "pieces": pieces,
-        "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
-        "part_a": 0, "part_b": 0,
-    }  # fmt: skip
-    once = tiles * pieces <= fit and not config.stream_k
-    return SimpleNamespace(
-        batched=batch > 0, table=table, by=by, once=once, **{name: Word(value) for name, value in numbers.items()}
-    )
-
-
-def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:
-    """(cluster, step, work) of a whole launch; CTAs that share a tile along K as pieces of it."""
-    found = []
-    for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
-        k.cluster, k.part_k = Word(cluster), Word(part)
-        for step in range(arithmetic.steps(k, config)):
-            mine = work.Work(*(int(value) for value in arithmetic.at(k, config, Word(step))))
-            if config.cluster_k > 1:
-                mine = mine._replace(piece=part, pieces=config.cluster_k)
-            found.append((cluster, step, mine))
-    return found
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_every_slice_of_every_tile_is_computed_once(arithmetic: Any, data: st.DataObject) -> None:
-    draw = data.draw
-    kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
-    config = replace(
-        OWN,
-        tile_m=64,
-        tile_n=draw(st.sampled_from([32, 64])),
-        cluster_m=1,
-        k_serpentine=False,
-        elastic=kind != "cluster" and draw(st.booleans()),
-        cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster" else 1,
-        split_k=draw(st.integers(2, 7)) if kind == "split" else 1,
-        stream_k=kind == "stream",
-    )
-    M, N, K = draw(st.integers(1, 600)), draw(st.integers(1, 400)), draw(st.integers(1, 900))
-    batch, fit = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 7, 16, 132]))
-    rows, columns = schedule.cluster_tiles(config, M, N)
-    order = draw(st.sampled_from(["serpentine", "hilbert"])) if rows * columns > fit else ""
-    check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
-
-
-def check(arithmetic: Any, k: SimpleNamespace, config: HopperConfig, rows: int, columns: int) -> None:
-    found = all_work(arithmetic, k, config)
-    tiles: dict[tuple[int, int, int], list[work.Work]] = {}
-    for _, _, mine in found:
-        assert mine.count > 0 or mine.pieces == 1 or int(k.k_tiles) < config.cluster_k
-        tiles.setdefault((mine.matrix, mine.m, mine.column), []).append(mine)
-    assert len(tiles) == int(k.tiles)
-    assert {m for _, m, _ in tiles} == set(range(rows))
-    assert len({column for _, _, column in tiles}) == columns
-    places: set[int] = set()
-    shared: set[int] = set()
-    for parts in tiles.values():
-        parts.sort(key=lambda mine: mine.piece)
-        assert [mine.piece for mine in parts] == list(range(parts[0].pieces))
-        assert len({(mine.narrow, mine.pieces, mine.shared, mine.place) for mine in parts}) == 1
-        ends = 0
-        for mine in parts:
-            assert mine.begin == ends
-            ends += mine.count
-        assert ends == int(k.k_tiles)
-        if len(parts) > 1 and config.split:
-            own = {parts[0].place + mine.piece for mine in parts}
-            assert not own & places
-            assert parts[0].shared not in shared
-            places |= own
-            shared.add(parts[0].shared)
-    # The host's room for partial sums and counters.
-    cut = int(k.tiles % k.clusters if config.stream_k else k.tiles)
-    room = int(k.clusters) + cut if config.stream_k else int(k.tiles * k.pieces)
-    assert max(places, default=-1) < room
-    assert max(shared, default=-1) < max(cut, 1)
-    steps = [sum(1 for cluster, _, _ in found if cluster == c) for c in range(int(k.clusters))]
-    assert min(steps) >= 1
-    if config.stream_k:
-        slices = [sum(mine.count for cluster, _, mine in found if cluster == c) for c in range(int(k.clusters))]
-        assert max(slices) - min(slices) <= 1 or int(k.tiles % k.clusters * k.k_tiles) < int(k.clusters)
-
-
-@pytest.mark.parametrize(
-    ("M", "N", "K", "tiles", "clusters"),
-    [
-        (64, 64, 64 * 3, 1, 3),  # fewer slices than clusters fit
-        (128, 64, 64 * 5, 2, 10),
-        (64 * 7, 64, 64, 7, 7),  # a slice each
-        (64 * 133, 64, 64, 133, 132),  # one tile of one slice is left over
-        (64 * 264, 64, 128, 264, 132),  # none is
-    ],
-)
-def test_stream_k_with_few_slices(arithmetic: Any, M: int, N: int, K: int, tiles: int, clusters: int) -> None:
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True")
-    k = launch(config, M, N, K)
-    assert (k.tiles, k.clusters) == (tiles, clusters)
-    check(arithmetic, k, config, *schedule.cluster_tiles(config, M, N))
-
-
-def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic: Any) -> None:
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True")
-    M, K = 64 * 263, gemm_host.MOST_SLICES * 64
-    check(arithmetic, launch(config, M, 64, K), config, 263, 1)
-    given = example(BF16, None, "nt", (M, 64, K))
-    assert gemm.unsupported(given, config) is None
-    assert "slices of K" in str(gemm.unsupported(replace(given, K=K + 1), config))
-
-
-def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:
-    config = replace(OWN, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
-    k = launch(config, 256, 256, 64)
-    k.cluster = Word(3)
-    tiles = set()
-    for k.part_b in (0, 1):
-        for k.part_a in (0, 1):
-            mine = arithmetic.at(k, config, Word(0))
-            tiles.add((int(mine.m), int(mine.column)))
-    assert tiles == {(m, column) for m in (2, 3) for column in (128, 192)}
-
-
-@settings(max_examples=300, deadline=None)
-@given(tile_n=st.integers(3, 32).map(lambda n: 8 * n), N=st.integers(1, 20_000))
-def test_elastic_columns_cover_the_matrix(arithmetic: Any, tile_n: int, N: int) -> None:
-    """In whole steps of 8, unless narrow ones are too wide, of which one fewer would not do."""
-    config = replace(OWN, tile_n=tile_n, elastic=True, cluster_m=1)
-    k = launch(config, 1, N, 64)
-    k.cluster = Word(0)
-    k.clusters = Word(1)
-    tiles = [arithmetic.at(k, config, Word(n)) for n in range(int(k.tiles))]
-    widths = [config.widths[int(mine.narrow)] for mine in tiles]
-    assert len(tiles) == schedule.columns(config, N)
-    assert set(widths) <= {tile_n, tile_n - 8}
-    assert [int(mine.column) for mine in tiles] == [sum(widths[:n]) for n in range(len(widths))]
-    over = sum(widths) - N
-    assert over >= 0
-    if over >= 8:
-        assert set(widths) == {tile_n - 8}
-        assert (len(widths) - 1) * tile_n < N
 
 
 # ---- the host --------------------------------------------------------------------------------------------------------

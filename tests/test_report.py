@@ -352,8 +352,9 @@ def test_packed_results_say_what_they_said(tmp_path: Path) -> None:
     entries = [entry("portable", 0.8), entry("cublas", 1.0) | {"us_apart": 3.5}, entry("hopper.hilbert", 0.9)]
     path = write(tmp_path / "a.json", report(*entries))
     before, size = results.load([path]), path.stat().st_size
-    assert results.pack(path)
-    assert not results.pack(path)
+    made = results.packed(path)
+    write(path, made)
+    assert results.packed(path) == made
     assert results.load([path]) == before
     assert path.stat().st_size < 0.8 * size
     assert [sorted(made) for made in results.parsed(path)["results"]] == [
@@ -376,12 +377,22 @@ def test_badly_packed_results_are_refused(tmp_path: Path, columns: Any, rows: An
         results.load([path])
 
 
+def test_the_command_packs_a_row_a_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", report(entry("portable", 0.8), entry("cublas", 1.0)))
+    assert invoke("pack", str(path)).exit_code == 0
+    lines = path.read_text().splitlines()
+    assert [line[:1] for line in lines].count("[") == 2
+    assert results.parsed(path)["results"][1]["provider"] == "cublas"
+    path.write_text("[]")
+    assert invoke("pack", str(path)).exit_code == 2
+
+
 def test_what_holds_no_entries_is_not_packed(tmp_path: Path) -> None:
     for value in ({"environment": {}}, {"environment": {}, "results": [1]}, []):
         path = write(tmp_path / "a.json", value)
         before = path.read_text()
         with pytest.raises(ValueError, match="expected an object with environment and results"):
-            results.pack(path)
+            results.packed(path)
         assert path.read_text() == before
 
 

@@ -32,6 +32,11 @@ def brief(config: Any) -> str:
     return ",".join(f"{name}={value}" for name, value, default in values if value != default)
 
 
+def items(text: str) -> list[tuple[str, str]]:
+    """Names and values in a config's text; a value is empty where "=" is missing."""
+    return [(name, value) for name, _, value in (item.partition("=") for item in text.split(",") if item)]
+
+
 @lru_cache(maxsize=1024)
 def from_text(kind: type[ConfigT], text: str) -> ConfigT:
     """A config of type `kind`; fields that `text` does not name keep their defaults.

@@ -75,12 +75,12 @@ def _measured(value: Any) -> Any:
 
 
 def _laid_out(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each field of the whole and each record of a list, and no other white space."""
+    """JSON with a line for each field of the whole and each record or row of a list, and no other white space."""
     if isinstance(value, dict) and value and depth == 0:
         lines = [f"{json.dumps(name)}: {_laid_out(item, 1)}" for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + "\n}"
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(_laid_out(each, 1) for each in value) + "\n]"
+    if isinstance(value, list) and value and depth < 2 and isinstance(value[0], dict | list):
+        return "[\n" + ",\n".join(_laid_out(each, 2) for each in value) + "\n]"
     return json.dumps(value, separators=(",", ":"))
 
 

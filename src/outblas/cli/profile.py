@@ -58,7 +58,7 @@ class Profile:
         import torch
 
         request, size = self.request, getattr(torch, self.request.dtype).itemsize
-        settings = {} if self.provider == CUBLAS else dict(_settings(request.resolved()))
+        settings = {} if self.provider == CUBLAS else dict(configs.items(request.resolved()))
         tile = [int(settings[name]) for name in ("block_m", "block_n") if name in settings]
         return {
             "compulsory_flop_per_dram_byte": roofline.compulsory(request.shape, size, size),
@@ -103,11 +103,6 @@ class Profile:
             **self.formulas(),
             **memory,
         }
-
-
-def _settings(config: str) -> list[tuple[str, str]]:
-    """Names and values of a configuration's text."""
-    return [(name, value) for name, _, value in (item.partition("=") for item in config.split(",") if item)]
 
 
 def profile(

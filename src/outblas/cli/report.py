@@ -260,10 +260,9 @@ def pack(files: Annotated[list[Path], typer.Argument(help="Files that --save wro
 
     for path in files:
         try:
-            changed = results.pack(path)
+            save_json(path, results.packed(path))
         except (ValueError, OSError) as error:
             raise usage_error(error) from None
-        typer.echo(f"{path}: {'packed' if changed else 'was packed'}")
 
 
 def _check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:

@@ -1,9 +1,11 @@
-"""What clusters of sm_90 cost, in cycles, measured on an H100 but for `TOGETHER`, an estimate; imports no DSL."""
+"""What clusters of sm_90 cost, in cycles; imports no DSL. Estimates: EXCHANGE and EXCHANGED are set by hand from one
+exchange of 32 KB, which takes 1800 cycles on an H100 (WORKLOG.md), the others are not measured.
+"""
 
 TOGETHER = 500.0  # by which the CTAs of a cluster begin and end later than CTAs alone
 EXCHANGE = 500.0  # until partial sums are in another CTA's shared memory, and
 EXCHANGED = 25.0  # bytes of them a cycle
-CROWDED = 0.85  # of the SMs, those that clusters of four or eight can surely use: GPCs have no multiple of as many
+CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use: GPCs have no multiple of as many
 
 
 def at_once(sms: int, cluster: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import configs
 from ..machines import short_name
 from ..shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
@@ -110,7 +111,7 @@ class Profile:
     @property
     def settings(self) -> dict[str, str]:
         """Fields of the configuration that ran, as text: all of them, or those asked for where more is not known."""
-        return dict(_items(self.resolved or self.config))
+        return dict(configs.items(self.resolved or self.config))
 
 
 Profiles = tuple[Profile, ...]
@@ -193,15 +194,9 @@ def _of_shared(memory: tuple[Total, ...] | None, operation: str) -> tuple[Total,
 
 
 def _settings(text: str, where: str) -> str:
-    if any(not (name and value) for name, value in _items(text)):
+    if any(not (name and value) for name, value in configs.items(text)):
         raise ValueError(f"{where} is {text!r}, expected name=value,...")
     return text
-
-
-def _items(text: str) -> list[tuple[str, str]]:
-    """Names and values of a configuration; a value is empty where "=" is missing."""
-    pairs = [item.partition("=") for item in text.split(",") if item]
-    return [(name, value) for name, _, value in pairs]
 
 
 def _figure(value: Any, where: str, most: float) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .. import charts, machines
+from .. import charts, configs, machines
 from ..autotune import rank
 from ..bench.record import BASE
 from ..device import l2, raster
@@ -281,7 +281,7 @@ def _comparable(profile: Profile, setting: Setting) -> bool:
 
 def _ran(profile: Profile, setting: Setting) -> Order | None:
     """The order in which a profiled kernel ran, None if it is another kernel or ran in another setting."""
-    asked = {item.partition("=")[0] for item in profile.config.split(",") if item}
+    asked = {name for name, _ in configs.items(profile.config)}
     if profile.provider != PROVIDER or not _comparable(profile, setting) or not asked <= DEFAULTS.keys():
         return None
     of = DEFAULTS | profile.settings

@@ -133,22 +133,18 @@ def parsed(path: Path) -> Any:
     return _unpacked(report, path)
 
 
-def pack(path: Path) -> bool:
-    """Rewrites a result file with the names of its fields said once, and a row for each entry, to half its size;
-    whether it was not so already. Raises ValueError for a file of another form.
+def packed(path: Path) -> dict[str, Any]:
+    """A result file's content with the names of fields said once and a row for each entry, in half the space.
+
+    Raises ValueError for a file of another form.
     """
     report = parsed(path)
-    if not (_is_report(report) and isinstance(report["results"], list) and _has_objects(report["results"])):
+    entries = report["results"] if _is_report(report) else None
+    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError(f"{path}: expected an object with environment and results, a list of objects")
-    entries = report["results"]
     columns = list(dict.fromkeys(name for entry in entries for name in entry))
-    lines = [f"{json.dumps(name)}: {_compact(report[name])}" for name in report if name != "results"]
-    rows = ",\n".join(_compact(_row(entry, columns)) for entry in entries)
-    lines += [f'"columns": {_compact(columns)}', f'"results": [\n{rows}\n]']
-    text = "{\n" + ",\n".join(lines) + "\n}\n"
-    changed = text != path.read_text(encoding="utf-8")
-    path.write_text(text, encoding="utf-8")
-    return changed
+    head = {name: value for name, value in report.items() if name != "results"}
+    return {**head, "columns": columns, "results": [_row(entry, columns) for entry in entries]}
 
 
 def _row(entry: dict[str, Any], columns: list[str]) -> list[Any]:
@@ -174,14 +170,6 @@ def _unpacked(report: Any, path: Path) -> Any:
             {name: value for name, value in zip(columns, row, strict=False) if value is not None} for row in rows
         ]
     return report
-
-
-def _has_objects(entries: list[Any]) -> bool:
-    return all(isinstance(entry, dict) for entry in entries)
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..autotune.records import Gpu, Trial
+from ..configs import items
 from .text import NONE
 
 if TYPE_CHECKING:
@@ -48,8 +49,7 @@ def notes(report: TuneReport) -> list[str]:
 
 def fields(config: str) -> dict[str, str]:
     """`a=1,b=2` as a mapping."""
-    items = (item.partition("=") for item in config.split(",") if item)
-    return {name.strip(): value.strip() for name, _, value in items}
+    return {name.strip(): value.strip() for name, value in items(config)}
 
 
 def split(configs: Sequence[str]) -> tuple[str, list[str]]:
