@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .. import dispatch, fallback, operands
-from ..choice import rivals
+from ..choice import rivals, spared
 from ..operands import Problem
 from . import choose
 from .choose import HERE, Knowledge
@@ -38,8 +38,10 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     except Exception as error:  # costs speed, and the caller no product
         fallback.complain(f"nothing that was tuned is used: {error}")
         return
+    measured = known.measured(workload)
     for choice in found:
-        yield choice.kernel, choice.config
+        if measured or spared(choice.kernel, problem) is None:
+            yield choice.kernel, choice.config
 
 
 def of_problem(problem: Problem) -> Workload | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from ..choice import MODES, Mode
+from ..choice import MODES, PRODUCTION, Mode
 from ..shapes import to_text
-from ..space import Footprint
+from ..space import Footprint, Space
 from . import model, transfer
 from .gpu import machine as machine_of
 from .records import Gpu, Workload
@@ -20,6 +23,7 @@ from .subjects import registered
 from .transfer import TABLES
 
 REACH = 1.5  # the farthest tuned shape that speaks for another, in binary orders of magnitude
+NEIGHBOURS = 12  # winners, at most, that are weighed for a shape
 SHORTLIST = 3  # alternatives that a choice keeps for calls which the first cannot take
 
 HERE = "tuned on this GPU"
@@ -31,13 +35,15 @@ _ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
 
 @dataclass(frozen=True)
 class Known:
-    """A config that won at a workload, where that is known from, and how fast it was: cuBLAS's time over its own."""
+    """A config that won at a workload, where that is known from, and how fast it was: µs, and cuBLAS's time over its
+    own."""
 
     origin: str
     gpu: str
     workload: Workload
     kernel: str
     config: str
+    us: float
     ratio: float
     when: str
 
@@ -67,6 +73,10 @@ class Knowledge:
             found = self._choices[workload] = tuple(self._ranked(workload))
         return found
 
+    def measured(self, workload: Workload) -> bool:
+        """Whether some kernel was tuned for this very workload."""
+        return any(known.workload == workload for known in self.known)
+
     def steps(self, workload: Workload) -> list[tuple[str, str]]:
         """The path to the choice, for people: every place that was looked in, and what it said."""
         said = []
@@ -94,31 +104,59 @@ class Knowledge:
         return said
 
     def _ranked(self, workload: Workload) -> Iterator[Choice]:
-        alike = [known for known in self.known if known.workload.kind == workload.kind]
         seen = set()
-        for origins in ((HERE, MODEL, SHIPPED), (HERE, MODEL), (SHIPPED,), (COUSIN,)):
-            there = [known for known in alike if known.origin in origins]
-            exact = _best_by_kernel(known for known in there if known.workload == workload)
-            near = [k for k in _nearest(there, workload) if distance(k.workload, workload) <= REACH]
+        for origins in (_ORIGINS[:3], _ORIGINS[3:]):
+            there = [known for known in self.known if known.origin in origins]
+            exact = sorted((k for k in there if k.workload == workload), key=lambda k: _ORIGINS.index(k.origin))
             # Who tuned one kernel has said nothing of the others: of one workload, all that is known competes.
-            for known in exact if len(origins) == 3 else near:
-                key = known.kernel, known.config
+            best = [_exact(known) for known in (*_best_by_kernel(exact), *exact)]
+            for choice in best or self._carried(there, workload):
+                key = choice.kernel, choice.config
                 if key not in seen:
                     seen.add(key)
-                    yield Choice(*key, f"{known.origin}, {_place(known, workload)}, {known.ratio:.3f} of cuBLAS there")
+                    yield choice
         if not seen:
             yield from self._by_model(workload)[:SHORTLIST]
 
-    def _by_model(self, workload: Workload) -> list[Choice]:
-        """Configs that won at some workload with operands of this width, by the analytic model."""
+    def _carried(self, there: Sequence[Known], workload: Workload) -> list[Choice]:
+        """What won at neighbours, the fastest here first: by the time it took there, and by the model's opinion of how
+        much longer it takes here. Where the model has none, the nearest first.
+        """
+        there = [known for known in there if _akin(known, workload) and distance(known.workload, workload) <= REACH]
+        near = sorted(there, key=lambda known: (distance(known.workload, workload), known.workload, -known.ratio))
+        found, trust = list[tuple[float, Choice]](), dict[str, list[float]]()
+        for known in near[:NEIGHBOURS]:
+            place = f"{known.origin}, nearest to it {known.workload}, {known.ratio:.3f} of cuBLAS there"
+            here, then = (self._predicted(known.kernel, known.config, w) for w in (workload, known.workload))
+            if here is None or then is None:
+                found.append((math.inf, Choice(known.kernel, known.config, place)))
+                continue
+            us = known.us * here / then
+            trust.setdefault(known.kernel, []).append(known.us / then)
+            found.append((us, Choice(known.kernel, known.config, f"{place}, {us:.1f} µs expected here")))
+        for kernel, shares in trust.items():
+            own = self._predicted(kernel, "", workload) if kernel == PRODUCTION else None
+            if own is not None:
+                us = own * statistics.median(shares)
+                found.append((us, Choice(kernel, "", f"its own rule, {us:.1f} µs expected by what neighbours took")))
+        return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+
+    def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:
+        """µs by the model; None where it has no opinion, or the config does not run."""
         if self.machine is None:
-            return []
-        alike = (known for known in self.known if _width(known.workload) == _width(workload))
+            return None
+        footprint = _footprint(kernel, config, workload, self.gpu)
+        return None if isinstance(footprint, str) else model.predict(footprint, workload, self.machine).us
+
+    def _by_model(self, workload: Workload) -> list[Choice]:
+        """By the analytic model: what won at some workload with operands of this width, and the production kernel's own
+        rule.
+        """
+        won = [(k.kernel, k.config) for k in self.known if _width(k.workload) == _width(workload)]
         found: list[tuple[float, Choice]] = []
-        for kernel, config in dict.fromkeys((known.kernel, known.config) for known in alike):
-            footprint = _footprint(kernel, config, workload, self.gpu)
-            if not isinstance(footprint, str):
-                us = model.predict(footprint, workload, self.machine).us
+        for kernel, config in dict.fromkeys(won + [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]):
+            us = self._predicted(kernel, config, workload)
+            if us is not None:
                 found.append((us, Choice(kernel, config, f"analytic model, {us:.1f} µs expected")))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
@@ -157,10 +195,10 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[Known]:
     except Exception as error:  # a caller of matmul must not hear of it as an exception
         warnings.warn(f"outblas reads no tuning store: {error}", stacklevel=2)
         return
-    for winner in reversed(winners):
-        if winner.gpu.model == gpu.model and registered(winner.kernel):
-            origin = HERE if winner.gpu == gpu else MODEL
-            yield Known(origin, gpu.name, winner.workload, winner.kernel, winner.config, winner.ratio, winner.when)
+    for w in reversed(winners):
+        if w.gpu.model == gpu.model and registered(w.kernel):
+            origin = HERE if w.gpu == gpu else MODEL
+            yield Known(origin, gpu.name, w.workload, w.kernel, w.config, w.us, w.ratio, w.when)
 
 
 def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
@@ -175,13 +213,21 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
     nearest = sorted(cousins, key=lambda table: (abs(table.gpu.sms - gpu.sms), table.gpu.name))[:1]
     for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
         for table in chosen:
-            for entry in table.entries:
-                yield Known(origin, table.gpu.name, entry.workload, entry.kernel, entry.config, entry.ratio, entry.when)
+            for e in table.entries:
+                yield Known(origin, table.gpu.name, e.workload, e.kernel, e.config, e.us, e.ratio, e.when)
 
 
 def _width(workload: Workload) -> tuple[int, bool]:
     """Bytes of an operand's element, and whether it may be rounded to tf32."""
     return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
+
+
+def _akin(known: Known, workload: Workload) -> bool:
+    """Whether a winner tells of a workload's dtype and layout: to the production kernel all of 16 bits are alike."""
+    if known.workload.kind == workload.kind:
+        return True
+    wide = [w.out_dtype == "float32" for w in (known.workload, workload)]
+    return known.kernel == PRODUCTION and _width(known.workload) == _width(workload) and wide[0] == wide[1]
 
 
 def _best_by_kernel(known: Iterable[Known]) -> list[Known]:
@@ -209,18 +255,25 @@ def refusal(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | Non
 def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footprint | str:
     """What a config asks of a GPU, or why it cannot run there."""
     from ..configs import from_text
-    from . import prune, subjects
 
     try:
-        subject = subjects.of(kernel)
-        prune.check(subject, workload, gpu)
-        module = subject.load()
-        space = module.space(prune.problem(workload), machine_of(gpu))
-        chosen = from_text(module.Config, config)
+        module, space = _space(kernel, workload, gpu)
+        chosen = from_text(module.Config, config) if config else space.own
     except (ValueError, ImportError) as error:
         return str(error)
     reason: str | None = space.invalid_reason(chosen)
     return space.footprint(chosen) if reason is None else reason
+
+
+@functools.lru_cache(maxsize=64)
+def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space[Any]]:
+    """A kernel's module and its space there. Raises ValueError where it does not run, ImportError without its DSL."""
+    from . import prune, subjects
+
+    subject = subjects.of(kernel)
+    prune.check(subject, workload, gpu)
+    module = subject.load()
+    return module, module.space(prune.problem(workload), machine_of(gpu))
 
 
 def remarks(kernel: str, workload: Workload) -> list[str]:
@@ -261,5 +314,5 @@ def short(kernel: str, config: str) -> str:
         return config
 
 
-def _place(known: Known, workload: Workload) -> str:
-    return str(workload) if known.workload == workload else f"nearest to it {known.workload}"
+def _exact(known: Known) -> Choice:
+    return Choice(known.kernel, known.config, f"{known.origin}, {known.workload}, {known.ratio:.3f} of cuBLAS there")

@@ -16,15 +16,22 @@ from .records import Workload
 
 LATENCY = 600.0  # cycles from asking for operands until they are there, L2 at work
 DRAIN = 140.0  # cycles a step in which a group that keeps nothing in flight waits for its products to end
-SHARPNESS = 3.0  # of the maximum of what bounds a step: they disturb each other where they are close
-L2_SHARE = 1.1  # of L2's peak that many SMs get: requests for the same lines merge on their way
+SHARPNESS = 2.5  # of the maximum of what bounds a step: they disturb each other where they are close
+SLOT = 20.0  # cycles a step for barriers and descriptors
+L2_SHARE = 1.35  # of L2's peak that many SMs get: requests for the same lines merge on their way
 L2_SHARE_HELD = 1.7  # where L2 holds all that a call touches, from call to call: 66 bytes a cycle and SM at 1024
 HELD = 0.8  # of L2; an estimate
+LARGER = 0.55  # by how much bytes of the larger operand cost more than those of the smaller, of which there are few
+DRAM_SHARE = 0.82  # of DRAM's peak
+DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 L2_PORT = 128.0  # bytes a cycle into one SM
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
-STORE = {"registers": 6.0, "wide": 31.0, "staged": 72.0}  # bytes a cycle in which a CTA's outputs leave
+BETWEEN = 450.0  # cycles of a tile beside its products and stores
+STORE = {"registers": 6.0, "wide": 31.0, "staged": 42.0}  # bytes a cycle in which a CTA's outputs leave
+BEHIND = 0.4  # of a store, what pingpong does not hide
+CUT = 0.4  # of a wave that stream_k costs beside its sums
 COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
 SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
 MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
@@ -98,8 +105,9 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     busy = min(machine.sms, f.sms or machine.sms, tiles)
 
     products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
-    loaded = (f.tile_m / f.cluster_n + f.tile_n / f.cluster_m) * f.tile_k * size
     operands = (workload.M + workload.N) * workload.K * size
+    lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)
+    loaded = ((1 + lean) * f.tile_m / f.cluster_n + (1 - lean) * f.tile_n / f.cluster_m) * f.tile_k * size
     touched = operands + workload.M * workload.N * out_size
     held = touched <= HELD * machine.l2_bytes
     share = L2_SHARE_HELD if held else L2_SHARE
@@ -109,11 +117,11 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
         waited = (LATENCY + l2 + products + drained) / together
     else:
         waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
-    step = _soft_max(products + drained, l2, waited)
+    step = _soft_max(SHARPNESS, products + drained, l2, waited) + SLOT
 
     steps = math.ceil(math.ceil(workload.K / f.tile_k) / pieces)
-    stored = 0.0 if f.pingpong else f.tile_m * f.tile_n / f.cluster_k * out_size / STORE[f.store]
-    tile = steps * step + stored / together
+    stored = f.tile_m * f.tile_n / f.cluster_k * out_size / STORE[f.store] * (BEHIND if f.pingpong else 1.0)
+    tile = steps * step + (stored + BETWEEN) / together
     shared = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
     combined = COMBINE + (1 + shared) * f.tile_m * f.tile_n * 4 / SUMS if shared else 0.0
     if f.split_k > 1:
@@ -122,11 +130,11 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
         tile += clusters.exchange(f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k))
     rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
     if f.stream_k:
-        rounds = waves + combined / tile
+        rounds = waves + CUT + combined / tile
     start = PROLOGUE + (clusters.TOGETHER if _cluster(f) > 1 else 0.0)
     cycles = rounds * together * tile + start * (1 if f.persistent else rounds)
-    dram = 0.0 if held else touched / machine.dram_gbs / 1e3
-    us = _soft_max(cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
+    dram = 0.0 if held else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
+    us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
     return Prediction(
         us=us,
         waves=waves,
@@ -138,8 +146,8 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     )
 
 
-def _soft_max(*values: float) -> float:
-    return float(sum(value**SHARPNESS for value in values) ** (1 / SHARPNESS))
+def _soft_max(sharpness: float, *values: float) -> float:
+    return float(sum(value**sharpness for value in values) ** (1 / sharpness))
 
 
 def _rate(f: Footprint, workload: Workload, machine: Machine) -> float:

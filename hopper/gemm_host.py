@@ -179,6 +179,8 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     table = schedule.table(config, rows, columns, problem.device).view(-1) if variant.form.ordered else None
     run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
     launched = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
+    if not config.split and config.order != "consecutive":  # which is one of so many clusters
+        launched = schedule.level(launched, tiles)
     out_strides = _out_strides(problem)
     sums = None
     if config.split:

@@ -11,19 +11,19 @@ from typing import Any
 from ..machines import Machine
 from ..operands import Problem
 from ..space import Footprint, Space
-from . import schedule
-from .config import ACCUMULATOR_LIMIT, HopperConfig, unscheduled
-from .rules import filled
+from . import rules, schedule
+from .config import HopperConfig, unscheduled
 from .space import Unsupported, footprint_of
 
-# tile_m, consumers, setmaxnreg, pingpong
+# tile_m, consumers, setmaxnreg, pingpong, in_flight: three consumers keep the tensor cores busy without
 _TILES = (
-    (64, 1, 0, 0, False),
-    (128, 2, 40, 232, False),
-    (64, 2, 40, 232, True),
-    (128, 2, 40, 232, True),
-    (192, 3, 32, 160, False),
-    (256, 2, 40, 232, False),
+    (64, 1, 0, 0, False, 1),
+    (128, 2, 40, 232, False, 1),
+    (64, 2, 40, 232, True, 1),
+    (128, 2, 40, 232, True, 1),
+    (192, 3, 32, 160, False, 0),
+    (192, 3, 32, 160, False, 1),
+    (256, 2, 40, 232, False, 1),
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
@@ -36,17 +36,18 @@ _CUTS = (
     (16, False, 1),
     (1, True, 1),
 )
+_ACCUMULATORS = 200  # registers of a thread; 208 spill
 _SHORT = 2048**2  # outputs of a call that may be better off with slices of 128 terms
 _FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
 def space(
-    gemm: Any, own: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
+    gemm: Any, base: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
 ) -> Space[HopperConfig]:
-    """The configs for a problem; the GPU's own limits are sm_90's, in `invalid_reason`. Slots and buffers are as many
-    as fit, and no axes: they cost nothing else.
+    """The configs for a problem, its own being the rule's; the GPU's own limits are sm_90's, in `invalid_reason`. Slots
+    and buffers are as many as fit, and no axes: they cost nothing else.
     """
-    refusal = unsupported(problem)
+    refusal, own = unsupported(problem), rules.config(problem, machine.sms, base)
 
     def invalid_reason(config: HopperConfig) -> str | None:
         if reason := refusal or gemm.invalid_reason(config):
@@ -56,7 +57,7 @@ def space(
     return Space(
         own=own,
         axes={},
-        also=_Listed(own, problem, machine),
+        also=_Listed(base, problem, machine),
         invalid_reason=invalid_reason,
         footprint=functools.partial(footprint, problem),
         compiled_as=unscheduled,
@@ -67,15 +68,15 @@ def space(
 class _Listed:
     """The configs, made when they are asked for: whoever looks up one of them needs none."""
 
-    own: HopperConfig
+    base: HopperConfig
     problem: Problem
     machine: Machine
 
     def __iter__(self) -> Iterator[HopperConfig]:
-        return _configs(self.own, self.problem, self.machine)
+        return _configs(self.base, self.problem, self.machine)
 
 
-def _configs(own: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
+def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
     swaps = (False, True) if min(problem.M, problem.N) <= _FEW else (False,)
     for tile, cluster, swap, cut in product(_TILES, _CLUSTERS, swaps, _CUTS):
         widths = [(n, False) for n in _WIDTHS] + [
@@ -88,13 +89,14 @@ def _configs(own: HopperConfig, problem: Problem, machine: Machine) -> Iterator[
             if tile_k == 128 and order == "hilbert":
                 continue
             c = replace(
-                own,
+                base,
                 tile_m=tile[0],
                 tile_k=tile_k,
                 consumers=tile[1],
                 producer_registers=tile[2],
                 consumer_registers=tile[3],
                 pingpong=tile[4],
+                in_flight=tile[5],
                 tile_n=width[0],
                 elastic=width[1],
                 cluster_m=cluster[0],
@@ -103,17 +105,17 @@ def _configs(own: HopperConfig, problem: Problem, machine: Machine) -> Iterator[
                 split_k=cut[0],
                 stream_k=cut[1],
                 cluster_k=cut[2],
-                k_serpentine=own.k_serpentine and cut[0] == 1,
+                k_serpentine=base.k_serpentine and cut[0] == 1,
                 order=order,
             )
-            yield filled(c)
+            yield rules.filled(c)
 
 
 @functools.lru_cache(maxsize=64)
 def _fitting(tile_m: int, M: int, N: int, sms: int) -> list[int]:
     """Elastic widths, the widest first of those whose tiles of so many rows fill waves best."""
     found = []
-    for width in range(min(256, ACCUMULATOR_LIMIT * 256 // tile_m // 8 * 8), 63, -8):
+    for width in range(min(256, _ACCUMULATORS * 256 // tile_m // 8 * 8), 63, -8):
         c = HopperConfig(tile_m=tile_m, tile_n=width, elastic=True)
         rows, columns = schedule.cluster_tiles(c, M, N)
         waves = -(-rows * columns // sms)
@@ -124,16 +126,19 @@ def _fitting(tile_m: int, M: int, N: int, sms: int) -> list[int]:
 def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None:
     """Why a config that can be built cannot be the fastest, or is another one under another name."""
     M, N = (problem.N, problem.M) if c.swap else (problem.M, problem.N)
-    if c.accumulator_registers > ACCUMULATOR_LIMIT:
-        return f"{c.accumulator_registers} accumulators a thread spill, expected at most {ACCUMULATOR_LIMIT}"
+    if c.accumulator_registers > _ACCUMULATORS:
+        return f"{c.accumulator_registers} accumulators a thread spill, expected at most {_ACCUMULATORS}"
+    if c.tile_m >= M + 64 or any(N <= width < c.tile_n for width in _WIDTHS):
+        return f"tile is {c.tile_m}x{c.tile_n}, expected no larger than it takes to cover {M}x{N}"
     if c.slots < 3:
         return f"slots is {c.slots}, expected at least 3: products wait for loads"
     if (c.cluster_m > 1 and c.tile_m >= M) or (c.cluster_n > 1 and c.tile_n >= N):
         return f"a cluster of {c.cluster_m}x{c.cluster_n} for {M} rows and {N} columns, expected one that is filled"
     rows, columns = schedule.cluster_tiles(c, M, N)
     tiles, fit = rows * columns, max(1, machine.sms // c.cluster)
-    if tiles <= fit and c.order != "serpentine":
-        return f"order is {c.order!r}, expected 'serpentine': {tiles} tiles run at once"
+    read = (M + N) * problem.K * 2
+    if c.order != "serpentine" and (tiles <= fit or read <= machine.l2_bytes // 4):
+        return f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {read} bytes, at once or held by L2"
     if c.split_k > 1 and (tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)):
         return f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with fewer pieces"
     if c.cluster_k > 1 and (tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K):

@@ -52,6 +52,14 @@ def _table(
     return made
 
 
+def level(clusters: int, tiles: int) -> int:
+    """As few clusters as have the tiles done in as many waves: of SMs that would idle in the last wave alone, the
+    power makes the others faster in all of them. Not less than 15 in 16, for loads want many.
+    """
+    fewest = -(-tiles // -(-tiles // clusters))
+    return fewest if 16 * fewest >= 15 * clusters else clusters
+
+
 @functools.cache
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
     """Clusters that run at the same time: pairs of SMs fill any Hopper GPU, larger clusters leave some SMs out. Takes

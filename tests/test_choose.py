@@ -20,7 +20,7 @@ from outblas.autotune.choose import COUSIN, HERE, MODEL, REACH, SHIPPED, Choice,
 from outblas.autotune.records import Workload
 from outblas.autotune.store import Store
 from outblas.configs import to_text
-from outblas.hopper import hilbert
+from outblas.hopper import gemm, hilbert
 from outblas.kernels.portable_config import PortableConfig
 
 
@@ -55,25 +55,26 @@ def test_places_in_order(know: Callable[..., Knowledge]) -> None:
     assert configs(known.choices(SQUARE)) == [0, 2, 4]
     assert known.choices(SQUARE)[0].why == f"{HERE}, 4096 bfloat16 nt, 1.000 of cuBLAS there"
     # without what comes first, the next
-    assert configs(know(here[1], shipped=shipped).choices(SQUARE)) == [2, 1, 4]
+    assert configs(know(here[1], shipped=shipped).choices(SQUARE)) == [2, 4]
     assert configs(know(here[1], shipped=shipped[1:]).choices(SQUARE)) == [1, 3, 4]
     assert configs(know(shipped=shipped[1:]).choices(SQUARE)) == [3, 4]
     assert configs(know(shipped=shipped[2:]).choices(SQUARE)) == [4]
     near = know(here[1]).choices(SQUARE)
-    assert near[0].why == f"{HERE}, nearest to it 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there"
+    assert near[0].why.startswith(f"{HERE}, nearest to it 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, ")
+    assert 195 < float(near[0].why.split()[-4]) < 205  # twice the 100 µs there
 
 
 def test_other_software_of_the_same_model_counts_less(know: Callable[..., Knowledge]) -> None:
     known = know(winner(5, gpu=OLDER, ratio=1.5), winner(0))
     assert {k.origin for k in known.known} == {HERE, MODEL}
-    assert configs(known.choices(SQUARE)) == [0]
+    assert configs(known.choices(SQUARE)) == [0, 5]
     only = know(winner(5, gpu=OLDER))
     assert only.choices(SQUARE)[0].why.startswith(MODEL)
 
 
 def test_the_newest_of_two_sources_counts(know: Callable[..., Knowledge]) -> None:
     known = know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))
-    assert configs(known.choices(SQUARE)) == [1]
+    assert configs(known.choices(SQUARE)) == [1, 0]
 
 
 def test_kernels_compete_at_one_workload(know: Callable[..., Knowledge]) -> None:
@@ -90,6 +91,20 @@ def test_kernels_compete_at_the_nearest_workload(know: Callable[..., Knowledge])
     near = winner(0, workload=NEAR, ratio=0.9), winner(workload=NEAR, kernel="hopper.hilbert", config=text, ratio=1.0)
     known = know(*near, winner(1, workload=FAR, ratio=2.0))
     assert [choice.kernel for choice in known.choices(SQUARE)] == ["hopper.hilbert", "portable"]
+
+
+def test_what_won_at_neighbours_is_weighed_by_the_model(know: Callable[..., Knowledge]) -> None:
+    """Of two winners at neighbours, what it took there and how well it fits here decide, not which is nearer."""
+    tall, flat = (to_text(gemm.Config(tile_n=n)) for n in (256, 128))
+    asked = replace(SQUARE, N=4096 - 256)
+    near, farther = replace(asked, N=4096 - 512), replace(asked, M=2048)
+    slow = winner(workload=near, kernel="hopper.gemm", config=flat, ratio=1.0, us=200.0)
+    fast = winner(workload=farther, kernel="hopper.gemm", config=tall, ratio=1.0, us=80.0)
+    found = know(slow, fast).choices(asked)
+    assert [c.config for c in found if c.config] == [tall, flat]
+    (ruled,) = (choice for choice in found if not choice.config)
+    assert ruled.why.startswith("its own rule, ")
+    assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [flat, tall]
 
 
 def test_reach(know: Callable[..., Knowledge]) -> None:

@@ -29,7 +29,7 @@ from outblas.space import Space
 from outblas.verify.call import Call, Run, prepare
 from outblas.verify.cases import ADDENDS, Case
 from outblas.verify.kernels import caller, check
-from outblas.verify.oracle import ORACLES, Exact
+from outblas.verify.oracle import Exact, Result, against, bounded, exact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -175,19 +175,41 @@ def is_taken(case: Case, way: str) -> bool:
     return way == "rule" or (config is not None and gemm.unsupported(of_case(case), config) is None)
 
 
+def one_chain(call: Call) -> torch.Tensor:
+    """The product in fp32 by the ladder's first rung, which adds all of K in one chain of wgmmas."""
+    case, (a, b) = call.case, (call.a.armed, call.b.armed)
+    padded = [torch.nn.functional.pad(t, (0, -t.shape[-1] % 8, 0, -t.shape[-2] % 8)) for t in (a, b)]
+    a, b = (t.expand(*case.batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in padded)
+    products = [
+        outblas.matmul(x, y, kernel="hopper.tma_wgmma", out_dtype=FP32)[: case.M, : case.N]
+        for x, y in zip(a, b, strict=True)
+    ]
+    return torch.stack(products).reshape(*case.batch, case.M, case.N)
+
+
+def near(run: Run, case: Case) -> Result:
+    """Rounded to 16 bits, an error is held to torch's. In fp32 it shows how the tensor cores add: to the error of the
+    same instructions, for where cuBLAS takes others, or splits K, its own is up to seven times smaller.
+    """
+    if case.result_dtype is FP32:
+        return against("one chain", run, case, "cuda", one_chain, "that of one chain of wgmmas", 1.25)
+    return bounded(run, case, "cuda")
+
+
 def test_sampled_calls_are_right(ahead: Ahead, late: list[str]) -> None:
     calls = sampled()
     compiles = ahead((of_case(case), config_of(way, case)) for case, way in calls)
     faults = []
     for case, way in calls:
-        for oracle in ("exact", "bounded"):
+        run = runner(way, case)
+        for oracle in (lambda run, case: exact(run, case, "cuda"), near):
             try:
-                result = ORACLES[oracle](runner(way, case), case, "cuda")
+                result = oracle(run, case)
             except Exception as error:
-                error.add_note(f"{way}, {oracle}: {case!r}")
+                error.add_note(f"{way}: {case!r}")
                 raise
             if not result.ok:
-                faults.append(f"{way}, {oracle}: {case!r}: {result.message}")
+                faults.append(f"{way}, {result.oracle}: {case!r}: {result.message}")
     assert not faults, f"{len(faults)} of {2 * len(calls)} checks failed:\n" + "\n".join(faults[:10])
     assert not late or SMS != 132, f"beside {compiles} compiles made ahead: {late}"
 

@@ -113,13 +113,22 @@ def test_explain_passes_over_what_cannot_run(tmp_path: Path, monkeypatch: pytest
 def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     options = "--gpu", "h100", "--layout", "nn"
-    odd, even = json.loads(invoke("--explain", "512x511x512,512", *options, "--json").stdout)["choices"]
+    odd, even = json.loads(invoke("--explain", "1024x1023x1024,1024", *options, "--json").stdout)["choices"]
     assert odd["kernel"] == even["kernel"] == "hopper.gemm"
     assert even["remarks"] == []
     (said,) = odd["remarks"]
     assert "b is copied first" in said
-    assert "strides (511, 1)" in said
-    assert "b is copied first" in invoke("--explain", "512x511x512", *options).stdout
+    assert "strides (1023, 1)" in said
+    assert "b is copied first" in invoke("--explain", "1024x1023x1024", *options).stdout
+
+
+def test_explain_passes_over_what_copies_more_than_it_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
+    (found,) = json.loads(
+        invoke("--explain", "16x4096x4095", "--gpu", "h100", "--store", str(tmp_path / "none.sqlite"), "--json").stdout
+    )["choices"]
+    assert found["kernel"] == "portable"
+    assert any(said.startswith("hopper.gemm had better not: it copies") for said in found["passed_over"])
 
 
 def test_explain_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ def kernel_for(problem: Problem) -> str:
     sm_75 has tensor cores for fp16, which Triton's `tl.dot` does not use there: `turing.ldmatrix`, or where it has few
     tiles `turing.double_buffer`. GPUs whose tensor cores are reached by mma.sync alone, sm_80 to 89 and from sm_120 on,
     take `turing.cp_async` where it fills them: compiled for sm_80 and run on an H100, it is 1.02 to 1.40 times as fast
-    as `portable` there (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands. All else is
-    `portable`'s, whose `tl.dot` becomes wgmma or tcgen05 where there is such, and so are batch-invariant products on
-    other GPUs: they have no choice by shape.
+    as `portable` there (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands, but where its copies
+    of operands cost more than they save (`spared`). All else is `portable`'s, whose `tl.dot` becomes wgmma or tcgen05
+    where there is such, and so are batch-invariant products on other GPUs: they have no choice by shape.
     """
     if problem.device.type != "cuda":
         return "portable"
@@ -36,7 +36,7 @@ def kernel_for(problem: Problem) -> str:
 
 def by_rule(problem: Problem, arch: int, sms: int) -> str:
     """As `kernel_for`, for a GPU of so many SMs that need not be there."""
-    if arch == 90 and problem.dtype in (torch.float16, torch.bfloat16):
+    if arch == 90 and problem.dtype in (torch.float16, torch.bfloat16) and spared(PRODUCTION, problem) is None:
         return PRODUCTION
     if problem.batch_invariant:
         return "portable"
@@ -46,6 +46,34 @@ def by_rule(problem: Problem, arch: int, sms: int) -> str:
     if only_mma_sync and problem.dtype in (torch.float16, torch.bfloat16) and _suits_cp_async(problem, sms):
         return "turing.cp_async"
     return "portable"
+
+
+def spared(kernel: str, problem: Problem) -> str | None:
+    """Why a kernel that could take a product had better not: `hopper.gemm` copies operands that TMA cannot take, and
+    few rows or a small product do not pay for that. None if it should. A batch-invariant product has no choice.
+
+    Estimates in µs, fitted to 18 products on an H100 (WORKLOG.md): launches of copies and 1.4 TB/s; `hopper.gemm` at
+    700 TFLOP/s; `portable`, unaligned, at 60 TFLOP/s or half a µs for 64 terms of K.
+    """
+    if kernel != PRODUCTION or problem.batch_invariant:
+        return None
+    try:
+        from .hopper.gemm_host import copied
+    except ImportError:  # whoever loads the kernel says so
+        return None
+    copying = 0.0
+    for strides, extent, is_copied in zip((problem.a, problem.b), (problem.M, problem.N), copied(problem), strict=True):
+        if is_copied:
+            own = (size for size, stride in zip(problem.batch, strides[:-2], strict=True) if stride)
+            copying += 1.75 + 2 * 2 * extent * problem.K * math.prod(own) / 1.4e6
+    if not copying:
+        return None
+    flop = 2 * problem.M * problem.N * problem.K * math.prod(problem.batch)
+    with_copies = copying + 3 + flop / 700e6
+    in_place = max(flop / 60e6, 1.5 + problem.K / 128)
+    if with_copies <= in_place:
+        return None
+    return f"it copies operands first, about {with_copies:.0f} µs in all where portable takes {in_place:.0f}"
 
 
 def rivals(arch: int, dtype: str) -> tuple[str, ...]:

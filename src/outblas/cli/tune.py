@@ -193,13 +193,15 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
     known = choose.Knowledge(gpu, store)
     found = []
     for workload in workloads:
-        picked, passed = None, []
+        picked, passed, measured = None, [], known.measured(workload)
         for option in known.choices(workload) if mode != "off" else ():
-            reason = choose.refusal(option.kernel, option.config, workload, gpu)
-            if reason is None:
+            if reason := choose.refusal(option.kernel, option.config, workload, gpu):
+                passed.append(f"{option.kernel} cannot: {reason}")
+            elif reason := None if measured else choice.spared(option.kernel, prune.problem(workload)):
+                passed.append(f"{option.kernel} had better not: {reason}")
+            else:
                 picked = option
                 break
-            passed.append(f"{option.kernel} cannot: {reason}")
         if picked is None:
             rule = choice.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
             why = "OUTBLAS_TUNE=off: by rule" if mode == "off" else "nothing is known: by rule"

@@ -84,7 +84,7 @@ def bounded(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
     An addend counts as two more terms. The relative Frobenius error may be twice that of torch in the same dtypes and
     on the same device; of fewer than 256 different elements it is not judged.
     """
-    return _bounded("bounded", run, case, device, Call.torch_product, "torch's", 2.0)
+    return against("bounded", run, case, device, Call.torch_product, "torch's", 2.0)
 
 
 def chained(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
@@ -92,10 +92,10 @@ def chained(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
 
     torch is no measure of theirs where cuBLAS splits K: the error of several short chains is smaller.
     """
-    return _bounded("chained", run, case, device, Call.chained_product, "the chain's", 1.01)
+    return against("chained", run, case, device, Call.chained_product, "the chain's", 1.01)
 
 
-def _bounded(
+def against(
     oracle: str,
     run: Run,
     case: Case,
@@ -104,7 +104,10 @@ def _bounded(
     whose: str,
     times: float,
 ) -> Result:
-    """Normal data within the elementwise bound, its Frobenius error within so many times the reference's."""
+    """Normal data within the elementwise bound, its Frobenius error within so many `times` that of a reference product.
+
+    The reference is called `whose` in the message.
+    """
     call = prepare(case, device, _normal, _normal, _normal)
     call.run(run)
     theirs = reference(call)
