@@ -21,7 +21,7 @@ from .gpu import machine as machine_of
 from .records import Gpu, Workload
 from .subjects import Subject, registered
 
-EFFICIENCY = 0.5  # of the best config's share of useful work, below which a config is not tried
+EFFICIENCY = 0.5  # of the best config's share of useful work, below which a config must be the fastest by the model
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -111,9 +111,11 @@ def plan(
             text, shared = to_text(config), to_text(space.compiled_as(config))
             kept.append((Candidate(subject, config, text, shared, f, us, own=config == space.own), efficiency))
     best = max((efficiency for _, efficiency in kept), default=0.0)
+    wasteful = EFFICIENCY * best
+    quickest = min((candidate.predicted_us for candidate, efficiency in kept if efficiency >= wasteful), default=0.0)
     ranked = []
     for candidate, efficiency in kept:
-        if efficiency < EFFICIENCY * best and not candidate.own:
+        if efficiency < wasteful and candidate.predicted_us >= quickest and not candidate.own:
             drop(f"{efficiency:.2f} of the SMs' work is wanted, expected {EFFICIENCY * best:.2f}: half of the best's")
         else:
             ranked.append(candidate)

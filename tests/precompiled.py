@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outblas import registry
+from outblas import choice, registry
 from outblas.autotune import automatic
 from outblas.autotune.compilers import default_workers
 from outblas.autotune.processes import Context, start
@@ -49,10 +49,10 @@ def by_default(problem: Problem) -> HopperConfig | None:
     """What a call takes that names no kernel; None if that is another kernel."""
     for kernel, text in () if problem.batch else automatic.choices(problem):
         module = registry.load(kernel)
-        config = from_text(module.Config, text)
+        config = from_text(module.Config, text) if text or kernel != KERNEL else by_rule(problem)
         if module.unsupported(problem, config) is None:
             return config if kernel == KERNEL else None
-    return by_rule(problem)
+    return by_rule(problem) if choice.by_rule(problem, 90, SMS) == KERNEL else None
 
 
 def variant(asked: Asked) -> Any:
