@@ -19,6 +19,27 @@ def common(configs: Sequence[str]) -> str:
     return _joined([max(sorted(set(column)), key=column.count) for column in columns])
 
 
+def families(configs: Sequence[str]) -> list[list[str]]:
+    """Configs of one form in groups whose bases and differences take least space together: split again and again by
+    the values of a field, as long as that saves more than the bases cost.
+    """
+    found = [configs]
+    for i in range(len(items(configs[0]))):
+        parts: dict[str, list[str]] = {}
+        for config in configs:
+            parts.setdefault(items(config)[i][1], []).append(config)
+        split = [parts[value] for value in sorted(parts)]
+        found = min(found, split, key=lambda groups: sum(map(_room, groups)))
+    if len(found) == 1:
+        return [list(configs)]
+    return [family for group in found for family in families(group)]
+
+
+def _room(configs: Sequence[str]) -> int:
+    base = common(configs)
+    return len(base) + sum(len(difference(config, base)) for config in configs)
+
+
 def difference(config: str, base: str) -> str:
     """The fields in which a config differs from a base of its form."""
     return _joined([item for item, own in zip(items(config), items(base), strict=True) if item != own])

@@ -154,14 +154,18 @@ def _entry(winner: Winner) -> Entry:
 
 
 def _packed(table: Table) -> Fields:
-    """As the file has it: each kernel with a base config, and a row an entry. Two forms of config make two bases."""
+    """As the file has it: each kernel with a base config, and a row an entry. Two forms of config make two bases, so do
+    two families.
+    """
     alike: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
     for entry in sorted(table.entries, key=_order):
         alike.setdefault((entry.kernel, compact.form(entry.config)), []).append(entry)
     kernels = []
     for (kernel, _), entries in sorted(alike.items()):
-        base = compact.common([entry.config for entry in entries])
-        kernels.append({"kernel": kernel, "base": base, "entries": [_row(entry, base) for entry in entries]})
+        for family in compact.families(sorted({entry.config for entry in entries})):
+            base = compact.common(family)
+            rows = [_row(entry, base) for entry in entries if entry.config in family]
+            kernels.append({"kernel": kernel, "base": base, "entries": rows})
     head = {"format": TABLE, "version": VERSIONS[TABLE], "gpu": vars(table.gpu)}
     return {**head, "columns": list(checks.ENTRY), "kernels": kernels}
 

@@ -363,12 +363,39 @@ def test_packed_results_say_what_they_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        ([{"x": 1, "y": 2}, {"y": 3}, {"x": 4, "z": 5}], [{"v": ["x", "y", "z"]}]),
+        ([[{"x": [1, 2]}, {"x": {"a": 1}, "y": 2}], [], [{"y": 3}]], [{"v": ["x", "y"]}]),
+        ([{"x": 1}, [{"x": 2}]], [{"v": ["x"]}]),
+        ([{"x": [1]}, {"x": [2]}], ["v"]),  # of one object in a list, or of two
+        ([{"x": None}, {"x": 2}], ["v"]),
+        ([{}, {"x": 2}], ["v"]),
+        ([[1, 2], [3]], ["v"]),
+        ([3, {"x": 1}], ["v"]),
+    ],
+)
+def test_objects_within_are_packed_too(tmp_path: Path, values: list[Any], columns: list[Any]) -> None:
+    said = [{"v": value} for value in values]
+    path = write(tmp_path / "a.json", {"environment": {}, "results": said})
+    made = results.packed(path)
+    assert made["columns"] == columns
+    write(path, made)
+    assert results.parsed(path)["results"] == said
+    assert results.packed(path) == made
+
+
+@pytest.mark.parametrize(
     ("columns", "rows", "message"),
     [
         ("us", [[1]], "columns is 'us', expected the names of fields"),
         (["us"], [[1, 2]], r"results\[0\] is \[1, 2\], expected a list of up to 1 values"),
         (["us"], [{"us": 1}], r"results\[0\] is \{'us': 1\}, expected a list"),
         (["us"], 3, "results is int, expected a list"),
+        ([{"us": "x"}], [[[1]]], "expected the names of fields"),
+        ([{"us": ["x"], "v": []}], [[[1]]], "expected the names of fields"),
+        ([{"us": ["x"]}], [[1]], r"results\[0\]\.us is 1, expected lists of up to 1 values"),
+        ([{"us": ["x"]}], [[[[1, 2]]]], r"results\[0\]\.us is \[\[1, 2\]\], expected lists"),
     ],
 )
 def test_badly_packed_results_are_refused(tmp_path: Path, columns: Any, rows: Any, message: str) -> None:

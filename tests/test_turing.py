@@ -297,7 +297,8 @@ GPUS = [
     (80, FP16, (4096, 4096, 4094), "nt", "turing.cp_async"),
     (80, torch.float32, (4096, 4096, 4096), "nt", "portable"),
     (90, FP16, (4096, 4096, 4096), "nt", "hopper.gemm"),
-    (90, BF16, (33, 5, 7), "nn", "hopper.gemm"),
+    (90, BF16, (33, 8, 16), "nn", "hopper.gemm"),
+    (90, BF16, (33, 5, 7), "nn", "portable"),  # which copies nothing
     (90, torch.float32, (4096, 4096, 4096), "nt", "portable"),
     (100, BF16, (4096, 4096, 4096), "nt", "portable"),
     (120, BF16, (4096, 4096, 4096), "nt", "turing.cp_async"),

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..autotune.choose import short
 from ..autotune.transfer import Entry, Table, read_table
-from ..shapes import to_text
+from ..choice import PRODUCTION
+from ..shapes import SUITE, Shape, to_text
 from .page import environment_notes
 
 
 def table(path: Path) -> str:
-    """In Markdown: a row a shape, the winner in each dtype and layout. Raises ValueError for what is no table."""
+    """In Markdown: a row a shape of the suite, the winner in each dtype and layout; of other shapes what they reach.
+    Raises ValueError for what is no table.
+    """
     found = read_table(path)
     kinds = sorted({entry.workload.kind for entry in found.entries})
     shapes = sorted({entry.workload.shape for entry in found.entries}, key=lambda s: (s[0] * s[1] * s[2], s))
     heads = [f"{dtype} {layout}" for dtype, _, layout in kinds]
     lines = [f"| shape | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
-    for shape in shapes:
-        cells = [_cell([e for e in found.entries if e.workload.shape == shape and e.workload.kind == k]) for k in kinds]
+    for shape in [shape for shape in shapes if shape in SUITE]:
+        cells = [_cell(_best(found, shape, kind)) for kind in kinds]
         lines.append(f"| {to_text(shape)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"{_note(found)}\n"])
+    lines += ["", _note(found)]
+    for kind, head in zip(kinds, heads, strict=True):
+        best = {shape: _best(found, shape, kind) for shape in shapes if shape not in SUITE}
+        said = [f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry]
+        lines += ["", f"Others, {head}: {', '.join(said)}."] if said else []
+    return "\n".join([*lines, ""])
 
 
-def _cell(entries: Sequence[Entry]) -> str:
+def _best(found: Table, shape: Shape, kind: tuple[str, str, str]) -> Entry | None:
+    there = (e for e in found.entries if e.workload.shape == shape and e.workload.kind == kind)
+    return max(there, key=lambda entry: entry.ratio, default=None)
+
+
+def _ratio(entry: Entry) -> str:
+    return f"{entry.ratio:.3f}" + ("" if entry.kernel == PRODUCTION else f" (`{entry.kernel}`)")
+
+
+def _cell(best: Entry | None) -> str:
     """The fastest kernel, how it compares with cuBLAS, and what its config changes of its own."""
-    if not entries:
+    if best is None:
         return "–"
-    best = max(entries, key=lambda entry: entry.ratio)
     changed = short(best.kernel, best.config)
     config = f"<br>{changed.replace(',', ', ')}" if changed else ""
     return f"{best.ratio:.3f} `{best.kernel}`{config}"
