@@ -23,7 +23,7 @@ def families(configs: Sequence[str]) -> list[list[str]]:
     """Configs of one form in groups whose bases and differences take least space together: split again and again by
     the values of a field, as long as that saves more than the bases cost.
     """
-    found = [configs]
+    found = [list(configs)]
     for i in range(len(items(configs[0]))):
         parts: dict[str, list[str]] = {}
         for config in configs:
@@ -31,7 +31,7 @@ def families(configs: Sequence[str]) -> list[list[str]]:
         split = [parts[value] for value in sorted(parts)]
         found = min(found, split, key=lambda groups: sum(map(_room, groups)))
     if len(found) == 1:
-        return [list(configs)]
+        return found
     return [family for group in found for family in families(group)]
 
 
