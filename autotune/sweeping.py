@@ -97,7 +97,8 @@ def sweep(
         dtype: of the operands: bfloat16, float16, float32 (IEEE products) or tf32. out_dtype: float32 for 16-bit
             operands whose product is wanted in fp32; by default that of the operands.
         layout: "nt", "nn", "tn", "tt", or several: A then B, n stored by rows, t transposed.
-        budget: seconds for all of it; None: until all is done. A workload keeps a quarter of its share for the finals.
+        budget: seconds for all of it, of which a workload gets 5 at least; None: until all is done. A workload keeps a
+            quarter of its share for the finals.
         trials: configs of each kernel to measure for each workload, the best by the ranker; None: all valid ones.
         top_k: configs in the finals.
         gpus: "all", indices ("0,1", 0, [0, 1]), or "cpu": the interpreter, for portable. Ignored with engine "ray".
