@@ -46,7 +46,7 @@ def tune(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")] = "bfloat16",
     out_dtype: Annotated[str, typer.Option(help="float32 for 16-bit operands with an fp32 product.")] = "",
     layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")] = "nt",
-    budget: Annotated[str, typer.Option(help="For all of it, 5s a shape at least: 90s, 20m, 8h. Default: until done.")] = "",
+    budget: Annotated[str, typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done.")] = "",
     trials: Annotated[
         int | None,
         typer.Option(min=1, help="Configs of each kernel at a shape, the ranker's best. All by default."),
