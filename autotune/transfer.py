@@ -162,7 +162,7 @@ def _packed(table: Table) -> Fields:
         alike.setdefault((entry.kernel, compact.form(entry.config)), []).append(entry)
     kernels = []
     for (kernel, _), entries in sorted(alike.items()):
-        for family in compact.families(sorted({entry.config for entry in entries})):
+        for family in compact.families([entry.config for entry in entries]):
             base = compact.common(family)
             rows = [_row(entry, base) for entry in entries if entry.config in family]
             kernels.append({"kernel": kernel, "base": base, "entries": rows})
