@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .. import dispatch, fallback, operands
-from ..choice import rivals, spared
+from ..choice import rivals
 from ..operands import Problem
 from . import choose
 from .choose import HERE, Knowledge
@@ -34,14 +34,12 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         known = choose.knowledge(index)
         if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
             known = _first_time(workload, index) or known
-        found = known.choices(workload)
+        found = [c for c in known.choices(workload) if known.objection(c.kernel, workload, problem) is None]
     except Exception as error:  # costs speed, and the caller no product
         fallback.complain(f"nothing that was tuned is used: {error}")
         return
-    measured = known.measured(workload)
     for choice in found:
-        if measured or spared(choice.kernel, problem) is None:
-            yield choice.kernel, choice.config
+        yield choice.kernel, choice.config
 
 
 def of_problem(problem: Problem) -> Workload | None:

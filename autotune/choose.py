@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..choice import MODES, PRODUCTION, Mode
+from ..choice import MODES, PRODUCTION, Mode, spared
+from ..operands import Problem
 from ..shapes import to_text
 from ..space import Footprint, Space
 from . import model, transfer
@@ -35,8 +36,7 @@ _ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
 
 @dataclass(frozen=True)
 class Known:
-    """A config that won at a workload, where that is known from, and how fast it was: µs, and cuBLAS's time over its
-    own."""
+    """A config that won at a workload, where that is known from, its µs, and cuBLAS's time over its own."""
 
     origin: str
     gpu: str
@@ -73,9 +73,16 @@ class Knowledge:
             found = self._choices[workload] = tuple(self._ranked(workload))
         return found
 
-    def measured(self, workload: Workload) -> bool:
-        """Whether some kernel was tuned for this very workload."""
-        return any(known.workload == workload for known in self.known)
+    def objection(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
+        """Why a kernel had better not take a product of this workload, or None: `choice.spared`. Where the workload was
+        tuned, its packed operands have decided, if they are copied too.
+        """
+        from . import prune
+
+        reason = spared(kernel, problem)
+        if reason and any(known.workload == workload for known in self.known):
+            return reason if spared(kernel, prune.problem(workload)) is None else None
+        return reason
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:
         """The path to the choice, for people: every place that was looked in, and what it said."""
@@ -104,41 +111,53 @@ class Knowledge:
         return said
 
     def _ranked(self, workload: Workload) -> Iterator[Choice]:
+        # Who tuned one kernel has said nothing of the others: of one workload, all that is known competes.
+        own = [known for known in self.known if known.origin != COUSIN]
+        exact = _best_by_kernel(known for known in own if known.workload == workload)
         seen = set()
-        for origins in (_ORIGINS[:3], _ORIGINS[3:]):
-            there = [known for known in self.known if known.origin in origins]
-            exact = sorted((k for k in there if k.workload == workload), key=lambda k: _ORIGINS.index(k.origin))
-            # Who tuned one kernel has said nothing of the others: of one workload, all that is known competes.
-            best = [_exact(known) for known in (*_best_by_kernel(exact), *exact)]
-            for choice in best or self._carried(there, workload):
-                key = choice.kernel, choice.config
-                if key not in seen:
-                    seen.add(key)
-                    yield choice
+        for choice in self._tuned(exact, workload) if exact else self._carried(workload):
+            key = choice.kernel, choice.config
+            if key not in seen:
+                seen.add(key)
+                yield choice
         if not seen:
             yield from self._by_model(workload)[:SHORTLIST]
 
-    def _carried(self, there: Sequence[Known], workload: Workload) -> list[Choice]:
+    def _tuned(self, exact: Sequence[Known], workload: Workload) -> Iterator[Choice]:
+        """What was tuned for the workload itself and, should that fail, the nearest of each origin."""
+        alike = [known for known in self.known if known.workload.kind == workload.kind]
+        found = list(exact)
+        for origins in ((HERE, MODEL), (SHIPPED,), (COUSIN,)):
+            found += _nearest([known for known in alike if known.origin in origins], workload)
+        for known in found:
+            if distance(known.workload, workload) <= REACH:
+                yield Choice(known.kernel, known.config, _why(known, workload))
+
+    def _carried(self, workload: Workload) -> list[Choice]:
         """What won at neighbours, the fastest here first: by the time it took there, and by the model's opinion of how
-        much longer it takes here. Where the model has none, the nearest first.
+        much longer it takes here. Where the model has none, the nearest first. Other models of GPU come last.
         """
-        there = [known for known in there if _akin(known, workload) and distance(known.workload, workload) <= REACH]
-        near = sorted(there, key=lambda known: (distance(known.workload, workload), known.workload, -known.ratio))
-        found, trust = list[tuple[float, Choice]](), dict[str, list[float]]()
-        for known in near[:NEIGHBOURS]:
-            place = f"{known.origin}, nearest to it {known.workload}, {known.ratio:.3f} of cuBLAS there"
+        near = [k for k in self.known if _akin(k, workload) and distance(k.workload, workload) <= REACH]
+        near.sort(key=lambda k: (distance(k.workload, workload), k.workload, -k.ratio))
+        own = [known for known in near if known.origin != COUSIN]
+        cousins = [known for known in near if known.origin == COUSIN]
+        return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(cousins[:NEIGHBOURS], workload)
+
+    def _weighed(self, near: Sequence[Known], workload: Workload) -> list[Choice]:
+        found = list[tuple[float, Choice]]()
+        shares = []  # of the model's time that the production kernel took
+        for known in near:
             here, then = (self._predicted(known.kernel, known.config, w) for w in (workload, known.workload))
-            if here is None or then is None:
-                found.append((math.inf, Choice(known.kernel, known.config, place)))
-                continue
-            us = known.us * here / then
-            trust.setdefault(known.kernel, []).append(known.us / then)
-            found.append((us, Choice(known.kernel, known.config, f"{place}, {us:.1f} µs expected here")))
-        for kernel, shares in trust.items():
-            own = self._predicted(kernel, "", workload) if kernel == PRODUCTION else None
-            if own is not None:
-                us = own * statistics.median(shares)
-                found.append((us, Choice(kernel, "", f"its own rule, {us:.1f} µs expected by what neighbours took")))
+            us, why = math.inf, _why(known, workload)
+            if here is not None and then is not None:
+                us = known.us * here / then
+                why += f", {us:.1f} µs expected here"
+                shares += [known.us / then] if known.kernel == PRODUCTION else []
+            found.append((us, Choice(known.kernel, known.config, why)))
+        ruled = self._predicted(PRODUCTION, "", workload) if shares else None
+        if ruled is not None:
+            us = ruled * statistics.median(shares)
+            found.append((us, Choice(PRODUCTION, "", f"its own rule, {us:.1f} µs expected by what neighbours took")))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
     def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:
@@ -314,5 +333,6 @@ def short(kernel: str, config: str) -> str:
         return config
 
 
-def _exact(known: Known) -> Choice:
-    return Choice(known.kernel, known.config, f"{known.origin}, {known.workload}, {known.ratio:.3f} of cuBLAS there")
+def _why(known: Known, workload: Workload) -> str:
+    place = str(workload) if known.workload == workload else f"neighbour {known.workload}"
+    return f"{known.origin}, {place}, {known.ratio:.3f} of cuBLAS there"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, knowing, winner
 
-from outblas.autotune import choose, transfer
+from outblas.autotune import choose, prune, transfer
 from outblas.autotune.choose import COUSIN, HERE, MODEL, REACH, SHIPPED, Choice, Knowledge
 from outblas.autotune.records import Workload
 from outblas.autotune.store import Store
@@ -55,26 +55,26 @@ def test_places_in_order(know: Callable[..., Knowledge]) -> None:
     assert configs(known.choices(SQUARE)) == [0, 2, 4]
     assert known.choices(SQUARE)[0].why == f"{HERE}, 4096 bfloat16 nt, 1.000 of cuBLAS there"
     # without what comes first, the next
-    assert configs(know(here[1], shipped=shipped).choices(SQUARE)) == [2, 4]
+    assert configs(know(here[1], shipped=shipped).choices(SQUARE)) == [2, 1, 4]
     assert configs(know(here[1], shipped=shipped[1:]).choices(SQUARE)) == [1, 3, 4]
     assert configs(know(shipped=shipped[1:]).choices(SQUARE)) == [3, 4]
     assert configs(know(shipped=shipped[2:]).choices(SQUARE)) == [4]
     near = know(here[1]).choices(SQUARE)
-    assert near[0].why.startswith(f"{HERE}, nearest to it 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, ")
+    assert near[0].why.startswith(f"{HERE}, neighbour 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, ")
     assert 195 < float(near[0].why.split()[-4]) < 205  # twice the 100 µs there
 
 
 def test_other_software_of_the_same_model_counts_less(know: Callable[..., Knowledge]) -> None:
     known = know(winner(5, gpu=OLDER, ratio=1.5), winner(0))
     assert {k.origin for k in known.known} == {HERE, MODEL}
-    assert configs(known.choices(SQUARE)) == [0, 5]
+    assert configs(known.choices(SQUARE)) == [0]
     only = know(winner(5, gpu=OLDER))
     assert only.choices(SQUARE)[0].why.startswith(MODEL)
 
 
 def test_the_newest_of_two_sources_counts(know: Callable[..., Knowledge]) -> None:
     known = know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))
-    assert configs(known.choices(SQUARE)) == [1, 0]
+    assert configs(known.choices(SQUARE)) == [1]
 
 
 def test_kernels_compete_at_one_workload(know: Callable[..., Knowledge]) -> None:
@@ -105,6 +105,19 @@ def test_what_won_at_neighbours_is_weighed_by_the_model(know: Callable[..., Know
     (ruled,) = (choice for choice in found if not choice.config)
     assert ruled.why.startswith("its own rule, ")
     assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [flat, tall]
+
+
+def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Callable[..., Knowledge]) -> None:
+    even, odd = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
+    text = to_text(gemm.Config())
+    known = know(*(winner(workload=each, kernel="hopper.gemm", config=text) for each in (even, odd)))
+    packed = prune.problem(even)
+    offset = replace(packed, alignment=(16, 2, 16))  # B is copied: 16 rows do not pay for it
+    assert known.objection("hopper.gemm", even, packed) is None
+    assert "copies operands first" in str(known.objection("hopper.gemm", even, offset))
+    assert known.objection("portable", even, offset) is None
+    assert known.objection("hopper.gemm", odd, prune.problem(odd)) is None
+    assert "copies" in str(know().objection("hopper.gemm", odd, prune.problem(odd)))
 
 
 def test_reach(know: Callable[..., Knowledge]) -> None:

@@ -86,7 +86,7 @@ def test_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, near, nowhere = found["choices"]
     assert (here["kernel"], here["config"]) == ("portable", to_text(PortableConfig(group_m=5)))
     assert here["why"] == "tuned on this GPU, 4096 bfloat16 nt, 1.100 of cuBLAS there"
-    assert "nearest to it 4096 bfloat16 nt" in near["why"]
+    assert "neighbour 4096 bfloat16 nt" in near["why"]
     assert nowhere["why"].startswith("analytic model")
     assert [step["place"] for step in here["steps"]] == [
         "tuned on this GPU", "tuned on this GPU model, other versions", "shipped table of this GPU model",

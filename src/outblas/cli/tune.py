@@ -193,11 +193,11 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
     known = choose.Knowledge(gpu, store)
     found = []
     for workload in workloads:
-        picked, passed, measured = None, [], known.measured(workload)
+        picked, passed = None, []
         for option in known.choices(workload) if mode != "off" else ():
             if reason := choose.refusal(option.kernel, option.config, workload, gpu):
                 passed.append(f"{option.kernel} cannot: {reason}")
-            elif reason := None if measured else choice.spared(option.kernel, prune.problem(workload)):
+            elif reason := known.objection(option.kernel, workload, prune.problem(workload)):
                 passed.append(f"{option.kernel} had better not: {reason}")
             else:
                 picked = option

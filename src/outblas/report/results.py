@@ -11,6 +11,7 @@ from typing import Any
 from ..bench.record import BASE, MODES, UNCHECKED, Record
 from ..machines import Machine, of_device, short_name
 from ..shapes import Shape
+from . import packing
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 FOLDER = ROOT / "results"
@@ -130,93 +131,22 @@ def parsed(path: Path) -> Any:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON: {error}") from None
-    return _unpacked(report, path)
+    if _is_report(report) and "columns" in report:
+        try:
+            report["results"] = packing.unpack(report.pop("columns"), report["results"])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return report
 
 
 def packed(path: Path) -> dict[str, Any]:
-    """A result file's content with the names of fields said once and a row for each entry, in half the space. So for
-    objects, or lists of them, that a field holds: {field: names of theirs} stands for its name then.
-
-    Raises ValueError for a file of another form.
-    """
+    """A result file's content in half the space, as `packing` has it. Raises ValueError for a file of another form."""
     report = parsed(path)
     entries = report["results"] if _is_report(report) else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError(f"{path}: expected an object with environment and results, a list of objects")
-    columns = list(dict.fromkeys(name for entry in entries for name in entry))
-    inner = {name: _inner([entry[name] for entry in entries if entry.get(name) is not None]) for name in columns}
-    rows = [_row(entry, columns) for entry in entries]
-    for row in rows:
-        for i, (name, value) in enumerate(zip(columns, row, strict=False)):
-            if inner[name] and value is not None:
-                own = inner[name]
-                row[i] = _row(value, own) if isinstance(value, dict) else [_row(each, own) for each in value]
-    head = {name: value for name, value in report.items() if name != "results"}
-    said = [{name: inner[name]} if inner[name] else name for name in columns]
-    return {**head, "columns": said, "results": rows}
-
-
-def _inner(values: list[Any]) -> list[str]:
-    """The fields of objects, or of lists of objects, that can be told apart when packed; of other values none."""
-    whole = [value for value in values if isinstance(value, dict)]
-    parts = [each for value in values if isinstance(value, list) for each in value]
-    apart = all(not isinstance(item, list | dict) for value in whole for item in value.values())
-    if len(whole) + sum(isinstance(value, list) for value in values) < len(values) or not (apart and all(whole)):
-        return []
-    if not all(isinstance(each, dict) and each and None not in each.values() for each in whole + parts):
-        return []
-    return list(dict.fromkeys(name for each in whole + parts for name in each))
-
-
-def _row(entry: dict[str, Any], columns: list[str]) -> list[Any]:
-    """Values by column, null where there is none, without the nulls at the end."""
-    values = [entry.get(name) for name in columns]
-    while values and values[-1] is None:
-        values.pop()
-    return values
-
-
-def _object(row: list[Any], columns: list[str]) -> dict[str, Any]:
-    return {name: value for name, value in zip(columns, row, strict=False) if value is not None}
-
-
-def _unpacked(report: Any, path: Path) -> Any:
-    if not _is_report(report) or "columns" not in report:
-        return report
-    columns, rows = report.pop("columns"), report["results"]
-    if not (isinstance(columns, list) and all(map(_is_column, columns))):
-        raise ValueError(f"{path}: columns is {columns!r}, expected the names of fields")
-    names = [name if isinstance(name, str) else next(iter(name)) for name in columns]
-    inner = {name: fields for column in columns if isinstance(column, dict) for name, fields in column.items()}
-    if isinstance(rows, list):
-        report["results"] = found = []
-        for i, row in enumerate(rows):
-            if not _fits(row, names):
-                raise ValueError(f"{path}: results[{i}] is {row!r}, expected a list of up to {len(names)} values")
-            found.append(_object(row, names))  # every reader takes a missing figure for null
-            for name, fields in inner.items():
-                value = found[-1].get(name)
-                if value is None:
-                    continue
-                several = isinstance(value, list) and all(isinstance(each, list) for each in value)
-                if not all(_fits(each, fields) for each in (value if several else [value])):
-                    raise ValueError(
-                        f"{path}: results[{i}].{name} is {value!r}, expected lists of up to {len(fields)} values"
-                    )
-                found[-1][name] = [_object(each, fields) for each in value] if several else _object(value, fields)
-    return report
-
-
-def _is_column(column: Any) -> bool:
-    """A name, or a name with those of the fields of what it holds."""
-    if isinstance(column, dict) and len(column) == 1:
-        (fields,) = column.values()
-        return isinstance(fields, list) and all(isinstance(each, str) for each in fields)
-    return isinstance(column, str)
-
-
-def _fits(row: Any, columns: list[str]) -> bool:
-    return isinstance(row, list) and len(row) <= len(columns)
+    columns, rows = packing.pack(entries)
+    return {name: value for name, value in report.items() if name != "results"} | {"columns": columns, "results": rows}
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:

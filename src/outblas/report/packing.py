@@ -1,0 +1,88 @@
+"""Entries of a result file in little space: the names of fields once, and a row of values for each entry.
+
+A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for its name then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+Row = list[Any]
+
+
+def pack(entries: list[dict[str, Any]]) -> tuple[list[Any], list[Row]]:
+    """Columns and rows. A field that is null and one that is missing become the same."""
+    columns = _names(entries)
+    inner = {name: _inner([entry[name] for entry in entries if entry.get(name) is not None]) for name in columns}
+    said = [{name: inner[name]} if inner[name] else name for name in columns]
+    packed = ({name: _packed(value, inner[name]) for name, value in entry.items()} for entry in entries)
+    return said, [_row(entry, columns) for entry in packed]
+
+
+def unpack(columns: Any, rows: Any) -> Any:
+    """The entries, null where there was none left out; rows that are no list as they are. Raises ValueError."""
+    if not (isinstance(columns, list) and all(map(_is_column, columns))):
+        raise ValueError(f"columns is {columns!r}, expected the names of fields")
+    if not isinstance(rows, list):
+        return rows
+    inner = dict((column, []) if isinstance(column, str) else next(iter(column.items())) for column in columns)
+    entries = [_object(row, list(inner), f"results[{i}]") for i, row in enumerate(rows)]
+    return [
+        {name: _unpacked(value, inner[name], f"results[{i}].{name}") for name, value in entry.items()}
+        for i, entry in enumerate(entries)
+    ]
+
+
+def _names(entries: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for entry in entries for name in entry))
+
+
+def _inner(values: list[Any]) -> list[str]:
+    """The fields of objects, or of lists of objects, that can be told apart when packed; of other values none."""
+    whole = [value for value in values if isinstance(value, dict)]
+    lists = [value for value in values if isinstance(value, list)]
+    objects = whole + [each for value in lists for each in value]
+    if len(whole) + len(lists) < len(values) or not all(isinstance(each, dict) for each in objects):
+        return []
+    if not all(each and None not in each.values() for each in objects):
+        return []
+    if any(isinstance(item, list | dict) for each in whole for item in each.values()):  # a row of rows is a list's
+        return []
+    return _names(objects)
+
+
+def _packed(value: Any, inner: list[str]) -> Any:
+    if not inner or value is None:
+        return value
+    return _row(value, inner) if isinstance(value, dict) else [_row(each, inner) for each in value]
+
+
+def _unpacked(value: Any, inner: list[str], where: str) -> Any:
+    if not inner:
+        return value
+    if isinstance(value, list) and all(isinstance(each, list) for each in value):
+        return [_object(each, inner, where) for each in value]
+    return _object(value, inner, where)
+
+
+def _row(entry: dict[str, Any], columns: list[str]) -> Row:
+    """Values by column, null where there is none, without the nulls at the end."""
+    values = [entry.get(name) for name in columns]
+    while values and values[-1] is None:
+        values.pop()
+    return values
+
+
+def _object(row: Any, columns: list[str], where: str) -> dict[str, Any]:
+    if not isinstance(row, list) or len(row) > len(columns):
+        raise ValueError(f"{where} is {row!r}, expected a list of up to {len(columns)} values")
+    return {name: value for name, value in zip(columns, row, strict=False) if value is not None}
+
+
+def _is_column(column: Any) -> bool:
+    """A name, or a name with those of the fields of what it holds."""
+    if isinstance(column, dict) and len(column) == 1:
+        (fields,) = column.values()
+        return isinstance(fields, list) and all(isinstance(each, str) for each in fields)
+    return isinstance(column, str)
