@@ -189,7 +189,7 @@ def one_chain(call: Call) -> torch.Tensor:
 
 def near(run: Run, case: Case) -> Result:
     """Rounded to 16 bits, an error is held to torch's. In fp32 it shows how the tensor cores add: to the error of the
-    same instructions, for where cuBLAS takes others, or splits K, its own is up to seven times smaller.
+    same instructions; torch's may be a seventh of it (WORKLOG.md).
     """
     if case.result_dtype is FP32:
         return against("one chain", run, case, "cuda", one_chain, "that of one chain of wgmmas", 1.25)
