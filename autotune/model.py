@@ -17,7 +17,7 @@ from .records import Workload
 LATENCY = 600.0  # cycles from asking for operands until they are there, L2 at work
 DRAIN = 140.0  # cycles a step in which a group that keeps nothing in flight waits for its products to end
 SHARPNESS = 2.5  # of the maximum of what bounds a step: they disturb each other where they are close
-SLOT = 20.0  # cycles a step for barriers and descriptors
+SLOT = 40.0  # cycles a step for barriers and descriptors
 L2_SHARE = 1.35  # of L2's peak that many SMs get: requests for the same lines merge on their way
 L2_SHARE_HELD = 1.7  # where L2 holds all that a call touches, from call to call: 66 bytes a cycle and SM at 1024
 HELD = 0.8  # of L2; an estimate
@@ -25,6 +25,7 @@ LARGER = 0.55  # by how much bytes of the larger operand cost more than those of
 DRAM_SHARE = 0.82  # of DRAM's peak
 DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 L2_PORT = 128.0  # bytes a cycle into one SM
+GATHERED = 100.0  # of them where those of a GPC ask for the same lines
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
@@ -112,6 +113,8 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     held = touched <= HELD * machine.l2_bytes
     share = L2_SHARE_HELD if held else L2_SHARE
     l2 = loaded / min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
+    if f.gathered and waves <= 1:
+        l2 = (f.tile_m + f.tile_n) * f.tile_k * size / GATHERED
     drained = 0.0 if f.in_flight else DRAIN / f.groups / together
     if f.stages == 1:
         waited = (LATENCY + l2 + products + drained) / together

@@ -34,8 +34,9 @@ class HopperConfig:
     `pingpong` consumers multiply a tile each in turn, not halves of the same; `k_serpentine` walks K backwards in every
     other tile of a CTA, whose last slices are still in L2; `split_k` pieces of K are added in their order by the CTA
     that ends last; `stream_k` cuts the tiles that fill no whole wave into as many pieces as there are clusters;
-    `cluster_k` CTAs of a cluster have a part of K each, and add up in each other's shared memory; `pdl` lets a call
-    start before the one ahead of it has ended (programmatic dependent launch).
+    `cluster_k` CTAs of a cluster have a part of K each, and add up in each other's shared memory; `gpc`: where no CTA
+    has two tiles, the SMs of a GPC have neighbours; `pdl` lets a call start before the one ahead of it has ended
+    (programmatic dependent launch).
     Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races; `phases` counts the
     cycles of each role. Neither is for speed.
     """
@@ -53,6 +54,7 @@ class HopperConfig:
     group_m: int = 16
     group_n: int = 8
     sms: int = 0
+    gpc: bool = False
     cluster_m: int = 1
     cluster_n: int = 1
     reorder_stores: bool = False
@@ -144,6 +146,7 @@ def unscheduled(config: HopperConfig) -> HopperConfig:
         group_m=plain.group_m,
         group_n=plain.group_n,
         sms=plain.sms,
+        gpc=plain.gpc,
         swap=plain.swap,
         split_k=pieces,
     )

@@ -6,12 +6,14 @@ Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): 
     rows, batches, alpha and beta. K in parts: within a cluster through shared memory (`exchange`), across the GPU
     through memory, added in their order by whoever ends last (`pieces`). Consumers share a tile or take turns
     (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its slot is released
-    one later. Each operand has a warp that loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves
-    through shared memory at any width, by rows or by columns (`epilogue`).
+    one later. Where no CTA has two tiles, those of a GPC are neighbours (`placement`). Each operand has a warp that
+    loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves through shared memory at any width, by rows
+    or by columns (`epilogue`).
 Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025 without.
-    Walking K backwards in every other tile is worth 0.5% there. 64×64 tiles in 2×1 clusters are 1.45 at 128×4096×4096.
-    Two parts of K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call does before its first product
-    and after its last is 0.3 to 1.5 µs less than it was. WORKLOG.md has each lever's figures.
+    Walking K backwards in every other tile is worth 0.5% there. Neighbours in a GPC ask L2 for a line once: 1024 is
+    1.12 with them, 0.95 without. Two parts of K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call
+    does before its first product and after its last is 0.3 to 1.5 µs less than it was. WORKLOG.md has each lever's
+    figures.
 Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
 """
 
@@ -47,6 +49,7 @@ class Config(hilbert.Config):
     order: str = "serpentine"
     group_m: int = 8
     sms: int = 0
+    gpc: bool = True
     store_buffers: int = 2
     k_serpentine: bool = True
 
@@ -54,8 +57,8 @@ class Config(hilbert.Config):
 @dataclass(frozen=True)
 class Form:
     """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time, or its columns
-    (`by_columns`); `staged`: TMA can write it. `ordered`: tiles come in the order of a table; `once`: no cluster has
-    more than one piece of work.
+    (`by_columns`); `staged`: TMA can write it. `once`: no cluster has more than one piece of work. `ordered`: a table
+    numbers the tiles, of all matrices where they are done at once, else of one.
     """
 
     width: int
@@ -72,7 +75,9 @@ class Gemm(tma_store.TmaStore):
     """C = alpha A B + beta C. Who multiplies what is `work`'s."""
 
     ring_type = GroupRing
-    introduces = frozenset({"swap", "elastic", "pingpong", "k_serpentine", "split_k", "stream_k", "cluster_k", "pdl"})
+    introduces = frozenset(
+        {"swap", "elastic", "pingpong", "k_serpentine", "split_k", "stream_k", "cluster_k", "gpc", "pdl"}
+    )
 
     def __init__(self, config: HopperConfig, form: Form):
         if reason := self.invalid_reason(config):
@@ -128,8 +133,8 @@ class Gemm(tma_store.TmaStore):
         beta: Float32,
         stream,
     ):
-        """a: (M, K), b: (K, N), c: (M, N), each with the batch last where there is one. `table`: tiles of one matrix in
-        their order, int32, or None; `addend`: (M, N) or None; `sums`, fp32, and `counters`, int32 and 0: of pieces of
+        """a: (M, K), b: (K, N), c: (M, N), each with the batch last where there is one. `table`: tiles in their
+        order, int32, or None; `addend`: (M, N) or None; `sums`, fp32, and `counters`, int32 and 0: of pieces of
         K, or None. `clusters` at most are launched.
         """
         config = self.config
@@ -195,6 +200,9 @@ class Gemm(tma_store.TmaStore):
         config = self.config
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
+        cluster, only = cta // config.cluster, None
+        if cutlass.const_expr(self.form.ordered and self.form.once):
+            only = table[cluster]  # 600 cycles away: asked for before all else
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == WARPGROUP // 32:
             for descriptor in (tma_a, tma_b, *maps_c[:1]):
@@ -210,7 +218,7 @@ class Gemm(tma_store.TmaStore):
         assert landed == config.slot_bytes, f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
         k = SimpleNamespace(
             tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
-            cluster=cta // config.cluster, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
+            cluster=cluster, only=only, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
             k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
             sums=sums, counters=counters, pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
             majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,

@@ -19,7 +19,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from ..artifact import Artifact
 from ..device import clusters
 from ..operands import Launch, Problem
-from . import gemm_space, host, partial_sums, rules, schedule
+from . import gemm_space, host, partial_sums, placement, rules, schedule
 from .config import WARPGROUP, HopperConfig, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
@@ -175,12 +175,16 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     pieces = _pieces(problem, config)
     sms = schedule.clusters(problem.device, config.sms, 1)
     variant = _variant(rung, problem, config, min(fit, clusters.at_once(sms, config.cluster)))
-    # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
-    table = schedule.table(config, rows, columns, problem.device).view(-1) if variant.form.ordered else None
-    run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
     launched = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
-    if not config.split and config.order != "consecutive":  # which is one of so many clusters
+    if not config.split:
         launched = schedule.level(launched, tiles)
+    # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
+    table = None
+    if variant.form.ordered and variant.form.once:
+        table = placement.table(config, tiles // columns, columns, problem.device)
+    elif variant.form.ordered:
+        table = schedule.table(config, rows, columns, launched, problem.device).view(-1)
+    run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
     out_strides = _out_strides(problem)
     sums = None
     if config.split:
@@ -316,6 +320,7 @@ def _variant(rung: Rung, problem: Problem, config: HopperConfig, fit: int) -> Va
     items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
+    once = items <= fit and not config.stream_k
     out = _out_strides(problem)
     size, start = problem.out_dtype.itemsize, problem.alignment[2]
     by_columns = out[1] != 1 and out[0] == 1
@@ -333,8 +338,8 @@ def _variant(rung: Rung, problem: Problem, config: HopperConfig, fit: int) -> Va
         by_columns=by_columns,
         staged=staged,
         batched=bool(problem.batch),
-        ordered=rows * columns > fit,
-        once=items <= fit and not config.stream_k,
+        ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
+        once=once,
         scaled=problem.scaled,
         addend=problem.c is not None and problem.scaled,
     )

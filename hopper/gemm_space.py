@@ -77,16 +77,18 @@ class _Listed:
 
 
 def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
-    swaps = (False, True) if min(problem.M, problem.N) <= _FEW else (False,)
-    for tile, cluster, swap, cut in product(_TILES, _CLUSTERS, swaps, _CUTS):
-        widths = [(n, False) for n in _WIDTHS] + [
-            (n, True) for n in _fitting(tile[0], problem.M, problem.N, machine.sms)
-        ]
+    few, free = min(problem.M, problem.N) <= _FEW, rules.any_column(problem)
+    free = free if few else free[:1]
+    for tile, cluster, swap, cut in product(_TILES, _CLUSTERS, (False, True), _CUTS):
+        M, N = (problem.N, problem.M) if swap else (problem.M, problem.N)
+        widths = [(n, False) for n in _WIDTHS if few or not swap or (swap in free and n % 64)]
+        widths += [(n, True) for n in _fitting(tile[0], M, N, machine.sms) if swap in free]
         whole = cut == _CUTS[0]
         orders = ("serpentine", "hilbert") if whole else ("serpentine",)
         slices = (64, 128) if problem.M * problem.N <= _SHORT and (whole or cut[2] == 2) else (64,)
-        for width, order, tile_k in product(widths, orders, slices):
-            if tile_k == 128 and order == "hilbert":
+        gathered = (True, False) if whole and cluster != (1, 1) else (True,)
+        for width, order, tile_k, gpc in product(widths, orders, slices, gathered):
+            if order == "hilbert" and not (tile_k == 64 and gpc):
                 continue
             c = replace(
                 base,
@@ -101,6 +103,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
                 elastic=width[1],
                 cluster_m=cluster[0],
                 cluster_n=cluster[1],
+                gpc=gpc,
                 swap=swap,
                 split_k=cut[0],
                 stream_k=cut[1],
@@ -128,7 +131,8 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
     M, N = (problem.N, problem.M) if c.swap else (problem.M, problem.N)
     if c.accumulator_registers > _ACCUMULATORS:
         return f"{c.accumulator_registers} accumulators a thread spill, expected at most {_ACCUMULATORS}"
-    if c.tile_m >= M + 64 or any(N <= width < c.tile_n for width in _WIDTHS):
+    parts = 8 * c.cluster_k if c.cluster_k > 1 else 1  # that a width must have
+    if c.tile_m >= M + 64 or any(N <= width < c.tile_n and width % parts == 0 for width in _WIDTHS):
         return f"tile is {c.tile_m}x{c.tile_n}, expected no larger than it takes to cover {M}x{N}"
     if c.slots < 3:
         return f"slots is {c.slots}, expected at least 3: products wait for loads"
@@ -139,6 +143,8 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
     read = (M + N) * problem.K * 2
     if c.order != "serpentine" and (tiles <= fit or read <= machine.l2_bytes // 4):
         return f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {read} bytes, at once or held by L2"
+    if not c.gpc and (tiles > fit or c.split):
+        return f"gpc is False, expected True: it matters where each of {fit} clusters has one tile, uncut, of {tiles}"
     if c.split_k > 1 and (tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)):
         return f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with fewer pieces"
     if c.cluster_k > 1 and (tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K):
@@ -159,6 +165,7 @@ def footprint(problem: Problem, c: HopperConfig) -> Footprint:
         stream_k=c.stream_k,
         cluster_k=c.cluster_k,
         pingpong=c.pingpong,
+        gathered=c.gpc and not c.split,
     )
     if not c.swap:
         return f

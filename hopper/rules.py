@@ -3,30 +3,37 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ..device import clusters
 from ..operands import Problem
-from . import schedule
+from . import host, schedule
 from .config import SHARED_MEMORY, HopperConfig
 
-# Cycles. START and the first of LOADED are read off the stamps of short calls (WORKLOG.md); the others are estimates.
+# Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
 START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
 BETWEEN = 600.0  # two tiles of a CTA
 COMBINE = 6000.0  # sums that go through memory, and
 COMBINED = 20.0  # bytes of them a cycle
-LOADED = 60.0, 40.0  # bytes a cycle that an SM gets from L2, in a call of one wave and in a longer one
+GATHERED = 90.0  # bytes a cycle that reach an SM in a call of one wave, whose GPCs have neighbours
+LOADED = 40.0  # and that it gets from L2 in a longer one
 PRODUCTS = 4096.0 * 0.97  # FLOP a cycle of an SM
 SHALLOW = 1.05  # times as long for products that three slots feed
 
 # tile_m, consumers, cluster_m, cluster_n, swap, and widths. Three consumers and pingpong are left to tuning.
 _TILES = (
+    (64, 1, 1, 1, False, (128, 96, 64, 48)),
+    (64, 1, 2, 1, False, (128, 64, 32)),
     (128, 2, 2, 1, False, (256, 192, 128, 64)),
     (128, 2, 1, 1, False, (256, 128, 64)),
-    (64, 1, 2, 1, False, (128, 64, 32)),
-    (64, 1, 1, 1, False, (128, 96, 64, 48)),
     (64, 1, 1, 1, True, (64, 32, 16)),
 )
-_ELASTIC = ((128, 2, 1, range(256, 135, -8)), (256, 1, 2, range(200, 127, -8)))  # tile_m, cluster_m, cluster_n, widths
+# tile_m, cluster_m, cluster_n, widths
+_ELASTIC = (
+    (128, 2, 1, range(256, 135, -8)),
+    (128, 1, 1, range(256, 87, -8)),
+    (256, 1, 2, range(200, 127, -8)),
+)
 _PARTS = (2, 4, 8)  # of K, in a cluster
 _FEWEST = 4  # slices of K that a CTA should have
 _DEEPEST = 16  # slots
@@ -45,6 +52,7 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
 
 
 def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -> Iterator[HopperConfig]:
+    only_swapped = any_column(problem)[:1] == [True]
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > _FEW:
             continue
@@ -52,16 +60,24 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
         for width in widths:
             c = replace(
                 own, tile_m=tile_m, tile_n=width, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
-                producer_registers=one[0], consumer_registers=one[1], swap=swap,
+                producer_registers=one[0], consumer_registers=one[1], swap=swap or (only_swapped and width % 64 > 0),
             )  # fmt: skip
             yield filled(_deep(c, problem))
             if not problem.batch_invariant:
                 yield from _cut(_deep(c, problem), problem, _tiles(c, M, N, problem), sms)
-    if _tiles(own, M, N, problem) * own.cluster > sms // 2:
-        for tile_m, cluster_m, cluster_n, wide in _ELASTIC:
-            for width in wide:
-                c = replace(own, tile_m=tile_m, tile_n=width, cluster_m=cluster_m, cluster_n=cluster_n, elastic=True)
-                yield filled(c)
+    if M * N * math.prod(problem.batch) > 128**2 * sms // 2:
+        for (tile_m, cluster_m, cluster_n, wide), swap in product(_ELASTIC, any_column(problem)[:1]):
+            c = replace(own, tile_m=tile_m, cluster_m=cluster_m, cluster_n=cluster_n, swap=swap, elastic=True)
+            yield from (filled(replace(c, tile_n=width)) for width in wide)
+
+
+def any_column(problem: Problem) -> list[bool]:
+    """Values of `swap` by which tiles may begin at any column, because B is stored by columns: where its rows are
+    contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn 17.3 µs, 128 columns 8.8).
+    """
+    turned = host.oriented(problem)[0]
+    staged = problem.out_dtype.itemsize == 2  # by columns; fp32 leaves registers as it is
+    return [False] * (turned.b[-2] == 1) + [True] * (turned.a[-1] == 1 and staged)
 
 
 def _cut(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[HopperConfig]:
@@ -78,7 +94,7 @@ def _cut(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[Ho
 
 def _deep(c: HopperConfig, problem: Problem) -> HopperConfig:
     """Small tiles take 128 terms a slice, so that loads and barriers are half as many."""
-    deep = c.tile_m * c.tile_n <= 64 * 128 and c.group == 1 and problem.K >= 8 * 128
+    deep = c.tile_m * c.tile_n < 64 * 128 and c.group == 1 and problem.K >= 8 * 128
     return replace(c, tile_k=128) if deep else c
 
 
@@ -105,7 +121,9 @@ def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> floa
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n
     products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
-    loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / LOADED[waves > 1]
+    loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / LOADED
+    if waves == 1 and not c.split:
+        loaded = (c.tile_m + c.tile_n) * 2 * problem.K / GATHERED
     tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN
     if c.cluster_k > 1:
         tile += clusters.exchange(c.exchange_bytes)

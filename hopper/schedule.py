@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from typing import Any
 
 import torch
 from cutlass.utils import HardwareInfo
@@ -26,28 +27,35 @@ def columns(config: HopperConfig, N: int) -> int:
     return narrow + (narrow * config.tile_n < N)
 
 
-def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+def table(config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device) -> torch.Tensor:
     """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has none left.
 
     Tables stay: kernels, and CUDA graphs that hold their addresses, may run at any later time. Raises RuntimeError
     for a new one while a CUDA graph is being captured, because making it copies to the GPU.
     """
-    fit = clusters(device, config.sms, config.cluster)
     with _making:
-        return _table(config.order, rows, columns, fit, config.group_m, config.group_n, device)
+        return _table(config.order, rows, columns, clusters, config.group_m, config.group_n, device)
 
 
 @functools.cache
 def _table(
     order: str, rows: int, columns: int, clusters: int, group_m: int, group_n: int, device: torch.device
 ) -> torch.Tensor:
+    refuse_capture()
+    return kept(raster.schedule(order, rows, columns, clusters, group_m, group_n), device)
+
+
+def refuse_capture() -> None:
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a CUDA graph is being captured, and the order of this call's tiles must be copied to the GPU first: "
             "make the same call once before capturing"
         )
-    steps = raster.schedule(order, rows, columns, clusters, group_m, group_n)
-    made = torch.tensor(steps, dtype=torch.int32).to(device)
+
+
+def kept(order: Any, device: torch.device) -> torch.Tensor:
+    """int32 on the GPU, there for all streams."""
+    made = torch.tensor(order, dtype=torch.int32).to(device)
     torch.cuda.current_stream(device).synchronize()  # other streams will read it
     return made
 

@@ -1,6 +1,7 @@
 """Which piece of the product a cluster computes at each of its steps.
 
-Tiles of C are numbered by `k.table`, an order made by the host, or down the columns of the grid. Without pieces of K,
+Tiles of C are numbered by `k.table`, an order made by the host (`k.only`: the one tile of the cluster, by that), or
+down the columns of the grid. Without pieces of K,
 cluster c has tiles c, c + clusters, and so on. With `split_k` the pieces of a tile count as tiles do. With `stream_k`
 the tiles that fill no whole wave are one long row of slices, of which every cluster has an equal part: pieces of one or
 two tiles, after its whole ones.
@@ -105,10 +106,12 @@ def at(k, config: cutlass.Constexpr, step):
         place = shared * pieces
         index = shared
     matrix = Int32(0)
+    if cutlass.const_expr(k.only is not None):
+        index = k.only
     if cutlass.const_expr(k.batched):
         matrix, index = divmod(index, k.by.matrix)
     if cutlass.const_expr(k.table is not None):
-        m, n = divmod(k.table[index], k.by.line)
+        m, n = divmod(index if k.only is not None else k.table[index], k.by.line)
     else:
         n, m = divmod(index, k.by.line)
     m, n = m * config.cluster_m + k.part_b, n * config.cluster_n + k.part_a

@@ -72,22 +72,22 @@ def launch(
     pieces = min(config.split_k, k_tiles)
     columns, narrow = schedule.columns(config, N), config.tile_n - 8
     clusters = min(fit, tiles * (k_tiles if config.stream_k else pieces))
-    table = None
-    if order:
+    once, table = tiles * pieces <= fit and not config.stream_k, None
+    if order == "dealt":  # a tile each, of any matrix, in any order that has them all
+        table = [Word(tile) for tile in reversed(range(tiles))] if once and not config.split else None
+    elif order:
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
     by = work.Divisors(
-        *(Word(n) for n in (tiles_n if order else tiles_m, tiles_m * tiles_n, clusters, pieces)),
+        *(Word(n) for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)),
     )
     numbers = {
         "clusters": clusters, "tiles": tiles, "k_tiles": k_tiles, "pieces": pieces,
         "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
         "part_a": 0, "part_b": 0,
     }  # fmt: skip
-    once = tiles * pieces <= fit and not config.stream_k
-    return SimpleNamespace(
-        batched=batch > 0, table=table, by=by, once=once, **{name: Word(value) for name, value in numbers.items()}
-    )
+    words = {name: Word(value) for name, value in numbers.items()}
+    return SimpleNamespace(batched=batch > 0, table=table, by=by, once=once, only=None, **words)
 
 
 def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:
@@ -95,6 +95,7 @@ def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[
     found = []
     for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
         k.cluster, k.part_k = Word(cluster), Word(part)
+        k.only = k.table[cluster] if k.table and k.once else None
         for step in range(arithmetic.steps(k, config)):
             mine = work.Work(*(int(value) for value in arithmetic.at(k, config, Word(step))))
             if config.cluster_k > 1:
@@ -122,7 +123,7 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic: Any, data: st.Da
     M, N, K = draw(st.integers(1, 600)), draw(st.integers(1, 400)), draw(st.integers(1, 900))
     batch, fit = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 7, 16, 132]))
     rows, columns = schedule.cluster_tiles(config, M, N)
-    order = draw(st.sampled_from(["serpentine", "hilbert"])) if rows * columns > fit else ""
+    order = draw(st.sampled_from(["serpentine", "hilbert"] if rows * columns > fit else ["", "dealt"]))
     check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
 
 

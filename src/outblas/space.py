@@ -26,8 +26,8 @@ class Footprint:
     `persistent` CTAs share the tiles, `sms` of them (0: one on each SM), in `order`, super-groups of `group_m` ×
     `group_n`. `store`: how outputs leave: straight from "registers", in "wide" pieces, or "staged" and asynchronous.
     `split_k` CTAs share each tile along K and add through memory, `cluster_k` of a cluster through shared memory;
-    `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their
-    own and store one while the other multiplies.
+    `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their own and store one while the
+    other multiplies. `gathered`: where there is one wave, SMs of a GPC have neighbours.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -53,6 +53,7 @@ class Footprint:
     stream_k: bool = False
     cluster_k: int = 1
     pingpong: bool = False
+    gathered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

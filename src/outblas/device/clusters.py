@@ -2,7 +2,7 @@
 exchange of 32 KB, which takes 1800 cycles on an H100 (WORKLOG.md), the others are not measured.
 """
 
-TOGETHER = 500.0  # by which the CTAs of a cluster begin and end later than CTAs alone
+TOGETHER = 1000.0  # by which the CTAs of a cluster begin and end later than CTAs alone
 EXCHANGE = 500.0  # until partial sums are in another CTA's shared memory, and
 EXCHANGED = 25.0  # bytes of them a cycle
 CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use: GPCs have no multiple of as many
