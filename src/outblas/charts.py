@@ -51,6 +51,7 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
     for axis in axes:
         axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
         axis.set_axisbelow(True)
+        axis.tick_params(length=0)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes)
 
