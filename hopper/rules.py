@@ -1,5 +1,6 @@
 """The config of `hopper.gemm` where none was tuned: of some tiles, clusters and pieces those whose waves cost least."""
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +9,7 @@ from itertools import product
 from ..device import clusters
 from ..operands import Problem
 from . import host, schedule
-from .config import SHARED_MEMORY, HopperConfig
+from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig
 
 # Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
 START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
@@ -40,6 +41,7 @@ _DEEPEST = 16  # slots
 _FEW = 64  # rows or columns that may be better off as columns of the tile
 
 
+@functools.lru_cache(maxsize=512)
 def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in one order: tiles and
     their shape, which it chooses by M, leave bits as they are.
@@ -102,12 +104,15 @@ def filled(c: HopperConfig) -> HopperConfig:
     """With as many buffers of C as help, and as many slots as fit beside them: one more of few counts for more than a
     buffer.
     """
-    made = []
-    for buffers in (2, 1):
-        c = replace(c, slots=0, store_buffers=min(buffers, c.slabs))
-        made.append(replace(c, slots=max(1, min(_DEEPEST, (SHARED_MEMORY - c.shared_memory_bytes) // c.slot_bytes))))
-    two, one = made
-    return one if one.slots > two.slots and two.slots < 5 else two
+    slabs, beside = c.slabs, c.shared_memory_bytes - c.slots * c.slot_bytes - c.store_buffers * c.consumers * SLAB_BYTES
+
+    def made(buffers: int) -> tuple[int, int]:
+        room = SHARED_MEMORY - beside - buffers * c.consumers * SLAB_BYTES
+        return max(1, min(_DEEPEST, room // c.slot_bytes)), buffers
+
+    two, one = made(min(2, slabs)), made(min(1, slabs))
+    slots, buffers = one if one[0] > two[0] and two[0] < 5 else two
+    return replace(c, slots=slots, store_buffers=buffers)
 
 
 def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:

@@ -63,9 +63,7 @@ def _ratios(
         places = [x - 0.4 + width * (i + 0.5) for x, _ in at]
         heights = [r["ratio"] for _, r in at]
         whiskers = [[r["ratio"] - r["ratio_low"] for _, r in at], [r["ratio_high"] - r["ratio"] for _, r in at]]
-        axis.bar(
-            places, heights, width * 0.92, yerr=whiskers, color=colours[name], label=name, ecolor="#444"
-        )
+        axis.bar(places, heights, width * 0.92, yerr=whiskers, color=colours[name], label=name, ecolor="#444")
     axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, label="cublas")
     axis.set_xticks(range(len(groups)), [_tick(g, groups) for g in groups], rotation=30, ha="right")
     axis.set_ylabel("× cuBLAS (above 1 is faster)")
