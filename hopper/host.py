@@ -174,8 +174,10 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     a_strides, b_strides = _operand_strides(problem)
     variant = _variant(rung.name, problem, config)
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
-    fit = schedule.clusters(problem.device, config.sms, config.cluster)
-    table = schedule.table(config, rows, columns, fit, problem.device) if rung.gemm.persistent else None
+    table = None
+    if rung.gemm.persistent:
+        fit = schedule.clusters(problem.device, config.sms, config.cluster)
+        table = schedule.table(config, rows, columns, fit, problem.device)
     run = load(variant, lambda: compile_variant(rung.gemm, variant))
     shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
     out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out

@@ -13,6 +13,7 @@ from typing import Any
 
 import precompiled
 import pytest
+import sanitizer
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -467,3 +468,24 @@ HUGE = (
 def test_more_than_two_to_the_31_aligned_elements(case: Case) -> None:
     result = check(KERNEL, case)
     assert result.ok, result.message
+
+
+# ---- sanitizers ------------------------------------------------------------------------------------------------------
+SANITIZED = f"""
+import torch, outblas
+from outblas import configs
+from outblas.hopper import gemm
+a = torch.randint(-4, 5, (520, 520), device="cuda").bfloat16()
+b = torch.randint(-4, 5, (776, 520), device="cuda").bfloat16().t()
+want = (a.double() @ b.double()).bfloat16()
+for way, text in {LEVERS}.items():
+    config = configs.from_text(gemm.Config, text)
+    assert torch.equal(outblas.matmul(a, b, kernel="{KERNEL}", config=config), want), way
+    print("right:", way)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
+def test_sanitizers_find_nothing(tool: str) -> None:
+    sanitizer.finds_nothing(tool, SANITIZED, len(LEVERS))

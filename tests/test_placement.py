@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_sms_that_clusters_connect_are_one_gpc() -> None:
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     """What probes see, call by call, in place of a GPU: CTAs of a launch, then clusters of eight."""
     seen: list[list[int]] = []
     monkeypatch.setattr(placement, "_seen", lambda device, cluster, ctas, jitter: seen.pop(0))
@@ -69,7 +71,7 @@ def test_probes_see_every_sm_once() -> None:
     count = torch.cuda.get_device_properties(0).multi_processor_count
     homes = placement.gpcs(DEVICE)
     assert sorted(homes) == list(range(count))
-    assert min(sum(home == other for other in homes.values()) for home in homes.values()) < count // 4
+    assert 8 <= max(Counter(homes.values()).values()) <= 18
     places = placement.places(DEVICE, 2, count // 2)
     assert places is not None
     assert {sm // 2 for *_, sm in places} == set(range(count // 2))
