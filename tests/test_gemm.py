@@ -19,6 +19,7 @@ from outblas.hopper import gemm, gemm_host, host, rules, schedule
 from outblas.hopper.config import HopperConfig
 from outblas.inspect import inspect
 from outblas.operands import Problem, problem
+from outblas.shapes import LAYOUTS
 
 BF16, FP32 = torch.bfloat16, torch.float32
 OWN = gemm.Config()
@@ -345,6 +346,18 @@ def test_the_rule_cuts_k_where_few_tiles_are() -> None:
     assert rules.config(replace(few, batch_invariant=True), 132, OWN).cluster_k == 1
     large = rules.config(product(8192, 8192, 8192), 132, OWN)
     assert (large.split_k, large.cluster_k, large.elastic) == (1, 1, True)
+
+
+@pytest.mark.parametrize("size", [1280, 1536, 5120])
+def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size: int) -> None:
+    """Where neither operand has such rows tiles begin at whole lines of 128 bytes."""
+    rule = {layout: rules.config(example(BF16, None, layout, (size,) * 3), 132, OWN) for layout in LAYOUTS}
+    assert {layout: made.swap for layout, made in rule.items() if made.elastic} == {
+        "nn": True,
+        "nt": False,
+        "tt": False,
+    }
+    assert rule["tn"].tile_n % 64 == 0
 
 
 @pytest.mark.parametrize(
