@@ -30,12 +30,13 @@ class HopperConfig:
     `accumulate_flag` of wgmma in place of zeroed accumulators; `store_buffers`, slabs of 64×64 of C staged in shared
     memory by each consumer (0: registers straight to memory).
     Production (`hopper.gemm`): `swap` computes C^T = B^T A^T, so that few rows of C become columns of the tile, which
-    come in steps of 8; `elastic` tiles are tile_n or tile_n - 8 columns wide, so that whole columns of tiles cover N;
-    `pingpong` consumers multiply a tile each in turn, not halves of the same; `k_serpentine` walks K backwards in every
-    other tile of a CTA, whose last slices are still in L2; `split_k` pieces of K are added in their order by the CTA
-    that ends last; `stream_k` cuts the tiles that fill no whole wave into as many pieces as there are clusters;
-    `cluster_k` CTAs of a cluster have a part of K each, and add up in each other's shared memory; `gpc`: where no CTA
-    has two tiles, the SMs of a GPC have neighbours; `pdl` lets a call start before the one ahead of it has ended
+    come in steps of 8, and tiles may begin at any column where A's rows lie along K; `elastic` tiles are tile_n or
+    tile_n - 8 columns wide, so that whole columns of tiles cover N; `pingpong` consumers multiply a tile each in turn,
+    not halves of the same; `k_serpentine` walks K backwards in every other tile of a CTA, whose last slices are still
+    in L2; `split_k` pieces of K are added in their order by the CTA that ends last; `stream_k` cuts the tiles that fill
+    no whole wave into as many pieces as there are clusters; `cluster_k` CTAs of a cluster have a part of K each, and
+    add up in each other's shared memory; `gpc`: where each CTA has one whole tile, the SMs of a GPC have neighbouring
+    ones, whatever `order` says (`placement`); `pdl` lets a call start before the one ahead of it has ended
     (programmatic dependent launch).
     Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races; `phases` counts the
     cycles of each role. Neither is for speed.

@@ -2,13 +2,13 @@
 
 Idea: one kernel for every shape and layout, tuned.
 Parent: hopper.hilbert
-Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): elastic widths, operands swapped for few
-    rows, batches, alpha and beta. K in parts: within a cluster through shared memory (`exchange`), across the GPU
-    through memory, added in their order by whoever ends last (`pieces`). Consumers share a tile or take turns
-    (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its slot is released
-    one later. Where no CTA has two tiles, those of a GPC are neighbours (`placement`). Each operand has a warp that
-    loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves through shared memory at any width, by rows
-    or by columns (`epilogue`).
+Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): elastic widths, operands swapped for
+    few rows and for widths, batches, alpha and beta. K in parts: within a cluster through shared memory (`exchange`),
+    across the GPU through memory, added in their order by whoever ends last (`pieces`). Consumers share a tile or take
+    turns (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its slot is
+    released one later. Where no CTA has two tiles, those of a GPC are neighbours (`placement`). Each operand has a warp
+    that loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves through shared memory at any width, by
+    rows or by columns (`epilogue`).
 Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025 without.
     Walking K backwards in every other tile is worth 0.5% there. Neighbours in a GPC ask L2 for a line once: 1024 is
     1.12 with them, 0.95 without. Two parts of K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call

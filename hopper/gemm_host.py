@@ -183,7 +183,9 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     if variant.form.ordered and variant.form.once:
         table = placement.table(config, tiles // columns, columns, problem.device)
     elif variant.form.ordered:
-        table = schedule.table(config, rows, columns, launched, problem.device).view(-1)
+        # Only of "consecutive" does the number of clusters change more than where rows of the table end.
+        apart = launched if config.order == "consecutive" else fit
+        table = schedule.table(config, rows, columns, apart, problem.device).view(-1)
     run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
     out_strides = _out_strides(problem)
     sums = None

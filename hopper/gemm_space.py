@@ -60,8 +60,13 @@ def space(
         also=_Listed(base, problem, machine),
         invalid_reason=invalid_reason,
         footprint=functools.partial(footprint, problem),
-        compiled_as=unscheduled,
+        compiled_as=_compiled_as,
     )
+
+
+def _compiled_as(config: HopperConfig) -> HopperConfig:
+    """For one problem `swap` turns the operands, and `gpc` asks for a table where others have none."""
+    return replace(unscheduled(config), swap=config.swap, gpc=config.gpc)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,8 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
         whole = cut == _CUTS[0]
         orders = ("serpentine", "hilbert") if whole else ("serpentine",)
         slices = (64, 128) if problem.M * problem.N <= _SHORT and (whole or cut[2] == 2) else (64,)
-        gathered = (True, False) if whole and cluster != (1, 1) else (True,)
-        for width, order, tile_k, gpc in product(widths, orders, slices, gathered):
-            if order == "hilbert" and not (tile_k == 64 and gpc):
+        for width, order, tile_k in product(widths, orders, slices):
+            if tile_k == 128 and order == "hilbert":
                 continue
             c = replace(
                 base,
@@ -103,7 +107,6 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
                 elastic=width[1],
                 cluster_m=cluster[0],
                 cluster_n=cluster[1],
-                gpc=gpc,
                 swap=swap,
                 split_k=cut[0],
                 stream_k=cut[1],
@@ -143,8 +146,6 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
     read = (M + N) * problem.K * 2
     if c.order != "serpentine" and (tiles <= fit or read <= machine.l2_bytes // 4):
         return f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {read} bytes, at once or held by L2"
-    if not c.gpc and (tiles > fit or c.split):
-        return f"gpc is False, expected True: it matters where each of {fit} clusters has one tile, uncut, of {tiles}"
     if c.split_k > 1 and (tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)):
         return f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with fewer pieces"
     if c.cluster_k > 1 and (tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K):

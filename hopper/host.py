@@ -306,6 +306,12 @@ def compile_facts(name: str, config: HopperConfig, dtype: torch.dtype, out_dtype
         "kernel": name,
         "config": to_text(config),
         "dtypes": (dtype_name(dtype), dtype_name(out_dtype)),
+    } | toolchain_facts()
+
+
+def toolchain_facts() -> dict[str, object]:
+    """What every compiled kernel on disk depends on."""
+    return {
         "arch": ARCH,
         "options": OPTIONS,
         "machine": platform.machine(),

@@ -2,13 +2,13 @@
 
 What SMs of one GPC read from L2 at about the same time costs L2 little more than one of them: at 1024 tiles of 64×128
 take 5.2 µs so, 6.6 dealt out as they come. The hardware spreads neighbouring CTAs over all GPCs, in an order of each
-board's own. Probes see it: one which SMs clusters ever have together, one where the CTAs of a launch run.
+board's own. Probes see it: one which SMs clusters of eight ever have together, one where the CTAs of a launch run.
 """
 
 import functools
-import threading
-from collections import Counter
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -16,31 +16,34 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream
 
+from .. import fallback
 from ..device import raster
 from . import host, probe, schedule
 from .config import HopperConfig
 
 BAND = 4  # rows of tiles in a band: the sixteen of a GPC are about 4 x 4
-TOGETHER = 8  # CTAs of a cluster, as many as every Hopper GPU takes
+EIGHT = 8  # CTAs of a cluster, as many as every Hopper GPU takes
 TURNS = 24  # waves of such clusters, whose CTAs end at different times: the SMs of a GPC mix
-TRIES = 3
-_making = threading.Lock()
+TRIES = 5  # pairs of probes, with pauses from a millisecond on that double
 
 
 def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """int32 (clusters,): the tile of each as row · columns + column, of a grid of cluster tiles that all run at once.
-    It stays, as `schedule.table`'s do, and takes `schedule.compiling`. Raises RuntimeError as that does.
+    """int32 (clusters,): the tile of each cluster as row · columns + column, of a grid of cluster tiles that all run at
+    once. Where probes fail, with a warning, tiles go down the columns, as they do without a table. Takes
+    `schedule.compiling`, which its caller must not hold. Raises RuntimeError as `schedule.kept`.
     """
-    with _making:
-        return _table(rows, columns, config.cluster_m, config.cluster, device)
 
+    def order() -> list[int]:
+        try:
+            found = places(device, config.cluster, rows * columns)
+        except Exception as error:  # whatever it is: for an order no product fails
+            fallback.complain(
+                f"tiles are dealt out to SMs as they come, and short calls take up to 1.7 times as long: {error}"
+            )
+            return raster.order("column", rows, columns)
+        return dealt(raster.order("serpentine", rows, columns, max(1, BAND // config.cluster_m)), found)
 
-@functools.cache
-def _table(rows: int, columns: int, cluster_m: int, cluster: int, device: torch.device) -> torch.Tensor:
-    schedule.refuse_capture()
-    tiles = raster.order("serpentine", rows, columns, max(1, BAND // cluster_m))
-    seen = places(device, cluster, len(tiles))
-    return schedule.kept(tiles if seen is None else dealt(tiles, seen), device)
+    return schedule.kept(device, ("gpc", rows, columns, config.cluster_m, config.cluster), order)
 
 
 def dealt(tiles: Sequence[int], places: Sequence[tuple[int, ...]]) -> list[int]:
@@ -52,28 +55,32 @@ def dealt(tiles: Sequence[int], places: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 @functools.cache
-def places(device: torch.device, cluster: int, clusters: int) -> list[tuple[int, ...]] | None:
-    """Where each cluster of a launch runs: what sorts by GPC, then by SM. None where other work kept SMs from it."""
-    for _ in range(TRIES):
-        sms = _seen(device, cluster, cluster * clusters, False)
-        if len(set(sms)) == len(sms):
+def places(device: torch.device, cluster: int, clusters: int) -> list[tuple[int, ...]]:
+    """Where each cluster of a launch runs, as what sorts by GPC, then by SM; SMs of an unknown GPC first, so that they
+    cut no GPC's run. Raises RuntimeError where no two probes in a row agree, and as a launch does.
+    """
+    for attempt in range(TRIES):
+        first, second = (_seen(device, cluster, cluster * clusters, False) for _ in range(2))
+        if first == second and len(set(first)) == len(first):
             home = gpcs(device)
-            sizes = Counter(home.values())
-            return [(sizes[home[sm]], home[sm], sm) for sm in sms[::cluster]]  # parts of a GPC beside one another
-    return None
+            return [(sm in home, home.get(sm, sm), sm) for sm in first[::cluster]]
+        time.sleep(0.001 * 2**attempt)
+    raise RuntimeError(
+        f"where {clusters} clusters of {cluster} run differs from probe to probe: other work is on the GPU"
+    )
 
 
 @functools.cache
 def gpcs(device: torch.device) -> dict[int, int]:
-    """The GPC of each SM, by its lowest SM: some cluster had them together. SMs that no cluster had are alone."""
+    """The GPC of each SM that a cluster of eight ever had, by the lowest SM that clusters connect it with."""
     count = torch.cuda.get_device_properties(device).multi_processor_count
-    seen = _seen(device, TOGETHER, count // TOGETHER * TOGETHER * TURNS, True)
-    return joined(count, [seen[first : first + TOGETHER] for first in range(0, len(seen), TOGETHER)])
+    seen = _seen(device, EIGHT, count // EIGHT * EIGHT * TURNS, True)
+    return joined([seen[first : first + EIGHT] for first in range(0, len(seen), EIGHT)])
 
 
-def joined(count: int, clusters: Sequence[Sequence[int]]) -> dict[int, int]:
-    """The lowest of all that clusters connect each of `count` SMs with."""
-    home = {sm: sm for sm in range(count)}
+def joined(clusters: Sequence[Sequence[int]]) -> dict[int, int]:
+    """The lowest number that clusters connect each of theirs with."""
+    home = {sm: sm for cluster in clusters for sm in cluster}
 
     def root(sm: int) -> int:
         while home[sm] != sm:
@@ -87,17 +94,33 @@ def joined(count: int, clusters: Sequence[Sequence[int]]) -> dict[int, int]:
     return {sm: root(sm) for sm in home}
 
 
+@dataclass(frozen=True)
+class Variant:
+    """The compile of a probe."""
+
+    cluster: int
+
+    @property
+    def name(self) -> str:
+        return f"outblas_hopper_probe_{self.cluster}"
+
+    @property
+    def facts(self) -> dict[str, object]:
+        return {"kernel": self.name} | host.toolchain_facts()
+
+
 def _seen(device: torch.device, cluster: int, ctas: int, jitter: bool) -> list[int]:
+    variant = Variant(cluster)
     sms = torch.full((ctas,), -1, dtype=torch.int32, device=device)
     with torch.cuda.device(device):
-        _compiled(cluster)(sms, int(jitter))
+        host.load(variant, lambda: compile_variant(variant))(sms, int(jitter))
     seen: list[int] = sms.tolist()
     return seen
 
 
-@functools.cache
-def _compiled(cluster: int) -> Any:
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    arguments = host.compact(cutlass.Int32, 1), cutlass.Int32(1), stream
-    with schedule.compiling, host.target_arch():
-        return cute.compile(probe.Probe(cluster), *arguments, options=host.OPTIONS)
+def compile_variant(variant: Variant) -> Any:
+    """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
+    probe.Probe.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    arguments = host.compact(cutlass.Int32, 1), cutlass.Int32(1), make_fake_stream(use_tvm_ffi_env_stream=True)
+    with host.target_arch():
+        return cute.compile(probe.Probe(variant.cluster), *arguments, options=host.OPTIONS)

@@ -16,8 +16,9 @@ START = 3500.0  # of a call beside its tiles: the first load 2000, the last stor
 BETWEEN = 600.0  # two tiles of a CTA
 COMBINE = 6000.0  # sums that go through memory, and
 COMBINED = 20.0  # bytes of them a cycle
-GATHERED = 90.0  # bytes a cycle that reach an SM in a call of one wave, whose GPCs have neighbours
-LOADED = 40.0  # and that it gets from L2 in a longer one
+GATHERED = 90.0  # bytes a cycle that reach an SM in a call of one wave, whose GPCs have neighbours,
+SPREAD = 60.0  # that it gets from L2 where CTAs have pieces of K instead,
+LOADED = 40.0  # and in a longer call
 PRODUCTS = 4096.0 * 0.97  # FLOP a cycle of an SM
 SHALLOW = 1.05  # times as long for products that three slots feed
 
@@ -46,15 +47,15 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in one order: tiles and
     their shape, which it chooses by M, leave bits as they are.
     """
-    crossed = problem.out[-1] != 1 and problem.N != 1 and (problem.out[-2] == 1 or problem.M == 1)
-    M, N = (problem.N, problem.M) if crossed else (problem.M, problem.N)
+    turned = host.oriented(problem)[0]
+    M, N = turned.M, turned.N
     if problem.batch_invariant:
         own = replace(own, k_serpentine=False)
     return min(_candidates(problem, M, N, sms, own), key=lambda c: _cycles(c, M, N, problem, sms))
 
 
 def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -> Iterator[HopperConfig]:
-    only_swapped = any_column(problem)[:1] == [True]
+    free = any_column(problem)[:1]
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > _FEW:
             continue
@@ -62,23 +63,25 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
         for width in widths:
             c = replace(
                 own, tile_m=tile_m, tile_n=width, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
-                producer_registers=one[0], consumer_registers=one[1], swap=swap or (only_swapped and width % 64 > 0),
+                producer_registers=one[0], consumer_registers=one[1], swap=swap or (free == [True] and width % 64 > 0),
             )  # fmt: skip
             yield filled(_deep(c, problem))
             if not problem.batch_invariant:
                 yield from _cut(_deep(c, problem), problem, _tiles(c, M, N, problem), sms)
     if M * N * math.prod(problem.batch) > 128**2 * sms // 2:
-        for (tile_m, cluster_m, cluster_n, wide), swap in product(_ELASTIC, any_column(problem)[:1]):
+        for (tile_m, cluster_m, cluster_n, wide), swap in product(_ELASTIC, free):
             c = replace(own, tile_m=tile_m, cluster_m=cluster_m, cluster_n=cluster_n, swap=swap, elastic=True)
             yield from (filled(replace(c, tile_n=width)) for width in wide)
 
 
 def any_column(problem: Problem) -> list[bool]:
-    """Values of `swap` by which tiles may begin at any column, because B is stored by columns: where its rows are
-    contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn 17.3 µs, 128 columns 8.8).
+    """Values of `swap` by which tiles may begin at any column, because B is stored by columns, the better one first:
+    where its rows are contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn 17.3 µs,
+    128 columns 8.8). The transpose of C must leave by TMA, which stores 16 bits by columns, no fp32.
     """
     turned = host.oriented(problem)[0]
-    staged = problem.out_dtype.itemsize == 2  # by columns; fp32 leaves registers as it is
+    granules = turned.N % 8 == 0 and turned.out[-2] % 8 == 0 and turned.alignment[2] >= 16
+    staged = problem.out_dtype.itemsize == 2 and granules
     return [False] * (turned.b[-2] == 1) + [True] * (turned.a[-1] == 1 and staged)
 
 
@@ -126,7 +129,7 @@ def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> floa
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n
     products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
-    loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / LOADED
+    loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / (SPREAD if waves == 1 else LOADED)
     if waves == 1 and not c.split:
         loaded = (c.tile_m + c.tile_n) * 2 * problem.K / GATHERED
     tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from ..device import raster
 from .config import HopperConfig
 
 compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
-_making = threading.Lock()  # of two tables of one order functools.cache would drop one, which a graph may read
+_kept: dict[Hashable, torch.Tensor] = {}
+_making: dict[torch.device, threading.Lock] = {}  # by GPU, for whoever makes a table waits for its stream
 
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
@@ -30,34 +32,28 @@ def columns(config: HopperConfig, N: int) -> int:
 def table(config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device) -> torch.Tensor:
     """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has none left.
 
-    Tables stay: kernels, and CUDA graphs that hold their addresses, may run at any later time. Raises RuntimeError
-    for a new one while a CUDA graph is being captured, because making it copies to the GPU.
+    Raises RuntimeError as `kept`.
     """
-    with _making:
-        return _table(config.order, rows, columns, clusters, config.group_m, config.group_n, device)
+    order = config.order, rows, columns, clusters, config.group_m, config.group_n
+    return kept(device, order, lambda: raster.schedule(*order))
 
 
-@functools.cache
-def _table(
-    order: str, rows: int, columns: int, clusters: int, group_m: int, group_n: int, device: torch.device
-) -> torch.Tensor:
-    refuse_capture()
-    return kept(raster.schedule(order, rows, columns, clusters, group_m, group_n), device)
-
-
-def refuse_capture() -> None:
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a CUDA graph is being captured, and the order of this call's tiles must be copied to the GPU first: "
-            "make the same call once before capturing"
-        )
-
-
-def kept(order: Any, device: torch.device) -> torch.Tensor:
-    """int32 on the GPU, there for all streams."""
-    made = torch.tensor(order, dtype=torch.int32).to(device)
-    torch.cuda.current_stream(device).synchronize()  # other streams will read it
-    return made
+def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
+    """`order()`, int32, on the GPU for all streams; made once for a key and there for good: kernels, and CUDA graphs
+    that hold its address, may run at any later time. Raises RuntimeError for a new one while a CUDA graph is being
+    captured, because making it copies to the GPU.
+    """
+    with _making.setdefault(device, threading.Lock()):
+        if (device, key) not in _kept:
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "a CUDA graph is being captured, and the order of this call's tiles must be copied to the GPU "
+                    "first: make the same call once before capturing"
+                )
+            made = torch.tensor(order(), dtype=torch.int32).to(device)
+            torch.cuda.current_stream(device).synchronize()  # other streams will read it
+            _kept[device, key] = made
+        return _kept[device, key]
 
 
 def level(clusters: int, tiles: int) -> int:

@@ -1,10 +1,9 @@
 """Which piece of the product a cluster computes at each of its steps.
 
-Tiles of C are numbered by `k.table`, an order made by the host (`k.only`: the one tile of the cluster, by that), or
-down the columns of the grid. Without pieces of K,
-cluster c has tiles c, c + clusters, and so on. With `split_k` the pieces of a tile count as tiles do. With `stream_k`
-the tiles that fill no whole wave are one long row of slices, of which every cluster has an equal part: pieces of one or
-two tiles, after its whole ones.
+Tiles of C are numbered by `k.table`, an order made by the host, or down the columns of the grid. Where each cluster has
+one tile, of any matrix, `k.only` is its entry of that table. Without pieces of K, cluster c has tiles c, c + clusters,
+and so on. With `split_k` the pieces of a tile count as tiles do. With `stream_k` the tiles that fill no whole wave are
+one long row of slices, of which every cluster has an equal part: pieces of one or two tiles, after its whole ones.
 """
 
 from typing import Any, NamedTuple

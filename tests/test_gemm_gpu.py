@@ -45,6 +45,8 @@ LEVERS = {
     "elastic": "tile_n=192,elastic=True",
     "elastic_by_columns": "tile_m=256,tile_n=200,slots=3,elastic=True,cluster_m=1,cluster_n=2",
     "elastic_stream_k": f"{ONE},tile_n=40,slots=8,elastic=True,stream_k=True,k_serpentine=False",
+    "elastic_swapped": "tile_n=104,slots=6,cluster_m=1,swap=True,elastic=True",
+    "as_they_come": f"{ONE},tile_n=64,slots=8,gpc=False",
     "pingpong": "tile_m=64,pingpong=True,order=hilbert",
     "swap": f"{ONE},tile_n=32,slots=16,swap=True",
     "swap_split_k": f"{ONE},tile_n=16,slots=16,swap=True,split_k=4,k_serpentine=False",

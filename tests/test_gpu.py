@@ -253,13 +253,14 @@ def run(code: str, cache: Path) -> str:
 
 
 @pytest.mark.sm90
-def test_first_call_of_a_process_with_a_warm_cache(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("kernel", ["hopper.tma_wgmma", "hopper.gemm"])
+def test_first_call_of_a_process_with_a_warm_cache(kernel: str, tmp_path: Path) -> None:
+    code = f"""
 import time, torch, cutlass, outblas
 a = torch.randn(64, 64, device="cuda").bfloat16()
 torch.cuda.synchronize()
 start = time.perf_counter()
-out = outblas.matmul(a, a, kernel="hopper.tma_wgmma")
+out = outblas.matmul(a, a, kernel="{kernel}")
 torch.cuda.synchronize()
 print(1000 * (time.perf_counter() - start))
 """

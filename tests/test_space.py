@@ -21,7 +21,7 @@ from outblas.autotune import gpu, model, prune, rank
 from outblas.autotune.records import Gpu, Workload
 from outblas.autotune.subjects import Subject, of
 from outblas.configs import from_text, to_text
-from outblas.hopper import hilbert, host
+from outblas.hopper import gemm, gemm_host, hilbert, host
 from outblas.hopper import space as hopper_space
 from outblas.hopper.config import HopperConfig
 from outblas.kernels import portable_config
@@ -191,6 +191,18 @@ def test_hopper_configs_of_one_compile() -> None:
             config
         )
     assert len(set(compiled.values())) * 2 == len(compiled)  # with 128 SMs, and with all
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"), [((1024, 1024, 1024), "nt"), ((1536, 1536, 1536), "nn"), ((16, 4096, 4096), "nn")]
+)
+def test_gemm_configs_of_one_compile(shape: tuple[int, int, int], layout: str) -> None:
+    asked = Workload(*shape, "bfloat16", "bfloat16", layout)
+    found, given = space("hopper.gemm", asked, H100), prune.problem(asked)
+    compiled: dict[Any, Any] = {}
+    for config in valid(found):
+        variant = gemm_host.example_variant(gemm.plan.args[0], given, config)
+        assert compiled.setdefault(found.compiled_as(config), variant) == variant
 
 
 def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:

@@ -1,5 +1,5 @@
 """What clusters of sm_90 cost, in cycles; imports no DSL. Estimates: EXCHANGE and EXCHANGED are set by hand from one
-exchange of 32 KB, which takes 1800 cycles on an H100 (WORKLOG.md), the others are not measured.
+exchange of 32 KB, which takes 1800 cycles on an H100, TOGETHER is fitted to a sweep (WORKLOG.md), CROWDED not measured.
 """
 
 TOGETHER = 1000.0  # by which the CTAs of a cluster begin and end later than CTAs alone
