@@ -9,11 +9,11 @@ Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): 
     released one later. Where no CTA has two tiles, those of a GPC are neighbours (`placement`). Each operand has a warp
     that loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves through shared memory at any width, by
     rows or by columns (`epilogue`).
-Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025 without.
-    Walking K backwards in every other tile is worth 0.5% there. Neighbours in a GPC ask L2 for a line once: 1024 is
-    1.12 with them, 0.95 without. Two parts of K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call
-    does before its first product and after its last is 0.3 to 1.5 µs less than it was. WORKLOG.md has each lever's
-    figures.
+Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025
+    without. Walking K backwards in every other tile is worth 0.5% there. Neighbours in a GPC ask L2 for a line
+    together: 1024 in 64×128 tiles is 1.12 so, 0.89 without. Two parts of K in a cluster make 16×4096×4096 1.25, 0.89
+    without. What a short call does before its first product and after its last is 0.3 to 1.5 µs less than it was.
+    WORKLOG.md has each lever's figures.
 Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
 """
 

@@ -76,8 +76,8 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
 
 def any_column(problem: Problem) -> list[bool]:
     """Values of `swap` by which tiles may begin at any column, because B is stored by columns, the better one first:
-    where its rows are contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn 17.3 µs,
-    128 columns 8.8). The transpose of C must leave by TMA, which stores 16 bits by columns, no fp32.
+    where its rows are contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn on an
+    H100: 17.3 µs, in 128 columns 8.8). The transpose of C must leave by TMA, which stores 16 bits by columns, no fp32.
     """
     turned = host.oriented(problem)[0]
     granules = turned.N % 8 == 0 and turned.out[-2] % 8 == 0 and turned.alignment[2] >= 16
@@ -129,9 +129,11 @@ def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> floa
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n
     products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
-    loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) * 2 * problem.K / (SPREAD if waves == 1 else LOADED)
     if waves == 1 and not c.split:
-        loaded = (c.tile_m + c.tile_n) * 2 * problem.K / GATHERED
+        loaded = (c.tile_m + c.tile_n) / GATHERED
+    else:
+        loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) / (SPREAD if waves == 1 else LOADED)
+    loaded *= 2 * problem.K
     tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN
     if c.cluster_k > 1:
         tile += clusters.exchange(c.exchange_bytes)
