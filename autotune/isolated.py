@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -52,6 +53,7 @@ class Bench:
         self._trial_seconds = trial_seconds
         self._abandoned = False
         self._pool: ProcessPool | None = None
+        self._owning = threading.Lock()  # of the pool: two threads that join one close its pipes twice
         self._open: Workload | None = None
         self.cublas_us = 0.0
 
@@ -113,18 +115,21 @@ class Bench:
     def abandon(self) -> None:
         """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and from now on."""
         self._abandoned = True
-        pool = self._pool
-        if pool is not None:
-            pool.stop()
-            pool.join()
+        self._end()
 
     def stop(self) -> None:
         """Ends the worker, whatever it is at."""
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-            self.restarts += 1
-        self._pool, self._open = None, None
+        self.restarts += self._end()
+        self._open = None
+
+    def _end(self) -> bool:
+        """Whether there was a worker."""
+        with self._owning:
+            pool, self._pool = self._pool, None
+            if pool is not None:
+                pool.stop()
+                pool.join()
+            return pool is not None
 
     def __enter__(self) -> Bench:
         return self
@@ -163,14 +168,16 @@ class Bench:
 
     def _scheduled(self, seconds: float, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """The call on its way to the worker, which is started if there is none. Raises BrokenProcessPool."""
-        if self._abandoned:
-            raise Abandoned
-        if self._pool is None:
-            environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
-            context, first = Context(), (environment, None)
-            self._pool = ProcessPool(max_workers=1, initializer=start, initargs=first, context=context)
+        with self._owning:
+            if self._abandoned:
+                raise Abandoned
+            if self._pool is None:
+                environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
+                context, first = Context(), (environment, None)
+                self._pool = ProcessPool(max_workers=1, initializer=start, initargs=first, context=context)
+            pool = self._pool
         try:
-            future: Future[T] = self._pool.schedule(function, args=arguments, timeout=seconds)
+            future: Future[T] = pool.schedule(function, args=arguments, timeout=seconds)
         except RuntimeError as error:
             raise BrokenProcessPool(str(error)) from None
         return future

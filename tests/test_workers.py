@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,6 +138,18 @@ def test_who_waits_for_a_worker_is_released(pool: type[FakePool]) -> None:
     bench.abandon()
     thread.join(5)
     assert [type(error) for error in raised] == [isolated.Abandoned]
+
+
+def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an interrupt does, and the thread that has the worker: pebble closes its pipes in every `join`."""
+    joined: list[FakePool] = []
+    monkeypatch.setattr(pool, "join", lambda self: (time.sleep(0.2), joined.append(self)))
+    bench = Bench("0")
+    bench.describe()
+    with ThreadPoolExecutor() as threads:
+        for end in (bench.abandon, bench.stop, bench.abandon):
+            threads.submit(end)
+    assert len(joined) == 1
 
 
 def test_who_waits_for_compilers_is_released(pool: type[FakePool]) -> None:
