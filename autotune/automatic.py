@@ -39,7 +39,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         fallback.complain(f"nothing that was tuned is used: {error}")
         return
     for choice in found:
-        yield choice.kernel, choice.config
+        yield choice.kernel, choose.suited(choice, workload, problem)
 
 
 def of_problem(problem: Problem) -> Workload | None:

@@ -306,6 +306,21 @@ def remarks(kernel: str, workload: Workload) -> list[str]:
     return said(prune.problem(workload)) if said else []
 
 
+def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
+    """The config of a choice or, where rows of the operands begin inside of lines of L2 and those of packed ones do
+    not, or the other way, "": the production kernel's rule, which goes by them.
+    """
+    if choice.kernel != PRODUCTION:
+        return choice.config
+    from . import prune
+
+    try:
+        from ..hopper.copies import lines
+    except ImportError:  # whoever loads the kernel says so
+        return choice.config
+    return choice.config if lines(problem) == lines(prune.problem(workload)) else ""
+
+
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
     """What the model says bounds a config; empty where it says nothing."""
     footprint, machine = _footprint(kernel, config, workload, gpu), machine_of(gpu)

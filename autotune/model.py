@@ -26,6 +26,7 @@ DRAM_SHARE = 0.82  # of DRAM's peak
 DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 L2_PORT = 128.0  # bytes a cycle into one SM
 GATHERED = 100.0  # of them in a call of one wave, where SMs of a GPC ask for the same lines
+BROKEN = 2.0, 1.25  # times the bytes, of rows that begin inside of lines: in a call of one wave, in a longer one
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
@@ -108,13 +109,19 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
     operands = (workload.M + workload.N) * workload.K * size
     lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)
-    loaded = ((1 + lean) * f.tile_m / f.cluster_n + (1 - lean) * f.tile_n / f.cluster_m) * f.tile_k * size
     touched = operands + workload.M * workload.N * out_size
     held = touched <= HELD * machine.l2_bytes
     share = L2_SHARE_HELD if held else L2_SHARE
-    l2 = loaded / min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
-    if f.gathered and waves <= 1:
-        l2 = (f.tile_m + f.tile_n) * f.tile_k * size / GATHERED
+    port = min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
+    gathered = 1 / GATHERED if f.gathered and waves <= 1 else 0.0
+
+    def loaded(extent: int, sharing: int, lines: int, weight: float) -> float:
+        """Cycles for a byte of each row. Requests for parts of lines do not merge."""
+        apart = weight * extent / sharing / port
+        return max(extent * gathered, apart * BROKEN[waves > 1]) if lines > 1 else extent * gathered or apart
+
+    l2 = loaded(f.tile_m, f.cluster_n, f.lines[0], 1 + lean) + loaded(f.tile_n, f.cluster_m, f.lines[1], 1 - lean)
+    l2 *= f.tile_k * size
     drained = 0.0 if f.in_flight else DRAIN / f.groups / together
     if f.stages == 1:
         waited = (LATENCY + l2 + products + drained) / together

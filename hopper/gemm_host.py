@@ -1,7 +1,7 @@
 """The host side of `hopper.gemm`: what it takes, how operands are turned, compiling, launching.
 
 A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says `swap`; the two undo each other. An
-operand that TMA cannot stride over is copied first, rows padded to 16 bytes.
+operand that TMA cannot stride over is copied first (`copies`).
 """
 
 import functools
@@ -19,7 +19,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from ..artifact import Artifact
 from ..device import clusters
 from ..operands import Launch, Problem
-from . import gemm_space, host, partial_sums, placement, rules, schedule
+from . import copies, gemm_space, host, partial_sums, placement, rules, schedule
 from .config import WARPGROUP, HopperConfig, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
@@ -75,7 +75,7 @@ def entry(gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[...,
         functools.partial(artifact, rung),
         functools.partial(precompile, rung),
         functools.partial(gemm_space.space, gemm, rung.config, functools.partial(unsupported, gemm)),
-        remarks,
+        copies.remarks,
     )
 
 
@@ -108,60 +108,10 @@ def _refused(problem: Problem, config: HopperConfig) -> str | None:
     return None
 
 
-def copied(problem: Problem) -> tuple[bool, bool]:
-    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride of 1."""
-    a = host.tma_strides(problem.M, problem.K, problem.a[-2:]) if problem.alignment[0] >= 16 else None
-    b = host.tma_strides(problem.K, problem.N, problem.b[-2:]) if problem.alignment[1] >= 16 else None
-    ragged = [any(stride % 8 for stride in strides[:-2]) for strides in (problem.a, problem.b)]
-    return a is None or ragged[0], b is None or ragged[1]
-
-
-def remarks(problem: Problem) -> list[str]:
-    """What a call costs beside the product, for people."""
-    return [
-        f"{name} is copied first, its rows padded to 16 bytes: TMA needs 16-byte addresses, one stride of 1 and others "
-        f"in multiples of 8, and {name} has strides {strides} at an address that is a multiple of {alignment}"
-        for name, strides, alignment, is_copied in zip(
-            "ab", (problem.a, problem.b), problem.alignment[:2], copied(problem), strict=True
-        )
-        if is_copied
-    ]
-
-
-def aligned(problem: Problem) -> Problem:
-    """The problem with the operands that are copied as their copies will be."""
-    a, b = copied(problem)
-    strides_a = _copy_strides(problem, problem.a, problem.M, problem.K) if a else problem.a
-    strides_b = _copy_strides(problem, problem.b, problem.K, problem.N) if b else problem.b
-    alignment = (16 if a else problem.alignment[0], 16 if b else problem.alignment[1], *problem.alignment[2:])
-    return replace(problem, a=strides_a, b=strides_b, alignment=alignment)
-
-
-def _copy_strides(problem: Problem, strides: tuple[int, ...], rows: int, columns: int) -> tuple[int, ...]:
-    """Of a copy: columns or rows contiguous, as they are nearer to it; what is broadcast over the batch stays so."""
-    by_columns = strides[-2] == 1 and strides[-1] != 1
-    outer = -(-(rows if by_columns else columns) // 8) * 8
-    size, lead = outer * (columns if by_columns else rows), []
-    for extent, stride in zip(problem.batch[::-1], strides[-3::-1], strict=True):
-        lead.append(size if stride else 0)
-        size *= extent if stride else 1
-    return (*lead[::-1], 1, outer) if by_columns else (*lead[::-1], outer, 1)
-
-
-def _copy(t: torch.Tensor, shape: tuple[int, ...], source: tuple[int, ...], made: tuple[int, ...]) -> torch.Tensor:
-    """The operand in memory of its own, batches that it repeats once."""
-    kept = [1 if stride == 0 else extent for extent, stride in zip(shape[:-2], made[:-2], strict=True)]
-    kept += shape[-2:]
-    room = 1 + sum((extent - 1) * stride for extent, stride in zip(kept, made, strict=True))
-    copy = torch.empty(room + 8, dtype=t.dtype, device=t.device)
-    copy.as_strided(kept, made).copy_(t.as_strided(kept, source))
-    return copy.as_strided(shape, made)
-
-
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
     """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
     config = config or rules.config(problem, schedule.clusters(problem.device, 0, 1), rung.config)
-    straight, made, (copy_a, copy_b) = problem, aligned(problem), copied(problem)
+    straight, made, (copy_a, copy_b) = problem, copies.aligned(problem), copies.copied(problem)
     problem, crossed = _turned(made, config)
     outer = problem
     lead = problem.batch
@@ -207,10 +157,10 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     def prepared(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         if copy_a:
             shape = (*straight.batch, straight.M, straight.K)
-            a = _copy(a, shape, straight.a, made.a)
+            a = copies.copy(a, shape, straight.a, made.a)
         if copy_b:
             shape = (*straight.batch, straight.K, straight.N)
-            b = _copy(b, shape, straight.b, made.b)
+            b = copies.copy(b, shape, straight.b, made.b)
         if crossed:
             a, b = b, a
         if not scaled:
@@ -358,7 +308,7 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
 
 def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
     """What a GPU of so many SMs would run."""
-    turned = _turned(aligned(problem), config)[0]
+    turned = _turned(copies.aligned(problem), config)[0]
     turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
     return _variant(rung, turned, config, clusters.at_once(min(sms, config.sms or sms), config.cluster))
 

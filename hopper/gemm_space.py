@@ -11,7 +11,7 @@ from typing import Any
 from ..machines import Machine
 from ..operands import Problem
 from ..space import Footprint, Space
-from . import rules, schedule
+from . import copies, rules, schedule
 from .config import HopperConfig, unscheduled
 from .space import Unsupported, footprint_of
 
@@ -167,6 +167,7 @@ def footprint(problem: Problem, c: HopperConfig) -> Footprint:
         cluster_k=c.cluster_k,
         pingpong=c.pingpong,
         gathered=c.gpc and not c.split,
+        lines=copies.lines(problem),
     )
     if not c.swap:
         return f

@@ -8,7 +8,7 @@ from itertools import product
 
 from ..device import clusters
 from ..operands import Problem
-from . import host, schedule
+from . import copies, host, schedule
 from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig
 
 # Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
@@ -19,10 +19,12 @@ COMBINED = 20.0  # bytes of them a cycle
 GATHERED = 90.0  # bytes a cycle that reach an SM in a call of one wave, whose GPCs have neighbours,
 SPREAD = 60.0  # that it gets from L2 where CTAs have pieces of K instead,
 LOADED = 40.0  # and in a longer call
+BROKEN = 30.0  # of rows that begin inside of lines: twice the requests, which do not merge
 PRODUCTS = 4096.0 * 0.97  # FLOP a cycle of an SM
-SHALLOW = 1.05  # times as long for products that three slots feed
+SHALLOW = 1.05  # times as long for products that three slots feed,
+THIRD = 1.03  # and for those of three consumers
 
-# tile_m, consumers, cluster_m, cluster_n, swap, and widths. Three consumers and pingpong are left to tuning.
+# tile_m, consumers, cluster_m, cluster_n, swap, and widths. Pingpong is left to tuning.
 _TILES = (
     (64, 1, 1, 1, False, (128, 96, 64, 48)),
     (64, 1, 2, 1, False, (128, 64, 32)),
@@ -30,12 +32,16 @@ _TILES = (
     (128, 2, 1, 1, False, (256, 128, 64)),
     (64, 1, 1, 1, True, (64, 32, 16)),
 )
-# tile_m, cluster_m, cluster_n, widths
+# tile_m, consumers, cluster_m, cluster_n, widths
 _ELASTIC = (
-    (128, 2, 1, range(256, 135, -8)),
-    (128, 1, 1, range(256, 87, -8)),
-    (256, 1, 2, range(200, 127, -8)),
+    (64, 1, 1, 1, range(256, 87, -8)),
+    (128, 2, 2, 1, range(256, 135, -8)),
+    (128, 2, 1, 1, range(256, 87, -8)),
+    (192, 3, 1, 1, range(192, 87, -8)),
+    (192, 3, 1, 2, range(192, 135, -8)),
+    (256, 2, 1, 2, range(200, 127, -8)),
 )
+_REGISTERS = {1: (0, 0), 3: (32, 160)}  # for setmaxnreg, of consumers that take other than the config's own
 _PARTS = (2, 4, 8)  # of K, in a cluster
 _FEWEST = 4  # slices of K that a CTA should have
 _DEEPEST = 16  # slots
@@ -47,11 +53,12 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in one order: tiles and
     their shape, which it chooses by M, leave bits as they are.
     """
+    problem = copies.aligned(problem)
     turned = host.oriented(problem)[0]
-    M, N = turned.M, turned.N
+    M, N, lines = turned.M, turned.N, copies.lines(turned)
     if problem.batch_invariant:
         own = replace(own, k_serpentine=False)
-    return min(_candidates(problem, M, N, sms, own), key=lambda c: _cycles(c, M, N, problem, sms))
+    return min(_candidates(problem, M, N, sms, own), key=lambda c: _cycles(c, M, N, problem, sms, lines))
 
 
 def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -> Iterator[HopperConfig]:
@@ -59,19 +66,24 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > _FEW:
             continue
-        one = (0, 0) if consumers == 1 else (own.producer_registers, own.consumer_registers)
+        shape = _shaped(own, tile_m, consumers, cluster_m, cluster_n)
         for width in widths:
-            c = replace(
-                own, tile_m=tile_m, tile_n=width, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
-                producer_registers=one[0], consumer_registers=one[1], swap=swap or (free == [True] and width % 64 > 0),
-            )  # fmt: skip
+            c = replace(shape, tile_n=width, swap=swap or (free == [True] and width % 64 > 0))
             yield filled(_deep(c, problem))
             if not problem.batch_invariant:
                 yield from _cut(_deep(c, problem), problem, _tiles(c, M, N, problem), sms)
     if M * N * math.prod(problem.batch) > 128**2 * sms // 2:
-        for (tile_m, cluster_m, cluster_n, wide), swap in product(_ELASTIC, free):
-            c = replace(own, tile_m=tile_m, cluster_m=cluster_m, cluster_n=cluster_n, swap=swap, elastic=True)
+        for (*tile, wide), swap in product(_ELASTIC, free):
+            c = replace(_shaped(own, *tile), swap=swap, elastic=True)
             yield from (filled(replace(c, tile_n=width)) for width in wide)
+
+
+def _shaped(own: HopperConfig, tile_m: int, consumers: int, cluster_m: int, cluster_n: int) -> HopperConfig:
+    registers = _REGISTERS.get(consumers, (own.producer_registers, own.consumer_registers))
+    return replace(
+        own, tile_m=tile_m, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
+        producer_registers=registers[0], consumer_registers=registers[1],
+    )  # fmt: skip
 
 
 def any_column(problem: Problem) -> list[bool]:
@@ -124,16 +136,20 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
     return rows * columns * math.prod(problem.batch)
 
 
-def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> float:
+def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int, lines: tuple[int, int]) -> float:
+    """`lines`: of A and of B as they are turned, `copies.lines`."""
     waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(sms, c.cluster))
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n
     products = 2 * c.tile_m * max(width, 32) * problem.K / PRODUCTS
-    if waves == 1 and not c.split:
-        loaded = (c.tile_m + c.tile_n) / GATHERED
-    else:
-        loaded = (c.tile_m / c.cluster_n + c.tile_n / c.cluster_m) / (SPREAD if waves == 1 else LOADED)
-    loaded *= 2 * problem.K
+    once = waves == 1 and not c.split
+    asked = lines[::-1] if c.swap else lines
+    sides = (c.tile_m, c.cluster_n, asked[0]), (c.tile_n, c.cluster_m, asked[1])
+    apart = SPREAD if waves == 1 else LOADED
+    loaded = 2 * problem.K * sum(
+        rows / shared / BROKEN if each > 1 else rows / GATHERED if once else rows / shared / apart
+        for rows, shared, each in sides
+    )  # fmt: skip
     tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN
     if c.cluster_k > 1:
         tile += clusters.exchange(c.exchange_bytes)
@@ -141,4 +157,6 @@ def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int) -> floa
         tile += COMBINE + c.tile_m * c.tile_n * 4 * c.split_k / COMBINED
     if c.slots < 4:
         tile *= SHALLOW
+    if c.consumers == 3:
+        tile *= THIRD
     return START + (clusters.TOGETHER if c.cluster > 1 else 0) + waves * tile

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..configs import to_text
-from ..device import launch
+from ..device import l2, launch
 from ..device.grid import tiles
 from ..machines import Machine
-from ..operands import Problem
+from ..operands import LINE, Problem
 from ..space import Axes, Footprint, Space
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
@@ -205,7 +205,7 @@ def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int)
 
 def _representative(problem: Problem) -> Problem:
     """One product for all that share B: with rows that fill a GPU, packed and aligned."""
-    packed_a, packed_out, aligned = (problem.K, 1), (problem.N, 1), (16, 16, 16)
+    packed_a, packed_out, aligned = (problem.K, 1), (problem.N, 1), (LINE, LINE, 16)
     shared = replace(problem, M=_TYPICAL_ROWS, batch=(), b=problem.b[-2:], c=None, alignment=aligned)
     return replace(shared, a=packed_a, out=packed_out)
 
@@ -281,6 +281,7 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             issue=WIDE_B if arch >= 90 and not fma and c.block_n > 128 and problem.b[-1] != 1 else 1.0,
             group_m=c.group_m,
             store="wide",
+            lines=(1, 1) if fma else l2.lines(problem),
         )
 
     own = INTERPRETED if machine is None else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)

@@ -32,7 +32,7 @@ Ahead = Callable[[Iterable[Asked]], int]
 
 @functools.cache
 def of_case(case: Case) -> Problem:
-    """What `matmul` or `addmm` makes of a case on the first GPU; without one, addresses are as aligned on the CPU."""
+    """What `matmul` or `addmm` makes of a case on the first GPU; without one, as its addresses lie on the CPU."""
     call = prepare(case, "cuda" if torch.cuda.is_available() else "cpu", *3 * [lambda cells, generator: None])
     c = call.c.view if call.c and case.beta else None
     scaled = c is not None or (call.c is not None and case.alpha != 1)

@@ -107,6 +107,19 @@ def test_what_won_at_neighbours_is_weighed_by_the_model(know: Callable[..., Know
     assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [flat, tall]
 
 
+def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines() -> None:
+    asked = Workload(2048, 2048, 2048)
+    packed = prune.problem(asked)
+    own, other = (Choice(kernel, "text", "") for kernel in ("hopper.gemm", "portable"))
+    for changed in ({"alignment": (16, 128, 16)}, {"a": (2056, 1)}):
+        astray = replace(packed, **changed)
+        assert choose.suited(own, asked, astray) == ""
+        assert choose.suited(other, asked, astray) == "text"
+    assert choose.suited(own, asked, packed) == "text"
+    assert choose.suited(own, asked, replace(packed, a=(4096, 1))) == "text"
+    assert choose.suited(own, Workload(2048, 2048, 2056), prune.problem(Workload(2048, 2048, 2056))) == "text"
+
+
 def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Callable[..., Knowledge]) -> None:
     even, odd = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
     text = to_text(gemm.Config())

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from outblas import choice, configs
 from outblas.artifact import example
-from outblas.hopper import gemm, gemm_host, host, rules, schedule
+from outblas.hopper import copies, gemm, gemm_host, host, rules, schedule
 from outblas.hopper.config import HopperConfig
 from outblas.inspect import inspect
-from outblas.operands import Problem, problem
+from outblas.operands import LINE, Problem, problem
 from outblas.shapes import LAYOUTS
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -123,7 +123,7 @@ def asked(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, **c
 def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: Any) -> Problem:
     out = torch.empty(M, N, dtype=out_dtype, device="meta")
     a, b = torch.empty(M, K, dtype=BF16, device="meta"), torch.empty(N, K, dtype=BF16, device="meta").t()
-    return replace(problem(a, b, out), **{"alignment": (16, 16, 16), **changed})
+    return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
 def variant(given: Problem, config: HopperConfig = OWN) -> Any:
@@ -158,22 +158,22 @@ ODD = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_copies_are_said(case: str) -> None:
-    given, copies = ODD[case]
-    said = gemm.remarks(given)
-    assert [line[0] for line in said] == [name for name, is_copied in zip("ab", copies, strict=True) if is_copied]
+    given, which = ODD[case]
+    said = [line for line in gemm.remarks(given) if "twice" not in line]
+    assert [line[0] for line in said] == [name for name, is_copied in zip("ab", which, strict=True) if is_copied]
     assert all("is copied first" in line and "has strides" in line for line in said)
 
 
 @pytest.mark.parametrize("config", [OWN, replace(OWN, swap=True)], ids=["straight", "swapped"])
 @pytest.mark.parametrize("case", ODD)
 def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
-    given, copies = ODD[case]
+    given, which = ODD[case]
     assert gemm.unsupported(given) is None
-    assert gemm_host.copied(given) == copies
-    made = gemm_host.aligned(given)
-    assert gemm_host.copied(made) == (False, False)
+    assert copies.copied(given) == which
+    made = copies.aligned(given)
+    assert copies.copied(made) == (False, False)
     assert replace(made, a=given.a, b=given.b, alignment=given.alignment) == given
-    for name, is_copied in zip("ab", copies, strict=True):
+    for name, is_copied in zip("ab", which, strict=True):
         before, after = getattr(given, name), getattr(made, name)
         if is_copied:
             assert 1 in after[-2:]
@@ -189,19 +189,55 @@ def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
     assert variant(given, config).layout[0] in "nt"
 
 
+@pytest.mark.parametrize(
+    ("given", "asked_for"),
+    [
+        (product(64, 64, 64), (1, 1)),
+        (product(64, 64, 1000), (2, 2)),
+        (example(BF16, None, "nn", (512, 1000, 512)), (1, 2)),
+        (example(BF16, None, "tn", (1000, 512, 512)), (2, 1)),
+        (product(64, 64, 64, alignment=(16, LINE, 16)), (2, 1)),
+        (product(64, 64, 64, alignment=(LINE, 16, 2)), (1, 2)),
+        (product(64, 64, 1001), (1, 1)),  # copies' rows are whole lines
+        (product(64, 64, 64, alignment=(2, 16, 16)), (1, 2)),
+        (product(1, 64, 1000), (1, 2)),  # of one row there is no next
+        (replace(product(64, 64, 64), batch=(3,), a=(0, 64, 1), b=(4104, 1, 64), out=(4096, 64, 1)), (1, 2)),
+    ],
+)
+def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> None:
+    assert copies.lines(given) == asked_for
+    assert copies.lines(host.transposed(given)) == asked_for[::-1]
+    said = [line for line in copies.remarks(given) if "twice the requests" in line]
+    assert [line[0] for line in said] == [name for name, lines in zip("ab", asked_for, strict=True) if lines == 2]
+
+
+@pytest.mark.parametrize(
+    ("M", "N", "wide"), [(2048, 2048, "cluster_m"), (1024, 1024, "cluster_m"), (1000, 1000, "cluster_m")]
+)
+def test_rows_inside_of_lines_are_loaded_for_each_other(M: int, N: int, wide: str) -> None:
+    """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines do not merge."""
+    own = rules.config(product(M, N, 1024), 132, OWN)
+    beside = rules.config(product(M, N, 1032), 132, OWN)
+    assert own.group == 1
+    assert getattr(beside, wide) == 2
+    assert beside == rules.config(product(M, N, 1024, alignment=(16, 16, 16)), 132, OWN)
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_copy_has_the_elements(data: st.DataObject) -> None:
     draw = data.draw
     size = st.integers(1, 9)
-    shape = (*draw(st.lists(size, max_size=2)), draw(size), draw(size))
+    wide = size | st.just(70)
+    shape = (*draw(st.lists(size, max_size=2)), draw(wide), draw(wide))
     source = tuple(draw(st.integers(0 if i < len(shape) - 2 else 1, 40)) for i in range(len(shape)))
     room = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, source, strict=True))
     t = torch.arange(room)
     given = replace(product(*shape[-2:], 8), batch=shape[:-2])
-    made = gemm_host._copy_strides(given, source, *shape[-2:])
-    copy = gemm_host._copy(t, shape, source, made)
+    made = copies._strides(given, source, *shape[-2:])
+    copy = copies.copy(t, shape, source, made)
     assert copy.stride() == made
+    assert all(stride % (64 if 70 in shape[-2:] and max(made[-2:]) > 64 else 8) == 0 for stride in made if stride > 1)
     assert torch.equal(copy, t.as_strided(shape, source))
 
 

@@ -143,6 +143,7 @@ def test_interleaved_columns_do_not_overlap() -> None:
 
 
 def test_alignment_of_each_operand() -> None:
-    buffer = torch.empty(64, dtype=torch.float16)
+    buffer = torch.empty(256, dtype=torch.float16)
+    buffer = buffer[-buffer.data_ptr() % 256 // 2 :]
     a, b, out = buffer[0:4].view(2, 2), buffer[9:13].view(2, 2), buffer[36:40].view(2, 2)
-    assert operands.problem(a, b, out).alignment == (16, 2, 8)
+    assert operands.problem(a, b, out).alignment == (operands.LINE, 2, 8) == (128, 2, 8)

@@ -24,7 +24,6 @@ UNREAD = {
     "buffered": ("stages",),
     "pipelined": ("pad", "swizzle", "ahead"),
 }
-_WIDEST = 16  # bytes of a load or a store
 
 Sizes = Sequence[tuple[TuringConfig, float]]
 
@@ -119,7 +118,7 @@ class TuringRung(rung.Rung[TuringConfig]):
             if operand not in most:
                 return math.gcd(value, 8)
             if not is_stride:
-                return math.gcd(value, _WIDEST)
+                return math.gcd(value, launch.WIDEST)
             return math.gcd(value, most[operand])
 
         return launch.specialize(
@@ -170,7 +169,7 @@ def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool,
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:
     """Who writes which outputs: neighbouring lanes along the axis along which they are stored, 16 bytes each."""
-    wide = _WIDEST // problem.out_dtype.itemsize
+    wide = launch.WIDEST // problem.out_dtype.itemsize
     if problem.out[-2] == 1 and problem.out[-1] != 1:
         return gluon.registers(copies((c.block_n, c.block_m), wide, c.num_warps).transposed())
     return gluon.registers(copies((c.block_m, c.block_n), wide, c.num_warps))

@@ -58,7 +58,7 @@ def spared(kernel: str, problem: Problem) -> str | None:
     if kernel != PRODUCTION or problem.batch_invariant:
         return None
     try:
-        from .hopper.gemm_host import copied
+        from .hopper.copies import copied
     except ImportError:  # whoever loads the kernel says so
         return None
     copying = 0.0

@@ -70,9 +70,11 @@ def _kind(call: Call) -> tuple[Any, ...]:
     a, c, out = call.a, call.c, call.out
     return (
         *_traits(a),
+        operands.place(a),
         *_traits(call.b),
-        None if c is None else (*_traits(c), call.alpha == 1, call.alpha == 0, call.beta == 0),
-        None if out is None else _traits(out),
+        operands.place(call.b),
+        None if c is None else (*_traits(c), c.data_ptr() & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
+        None if out is None else (*_traits(out), out.data_ptr() & 15),
         call.out_dtype,
         call.kernel,
         call.config,
@@ -93,7 +95,7 @@ def _capturing(device: torch.device) -> bool:
 
 
 def _traits(t: Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+    return t.shape, t.stride(), t.dtype, t.device
 
 
 def tf32_requested() -> bool:

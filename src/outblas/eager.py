@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from . import dispatch
 from .dispatch import Call, Plan, tf32_requested
 from .invariance import asked
+from .operands import place
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -62,7 +63,7 @@ def run(
         return None
     tensors: tuple[Tensor, ...] = (a, b)
     try:
-        key: tuple[Any, ...] = (a.shape, b.shape, a.data_ptr() & 15, b.data_ptr() & 15, batch_invariant)
+        key: tuple[Any, ...] = (a.shape, b.shape, place(a), place(b), batch_invariant)
         if out is not None:
             tensors = (a, b, out)
             key = (key, out.data_ptr() & 15)

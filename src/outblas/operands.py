@@ -17,6 +17,8 @@ import torch
 
 Strides = tuple[int, ...]
 
+LINE = 128  # bytes of a cache line
+
 # launch(a, b, c, out, alpha, beta): what a kernel's plan returns; takes the raw tensors of a call.
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
 
@@ -33,9 +35,10 @@ class Problem:
     """One multiplication: sizes, strides in elements (batch dimensions first, then rows, columns), dtypes, device.
 
     `c` holds the strides of the addend of addmm, None without one (or with beta = 0). `alignment` holds, for
-    a, b, out (and c), the largest power of two up to 16 that divides the address in bytes. `tf32`: torch asks for tf32
-    in fp32 products. `scaled`: alpha is not 1, or there is an addend. `batch_invariant`: nothing that decides the bits
-    of a row (tile, order of sums, split of K) may depend on M, the batch, or what of strides and addresses follows M.
+    a, b, out (and c), the largest power of two up to 16 that divides the address in bytes, or `LINE` where a or b
+    begins at a whole line. `tf32`: torch asks for tf32 in fp32 products. `scaled`: alpha is not 1, or there is an
+    addend. `batch_invariant`: nothing that decides the bits of a row (tile, order of sums, split of K) may depend on M,
+    the batch, or what of strides and addresses follows M.
     """
 
     M: int
@@ -128,6 +131,12 @@ def check_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
         low, high = address_range(t)
         if start < high and low < end and _share_memory(out, t):
             raise ValueError(f"out overlaps {name} in memory, expected separate memory")
+
+
+def place(operand: torch.Tensor) -> int:
+    """What of A's or B's address decides how a call runs: 0 at a whole line, 16 at other multiples of 16 bytes."""
+    address = operand.data_ptr()
+    return address % LINE and (address % 16 or 16)
 
 
 def address_range(t: torch.Tensor) -> tuple[int, int]:
@@ -235,7 +244,7 @@ def problem(
         dtype=a.dtype,
         out_dtype=out.dtype,
         device=a.device,
-        alignment=tuple(math.gcd(t.data_ptr(), 16) for t in tensors),
+        alignment=tuple(LINE if not place(t) and i < 2 else math.gcd(t.data_ptr(), 16) for i, t in enumerate(tensors)),
         tf32=tf32,
         scaled=scaled,
         batch_invariant=batch_invariant,

@@ -27,7 +27,8 @@ class Footprint:
     `group_n`. `store`: how outputs leave: straight from "registers", in "wide" pieces, or "staged" and asynchronous.
     `split_k` CTAs share each tile along K and add through memory, `cluster_k` of a cluster through shared memory;
     `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their own and store one while the
-    other multiplies. `gathered`: where there is one wave, SMs of a GPC have neighbours.
+    other multiplies. `gathered`: where there is one wave, SMs of a GPC have neighbours. `lines`: of L2 that loads of A
+    and of B ask for where 128 bytes lie side by side.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -54,6 +55,7 @@ class Footprint:
     cluster_k: int = 1
     pingpong: bool = False
     gathered: bool = False
+    lines: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

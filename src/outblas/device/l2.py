@@ -6,10 +6,23 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..operands import LINE, Problem, Strides
 from .raster import PAD
 
 CHUNKS = 32  # that K is cut into, at most
 STEP_K = 64  # chunks are multiples of it
+
+
+def lines(problem: Problem) -> tuple[int, int]:
+    """Lines that loads of A, and of B, ask for where 128 bytes lie side by side: two where rows begin inside of one."""
+
+    def asked(strides: Strides, shape: tuple[int, int], alignment: int) -> int:
+        walked = [stride for stride, extent in zip(strides[-2:], shape, strict=True) if stride != 1 and extent > 1]
+        elements = LINE // problem.dtype.itemsize
+        return 1 if alignment >= LINE and not any(stride % elements for stride in (*strides[:-2], *walked)) else 2
+
+    M, N, K = problem.M, problem.N, problem.K
+    return asked(problem.a, (M, K), problem.alignment[0]), asked(problem.b, (K, N), problem.alignment[1])
 
 
 @dataclass(frozen=True, kw_only=True)

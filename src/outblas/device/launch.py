@@ -17,6 +17,7 @@ from .grid import INT32_MAX, Piece, kept_dims
 
 Tensor = torch.Tensor
 
+WIDEST = 16  # bytes of a load or a store
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
@@ -55,7 +56,7 @@ def vector(problem: Problem, operand: str) -> int:
         return 1
     unit = -1 if strides[-1] == 1 else -2
     others = [stride for i, stride in enumerate(strides, start=-len(strides)) if i != unit]
-    alignment = problem.alignment["ab".index(operand)] // problem.dtype.itemsize
+    alignment = min(problem.alignment["ab".index(operand)], WIDEST) // problem.dtype.itemsize
     return math.gcd(max(alignment, 1), extents[unit], *others)
 
 
@@ -113,7 +114,7 @@ def specialize(
         else:
             signature[name] = TYPES[dtype]
             starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
-            divisors.append((i, divisor(name, math.gcd(alignment[name], *starts))))
+            divisors.append((i, divisor(name, math.gcd(WIDEST, alignment[name], *starts))))
     signature |= {"alpha": "fp32", "beta": "fp32"}
     for i, (name, value) in enumerate((arguments(problem) | dict(constants)).items(), start=len(signature)):
         unused = value == 0 and name.endswith(("_outer", "_inner"))  # without a batch, its indices need no registers
