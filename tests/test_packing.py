@@ -36,6 +36,20 @@ def test_packed_results_say_what_they_said(tmp_path: Path) -> None:
         ([{}, {"x": 2}], ["v"]),
         ([[1, 2], [3]], ["v"]),
         ([3, {"x": 1}], ["v"]),
+        (
+            [
+                "tile_m=1,order=row,flag=True",
+                "",
+                "tile_m=12,flag=False",
+                "order=007,flag=False",
+                "tile_m=128,order=row,flag=True",
+            ],
+            [{"v=": ["tile_m", "order", "flag"]}],
+        ),
+        (["x=1,y=2", "y=2,x=1"], ["v"]),  # in another order
+        (["x=1,y=2", "x=1,z", "x=1,y=2"], ["v"]),
+        (["x=1"], ["v"]),  # no shorter
+        (["x=1,y=2", 3], ["v"]),
     ],
 )
 def test_objects_within_are_packed_too(tmp_path: Path, values: list[Any], columns: list[Any]) -> None:
@@ -58,6 +72,7 @@ def test_objects_within_are_packed_too(tmp_path: Path, values: list[Any], column
         ([{"us": "x"}], [[[1]]], "expected the names of fields"),
         ([{"us": ["x"], "v": []}], [[[1]]], "expected the names of fields"),
         ([{"us": ["x"]}], [[1]], r"results\[0\]\.us is 1, expected a list of up to 1 values"),
+        ([{"us=": ["x"]}], [[1]], r"results\[0\]\.us= is 1, expected a list of up to 1 values"),
         ([{"us": ["x"]}], [[[[1, 2]]]], r"results\[0\]\.us is \[1, 2\], expected a list of up to 1 values"),
     ],
 )

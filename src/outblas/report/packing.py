@@ -1,22 +1,40 @@
 """Entries of a result file in little space: the names of fields once, and a row of values for each entry.
 
-A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for its name then.
+A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for its name then. So is
+a config's text, "x=1,y=2", where that is shorter: {"field=": names of its settings}.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
+from ..configs import items
+
 Row = list[Any]
+_TRUTH: dict[str, Any] = {"True": True, "False": False}
 
 
 def pack(entries: list[dict[str, Any]]) -> tuple[list[Any], list[Row]]:
     """Columns and rows. A field that is null and one that is missing become the same."""
     columns = _names(entries)
-    inner = {name: _inner([entry[name] for entry in entries if entry.get(name) is not None]) for name in columns}
-    said = [{name: inner[name]} if inner[name] else name for name in columns]
-    packed = ({name: _packed(value, inner[name]) for name, value in entry.items()} for entry in entries)
+    values = {name: [entry[name] for entry in entries if entry.get(name) is not None] for name in columns}
+    settings = {name: _settings(values[name]) for name in columns}
+    inner = {name: _inner(values[name]) for name in columns}
+    said = [
+        {f"{name}=": settings[name]} if settings[name] else {name: inner[name]} if inner[name] else name
+        for name in columns
+    ]
+    packed = (
+        {
+            name: _packed(_values(value), settings[name])
+            if settings[name] and value is not None
+            else _packed(value, inner[name])
+            for name, value in entry.items()
+        }
+        for entry in entries
+    )
     return said, [_row(entry, columns) for entry in packed]
 
 
@@ -29,9 +47,43 @@ def unpack(columns: Any, rows: Any) -> Any:
     inner = dict((column, []) if isinstance(column, str) else next(iter(column.items())) for column in columns)
     entries = [_object(row, list(inner), f"results[{i}]") for i, row in enumerate(rows)]
     return [
-        {name: _unpacked(value, inner[name], f"results[{i}].{name}") for name, value in entry.items()}
+        {
+            name.removesuffix("="): _text(_object(value, inner[name], f"results[{i}].{name}"))
+            if name.endswith("=")
+            else _unpacked(value, inner[name], f"results[{i}].{name}")
+            for name, value in entry.items()
+        }
         for i, entry in enumerate(entries)
     ]
+
+
+def _settings(texts: list[Any]) -> list[str]:
+    """Names in the texts of configs, where rows of values make the same texts and are shorter; of other values none."""
+    if not all(isinstance(text, str) and "=" in (text or "=") for text in texts):
+        return []
+    made = [_values(text) for text in texts]
+    names = _names(made)
+    rows = [_row(each, names) for each in made]
+    same = [_text(_object(row, names, "")) for row in rows] == texts
+    return names if same and _size([names, rows]) < _size(texts) else []
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def _values(text: str) -> dict[str, Any]:
+    """Settings by name, numbers and truth values as such."""
+
+    def said(value: str) -> Any:
+        number = int(value) if value.isdecimal() else None
+        return number if str(number) == value else _TRUTH.get(value, value)
+
+    return {name: said(value) for name, value in items(text)}
+
+
+def _text(settings: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _names(entries: Iterable[dict[str, Any]]) -> list[str]:
