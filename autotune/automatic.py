@@ -35,11 +35,11 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
             known = _first_time(workload, index) or known
         found = [c for c in known.choices(workload) if known.objection(c.kernel, workload, problem) is None]
+        asked = [(choice.kernel, choose.suited(choice, workload, problem)) for choice in found]
     except Exception as error:  # costs speed, and the caller no product
         fallback.complain(f"nothing that was tuned is used: {error}")
         return
-    for choice in found:
-        yield choice.kernel, choose.suited(choice, workload, problem)
+    yield from asked
 
 
 def of_problem(problem: Problem) -> Workload | None:

@@ -26,7 +26,7 @@ DRAM_SHARE = 0.82  # of DRAM's peak
 DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 L2_PORT = 128.0  # bytes a cycle into one SM
 GATHERED = 100.0  # of them in a call of one wave, where SMs of a GPC ask for the same lines
-BROKEN = 2.0, 1.25  # times the bytes, of rows that begin inside of lines: in a call of one wave, in a longer one
+LINES = 60.0  # bytes of lines that each of all SMs gets a cycle at most, where rows begin inside of them: none merge
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
@@ -112,22 +112,20 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     touched = operands + workload.M * workload.N * out_size
     held = touched <= HELD * machine.l2_bytes
     share = L2_SHARE_HELD if held else L2_SHARE
-    port = min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
-    gathered = 1 / GATHERED if f.gathered and waves <= 1 else 0.0
-
-    def loaded(extent: int, sharing: int, lines: int, weight: float) -> float:
-        """Cycles for a byte of each row. Requests for parts of lines do not merge."""
-        apart = weight * extent / sharing / port
-        return max(extent * gathered, apart * BROKEN[waves > 1]) if lines > 1 else extent * gathered or apart
-
-    l2 = loaded(f.tile_m, f.cluster_n, f.lines[0], 1 + lean) + loaded(f.tile_n, f.cluster_m, f.lines[1], 1 - lean)
-    l2 *= f.tile_k * size
+    rows_a, rows_b = f.tile_m / f.cluster_n, f.tile_n / f.cluster_m  # that a CTA loads itself
+    l2 = ((1 + lean) * rows_a + (1 - lean) * rows_b) * f.tile_k * size
+    l2 /= min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
+    if f.gathered and waves <= 1:
+        l2 = (f.tile_m + f.tile_n) * f.tile_k * size / GATHERED
     drained = 0.0 if f.in_flight else DRAIN / f.groups / together
     if f.stages == 1:
         waited = (LATENCY + l2 + products + drained) / together
     else:
         waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
     step = _soft_max(SHARPNESS, products + drained, l2, waited) + SLOT
+    if max(f.lines) > 1:
+        asked = (rows_a * f.lines[0] + rows_b * f.lines[1]) * f.tile_k * size
+        step = max(step, asked / (LINES * machine.sms / busy))
 
     steps = math.ceil(math.ceil(workload.K / f.tile_k) / pieces)
     stored = f.tile_m * f.tile_n / f.cluster_k * out_size / STORE[f.store] * (BEHIND if f.pingpong else 1.0)

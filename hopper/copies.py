@@ -56,9 +56,9 @@ def aligned(problem: Problem) -> Problem:
 def _strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Strides:
     """Of a copy: columns or rows contiguous, as they are nearer to it; what is broadcast over the batch stays so."""
     by_columns = strides[-2] == 1 and strides[-1] != 1
-    extent = rows if by_columns else columns
-    whole = _LINE if extent >= _LINE else _GRANULE
-    outer = -(-extent // whole) * whole
+    length = rows if by_columns else columns
+    whole = _LINE if length >= _LINE else _GRANULE
+    outer = -(-length // whole) * whole
     size, lead = outer * (columns if by_columns else rows), []
     for extent, stride in zip(problem.batch[::-1], strides[-3::-1], strict=True):
         lead.append(size if stride else 0)

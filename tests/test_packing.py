@@ -34,6 +34,8 @@ def test_packed_results_say_what_they_said(tmp_path: Path) -> None:
         ([{"x": [1]}, {"x": [2]}], ["v"]),  # of one object in a list, or of two
         ([{"x": None}, {"x": 2}], ["v"]),
         ([{}, {"x": 2}], ["v"]),
+        ([{"ld": {"x": 1, "y": [2]}, "st": {"x": 3}}, {"ld": {"y": 4}}], ["v.ld.x", "v.ld.y", "v.st.x"]),
+        ([{"ld": {}}, {"ld": {"x": 1}, "st": 2}, {"st": {"x": None}}], ["v"]),
         ([[1, 2], [3]], ["v"]),
         ([3, {"x": 1}], ["v"]),
         (
@@ -80,6 +82,18 @@ def test_badly_packed_results_are_refused(tmp_path: Path, columns: Any, rows: An
     path = write(tmp_path / "a.json", {"environment": {"gpu": "x"}, "columns": columns, "results": rows})
     with pytest.raises(ValueError, match=message):
         results.load([path])
+
+
+def test_what_all_entries_say_is_said_once(tmp_path: Path) -> None:
+    said = [{"dtype": "x", "mode": "", "N": 1}, {"dtype": "x", "mode": "y", "N": 1}]
+    path = write(tmp_path / "a.json", {"environment": {}, "results": said})
+    made = results.packed(path)
+    assert (made["same"], made["columns"]) == ({"dtype": "x"}, ["mode", "N"])
+    write(path, made)
+    assert results.parsed(path) == {"environment": {}, "results": said}
+    write(path, made | {"same": {"dtype": 3}})
+    with pytest.raises(ValueError, match=r"same is \{'dtype': 3\}, expected text"):
+        results.parsed(path)
 
 
 def test_the_command_packs_a_row_a_line(tmp_path: Path) -> None:

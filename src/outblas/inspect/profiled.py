@@ -53,12 +53,13 @@ class Request:
 
     def resolved(self) -> str:
         """Every field of the configuration that runs; "" for cuBLAS and for a kernel that chooses by shape."""
-        from .. import configs, registry
+        from .. import choice, configs, registry
 
         if self.kernel == CUBLAS:
             return ""
         module = registry.load(self.kernel)
-        chosen = self.chosen() or (None if hasattr(module, "choose") else module.Config())
+        by_shape = hasattr(module, "choose") or self.kernel == choice.PRODUCTION
+        chosen = self.chosen() or (None if by_shape else module.Config())
         return "" if chosen is None else configs.to_text(chosen)
 
     def to_text(self) -> str:

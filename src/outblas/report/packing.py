@@ -1,7 +1,9 @@
-"""Entries of a result file in little space: the names of fields once, and a row of values for each entry.
+"""Entries of a result file in little space: the names of fields once, text that all share once, and for each entry a
+row of its values.
 
 A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for its name then. So is
-a config's text, "x=1,y=2", where that is shorter: {"field=": names of its settings}.
+a config's text, "x=1,y=2", where that is shorter: {"field=": names of its settings}. An object of objects becomes
+fields of its own: "shared.load.excess".
 """
 
 from __future__ import annotations
@@ -16,8 +18,15 @@ Row = list[Any]
 _TRUTH: dict[str, Any] = {"True": True, "False": False}
 
 
-def pack(entries: list[dict[str, Any]]) -> tuple[list[Any], list[Row]]:
-    """Columns and rows. A field that is null and one that is missing become the same."""
+def pack(entries: list[dict[str, Any]]) -> tuple[dict[str, str], list[Any], list[Row]]:
+    """What all entries say, columns and rows. A field that is null and one that is missing become the same."""
+    first = entries[0] if len(entries) > 1 else {}
+    same = {
+        name: value
+        for name, value in first.items()
+        if isinstance(value, str) and all(entry.get(name) == value for entry in entries)
+    }
+    entries = [_flat({name: value for name, value in entry.items() if name not in same}) for entry in entries]
     columns = _names(entries)
     values = {name: [entry[name] for entry in entries if entry.get(name) is not None] for name in columns}
     settings = {name: _settings(values[name]) for name in columns}
@@ -35,11 +44,13 @@ def pack(entries: list[dict[str, Any]]) -> tuple[list[Any], list[Row]]:
         }
         for entry in entries
     )
-    return said, [_row(entry, columns) for entry in packed]
+    return same, said, [_row(entry, columns) for entry in packed]
 
 
-def unpack(columns: Any, rows: Any) -> Any:
+def unpack(columns: Any, rows: Any, same: Any) -> Any:
     """The entries, null where there was none left out; rows that are no list as they are. Raises ValueError."""
+    if not (isinstance(same, dict) and all(isinstance(value, str) for value in same.values())):
+        raise ValueError(f"same is {same!r}, expected text by the names of fields")
     if not (isinstance(columns, list) and all(map(_is_column, columns))):
         raise ValueError(f"columns is {columns!r}, expected the names of fields")
     if not isinstance(rows, list):
@@ -47,14 +58,41 @@ def unpack(columns: Any, rows: Any) -> Any:
     inner = dict((column, []) if isinstance(column, str) else next(iter(column.items())) for column in columns)
     entries = [_object(row, list(inner), f"results[{i}]") for i, row in enumerate(rows)]
     return [
-        {
-            name.removesuffix("="): _text(_object(value, inner[name], f"results[{i}].{name}"))
-            if name.endswith("=")
-            else _unpacked(value, inner[name], f"results[{i}].{name}")
-            for name, value in entry.items()
-        }
+        same
+        | _nested(
+            {
+                name.removesuffix("="): _text(_object(value, inner[name], f"results[{i}].{name}"))
+                if name.endswith("=")
+                else _unpacked(value, inner[name], f"results[{i}].{name}")
+                for name, value in entry.items()
+            }
+        )
         for i, entry in enumerate(entries)
     ]
+
+
+def _flat(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry whose objects hold no objects; those of which nothing would be left stay."""
+    made = dict[str, Any]()
+    for name, value in entry.items():
+        whole = isinstance(value, dict) and value and all(isinstance(each, dict) for each in value.values())
+        if whole and all(any(item is not None for item in each.values()) for each in value.values()):
+            made |= {f"{name}.{key}.{field}": item for key, each in value.items() for field, item in each.items()}
+        else:
+            made[name] = value
+    return made
+
+
+def _nested(entry: dict[str, Any]) -> dict[str, Any]:
+    """What `_flat` was given."""
+    made = dict[str, Any]()
+    for name, value in entry.items():
+        first, *others = name.split(".")
+        if len(others) == 2:
+            made.setdefault(first, {}).setdefault(others[0], {})[others[1]] = value
+        else:
+            made[name] = value
+    return made
 
 
 def _settings(texts: list[Any]) -> list[str]:

@@ -133,7 +133,7 @@ def parsed(path: Path) -> Any:
         raise ValueError(f"{path}: is not JSON: {error}") from None
     if _is_report(report) and "columns" in report:
         try:
-            report["results"] = packing.unpack(report.pop("columns"), report["results"])
+            report["results"] = packing.unpack(report.pop("columns"), report["results"], report.pop("same", {}))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return report
@@ -145,8 +145,9 @@ def packed(path: Path) -> dict[str, Any]:
     entries = report["results"] if _is_report(report) else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError(f"{path}: expected an object with environment and results, a list of objects")
-    columns, rows = packing.pack(entries)
-    return {name: value for name, value in report.items() if name != "results"} | {"columns": columns, "results": rows}
+    same, columns, rows = packing.pack(entries)
+    report.pop("results")
+    return report | {"same": same, "columns": columns, "results": rows}
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
