@@ -146,8 +146,8 @@ def packed(path: Path) -> dict[str, Any]:
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise ValueError(f"{path}: expected an object with environment and results, a list of objects")
     same, columns, rows = packing.pack(entries)
-    report.pop("results")
-    return report | {"same": same, "columns": columns, "results": rows}
+    rest = {name: value for name, value in report.items() if name != "results"}
+    return rest | {"same": same, "columns": columns, "results": rows}
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
