@@ -19,8 +19,8 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from ..artifact import Artifact
 from ..device import clusters
 from ..operands import Launch, Problem
-from . import copies, gemm_space, host, partial_sums, placement, rules, schedule
-from .config import WARPGROUP, HopperConfig, unscheduled
+from . import copies, epilogue, gemm_space, host, partial_sums, placement, rules, schedule
+from .config import SLAB_BYTES, WARPGROUP, HopperConfig, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
 
@@ -361,9 +361,21 @@ def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Ar
     are those of `host.compiled`.
     """
 
-    def build(problem: Problem, config: HopperConfig, options: str) -> Any:
-        return compile_variant(rung.gemm, example_variant(rung, problem, config), options)
+    built = []
 
-    return host.compiled(
+    def build(problem: Problem, config: HopperConfig, options: str) -> Any:
+        built.append(example_variant(rung, problem, config))
+        return compile_variant(rung.gemm, built[-1], options)
+
+    made = host.compiled(
         "hopper.gemm", config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked
     )
+    return replace(made, smem_bytes=shared_memory(rung.gemm, built[-1]))
+
+
+def shared_memory(gemm: Any, variant: Variant) -> int:
+    """Bytes of one CTA: of slabs of C only those that do not lie over the ring."""
+    config, form = variant.config, variant.form
+    over = epilogue.over_ring(gemm(config, form).stored, host.NUMERIC[variant.out_dtype], form.once)
+    slabs = config.consumers * config.store_buffers * SLAB_BYTES if over or not form.staged else 0
+    return config.shared_memory_bytes - slabs

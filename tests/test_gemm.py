@@ -99,14 +99,21 @@ def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("text", "size", "slabs"),
-    [("", 8192, 0), ("", 2048, 32768), ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0)],
+    ("text", "N", "slabs"),
+    [
+        ("", 8192, 0),
+        ("", 2048, 32768),
+        ("", 8191, 32768),  # TMA cannot write it
+        ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0),
+    ],
 )
-def test_shared_memory_is_what_the_formula_says(text: str, size: int, slabs: int) -> None:
-    """Less what C's slabs would take, where they lie over the ring."""
+def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -> None:
+    """Less what C's slabs would take, where there are none or they lie over the ring."""
     config = configs.from_text(gemm.Config, text)
-    made = gemm_host.compile_variant(gemm.Gemm, variant(example(BF16, None, "nt", (size,) * 3), config))
-    assert f"{config.shared_memory_bytes - slabs} : i64" in str(made.ir_module)
+    asked = variant(example(BF16, None, "nt", (-(-N // 8) * 8, N, 1024)), config)
+    assert gemm_host.shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
+    made = gemm_host.compile_variant(gemm.Gemm, asked)
+    assert f"{gemm_host.shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
 
 
 def test_words_beside_the_barriers_have_room() -> None:
