@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from .. import dispatch, fallback, operands
-from ..choice import rivals
+from ..choice import PRODUCTION, rivals
 from ..operands import Problem
 from . import choose
 from .choose import HERE, Knowledge
@@ -32,6 +32,9 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         return
     try:
         known = choose.knowledge(index)
+        if PRODUCTION in rivals(known.gpu.arch, workload.dtype):  # which computes a C stored by columns as C^T
+            problem, _ = operands.oriented(problem)
+            workload = of_problem(problem) or workload
         if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
             known = _first_time(workload, index) or known
         found = [c for c in known.choices(workload) if known.objection(c.kernel, workload, problem) is None]

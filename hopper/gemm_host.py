@@ -18,7 +18,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ..artifact import Artifact
 from ..device import clusters
-from ..operands import Launch, Problem
+from ..operands import Launch, Problem, oriented, transposed
 from . import copies, epilogue, gemm_space, host, partial_sums, placement, rules, schedule
 from .config import SLAB_BYTES, WARPGROUP, HopperConfig, unscheduled
 
@@ -199,8 +199,8 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
 
 def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
     """The product as the kernel computes it, and whether that is the transposed one."""
-    problem, crossed = host.oriented(problem)
-    return (host.transposed(problem), not crossed) if config.swap else (problem, crossed)
+    problem, crossed = oriented(problem)
+    return (transposed(problem), not crossed) if config.swap else (problem, crossed)
 
 
 def _one_batch(problem: Problem) -> tuple[Problem, int]:

@@ -11,7 +11,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from cutlass.cute.runtime import load_module, make_fake_compact_tensor, make_fak
 from .. import cache
 from ..artifact import Artifact, cta_threads, example
 from ..configs import to_text
-from ..operands import Launch, Problem, dtype_name
+from ..operands import Launch, Problem, by_rows, dtype_name, oriented
 from ..registry import Kernel
 from ..space import Space
 from . import cycles, schedule
@@ -207,41 +207,12 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
     keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
-def oriented(problem: Problem) -> tuple[Problem, bool]:
-    """The product, or where C is stored by columns its transpose, and whether it is that."""
-    swapped = not _row_major_c(problem) and (problem.out[-2] == 1 or problem.M == 1)
-    return (transposed(problem) if swapped else problem), swapped
-
-
-def transposed(problem: Problem) -> Problem:
-    """C^T = B^T A^T."""
-    a, b, *others = problem.alignment
-
-    def turned(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return (*strides[:-2], strides[-1], strides[-2])
-
-    return replace(
-        problem,
-        M=problem.N,
-        N=problem.M,
-        a=turned(problem.b),
-        b=turned(problem.a),
-        c=None if problem.c is None else turned(problem.c),
-        out=turned(problem.out),
-        alignment=(b, a, *others),
-    )
-
-
-def _row_major_c(problem: Problem) -> bool:
-    return problem.out[-1] == 1 or problem.N == 1
-
-
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     """The compile that serves a supported problem: the order of tiles is a table, and no part of it."""
     config = unscheduled(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
-    row_major = _row_major_c(problem)
+    row_major = by_rows(problem)
     size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
     # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
     fits = [w for w in (16 // size, 2) if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0]

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import product
 
 from ..device import clusters
-from ..operands import Problem
-from . import copies, host, schedule
+from ..operands import Problem, oriented
+from . import copies, schedule
 from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig
 
 # Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
@@ -54,7 +54,7 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     their shape, which it chooses by M, leave bits as they are.
     """
     problem = copies.aligned(problem)
-    turned = host.oriented(problem)[0]
+    turned = oriented(problem)[0]
     M, N, lines = turned.M, turned.N, copies.lines(turned)
     if problem.batch_invariant:
         own = replace(own, k_serpentine=False)
@@ -91,7 +91,7 @@ def any_column(problem: Problem) -> list[bool]:
     where its rows are contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn on an
     H100: 17.3 µs, in 128 columns 8.8). The transpose of C must leave by TMA, which stores 16 bits by columns, no fp32.
     """
-    turned = host.oriented(problem)[0]
+    turned = oriented(problem)[0]
     granules = turned.N % 8 == 0 and turned.out[-2] % 8 == 0 and turned.alignment[2] >= 16
     staged = problem.out_dtype.itemsize == 2 and granules
     return [False] * (turned.b[-2] == 1) + [True] * (turned.a[-1] == 1 and staged)

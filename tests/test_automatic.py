@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from known import CONFIGS, knowing, winner
+from known import A100, CONFIGS, H100, knowing, winner
 
 import outblas
 from outblas import dispatch, fallback
 from outblas.autotune import automatic, choose
 from outblas.autotune.choose import Choice, Knowledge
-from outblas.autotune.records import Workload
+from outblas.autotune.records import Gpu, Workload
 from outblas.configs import to_text
 from outblas.hopper import hilbert
 from outblas.operands import Problem, problem
@@ -129,10 +129,25 @@ def test_matmul_takes_the_best_that_takes_the_call(
         CONFIGS.pop()
 
 
+@pytest.mark.parametrize(("gpu", "turned"), [(H100, True), (A100, False)])
+def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
+    gpu: Gpu, turned: bool, monkeypatch: pytest.MonkeyPatch, know: Callable[..., Knowledge]
+) -> None:
+    """`hopper.gemm` computes C^T = B^T A^T there."""
+    a, b, out = empty(96, 64), empty(64, 128), empty(128, 96).t()
+    call = replace(problem(a, b, out), device=torch.device("cuda", 0))
+    given, other = Workload(96, 128, 64, layout="nn"), Workload(128, 96, 64, layout="tt")
+    known = know(winner(0, workload=given, gpu=gpu), winner(1, workload=other, gpu=gpu), of=gpu)
+    monkeypatch.setattr(choose, "knowledge", lambda index: known)
+    assert next(automatic.choices(call)) == ("portable", CONFIGS[turned])
+
+
 def test_what_cannot_be_looked_up_is_not_the_callers_concern(
     on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Callable[..., Knowledge]
 ) -> None:
     class Broken:
+        gpu = H100
+
         def choices(self, workload: Workload) -> tuple[Choice, ...]:
             raise KeyError("a bug")
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from outblas import choice, configs
 from outblas.artifact import example
-from outblas.hopper import copies, gemm, gemm_host, host, rules, schedule
+from outblas.hopper import copies, gemm, gemm_host, rules, schedule
 from outblas.hopper.config import HopperConfig
 from outblas.inspect import inspect
-from outblas.operands import LINE, Problem, problem
+from outblas.operands import LINE, Problem, problem, transposed
 from outblas.shapes import LAYOUTS
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -213,7 +213,7 @@ def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
 )
 def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> None:
     assert copies.lines(given) == asked_for
-    assert copies.lines(host.transposed(given)) == asked_for[::-1]
+    assert copies.lines(transposed(given)) == asked_for[::-1]
     said = [line for line in copies.remarks(given) if "twice the requests" in line]
     assert [line[0] for line in said] == [name for name, lines in zip("ab", asked_for, strict=True) if lines == 2]
 
@@ -255,7 +255,7 @@ def test_a_product_is_turned_for_each_of_two_reasons(swap: bool, by_columns: boo
     given = asked(FLAT[: 64 * 256].view(64, 256), FLAT[: 128 * 256].view(128, 256).t(), out)
     turned, crossed = gemm_host._turned(given, replace(OWN, swap=swap))
     assert crossed == (swap != by_columns)
-    assert turned == (host.transposed(given) if crossed else given)
+    assert turned == (transposed(given) if crossed else given)
     form = variant(given, replace(OWN, swap=swap)).form
     assert (form.by_columns, form.staged, form.width) == (swap, True, 8)
 

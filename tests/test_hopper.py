@@ -366,10 +366,10 @@ def test_how_c_can_be_written(out: torch.Tensor, width: int, row_major: bool) ->
 
 def test_a_column_major_c_swaps_the_operands() -> None:
     given = problem(64, 128, 256, out=torch.empty(128, 64, dtype=BF16).t())
-    swapped = host.transposed(given)
+    swapped = operands.transposed(given)
     assert (swapped.M, swapped.N, swapped.K) == (128, 64, 256)
     assert (swapped.a, swapped.b, swapped.out) == ((256, 1), (1, 256), (64, 1))
-    assert host.transposed(swapped) == given
+    assert operands.transposed(swapped) == given
 
 
 @pytest.mark.compile

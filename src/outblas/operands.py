@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -249,6 +249,36 @@ def problem(
         scaled=scaled,
         batch_invariant=batch_invariant,
     )
+
+
+def oriented(problem: Problem) -> tuple[Problem, bool]:
+    """The product, or where C is stored by columns its transpose, and whether it is that."""
+    swapped = not by_rows(problem) and (problem.out[-2] == 1 or problem.M == 1)
+    return (transposed(problem) if swapped else problem), swapped
+
+
+def transposed(problem: Problem) -> Problem:
+    """C^T = B^T A^T."""
+    a, b, *others = problem.alignment
+
+    def turned(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return (*strides[:-2], strides[-1], strides[-2])
+
+    return replace(
+        problem,
+        M=problem.N,
+        N=problem.M,
+        a=turned(problem.b),
+        b=turned(problem.a),
+        c=None if problem.c is None else turned(problem.c),
+        out=turned(problem.out),
+        alignment=(b, a, *others),
+    )
+
+
+def by_rows(problem: Problem) -> bool:
+    """Whether C's rows are contiguous."""
+    return problem.out[-1] == 1 or problem.N == 1
 
 
 def _broadcast_shapes(x: Sequence[int], y: Sequence[int]) -> list[int]:
