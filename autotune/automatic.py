@@ -31,14 +31,16 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     if workload is None or index is None:
         return
     try:
-        known = choose.knowledge(index)
+        known, turned = choose.knowledge(index), False
         if PRODUCTION in rivals(known.gpu.arch, workload.dtype):  # which computes a C stored by columns as C^T
-            problem, _ = operands.oriented(problem)
+            problem, turned = operands.oriented(problem)
             workload = of_problem(problem) or workload
         if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
             known = _first_time(workload, index) or known
         found = [c for c in known.choices(workload) if known.objection(c.kernel, workload, problem) is None]
-        asked = [(choice.kernel, choose.suited(choice, workload, problem)) for choice in found]
+        asked = [
+            (c.kernel, "" if turned and c.kernel != PRODUCTION else choose.suited(c, workload, problem)) for c in found
+        ]
     except Exception as error:  # costs speed, and the caller no product
         fallback.complain(f"nothing that was tuned is used: {error}")
         return

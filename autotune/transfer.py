@@ -261,6 +261,6 @@ def _laid_out(value: object, margin: str = " ") -> str:
     if isinstance(value, dict) and "entries" in value:
         return "{" + ", ".join(f"{json.dumps(name)}: {_laid_out(each, margin)}" for name, each in value.items()) + "}"
     if not isinstance(value, list) or not value or not isinstance(value[0], dict | list):
-        return json.dumps(value)
+        return json.dumps(value, separators=(",", ":") if isinstance(value, list) else None)
     lines = ",\n".join(f"{margin} {_laid_out(each, margin + ' ')}" for each in value)
     return f"[\n{lines}\n{margin}]"

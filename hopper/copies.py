@@ -30,8 +30,8 @@ def lines(problem: Problem) -> tuple[int, int]:
 def remarks(problem: Problem) -> list[str]:
     """What a call costs beside the product, for people."""
     said = [
-        f"{name} is copied first, its rows padded to whole lines: TMA needs 16-byte addresses, one stride of 1 and "
-        f"others in multiples of 8, and {name} has strides {strides} at an address that is a multiple of {alignment}"
+        f"{name} is copied first: TMA needs 16-byte addresses, one stride of 1 and others in multiples of 8, and "
+        f"{name} has strides {strides} at an address that is a multiple of {alignment}"
         for name, strides, alignment, is_copied in zip(
             "ab", (problem.a, problem.b), problem.alignment[:2], copied(problem), strict=True
         )
@@ -54,7 +54,9 @@ def aligned(problem: Problem) -> Problem:
 
 
 def _strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Strides:
-    """Of a copy: columns or rows contiguous, as they are nearer to it; what is broadcast over the batch stays so."""
+    """Of a copy: columns or rows contiguous, as they are nearer to it, and padded to whole lines, those shorter than
+    one to 16 bytes; what is broadcast over the batch stays so.
+    """
     by_columns = strides[-2] == 1 and strides[-1] != 1
     length = rows if by_columns else columns
     whole = _LINE if length >= _LINE else _GRANULE

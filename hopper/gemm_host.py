@@ -374,8 +374,9 @@ def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Ar
 
 
 def shared_memory(gemm: Any, variant: Variant) -> int:
-    """Bytes of one CTA: of slabs of C only those that do not lie over the ring."""
-    config, form = variant.config, variant.form
-    over = epilogue.over_ring(gemm(config, form).stored, host.NUMERIC[variant.out_dtype], form.once)
-    slabs = config.consumers * config.store_buffers * SLAB_BYTES if over or not form.staged else 0
-    return config.shared_memory_bytes - slabs
+    """Bytes of one CTA: of slabs of C only those that do not lie over the ring, narrow ones as they are."""
+    config, form, dtype = variant.config, variant.form, host.NUMERIC[variant.out_dtype]
+    stored = gemm(config, form).stored
+    slab = 64 * epilogue.slab_columns(stored, dtype) * variant.out_dtype.itemsize
+    own = slab if form.staged and not epilogue.over_ring(stored, dtype, form.once) else 0
+    return config.shared_memory_bytes - config.consumers * config.store_buffers * (SLAB_BYTES - own)

@@ -18,7 +18,7 @@ from outblas.autotune import automatic, choose
 from outblas.autotune.choose import Choice, Knowledge
 from outblas.autotune.records import Gpu, Workload
 from outblas.configs import to_text
-from outblas.hopper import hilbert
+from outblas.hopper import gemm, hilbert
 from outblas.operands import Problem, problem
 
 
@@ -129,17 +129,49 @@ def test_matmul_takes_the_best_that_takes_the_call(
         CONFIGS.pop()
 
 
-@pytest.mark.parametrize(("gpu", "turned"), [(H100, True), (A100, False)])
+@pytest.mark.parametrize("gpu", [H100, A100])
 def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
-    gpu: Gpu, turned: bool, monkeypatch: pytest.MonkeyPatch, know: Callable[..., Knowledge]
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, know: Callable[..., Knowledge]
 ) -> None:
-    """`hopper.gemm` computes C^T = B^T A^T there."""
+    """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not turned."""
     a, b, out = empty(96, 64), empty(64, 128), empty(128, 96).t()
     call = replace(problem(a, b, out), device=torch.device("cuda", 0))
     given, other = Workload(96, 128, 64, layout="nn"), Workload(128, 96, 64, layout="tt")
-    known = know(winner(0, workload=given, gpu=gpu), winner(1, workload=other, gpu=gpu), of=gpu)
+    text = to_text(gemm.Config())
+    known = know(
+        winner(0, workload=given, gpu=gpu),
+        winner(1, workload=other, gpu=gpu, ratio=0.9),
+        winner(kernel="hopper.gemm", config=text, workload=other, gpu=gpu),
+        of=gpu,
+    )
     monkeypatch.setattr(choose, "knowledge", lambda index: known)
-    assert next(automatic.choices(call)) == ("portable", CONFIGS[turned])
+    found = list(automatic.choices(call))
+    if gpu == H100:
+        assert found[:2] == [("hopper.gemm", text), ("portable", "")]
+    else:
+        assert found[0] == ("portable", CONFIGS[0])
+
+
+def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan made in a capture could not order its tiles."""
+    prepared = []
+    monkeypatch.setattr(dispatch, "_prepare", lambda call: prepared.append(call) or (lambda *_: call.a))
+    monkeypatch.setattr(dispatch, "_plans", {})
+    buffer = torch.empty(1024)
+    buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
+
+    def product(start_a: int, start_b: int) -> Any:
+        a, b = (buffer[start : start + 64].view(8, 8) for start in (start_a, start_b))
+        return dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "", ""))
+
+    product(0, 128 + 4)
+    monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
+    for starts in ((0, 132), (4, 128), (0, 128), (8, 140)):
+        assert product(*starts).data_ptr() == buffer.data_ptr()
+    assert len(prepared) == 1
+    product(1, 132)  # at 4 bytes
+    assert len(prepared) == 2
+    assert len(dispatch._plans) == 1
 
 
 def test_what_cannot_be_looked_up_is_not_the_callers_concern(

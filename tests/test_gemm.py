@@ -105,10 +105,12 @@ def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
         ("", 2048, 32768),
         ("", 8191, 32768),  # TMA cannot write it
         ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0),
+        (f"{SMALL},tile_n=32", 8192, 4096),
+        (f"{SMALL},tile_n=16", 8192, 6144),
     ],
 )
 def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -> None:
-    """Less what C's slabs would take, where there are none or they lie over the ring."""
+    """Less what C's slabs do not take, where there are none, they lie over the ring, or they are narrow."""
     config = configs.from_text(gemm.Config, text)
     asked = variant(example(BF16, None, "nt", (-(-N // 8) * 8, N, 1024)), config)
     assert gemm_host.shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
@@ -218,16 +220,14 @@ def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> N
     assert [line[0] for line in said] == [name for name, lines in zip("ab", asked_for, strict=True) if lines == 2]
 
 
-@pytest.mark.parametrize(
-    ("M", "N", "wide"), [(2048, 2048, "cluster_m"), (1024, 1024, "cluster_m"), (1000, 1000, "cluster_m")]
-)
-def test_rows_inside_of_lines_are_loaded_for_each_other(M: int, N: int, wide: str) -> None:
+@pytest.mark.parametrize("size", [1000, 1024, 2048])
+def test_rows_inside_of_lines_are_loaded_for_each_other(size: int) -> None:
     """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines do not merge."""
-    own = rules.config(product(M, N, 1024), 132, OWN)
-    beside = rules.config(product(M, N, 1032), 132, OWN)
+    own = rules.config(product(size, size, 1024), 132, OWN)
+    beside = rules.config(product(size, size, 1032), 132, OWN)
     assert own.group == 1
-    assert getattr(beside, wide) == 2
-    assert beside == rules.config(product(M, N, 1024, alignment=(16, 16, 16)), 132, OWN)
+    assert beside.group == 2
+    assert beside == rules.config(product(size, size, 1024, alignment=(16, 16, 16)), 132, OWN)
 
 
 @settings(max_examples=100, deadline=None)

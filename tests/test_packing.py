@@ -36,6 +36,7 @@ def test_packed_results_say_what_they_said(tmp_path: Path) -> None:
         ([{}, {"x": 2}], ["v"]),
         ([{"ld": {"x": 1, "y": [2]}, "st": {"x": 3}}, {"ld": {"y": 4}}], ["v.ld.x", "v.ld.y", "v.st.x"]),
         ([{"ld": {}}, {"ld": {"x": 1}, "st": 2}, {"st": {"x": None}}], ["v"]),
+        ([{"hopper.gemm": {"x": 1}}, {"ld": {"x.y": 1}}], ["v"]),
         ([[1, 2], [3]], ["v"]),
         ([3, {"x": 1}], ["v"]),
         (
@@ -74,6 +75,8 @@ def test_objects_within_are_packed_too(tmp_path: Path, values: list[Any], column
         ([{"us": "x"}], [[[1]]], "expected the names of fields"),
         ([{"us": ["x"], "v": []}], [[[1]]], "expected the names of fields"),
         ([{"us": ["x"]}], [[1]], r"results\[0\]\.us is 1, expected a list of up to 1 values"),
+        (["us", "us.ld.x"], [[1, 2]], "expected fields, or those of an object's objects"),
+        (["us.x"], [[1]], "expected fields, or those of an object's objects"),
         ([{"us=": ["x"]}], [[1]], r"results\[0\]\.us= is 1, expected a list of up to 1 values"),
         ([{"us": ["x"]}], [[[[1, 2]]]], r"results\[0\]\.us is \[1, 2\], expected a list of up to 1 values"),
     ],
@@ -104,6 +107,13 @@ def test_the_command_packs_a_row_a_line(tmp_path: Path) -> None:
     assert results.parsed(path)["results"][1]["provider"] == "cublas"
     path.write_text("[]")
     assert invoke("pack", str(path)).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["a.b.c", "v="])
+def test_names_that_packing_uses_are_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.json", {"environment": {}, "results": [{name: 1}]})
+    with pytest.raises(ValueError, match="a field is named"):
+        results.packed(path)
 
 
 def test_what_holds_no_entries_is_not_packed(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def spared(kernel: str, problem: Problem) -> str | None:
     """Why a kernel that could take a product had better not: `hopper.gemm` copies operands that TMA cannot take, and
     few rows or a small product do not pay for that. None if it should. A batch-invariant product has no choice.
 
-    Estimates in µs, fitted to 18 products on an H100 (WORKLOG.md): copies' launches and 1.4 TB/s; `hopper.gemm` at
+    Estimates in µs, fitted to 17 products on an H100 (WORKLOG.md): copies' launches and 1.4 TB/s; `hopper.gemm` at
     700 TFLOP/s; `portable`, unaligned, at 60 TFLOP/s or half a µs for 64 terms of K.
     """
     if kernel != PRODUCTION or problem.batch_invariant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ def run(call: Call) -> Tensor:
     """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together."""
     key = _kind(call)
     plan = _plans.get(key)
+    if plan is None and _capturing(call.a.device):
+        plan = _placed_otherwise(call)
     if plan is None:
         if len(_plans) >= _PLAN_LIMIT:
             forget()
@@ -65,14 +68,20 @@ def planned(call: Call) -> Plan | None:
     return _plans.get(_kind(call))
 
 
-def _kind(call: Call) -> tuple[Any, ...]:
-    """All that a plan depends on."""
+def _placed_otherwise(call: Call) -> Plan | None:
+    """The plan of a call like it whose operands lie otherwise in lines: right for this one, maybe not the fastest."""
+    places = [(0, 16) if place in (0, 16) else (place,) for place in map(operands.place, (call.a, call.b))]
+    found = (_plans.get(_kind(call, pair)) for pair in itertools.product(*places))
+    return next((plan for plan in found if plan is not None), None)
+
+
+def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
+    """All that a plan depends on. `places`: of A and B, if not their own."""
     a, c, out = call.a, call.c, call.out
     return (
+        *(places or (operands.place(a), operands.place(call.b))),
         *_traits(a),
-        operands.place(a),
         *_traits(call.b),
-        operands.place(call.b),
         None if c is None else (*_traits(c), c.data_ptr() & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
         None if out is None else (*_traits(out), out.data_ptr() & 15),
         call.out_dtype,

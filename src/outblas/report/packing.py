@@ -26,6 +26,8 @@ def pack(entries: list[dict[str, Any]]) -> tuple[dict[str, str], list[Any], list
         for name, value in first.items()
         if isinstance(value, str) and all(entry.get(name) == value for entry in entries)
     }
+    if strange := sorted({name for entry in entries for name in entry if "." in name or name.endswith("=")}):
+        raise ValueError(f"a field is named {strange[0]!r}, expected no '.' in it and no '=' at its end")
     entries = [_flat({name: value for name, value in entry.items() if name not in same}) for entry in entries]
     columns = _names(entries)
     values = {name: [entry[name] for entry in entries if entry.get(name) is not None] for name in columns}
@@ -53,6 +55,10 @@ def unpack(columns: Any, rows: Any, same: Any) -> Any:
         raise ValueError(f"same is {same!r}, expected text by the names of fields")
     if not (isinstance(columns, list) and all(map(_is_column, columns))):
         raise ValueError(f"columns is {columns!r}, expected the names of fields")
+    parts = [_name(column).split(".") for column in columns]
+    whole = {first for first, *others in parts if not others}
+    if any(len(part) not in (1, 3) or (len(part) == 3 and part[0] in whole) for part in parts):
+        raise ValueError(f"columns is {columns!r}, expected fields, or those of an object's objects, each once")
     if not isinstance(rows, list):
         return rows
     inner = dict((column, []) if isinstance(column, str) else next(iter(column.items())) for column in columns)
@@ -75,12 +81,16 @@ def _flat(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry whose objects hold no objects; those of which nothing would be left stay."""
     made = dict[str, Any]()
     for name, value in entry.items():
-        whole = isinstance(value, dict) and value and all(isinstance(each, dict) for each in value.values())
-        if whole and all(any(item is not None for item in each.values()) for each in value.values()):
+        if isinstance(value, dict) and value and all(map(_has_fields, value.values())) and "." not in "".join(value):
             made |= {f"{name}.{key}.{field}": item for key, each in value.items() for field, item in each.items()}
         else:
             made[name] = value
     return made
+
+
+def _has_fields(value: Any) -> bool:
+    fields = isinstance(value, dict) and not any("." in name or name.endswith("=") for name in value)
+    return fields and any(item is not None for item in value.values())
 
 
 def _nested(entry: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +178,10 @@ def _object(row: Any, columns: list[str], where: str) -> dict[str, Any]:
     if not isinstance(row, list) or len(row) > len(columns):
         raise ValueError(f"{where} is {row!r}, expected a list of up to {len(columns)} values")
     return {name: value for name, value in zip(columns, row, strict=False) if value is not None}
+
+
+def _name(column: Any) -> str:
+    return column if isinstance(column, str) else str(next(iter(column)))
 
 
 def _is_column(column: Any) -> bool:

@@ -325,7 +325,7 @@ def _seal(text: str) -> str:
 
 def _digest(root: Path, files: Iterable[str]) -> str:
     data = b"".join((root / name).read_bytes() for name in files)
-    return f"data sha256 {hashlib.sha256(data).hexdigest()}"
+    return f"data sha256 {hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def _closed(lines: list[str], measurements: Sequence[Measurement], note: str) -> str:
