@@ -15,15 +15,15 @@ from . import copies, rules, schedule
 from .config import HopperConfig, unscheduled
 from .space import Unsupported, footprint_of
 
-# tile_m, consumers, setmaxnreg, pingpong, in_flight: three consumers keep the tensor cores busy without
+# tile_m, consumers, pingpong, in_flight: three consumers keep the tensor cores busy without
 _TILES = (
-    (64, 1, 0, 0, False, 1),
-    (128, 2, 40, 232, False, 1),
-    (64, 2, 40, 232, True, 1),
-    (128, 2, 40, 232, True, 1),
-    (192, 3, 32, 160, False, 0),
-    (192, 3, 32, 160, False, 1),
-    (256, 2, 40, 232, False, 1),
+    (64, 1, False, 1),
+    (128, 2, False, 1),
+    (64, 2, True, 1),
+    (128, 2, True, 1),
+    (192, 3, False, 0),
+    (192, 3, False, 1),
+    (256, 2, False, 1),
 )
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
@@ -59,7 +59,7 @@ def space(
         axes={},
         also=_Listed(base, problem, machine),
         invalid_reason=invalid_reason,
-        footprint=functools.partial(footprint, problem),
+        footprint=functools.partial(footprint, problem, copies.lines(problem)),
         compiled_as=_compiled_as,
     )
 
@@ -95,18 +95,12 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
             if tile_k == 128 and order == "hilbert":
                 continue
             c = replace(
-                base,
-                tile_m=tile[0],
+                rules.shaped(base, *tile[:2], *cluster),
                 tile_k=tile_k,
-                consumers=tile[1],
-                producer_registers=tile[2],
-                consumer_registers=tile[3],
-                pingpong=tile[4],
-                in_flight=tile[5],
+                pingpong=tile[2],
+                in_flight=tile[3],
                 tile_n=width[0],
                 elastic=width[1],
-                cluster_m=cluster[0],
-                cluster_n=cluster[1],
                 swap=swap,
                 split_k=cut[0],
                 stream_k=cut[1],
@@ -157,7 +151,7 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
     return None
 
 
-def footprint(problem: Problem, c: HopperConfig) -> Footprint:
+def footprint(problem: Problem, lines: tuple[int, int], c: HopperConfig) -> Footprint:
     across = problem.M if c.swap else problem.N
     f = replace(
         footprint_of(c, c.consumers + 1, persistent=True),
@@ -167,7 +161,7 @@ def footprint(problem: Problem, c: HopperConfig) -> Footprint:
         cluster_k=c.cluster_k,
         pingpong=c.pingpong,
         gathered=c.gpc and not c.split,
-        lines=copies.lines(problem),
+        lines=lines,
     )
     if not c.swap:
         return f

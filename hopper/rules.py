@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ..device import clusters
+from ..device import clusters, l2
 from ..operands import Problem, oriented
 from . import copies, schedule
 from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig
@@ -55,7 +55,7 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     """
     problem = copies.aligned(problem)
     turned = oriented(problem)[0]
-    M, N, lines = turned.M, turned.N, copies.lines(turned)
+    M, N, lines = turned.M, turned.N, l2.lines(turned)
     if problem.batch_invariant:
         own = replace(own, k_serpentine=False)
     return min(_candidates(problem, M, N, sms, own), key=lambda c: _cycles(c, M, N, problem, sms, lines))
@@ -66,7 +66,7 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > _FEW:
             continue
-        shape = _shaped(own, tile_m, consumers, cluster_m, cluster_n)
+        shape = shaped(own, tile_m, consumers, cluster_m, cluster_n)
         for width in widths:
             c = replace(shape, tile_n=width, swap=swap or (free == [True] and width % 64 > 0))
             yield filled(_deep(c, problem))
@@ -74,11 +74,12 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
                 yield from _cut(_deep(c, problem), problem, _tiles(c, M, N, problem), sms)
     if M * N * math.prod(problem.batch) > 128**2 * sms // 2:
         for (*tile, wide), swap in product(_ELASTIC, free):
-            c = replace(_shaped(own, *tile), swap=swap, elastic=True)
+            c = replace(shaped(own, *tile), swap=swap, elastic=True)
             yield from (filled(replace(c, tile_n=width)) for width in wide)
 
 
-def _shaped(own: HopperConfig, tile_m: int, consumers: int, cluster_m: int, cluster_n: int) -> HopperConfig:
+def shaped(own: HopperConfig, tile_m: int, consumers: int, cluster_m: int, cluster_n: int) -> HopperConfig:
+    """The config with these fields, and with registers for as many consumers."""
     registers = _REGISTERS.get(consumers, (own.producer_registers, own.consumer_registers))
     return replace(
         own, tile_m=tile_m, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
@@ -137,7 +138,7 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
 
 
 def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int, lines: tuple[int, int]) -> float:
-    """`lines`: of A and of B as they are turned, `copies.lines`."""
+    """`lines`: of A and of B as they are turned, `l2.lines`."""
     waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(sms, c.cluster))
     across = M if c.swap else N
     width = across / schedule.columns(c, across) if c.elastic else c.tile_n

@@ -265,6 +265,8 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             return f"widened operands take {config.widened_operands:.0f} registers a thread, expected at most 192"
         return None
 
+    lines = (1, 1) if fma else l2.lines(problem)
+
     def footprint(c: PortableConfig) -> Footprint:
         warpgroups = c.block_m >= 64 and c.num_warps % 4 == 0
         return Footprint(
@@ -281,7 +283,7 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             issue=WIDE_B if arch >= 90 and not fma and c.block_n > 128 and problem.b[-1] != 1 else 1.0,
             group_m=c.group_m,
             store="wide",
-            lines=(1, 1) if fma else l2.lines(problem),
+            lines=lines,
         )
 
     own = INTERPRETED if machine is None else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)

@@ -128,6 +128,6 @@ def test_saved_json_has_a_short_line_for_each_record(tmp_path: Path) -> None:
     records = [{"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]}, said({"us": 1e300, "ratio": None, "check": "exact"})]
     save_json(tmp_path / "saved.json", {"environment": {"sms": 132}, "results": records})
     assert (tmp_path / "saved.json").read_text().splitlines() == [
-        "{", '"environment": {"sms":132},', '"results": [', '{"us":12,"ratio":0.333333,"shape":[1,2]},',
+        "{", '"environment": {"sms":132},', '"results": [', '{"us":12,"ratio":0.3333333,"shape":[1,2]},',
         '{"us":1e+300,"check":"exact"}', "]", "}",
     ]  # fmt: skip

@@ -472,28 +472,6 @@ def test_more_than_two_to_the_31_aligned_elements(case: Case) -> None:
     assert result.ok, result.message
 
 
-# ---- captures --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_a_capture_of_operands_elsewhere_in_lines(batch_invariant: bool) -> None:
-    flat, out = torch.randint(-3, 4, (2, 2**22 + 64), device="cuda").to(BF16), torch.empty(2048, 2048, device="cuda")
-
-    def at(start: int) -> list[torch.Tensor]:
-        return [each[start : start + 2**22].view(2048, 2048) for each in flat]
-
-    def product(start: int) -> None:
-        a, b = at(start)
-        outblas.matmul(a, b.t(), out=out, out_dtype=FP32, batch_invariant=batch_invariant)
-
-    product(0)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        product(8)
-    out.zero_()
-    graph.replay()
-    a, b = at(8)
-    assert torch.equal(out, a.float() @ b.float().t())
-
-
 # ---- sanitizers ------------------------------------------------------------------------------------------------------
 SANITIZED = f"""
 import torch, outblas

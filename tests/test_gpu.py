@@ -156,6 +156,18 @@ def test_captured_in_a_cuda_graph(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_captured_where_operands_lie_elsewhere_in_lines(kernel: str) -> None:
+    flat, out = torch.randint(-3, 4, (2, 2**22 + 64), device="cuda").to(BF16), torch.empty(2048, 2048, device="cuda")
+    (a, b), (x, y) = ([each[start : start + 2**22].view(2048, 2048) for each in flat] for start in (0, 8))
+    outblas.matmul(a, b.t(), out=out, out_dtype=FP32, kernel=kernel)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outblas.matmul(x, y.t(), out=out, out_dtype=FP32, kernel=kernel)
+    graph.replay()
+    assert torch.equal(out, x.float() @ y.float().t())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_deterministic_alone_and_beside_other_streams(kernel: str) -> None:
     result = check(kernel, Case(1000, 520, 2048, BF16, layout="nt"), "determinism")
     assert result.ok, result.message

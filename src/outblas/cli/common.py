@@ -61,7 +61,7 @@ def said(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(value: Any) -> Any:
-    """With fractions of six digits: no measurement has more. Whole numbers stay, without a point."""
+    """With fractions of seven digits: no measurement has more. Whole numbers stay, without a point."""
     match value:
         case dict():
             return {name: _measured(item) for name, item in value.items()}
@@ -70,7 +70,7 @@ def _measured(value: Any) -> Any:
         case float() if value.is_integer() and abs(value) < 1 << 53:
             return int(value)
         case float() if math.isfinite(value):
-            return float(f"{value:.6g}")
+            return float(f"{value:.7g}")
     return value
 
 

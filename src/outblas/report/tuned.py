@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import geometric_mean
 
 from ..autotune.choose import short
 from ..autotune.transfer import Entry, Table, read_table
@@ -12,7 +13,7 @@ from .page import environment_notes
 
 
 def table(path: Path) -> str:
-    """In Markdown: a row a shape of the suite, the winner in each dtype and layout; of other shapes what they reach.
+    """In Markdown: a row a shape of the suite, the winner in each dtype and layout; what other shapes reach together.
     Raises ValueError for what is no table.
     """
     found = read_table(path)
@@ -25,10 +26,18 @@ def table(path: Path) -> str:
         lines.append(f"| {to_text(shape)} | {' | '.join(cells)} |")
     lines += ["", _note(found)]
     for kind, head in zip(kinds, heads, strict=True):
-        best = {shape: _best(found, shape, kind) for shape in shapes if shape not in SUITE}
-        said = [f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry]
-        lines += ["", f"Others, {head}: {', '.join(said)}."] if said else []
+        others = ((shape, _best(found, shape, kind)) for shape in shapes if shape not in SUITE)
+        best = {shape: entry for shape, entry in others if entry}
+        lines += ["", f"Others, {head}: {_summary(best)}."] if best else []
     return "\n".join([*lines, ""])
+
+
+def _summary(best: dict[Shape, Entry]) -> str:
+    """How many shapes, what they reach, and those that are slower than cuBLAS."""
+    ratios = [entry.ratio for entry in best.values()]
+    slower = [f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry.ratio < 1]
+    said = f"{len(best)} shapes, geometric mean {geometric_mean(ratios):.3f}, at most {max(ratios):.3f}"
+    return said + (f"; below 1: {', '.join(slower)}" if slower else "")
 
 
 def _best(found: Table, shape: Shape, kind: tuple[str, str, str]) -> Entry | None:
