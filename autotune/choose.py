@@ -25,6 +25,7 @@ from .transfer import TABLES
 
 REACH = 1.5  # the farthest tuned shape that speaks for another, in binary orders of magnitude
 NEIGHBOURS = 12  # winners, at most, that are weighed for a shape
+TIE = 1.06  # model's times so near decide nothing: the production kernel's calls cost the host less
 SHORTLIST = 3  # alternatives that a choice keeps for calls which the first cannot take
 
 HERE = "tuned on this GPU"
@@ -169,14 +170,15 @@ class Knowledge:
 
     def _by_model(self, workload: Workload) -> list[Choice]:
         """By the analytic model: what won at some workload with operands of this width, and the production kernel's own
-        rule.
+        rule, which is first in a tie.
         """
         won = [(k.kernel, k.config) for k in self.known if _width(k.workload) == _width(workload)]
         found: list[tuple[float, Choice]] = []
         for kernel, config in dict.fromkeys(won + [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]):
             us = self._predicted(kernel, config, workload)
             if us is not None:
-                found.append((us, Choice(kernel, config, f"analytic model, {us:.1f} µs expected")))
+                rank = us if kernel == PRODUCTION else TIE * us
+                found.append((rank, Choice(kernel, config, f"analytic model, {us:.1f} µs expected")))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 

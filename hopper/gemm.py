@@ -57,18 +57,27 @@ class Config(hilbert.Config):
 @dataclass(frozen=True)
 class Form:
     """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time, or its columns
-    (`by_columns`); `staged`: TMA can write it. `once`: no cluster has more than one piece of work. `ordered`: a table
-    numbers the tiles, of all matrices where they are done at once, else of one.
+    (`by_columns`); `staged`: TMA can write it. `crossed`: tensors come as those of C^T = B^T A^T. `once`: no cluster
+    has more than one piece of work. `ordered`: a table numbers the tiles, of all matrices done at once, else of one.
     """
 
     width: int
     by_columns: bool
     staged: bool
+    crossed: bool
     batched: bool
     ordered: bool
     once: bool
     scaled: bool
     addend: bool
+
+
+def turned(tensor, crossed: bool):
+    """A host's tensor with the batch last, and its rows and columns changed if they are `crossed`."""
+    batch = list(range(cute.rank(tensor) - 2))
+    pair = [len(batch), len(batch) + 1]
+    order = (pair[::-1] if crossed else pair) + batch
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=order))
 
 
 class Gemm(tma_store.TmaStore):
@@ -133,13 +142,15 @@ class Gemm(tma_store.TmaStore):
         beta: Float32,
         stream,
     ):
-        """a: (M, K), b: (K, N), c: (M, N), each with the batch last where there is one. `table`: tiles in their
-        order, int32, or None; `addend`: (M, N) or None; `sums`, fp32, and `counters`, int32 and 0: of pieces of
-        K, or None. `clusters` at most are launched.
+        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed product the last
+        two of each change places. `table`: tiles in their order, int32, or None; `addend`: as a c without L, or None;
+        `sums`, fp32, and `counters`, int32 and 0: of pieces of K, or None. `clusters` at most are launched.
         """
-        config = self.config
-        swapped = [1, 0, 2] if cutlass.const_expr(self.form.batched) else [1, 0]
-        b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=swapped))  # (N, K), as wgmma and TMA name B
+        config, form = self.config, self.form
+        a, c = turned(a, form.crossed), turned(c, form.crossed)
+        b = turned(b, not form.crossed)  # (N, K), as wgmma and TMA name B
+        if cutlass.const_expr(addend is not None):
+            addend = turned(addend, form.crossed)
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
         maps_c = epilogue.maps(self.stored, c, self.form) if cutlass.const_expr(self.staged) else ()

@@ -44,8 +44,9 @@ class Variant:
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
             "elastic": c.elastic, "pingpong": c.pingpong, "split": c.split_k > 1, "stream": c.stream_k, "pdl": c.pdl,
-            "serpentine": c.k_serpentine, "columns": f.by_columns, "batched": f.batched, "ordered": f.ordered,
-            "once": f.once, "scaled": f.scaled, "addend": f.addend, f"by{f.width}": not f.staged, "jitter": c.jitter,
+            "serpentine": c.k_serpentine, "columns": f.by_columns, "crossed": f.crossed, "batched": f.batched,
+            "ordered": f.ordered, "once": f.once, "scaled": f.scaled, "addend": f.addend, f"by{f.width}": not f.staged,
+            "jitter": c.jitter,
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
@@ -117,14 +118,12 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     lead = problem.batch
     if len(lead) > 1:
         problem, inner = _one_batch(problem)
-    a_strides, b_strides = _operand_strides(problem)
-    shape_a, shape_b, shape_out = _shapes(problem)
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     tiles = rows * columns * (problem.batch[0] if problem.batch else 1)
     fit = schedule.clusters(problem.device, config.sms, config.cluster)
     pieces = _pieces(problem, config)
     sms = schedule.clusters(problem.device, config.sms, 1)
-    variant = _variant(rung, problem, config, min(fit, clusters.at_once(sms, config.cluster)))
+    variant = _variant(rung, problem, crossed, config, min(fit, clusters.at_once(sms, config.cluster)))
     launched = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
     if not config.split:
         launched = schedule.level(launched, tiles)
@@ -137,7 +136,9 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         apart = launched if config.order == "consecutive" else fit
         table = schedule.table(config, rows, columns, apart, problem.device).view(-1)
     run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
-    out_strides = _out_strides(problem)
+    shape_a, shape_b, shape_out = (_given(shape, crossed) for shape in _shapes(problem))
+    a_strides, b_strides = (_given(strides, crossed) for strides in _operand_strides(problem))
+    out_strides = _given(_out_strides(problem), crossed)
     sums = None
     if config.split:
         cut = tiles % launched if config.stream_k else tiles
@@ -166,7 +167,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         if not scaled:
             alpha, beta, c = 1.0, 0.0, None
         elif addend:
-            c = c.expand(straight.M, straight.N).as_strided((problem.M, problem.N), problem.c)
+            c = c.expand(straight.M, straight.N)
         else:
             c = None
         if len(lead) < 2:
@@ -183,12 +184,14 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
             ]
             call(moved[0], moved[1], c, moved[2], alpha, beta)
 
-    plain = not (copy_a or copy_b or crossed or scaled or sums or len(lead) > 1)
+    plain = not (copy_a or copy_b or scaled or sums or len(lead) > 1)
     if not plain:
         return prepared
 
     # Warm calls of matmul come here: `call` without what it looks up, in one frame.
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        if crossed:
+            a, b = b, a
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
             table, None, None, None, 1, launched, 1.0, 0.0,
@@ -229,16 +232,14 @@ def _offset(strides: tuple[int, ...], at: tuple[int, ...], inner: int) -> int:
 
 
 def _shapes(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Of A, B and C as the kernel names them: the batch last."""
-    return (
-        (problem.M, problem.K, *problem.batch),
-        (problem.K, problem.N, *problem.batch),
-        (problem.M, problem.N, *problem.batch),
-    )
+    """Of A, B and C."""
+    pairs = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
+    return tuple((*problem.batch, *pair) for pair in pairs)
 
 
-def _batch_last(strides: tuple[int, ...], pair: tuple[int, int]) -> tuple[int, ...]:
-    return (*pair, *strides[:-2])
+def _given(extents: tuple[int, ...], crossed: bool) -> tuple[int, ...]:
+    """Of a shape or strides, those of the tensor that a call gives: rows and columns the other way if crossed."""
+    return (*extents[:-2], extents[-1], extents[-2]) if crossed else extents
 
 
 def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -246,7 +247,7 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]
     b = host.tma_strides(problem.K, problem.N, problem.b[-2:])
     assert a, "aligned() leaves operands that TMA can stride over"
     assert b, "aligned() leaves operands that TMA can stride over"
-    return _batch_last(problem.a, a), _batch_last(problem.b, b)
+    return (*problem.a[:-2], *a), (*problem.b[:-2], *b)
 
 
 def _out_strides(problem: Problem) -> tuple[int, ...]:
@@ -260,29 +261,29 @@ def _out_strides(problem: Problem) -> tuple[int, ...]:
         pair = (1, column if problem.N > 1 else 8)
     elif by_rows:
         pair = (row if problem.M > 1 else 8, 1)
-    return _batch_last(problem.out, pair)
+    return (*problem.out[:-2], *pair)
 
 
 def _pieces(problem: Problem, config: HopperConfig) -> int:
     return min(config.split_k, -(-problem.K // config.tile_k))
 
 
-def _variant(rung: Rung, problem: Problem, config: HopperConfig, fit: int) -> Variant:
-    """`fit`: clusters that surely run at the same time."""
+def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, fit: int) -> Variant:
+    """Of a problem as the kernel computes it. `fit`: clusters that surely run at the same time."""
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
     items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
-    a_strides, b_strides = _operand_strides(problem)
-    layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
+    layout = "".join("n" if strides[-1] == 1 else "t" for strides in _operand_strides(problem))
     once = items <= fit and not config.stream_k
     out = _out_strides(problem)
     size, start = problem.out_dtype.itemsize, problem.alignment[2]
-    by_columns = out[1] != 1 and out[0] == 1
-    outer, inner = (out[1:], problem.M) if by_columns else ((out[0], *out[2:]), problem.N)
+    by_columns = out[-1] != 1 and out[-2] == 1
+    *batch, row, column = out
+    outer, inner = (column, problem.M) if by_columns else (row, problem.N)
     whole = 16 // size  # TMA writes granules of 16 bytes, past the edge of the matrix
     fits = [
         w
         for w in (whole, 2)
-        if 1 in out[:2] and start % (w * size) == 0 and inner % w == 0 and all(s % w == 0 for s in outer)
+        if 1 in (row, column) and start % (w * size) == 0 and all(s % w == 0 for s in (inner, outer, *batch))
     ]
     width = fits[0] if fits else 1
     staged = width == whole and (size == 2 or not by_columns) and config.store_buffers > 0
@@ -290,6 +291,7 @@ def _variant(rung: Rung, problem: Problem, config: HopperConfig, fit: int) -> Va
         width=whole if staged else 1 if by_columns else width,
         by_columns=by_columns,
         staged=staged,
+        crossed=crossed,
         batched=bool(problem.batch),
         ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
         once=once,
@@ -308,9 +310,9 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
 
 def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
     """What a GPU of so many SMs would run."""
-    turned = _turned(copies.aligned(problem), config)[0]
+    turned, crossed = _turned(copies.aligned(problem), config)
     turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    return _variant(rung, turned, config, clusters.at_once(min(sms, config.sms or sms), config.cluster))
+    return _variant(rung, turned, crossed, config, clusters.at_once(min(sms, config.sms or sms), config.cluster))
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
@@ -319,10 +321,9 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     form = variant.form
 
     def tensor(dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int) -> Any:
-        shape: tuple[Any, ...] = (rows, columns)
-        strides: tuple[Any, ...] = pair
+        shape, strides = _given((rows, columns), form.crossed), _given(pair, form.crossed)
         if form.batched:
-            shape, strides = (*shape, L), (*strides, cute.sym_int64(divisibility=divisor))
+            shape, strides = (L, *shape), (cute.sym_int64(divisibility=divisor), *strides)
         align = divisor * dtype.itemsize
         return make_fake_tensor(host.NUMERIC[dtype], shape, strides, assumed_align=align)
 
@@ -341,7 +342,8 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     if form.addend:
         strides = (cute.sym_int64(), cute.sym_int64())
         size = variant.dtype.itemsize
-        addend = make_fake_tensor(host.NUMERIC[variant.dtype], (M, N), strides, assumed_align=size)
+        shape = _given((M, N), form.crossed)
+        addend = make_fake_tensor(host.NUMERIC[variant.dtype], shape, strides, assumed_align=size)
     table = host.compact(cutlass.Int32, 1) if form.ordered else None
     split = variant.config.split
     sums = host.compact(cutlass.Float32, 1) if split else None

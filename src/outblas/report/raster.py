@@ -217,19 +217,19 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
 
 
 def draw(found: Report) -> Canvas:
-    """A panel an order: tiles coloured by the wave they are in, and the path of curves."""
+    """A panel an order: tiles coloured by the wave they are in, which the first panel numbers; the path of curves."""
     rows, columns = found.setting.grid
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
     height = min(max(2.1 * rows / columns, 0.4), 6.0)
     figure, axes = charts.canvas(len(found.rows), (2.3 * across, 2 * (height + 0.5)), across)
-    for axis, row in zip(axes, found.rows, strict=True):
-        _panel(axis, row, found.setting)
+    for i, (axis, row) in enumerate(zip(axes, found.rows, strict=True)):
+        _panel(axis, row, found.setting, numbered=i == 0 or row.order.kind in CURVES)
     figure.suptitle(f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium")
     return figure
 
 
-def _panel(axis: Any, row: Row, setting: Setting) -> None:
+def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
     from matplotlib.colors import ListedColormap
 
     rows, columns = setting.grid
@@ -247,7 +247,7 @@ def _panel(axis: Any, row: Row, setting: Setting) -> None:
         path = [tile for tiles in waves for tile in tiles]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
         axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
-    if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
+    if numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
             box = {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"} if curve else None
