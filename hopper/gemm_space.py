@@ -36,7 +36,7 @@ _CUTS = (
     (16, False, 1),
     (1, True, 1),
 )
-_ACCUMULATORS = 200  # registers of a thread; 208 spill
+_ACCUMULATORS = 200  # registers of a thread; 208 spill where it has 232
 _SHORT = 2048**2  # outputs of a call that may be better off with slices of 128 terms
 _FEW = 64  # rows or columns that may be better off as columns of the tile
 
