@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import stored
+
 from outblas.autotune import gpu, transfer
 from outblas.autotune.choose import Knowledge
-from outblas.autotune.records import Gpu, Winner, Workload
+from outblas.autotune.records import Gpu, Winner
 from outblas.autotune.store import Store
 from outblas.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
@@ -19,21 +21,20 @@ OLDER = replace(H100, driver="570")
 H200 = gpu.imagined("h200")
 PCIE = Gpu("NVIDIA H100 PCIe", 90, 114)
 A100 = gpu.imagined("a100")
-SQUARE = Workload(4096, 4096, 4096)
+SQUARE = stored.WORKLOAD
+Know = Callable[..., Knowledge]
 CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
 
 
-def winner(i: int = 0, **changes: Any) -> Winner:
-    ratio = changes.pop("ratio", 1.0)
-    fields: dict[str, Any] = {
-        "gpu": H100, "workload": SQUARE, "kernel": "portable", "source": "abc", "config": CONFIGS[i], "us": 100.0,
-        "cublas_us": 100.0 * ratio, "ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "rounds": 12,
-        "when": f"2026-01-{i + 1:02}T00:00:00+00:00",
+def winner(i: int = 0, ratio: float = 1.0, **changes: Any) -> Winner:
+    fields = {
+        "gpu": H100, "kernel": "portable", "config": CONFIGS[i], "us": 100.0, "cublas_us": 100.0 * ratio,
+        "ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "when": f"2026-01-{i + 1:02}T00:00:00+00:00",
     }  # fmt: skip
-    return Winner(**fields | changes)
+    return stored.winner(**fields | changes)
 
 
-def knowing(tmp_path: Path) -> Callable[..., Knowledge]:
+def knowing(tmp_path: Path) -> Know:
     """A maker of knowledge of an H100 from winners in its store, and from those that were shipped."""
 
     def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> Knowledge:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import outblas
+from outblas import autotune
 from outblas.autotune.records import Finalist, Gpu, Trial, Winner, Workload
 from outblas.autotune.store import Store
 
@@ -21,23 +23,23 @@ FINALIST = Finalist(
     kernel="hopper.hilbert", config="tile_m=128,slots=4", us=200.5, ratio=1.047, ratio_low=1.04, ratio_high=1.05
 )
 OTHER = Workload(16, 4096, 4096, "float16", "float32", "nn")
+# The beginning of a program that uses `outblas.autotune` without what `import outblas` imports besides: torch takes
+# seconds.
+BARE = f"""
+import sys, types
+for name, place in (("outblas", {outblas.__path__[0]!r}), ("outblas.autotune", {autotune.__path__[0]!r})):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [place]
+"""
 
 
 def trial(i: int = 0, **changes: Any) -> Trial:
     fields = {
-        "gpu": H100,
-        "workload": WORKLOAD,
-        "kernel": "hopper.hilbert",
-        "source": "abc",
-        "config": f"tile_m=128,slots={i},order=hilbert,phases=False",
-        "status": "ok",
-        "us": 100.0 + i,
-        "ratio": 1.01,
-        "ratio_low": 1.0,
-        "ratio_high": 1.02,
-        "clock_mhz": 1700.0,
+        "gpu": H100, "workload": WORKLOAD, "kernel": "hopper.hilbert", "source": "abc",
+        "config": f"tile_m=128,slots={i},order=hilbert,phases=False", "status": "ok",
+        "us": 100.0 + i, "ratio": 1.01, "ratio_low": 1.0, "ratio_high": 1.02, "clock_mhz": 1700.0,
         "when": f"2026-01-{1 + i // 1440 % 28:02}T{i // 60 % 24:02}:{i % 60:02}:00+00:00",
-    }
+    }  # fmt: skip
     return Trial(**fields | changes)
 
 
@@ -47,29 +49,12 @@ def failed(i: int = 0, **changes: Any) -> Trial:
 
 
 def winner(**changes: Any) -> Winner:
-    fields = {
-        "gpu": H100,
-        "workload": WORKLOAD,
-        "kernel": "hopper.hilbert",
-        "source": "abc",
-        "config": "tile_m=128,slots=4",
-        "us": 200.5,
-        "cublas_us": 210.0,
-        "ratio": 1.047,
-        "ratio_low": 1.04,
-        "ratio_high": 1.05,
-        "rounds": 30,
-        "runner_up": "tile_m=64",
-        "lead": 1.01,
-        "lead_low": 1.005,
-        "lead_high": 1.02,
-        "confidence": 0.99,
-        "separated": True,
-        "screened": 60,
-        "valid": 80,
-        "finalists": (FINALIST, FINALIST),
+    fields = vars(FINALIST) | {
+        "gpu": H100, "workload": WORKLOAD, "source": "abc", "cublas_us": 210.0, "rounds": 30,
+        "runner_up": "tile_m=64", "lead": 1.01, "lead_low": 1.005, "lead_high": 1.02, "confidence": 0.99,
+        "separated": True, "screened": 60, "valid": 80, "finalists": (FINALIST, FINALIST),
         "when": "2026-02-01T00:00:00+00:00",
-    }
+    }  # fmt: skip
     return Winner(**fields | changes)
 
 

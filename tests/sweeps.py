@@ -21,18 +21,13 @@ H100 = gpu.imagined("h100")
 OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
 
 SCRIPT = f"""
-import json, os, sys, time
+import json, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from faulty_kernel import notes
 from multiprocessing import active_children
 from pathlib import Path
+from faulty_kernel import notes
 from outblas.autotune.store import Store
-from outblas.autotune.subjects import Subject
-from outblas.autotune.sweeping import sweep
-
-def run(path, **options):
-    options = dict(dtype="float32", layout="nn", gpus="cpu", top_k=2) | options
-    return sweep(Subject("faulty", "faulty_kernel"), 16, store=path, **options)
+from sweeps import run, soon
 """
 
 

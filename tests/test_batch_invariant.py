@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from test_api import CAUSES
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import outblas
-from outblas import FallbackWarning, choice, dispatch, invariance, machines, ops, registry
+from outblas import (
+    FallbackWarning,
+    addmm,
+    batch_invariant,
+    choice,
+    dispatch,
+    invariance,
+    machines,
+    matmul,
+    ops,
+    registry,
+)
 from outblas.autotune import automatic
 from outblas.hopper import host, schedule
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
 from outblas.operands import Problem, problem
 
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = torch.Generator().manual_seed(0)
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def normal(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
     return torch.randn(*shape, generator=SEED).to(dtype)
 
 
@@ -52,49 +65,46 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     dispatch.forget()
 
 
-# ---- bits ------------------------------------------------------------------------------------------------------------
+# ---- bits ----
 ROWS = (1, 2, 3, 16, 17, 64, 65, 130)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["n", "t"])
-@pytest.mark.parametrize(
-    ("dtype", "out_dtype"),
-    [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float32)],
-    ids=["fp32", "bf16", "bf16 to fp32"],
-)
+@pytest.mark.parametrize(("dtype", "out_dtype"), [(FP32, None), (BF16, None), (BF16, FP32)], ids=str)
 def test_rows_have_the_same_bits(dtype: torch.dtype, out_dtype: torch.dtype | None, transposed: bool) -> None:
     a, b = normal(130, 97, dtype=dtype), normal(97, 33, dtype=dtype)
     if transposed:
         b = b.t().contiguous().t()
 
     def product(a: torch.Tensor, b: torch.Tensor = b) -> torch.Tensor:
-        return outblas.matmul(a, b, out_dtype=out_dtype, kernel="portable", batch_invariant=True)
+        return matmul(a, b, out_dtype=out_dtype, kernel="portable", batch_invariant=True)
 
     whole = product(a)
     assert whole.dtype == (out_dtype or dtype)
     for rows in ROWS:
         assert torch.equal(product(a[:rows]), whole[:rows])
         assert torch.equal(product(a[130 - rows :]), whole[130 - rows :])
-    assert torch.equal(product(a.t().contiguous().t()), whole)
+    by_columns = a.t().contiguous().t()
+    assert torch.equal(product(by_columns), whole)
     assert torch.equal(product(a[77]), whole[77])
-    assert torch.equal(product(a.t().contiguous()[:, 77]), whole[77])
-    folded = product(a.view(10, 13, 97))
-    assert torch.equal(folded, whole.view(10, 13, 33))
-    assert torch.equal(product(a.view(10, 13, 97).transpose(0, 1)), folded.transpose(0, 1))
-    assert torch.equal(product(a.view(10, 13, 97), b.expand(10, 97, 33).contiguous()), folded)
+    assert torch.equal(product(by_columns[77]), whole[77])
+    batch, folded = a.view(10, 13, 97), whole.view(10, 13, 33)
+    assert torch.equal(product(batch), folded)
+    assert torch.equal(product(batch.transpose(0, 1)), folded.transpose(0, 1))
+    assert torch.equal(product(batch, b.expand(10, 97, 33).contiguous()), folded)
     column = product(a, b[:, 0])
     assert torch.equal(product(a[:3], b[:, 0]), column[:3])
     assert torch.equal(product(a[5], b[:, 0]), column[5])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("wide", [False, True], ids=["row", "matrix"])
 def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, wide: bool) -> None:
     a, b, c = normal(130, 70, dtype=dtype), normal(70, 33, dtype=dtype), normal(130 if wide else 1, 33, dtype=dtype)
 
     def product(rows: slice, out: torch.Tensor | None = None) -> torch.Tensor:
         addend = c[rows] if wide else c
-        return outblas.addmm(addend, a[rows], b, alpha=0.7, beta=-1.3, out=out, kernel="portable", batch_invariant=True)
+        return addmm(addend, a[rows], b, alpha=0.7, beta=-1.3, out=out, kernel="portable", batch_invariant=True)
 
     whole = product(slice(None))
     for rows in ROWS:
@@ -103,8 +113,8 @@ def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, wide: bool) -> Non
     assert torch.equal(product(slice(17), out), whole[:17])
 
 
-# ---- what is chosen --------------------------------------------------------------------------------------------------
-def asked(M: int, *, dtype: torch.dtype = torch.bfloat16, **changed: Any) -> Problem:
+# ---- what is chosen ----
+def asked(M: int, dtype: torch.dtype = BF16, **changed: Any) -> Problem:
     a, b = torch.empty(M, 512, dtype=dtype, device="meta"), torch.empty(384, 512, dtype=dtype, device="meta").t()
     out = torch.empty(M, 384, dtype=dtype, device="meta")
     found = problem(a, b, out, batch_invariant=True)
@@ -112,33 +122,33 @@ def asked(M: int, *, dtype: torch.dtype = torch.bfloat16, **changed: Any) -> Pro
 
 
 @pytest.mark.parametrize("arch", [75, 80, 90])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_portable_has_one_config_for_all_rows(arch: int, dtype: torch.dtype) -> None:
     machine = machines.reference(arch)
 
     def config(found: Problem) -> PortableConfig:
         return portable.choose(found, machine.sms, machine.arch, machine.shared_memory_per_cta)
 
-    one = config(asked(4096, dtype=dtype))
-    for M in (1, 2, 16, 63, 128, 8192, 100_000):
-        assert config(asked(M, dtype=dtype)) == one
-        assert config(asked(M, dtype=dtype, a=(1, M), out=(1, M))) == one
-    assert config(asked(1, dtype=dtype, a=(0, 1))) == one
-    assert config(asked(9, dtype=dtype, alignment=(2, 2, 2))) == one
-    assert config(asked(9, dtype=dtype, alignment=(4, 8, 2, 2), c=(384, 1))) == one
-    batched = asked(9, dtype=dtype, batch=(3, 2), a=(1, 99, 512, 1), b=(0, 7, 1, 512), out=(1, 9999, 384, 1))
-    assert config(batched) == one
-    if arch >= 80 and dtype != torch.float32:
-        chosen = {config(replace(asked(M, dtype=dtype), batch_invariant=False)) for M in (1, 4096)}
+    alike = [
+        asked(1, dtype, a=(0, 1)),
+        asked(9, dtype, alignment=(2, 2, 2)),
+        asked(9, dtype, alignment=(4, 8, 2, 2), c=(384, 1)),
+        asked(9, dtype, batch=(3, 2), a=(1, 99, 512, 1), b=(0, 7, 1, 512), out=(1, 9999, 384, 1)),
+    ]
+    for M in (1, 2, 16, 63, 128, 4096, 8192, 100_000):
+        alike += [asked(M, dtype), asked(M, dtype, a=(1, M), out=(1, M))]
+    assert len({config(found) for found in alike}) == 1
+    if arch >= 80 and dtype != FP32:
+        chosen = {config(replace(asked(M, dtype), batch_invariant=False)) for M in (1, 4096)}
         assert len(chosen) == 2  # there is something to keep from
 
 
 def test_the_kernel_is_fixed_by_architecture_and_dtype() -> None:
     for M in (1, 8192):
         assert choice.by_rule(asked(M), 90, 132) == "hopper.gemm"
-        assert choice.by_rule(asked(M, dtype=torch.float32), 90, 132) == "portable"
+        assert choice.by_rule(asked(M, FP32), 90, 132) == "portable"
         assert choice.by_rule(asked(M), 80, 108) == "portable"
-        assert choice.by_rule(asked(M, dtype=torch.float16), 75, 40) == "portable"
+        assert choice.by_rule(asked(M, FP16), 75, 40) == "portable"
 
 
 def test_what_was_tuned_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,148 +162,120 @@ def test_what_was_tuned_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_that_promises_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(portable, "BATCH_INVARIANT")
     with pytest.raises(ValueError, match="kernel 'portable' does not promise batch_invariant=True"):
-        outblas.matmul(A, B, kernel="portable", batch_invariant=True)
-    with outblas.batch_invariant(), pytest.raises(ValueError, match="kernel 'portable' does not promise"):
-        outblas.addmm(B[0], A, B, kernel="portable")
-    outblas.matmul(A, B, kernel="portable")
+        matmul(A, B, kernel="portable", batch_invariant=True)
+    with batch_invariant(), pytest.raises(ValueError, match="kernel 'portable' does not promise"):
+        addmm(B[0], A, B, kernel="portable")
+    matmul(A, B, kernel="portable")
     promising = [k.name for k in registry.ladder() if getattr(registry.load(k.name), "BATCH_INVARIANT", False)]
     assert set(promising) <= {"portable", "hopper.gemm"}
 
 
 def test_a_config_of_ones_own_is_one_for_all_rows() -> None:
-    config = PortableConfig(block_m=16, block_n=32, block_k=32)
     a, b = normal(40, 50), normal(50, 20)
-    whole = outblas.matmul(a, b, kernel="portable", config=config, batch_invariant=True)
-    assert torch.equal(outblas.matmul(a[33], b, kernel="portable", config=config, batch_invariant=True), whole[33])
+    config = PortableConfig(block_m=16, block_n=32, block_k=32)
+    product = partial(matmul, b=b, kernel="portable", config=config, batch_invariant=True)
+    assert torch.equal(product(a[33]), product(a)[33])
 
 
-# ---- what torch would take -------------------------------------------------------------------------------------------
-class Tagged(torch.Tensor):
-    pass
-
-
-TORCH: dict[str, Callable[..., Any]] = {
-    "CPU tensors": lambda **how: outblas.matmul(A, B, **how),
-    "inputs that need gradients": lambda **how: outblas.matmul(A.clone().requires_grad_(), B, **how),
-    "tensor subclass Tagged": lambda **how: outblas.addmm(B[0], A.as_subclass(Tagged), B, **how),
-    "meta tensors": lambda **how: outblas.matmul(A.to("meta"), B.to("meta"), **how),
-    "torch.sparse_coo": lambda **how: outblas.matmul(A.to_sparse(), B, **how),
-    "torch.func transforms": lambda **how: torch.func.vmap(lambda a: outblas.matmul(a, B, **how))(A),
-}
-
-
+# ---- what torch would take ----
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
-@pytest.mark.parametrize("cause", TORCH)
+@pytest.mark.parametrize("cause", CAUSES)
 def test_what_torch_takes_is_refused(cause: str) -> None:
     message = rf"batch_invariant is True, and torch would take this call \(.*{cause}"
     for _ in range(3):
         with pytest.raises(ValueError, match=message):
-            TORCH[cause](batch_invariant=True)
-        with outblas.batch_invariant(), pytest.raises(ValueError, match=message):
-            TORCH[cause]()
-    with pytest.warns(FallbackWarning, match=cause), outblas.batch_invariant():
-        TORCH[cause](batch_invariant=False)
+            CAUSES[cause](batch_invariant=True)
+        with batch_invariant(), pytest.raises(ValueError, match=message):
+            CAUSES[cause]()
+    with pytest.warns(FallbackWarning, match=cause), batch_invariant():
+        CAUSES[cause](batch_invariant=False)
 
 
 def test_the_argument_is_a_bool() -> None:
-    for call in (
-        lambda: outblas.matmul(A, B, batch_invariant=1),  # type: ignore[arg-type]
-        lambda: outblas.addmm(B[0], A, B, batch_invariant=1),  # type: ignore[arg-type]
-    ):
+    for call in (lambda: matmul(A, B, batch_invariant=1), lambda: addmm(B[0], A, B, batch_invariant=1)):
         with pytest.raises(TypeError, match="batch_invariant is int, expected a bool"):
             call()
     with pytest.raises(TypeError, match="enabled is str, expected a bool"):
-        outblas.batch_invariant("yes")  # type: ignore[arg-type]
+        batch_invariant("yes")
 
 
-# ---- the context -----------------------------------------------------------------------------------------------------
+# ---- the context ----
 def planned(found: list[bool]) -> bool:
     """What one more call is planned as, warm calls of both kinds or none before it."""
     dispatch.forget()
-    outblas.matmul(A, B)
+    matmul(A, B)
     return found.pop()
 
 
 def test_contexts_nest_and_end(on_cpu: list[bool]) -> None:
     assert not planned(on_cpu)
-    with outblas.batch_invariant():
+    with batch_invariant():
         assert planned(on_cpu)
-        with outblas.batch_invariant(False):
+        with batch_invariant(False):
             assert not planned(on_cpu)
-            with outblas.batch_invariant(enabled=True):
+            with batch_invariant(enabled=True):
                 assert planned(on_cpu)
             assert not planned(on_cpu)
         assert planned(on_cpu)
-        with pytest.raises(ZeroDivisionError), outblas.batch_invariant(False):
+        with pytest.raises(ZeroDivisionError), batch_invariant(False):
             raise ZeroDivisionError
         assert planned(on_cpu)
     assert not planned(on_cpu)
-    with pytest.raises(ValueError, match=r"a.shape\[1\] is 5"), outblas.batch_invariant():
-        outblas.matmul(A, B[:4])
+    with pytest.raises(ValueError, match=r"a.shape\[1\] is 5"), batch_invariant():
+        matmul(A, B[:4])
     assert not planned(on_cpu)
 
 
-def test_a_call_says_otherwise(on_cpu: list[bool]) -> None:
-    with outblas.batch_invariant():
-        outblas.matmul(A, B, batch_invariant=False)
-    outblas.matmul(A[:5], B, batch_invariant=True)
-    outblas.addmm(B[0], A, B, batch_invariant=True)
-    assert on_cpu == [False, True, True]
-
-
-def test_warm_calls_keep_the_two_apart(on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
-    monkeypatch.setattr(
-        dispatch,
-        "_best_launcher",
-        lambda problem, tune, nothing: lambda *_: launched.append("same" if problem.batch_invariant else "any"),
-    )
+
+    def launcher(problem: Problem, tune: str, *, nothing: bool) -> Any:
+        return lambda *_: launched.append("same" if problem.batch_invariant else "any")
+
+    monkeypatch.setattr(dispatch, "_best_launcher", launcher)
     for _ in range(4):
         launched.clear()
-        outblas.matmul(A, B)
-        outblas.matmul(A, B, batch_invariant=True)
-        with outblas.batch_invariant():
-            outblas.matmul(A, B)
-            outblas.matmul(A, B, batch_invariant=False)
-            outblas.matmul(A, B, tune="off")
-        outblas.matmul(A, B, out_dtype=torch.float32)
-        assert launched == ["any", "same", "same", "any", "same", "any"]
+        matmul(A, B)
+        matmul(A, B, batch_invariant=True)
+        with batch_invariant():
+            matmul(A, B)
+            matmul(A, B, batch_invariant=False)
+            matmul(A, B, tune="off")
+        matmul(A, B, out_dtype=FP32)
+        addmm(B[0], A, B, batch_invariant=True)
+        assert launched == ["any", "same", "same", "any", "same", "any", "same"]
 
 
 def test_other_threads_are_not_asked(on_cpu: list[bool]) -> None:
-    found: list[bool] = []
-    with outblas.batch_invariant():
-        thread = threading.Thread(target=lambda: found.append(planned(on_cpu)))
-        thread.start()
-        thread.join()
+    with batch_invariant(), ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(planned, on_cpu).result()
         assert planned(on_cpu)
-    assert found == [False]
 
 
-# ---- graphs ----------------------------------------------------------------------------------------------------------
+# ---- graphs ----
 def test_graphs_carry_it(on_cpu: list[bool]) -> None:
-    graph = make_fx(lambda a, b: outblas.matmul(a, b, batch_invariant=True))(A, B)
+    graph = make_fx(lambda a, b: matmul(a, b, batch_invariant=True))(A, B)
     on_cpu.clear()
     dispatch.forget()
-    assert torch.equal(graph(A, B), outblas.matmul(A, B, batch_invariant=True))
+    assert torch.equal(graph(A, B), matmul(A, B, batch_invariant=True))
     assert on_cpu == [True]
 
 
 @pytest.mark.skipif(not ops.COMPILES, reason="torch takes compiled calls")
 def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
-    named = torch.compile(lambda a, b: outblas.matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True)
+    named = torch.compile(lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True)
     named(A, B)
     assert on_cpu == [True]
-    asks = torch.compile(lambda a, b: outblas.matmul(a, b) + 1, backend="eager", fullgraph=True)
+    asks = torch.compile(lambda a, b: matmul(a, b) + 1, backend="eager", fullgraph=True)
     for enabled in (False, True, False):
         dispatch.forget()
-        with outblas.batch_invariant(enabled):
+        with batch_invariant(enabled):
             asks(A, B)
         assert on_cpu.pop() == enabled
 
     def inside(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        with outblas.batch_invariant():
-            return outblas.matmul(a, b) + 1
+        with batch_invariant():
+            return matmul(a, b) + 1
 
     dispatch.forget()
     torch.compile(inside, backend="eager")(A, B)
@@ -303,48 +285,47 @@ def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 def test_compiled_calls_that_torch_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "COMPILES", False)
-    compiled = torch.compile(lambda a, b: outblas.matmul(a, b) + 1, backend="eager")
+    compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend="eager")
     assert torch.equal(compiled(A, B), A @ B + 1)
-    with outblas.batch_invariant(), pytest.raises(ValueError, match="torch would take this call"):
+    with batch_invariant(), pytest.raises(ValueError, match="torch would take this call"):
         compiled(A, B)
     assert torch.equal(compiled(A, B), A @ B + 1)
 
 
-def test_a_call_first_met_in_a_capture_takes_no_other_kernel(
-    on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("on_cpu")
+def test_a_call_first_met_in_a_capture_takes_no_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """`portable`, which others take there, would give other bits. The order of tiles cannot be copied in a capture."""
     monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(choice, "kernel_for", lambda problem: choice.PRODUCTION)
     monkeypatch.setattr(schedule, "clusters", lambda *_: 1)
     monkeypatch.setattr(host, "load", lambda *_: pytest.fail("compiled"))
-    a, b = normal(300, 16, dtype=torch.bfloat16), normal(16, 300, dtype=torch.bfloat16)
-    out = torch.full((300, 300), torch.nan, dtype=torch.bfloat16)
+    a, b = normal(300, 16, dtype=BF16), normal(16, 300, dtype=BF16)
+    out = torch.full((300, 300), torch.nan, dtype=BF16)
     message = "a CUDA graph is being captured, and the order .* make the same call once before capturing"
     with pytest.raises(RuntimeError, match=message):
-        outblas.matmul(a, b, out=out, batch_invariant=True)
-    with pytest.raises(RuntimeError, match=message), outblas.batch_invariant():
-        outblas.addmm(out, a, b, out=out)
+        matmul(a, b, out=out, batch_invariant=True)
+    with pytest.raises(RuntimeError, match=message), batch_invariant():
+        addmm(out, a, b, out=out)
     assert out.isnan().all()
-    outblas.matmul(a, b, out=out)
-    assert torch.equal(out, outblas.matmul(a, b, kernel="portable"))
+    matmul(a, b, out=out)
+    assert torch.equal(out, matmul(a, b, kernel="portable"))
 
 
-# ---- on a GPU --------------------------------------------------------------------------------------------------------
+# ---- on a GPU ----
 @pytest.mark.gpu
 @pytest.mark.parametrize(("N", "K"), [(4096, 512), (509, 100), (1, 700)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_rows_have_the_same_bits_on_a_gpu(dtype: torch.dtype, N: int, K: int) -> None:
     a, b, c = (normal(*shape, dtype=dtype).cuda() for shape in ((700, K), (K, N), (700, N)))
     for b in (b, b.t().contiguous().t()):  # noqa: B020
-        with outblas.batch_invariant():
-            whole, sums = outblas.matmul(a, b), outblas.addmm(c, a, b, alpha=0.7, beta=-1.3)
+        with batch_invariant():
+            whole, sums = matmul(a, b), addmm(c, a, b, alpha=0.7, beta=-1.3)
             for rows in (1, 3, 17, 64, 130, 513):
                 some = slice(7, 7 + rows)
-                assert torch.equal(outblas.matmul(a[some], b), whole[some])
-                assert torch.equal(outblas.matmul(a.t().contiguous().t()[some], b), whole[some])
-                assert torch.equal(outblas.addmm(c[some], a[some], b, alpha=0.7, beta=-1.3), sums[some])
-            assert torch.equal(outblas.matmul(a[77], b), whole[77])
-            assert torch.equal(outblas.matmul(a.view(7, 100, K), b), whole.view(7, 100, N))
-            assert torch.equal(outblas.matmul(a.view(7, 100, K), b.expand(7, K, N)), whole.view(7, 100, N))
+                assert torch.equal(matmul(a[some], b), whole[some])
+                assert torch.equal(matmul(a.t().contiguous().t()[some], b), whole[some])
+                assert torch.equal(addmm(c[some], a[some], b, alpha=0.7, beta=-1.3), sums[some])
+            assert torch.equal(matmul(a[77], b), whole[77])
+            assert torch.equal(matmul(a.view(7, 100, K), b), whole.view(7, 100, N))
+            assert torch.equal(matmul(a.view(7, 100, K), b.expand(7, K, N)), whole.view(7, 100, N))

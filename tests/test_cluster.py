@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tuned
+from sweeps import soon
 
 from outblas.autotune import Progress, Store, Subject, Sweep, cluster, sweep
 from outblas.autotune.progress import Report, silent
@@ -47,6 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ray.shutdown()
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "store.sqlite") as found:
+        yield found
+
+
 def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str | Subject = TUNED) -> Sweep:
     return sweep(
         kernel, SHAPES[:shapes], dtype="float32", layout="nn", trials=TRIALS, top_k=2, engine="ray", store=store,
@@ -54,51 +61,44 @@ def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str |
     )  # fmt: skip
 
 
-def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, tmp_path: Path) -> None:
+def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, store: Store) -> None:
     (folder / "kill-32x32x32").touch()
     heard: list[Progress] = []
     began = time.monotonic()
-    with Store(tmp_path / "store.sqlite") as store:
-        found = run(store, heard.append, shapes=3)
-        ended = time.monotonic()
-        assert not (folder / "kill-32x32x32").exists()
-        assert found.finished
-        assert {winner.workload.shape for winner in found.winners} == set(SHAPES)
-        assert all(outcome.new == len(outcome.trials) == TRIALS for outcome in found.outcomes)
-        assert {outcome.gpu for outcome in found.outcomes} == {trial.gpu for trial in store.trials()}
-        assert sorted(winner.workload for winner in store.winners()) == sorted(w.workload for w in found.winners)
+    found = run(store, heard.append, shapes=3)
+    ended = time.monotonic()
+    assert not (folder / "kill-32x32x32").exists()
+    assert found.finished
+    assert {winner.workload.shape for winner in found.winners} == set(SHAPES)
+    assert all(outcome.new == len(outcome.trials) == TRIALS for outcome in found.outcomes)
+    assert {outcome.gpu for outcome in found.outcomes} == {trial.gpu for trial in store.trials()}
+    assert sorted(winner.workload for winner in store.winners()) == sorted(w.workload for w in found.winners)
 
-        trials = store.trials()
-        assert len(trials) == len(SHAPES) * TRIALS
-        assert all(trial.ok for trial in trials)
-        begun = {
-            trial: store.begun(*(trial.gpu, trial.workload, trial.kernel, trial.source, trial.config))
-            for trial in trials
-        }
-        assert Counter(begun.values()) == {1: len(trials) - 1, 2: 1}  # the one that ran was begun again
-        assert next(trial for trial, times in begun.items() if times == 2).workload.shape == (32, 32, 32)
+    trials = store.trials()
+    assert len(trials) == len(SHAPES) * TRIALS
+    assert all(trial.ok for trial in trials)
+    begun = {trial: store.begun(trial.gpu, *trial.identity[1:]) for trial in trials}
+    assert Counter(begun.values()) == {1: len(trials) - 1, 2: 1}  # the one that ran was begun again
+    assert next(trial for trial, times in begun.items() if times == 2).workload.shape == (32, 32, 32)
 
-        mine = [progress for progress in heard if progress.workload.shape == (32, 32, 32)]
-        assert any("died" in progress.message for progress in mine)
-        assert mine[-1].stage == "done"
-        assert mine[-1].known == 2
-        assert all(began - 1 < progress.started < ended + 1 for progress in heard)
+    mine = [progress for progress in heard if progress.workload.shape == (32, 32, 32)]
+    assert any("died" in progress.message for progress in mine)
+    assert mine[-1].stage == "done"
+    assert mine[-1].known == 2
+    assert all(began - 1 < progress.started < ended + 1 for progress in heard)
 
-        again = run(store, shapes=3)
-        assert again.finished
-        assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
-        assert len(again.winners) == len(SHAPES)
-        assert store.trials() == trials
+    again = run(store, shapes=3)
+    assert again.finished
+    assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
+    assert len(again.winners) == len(SHAPES)
+    assert store.trials() == trials
 
 
-def test_a_workload_whose_workers_always_die_fails(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_whose_workers_always_die_fails(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "RESTARTS", 1)
     (folder / "deadly").touch()
     try:
-        with Store(tmp_path / "store.sqlite") as store:
-            found = run(store)
+        found = run(store)
     finally:
         (folder / "deadly").unlink()
     assert not found.outcomes
@@ -106,30 +106,28 @@ def test_a_workload_whose_workers_always_die_fails(
     assert found.failures[0].reason.startswith("2 workers died in a row")
 
 
-def test_an_interrupt_ends_the_workers(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
     (folder / "tuners").unlink(missing_ok=True)
 
     def interrupt(progress: Progress) -> None:
         if progress.stage == "screening":
             os.kill(os.getpid(), signal.SIGINT)
 
-    with Store(tmp_path / "store.sqlite") as store, pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         run(store, interrupt)
     worker = Path("/proc") / (folder / "tuners").read_text().split()[-1]
-    until = time.monotonic() + 20
-    while worker.exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not worker.exists()
+    assert soon(lambda: not worker.exists())
 
 
-def test_arguments_that_no_worker_can_take_are_the_callers_error(folder: Path, tmp_path: Path) -> None:
-    with Store(tmp_path / "store.sqlite") as store, pytest.raises(ValueError, match="needs an NVIDIA GPU"):
+@pytest.mark.usefixtures("folder")
+def test_arguments_that_no_worker_can_take_are_the_callers_error(store: Store) -> None:
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         run(store, kernel="hopper.hilbert")
 
 
-def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with Store(tmp_path / "store.sqlite") as store, pytest.raises(ImportError, match=r"pip install 'outblas\[ray\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'outblas\[ray\]'"):
         run(store)
 
 
@@ -138,9 +136,9 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
     [("127.0.0.1:1", ConnectionError), ("head", ValueError), ("ray://127.0.0.1:10001", ValueError)],
 )
 def test_a_wrong_address_is_named(
-    address: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, error: type[Exception], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with Store(tmp_path / "store.sqlite") as store, pytest.raises(error, match=address):
+    with pytest.raises(error, match=address):
         sweep("portable", 32, dtype="float32", engine="ray", address=address, store=store)

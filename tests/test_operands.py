@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,54 +14,42 @@ from hypothesis import strategies as st
 from outblas import operands
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, c: torch.Tensor | None = None) -> None:
-    """What a kernel does with a Problem, by its definition: every element through explicit strides."""
+def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """What a kernel does with a Problem, by its definition, is torch's product: every element through explicit
+    strides."""
+    want = torch.matmul(a, b) if c is None else torch.addmm(c, a, b)
+    out = torch.full_like(want, torch.nan)
     p = operands.problem(a, b, out, c)
 
-    def element(t: torch.Tensor, strides: tuple[int, ...], index: tuple[int, ...]) -> torch.Tensor:
+    def element(t: torch.Tensor, strides: tuple[int, ...], *index: int) -> torch.Tensor:
         offset = t.storage_offset() + sum(i * s for i, s in zip(index, strides, strict=True))
         return t.as_strided((), (), offset)
 
-    for batch in itertools.product(*map(range, p.batch)):
-        for m, n in itertools.product(range(p.M), range(p.N)):
-            terms = [element(a, p.a, (*batch, m, k)) * element(b, p.b, (*batch, k, n)) for k in range(p.K)]
-            total = sum(terms, torch.zeros(()))
-            if c is not None and p.c is not None:
-                total = total + element(c, p.c, (m, n))
-            element(out, p.out, (*batch, m, n)).copy_(total)
+    for *batch, m, n in itertools.product(*map(range, (*p.batch, p.M, p.N))):
+        terms = [element(a, p.a, *batch, m, k) * element(b, p.b, *batch, k, n) for k in range(p.K)]
+        total = sum(terms, torch.zeros(()))
+        if c is not None and p.c is not None:
+            total = total + element(c, p.c, m, n)
+        element(out, p.out, *batch, m, n).copy_(total)
+    assert torch.equal(out, want)
 
 
-SHAPES = [
-    ((4,), (4,)),
-    ((4,), (4, 3)),
-    ((2, 4), (4,)),
-    ((2, 4), (4, 3)),
-    ((5, 2, 4), (4, 3)),
-    ((5, 1, 4), (4, 3)),
-    ((5, 2, 4), (4,)),
-    ((4,), (5, 4, 3)),
-    ((2, 4), (5, 4, 3)),
-    ((5, 2, 4), (5, 4, 3)),
-    ((2, 3, 2, 4), (3, 4, 3)),
-    ((2, 1, 2, 4), (3, 4, 3)),
-    ((2, 1, 3, 2, 4), (2, 1, 4, 3)),
-    ((1, 1, 2, 4), (1, 4, 3)),
-    ((3, 1, 1, 4), (2, 4, 1)),
-]
-
-
-@pytest.mark.parametrize(("shape_a", "shape_b"), SHAPES)
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [
+        ((4,), (4,)), ((4,), (4, 3)), ((2, 4), (4,)), ((2, 4), (4, 3)), ((5, 2, 4), (4, 3)), ((5, 1, 4), (4, 3)),
+        ((5, 2, 4), (4,)), ((4,), (5, 4, 3)), ((2, 4), (5, 4, 3)), ((5, 2, 4), (5, 4, 3)), ((2, 3, 2, 4), (3, 4, 3)),
+        ((2, 1, 2, 4), (3, 4, 3)), ((2, 1, 3, 2, 4), (2, 1, 4, 3)), ((1, 1, 2, 4), (1, 4, 3)),
+        ((3, 1, 1, 4), (2, 4, 1)),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("transposed", [False, True])
 def test_problem_describes_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple[int, ...], transposed: bool) -> None:
-    a = torch.arange(1.0, 1 + torch.Size(shape_a).numel()).reshape(shape_a)
-    b = torch.arange(1.0, 1 + torch.Size(shape_b).numel()).reshape(shape_b)
+    a, b = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) for shape in (shape_a, shape_b))
     if transposed:
         a, b = (t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in (a, b))
-    want = torch.matmul(a, b)
-    assert operands.check_pair(a, b) == tuple(want.shape)
-    out = torch.full_like(want, torch.nan)
-    multiply(a, b, out)
-    assert torch.equal(out, want)
+    assert operands.check_pair(a, b) == tuple(torch.matmul(a, b).shape)
+    check(a, b)
 
 
 @settings(deadline=None, max_examples=60)
@@ -77,36 +67,30 @@ def test_problem_describes_any_strides(data: st.DataObject) -> None:
         view = base.permute([order.index(i) for i in range(len(shape))])
         return view.expand(*[-1] * view.dim()) if data.draw(st.booleans()) else view[..., :1].expand(*shape)
 
-    a, b = operand(M, K), operand(K, N)
-    want = torch.matmul(a, b)
-    out = torch.full_like(want, torch.nan)
-    multiply(a, b, out)
-    assert torch.equal(out, want)
+    check(operand(M, K), operand(K, N))
 
 
 @pytest.mark.parametrize("addend", [(3, 2), (2,), (1, 2), (3, 1), (1,), ()])
 def test_addend_broadcasts(addend: tuple[int, ...]) -> None:
-    a, b, c = torch.randn(3, 4), torch.randn(4, 2), torch.randn(addend)
-    out = torch.full((3, 2), torch.nan)
-    multiply(a, b, out, c)
-    torch.testing.assert_close(out, torch.addmm(c, a, b))
+    check(*(torch.randint(-8, 9, shape).float() for shape in ((3, 4), (4, 2), addend)))
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "batch", "M"),
+    ("a", "shape_b", "batch", "M"),
     [
-        (torch.empty(5, 6, 4), torch.empty(4, 3), (), 30),
-        (torch.empty(7, 5, 6, 4), torch.empty(4, 3), (), 210),
-        (torch.empty(5, 1, 4), torch.empty(4, 3), (), 5),
-        (torch.empty(5, 6, 8)[..., :4], torch.empty(4, 3), (), 30),
-        (torch.empty(5, 7, 4)[:, :6], torch.empty(4, 3), (5,), 6),
-        (torch.empty(6, 4).expand(5, 6, 4), torch.empty(4, 3), (5,), 6),
-        (torch.empty(5, 6, 4), torch.empty(5, 4, 3), (5,), 6),
-        (torch.empty(7, 5, 6, 4), torch.empty(7, 5, 4, 3), (35,), 6),
-        (torch.empty(7, 5, 6, 4), torch.empty(5, 4, 3), (7, 5), 6),
+        (torch.empty(5, 6, 4), (4, 3), (), 30),
+        (torch.empty(7, 5, 6, 4), (4, 3), (), 210),
+        (torch.empty(5, 1, 4), (4, 3), (), 5),
+        (torch.empty(5, 6, 8)[..., :4], (4, 3), (), 30),
+        (torch.empty(5, 7, 4)[:, :6], (4, 3), (5,), 6),
+        (torch.empty(6, 4).expand(5, 6, 4), (4, 3), (5,), 6),
+        (torch.empty(5, 6, 4), (5, 4, 3), (5,), 6),
+        (torch.empty(7, 5, 6, 4), (7, 5, 4, 3), (35,), 6),
+        (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
     ],
 )
-def test_batches_merge_and_fold(a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...], M: int) -> None:
+def test_batches_merge_and_fold(a: torch.Tensor, shape_b: tuple[int, ...], batch: tuple[int, ...], M: int) -> None:
+    b = torch.empty(shape_b)
     p = operands.problem(a, b, torch.matmul(a, b))
     assert (p.batch, p.M) == (batch, M)
 
@@ -127,10 +111,7 @@ def test_batches_merge_and_fold(a: torch.Tensor, b: torch.Tensor, batch: tuple[i
 )
 def test_out_that_overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool) -> None:
     out = torch.empty(100).as_strided(shape, strides)
-    if overlaps:
-        with pytest.raises(ValueError, match="out has strides"):
-            operands.check_out(out, shape, out.dtype, out.device)
-    else:
+    with pytest.raises(ValueError, match="out has strides") if overlaps else nullcontext():
         operands.check_out(out, shape, out.dtype, out.device)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.inspect.machine_code import tool
+from outblas.inspect.machine_code import read_cubin
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, choose, compile_for, plan
 from outblas.kernels.portable_config import TENSOR_CORE, candidates, uses_fma
@@ -22,8 +20,11 @@ from outblas.operands import Problem, problem
 pytestmark = pytest.mark.compile
 
 KIB = 1024
-SHARED = {75: 64 * KIB, 80: 163 * KIB, 86: 99 * KIB, 90: 227 * KIB}
-LARGE = Config(128, 256, 64, 8, 8, 3)
+# SMs, architecture and shared memory of a CTA: T4, A100, RTX 3090, H100.
+DEVICES = {75: (40, 75, 64 * KIB), 80: (108, 80, 163 * KIB), 86: (82, 86, 99 * KIB), 90: (132, 90, 227 * KIB)}
+BF16 = torch.bfloat16
+LAYOUTS = ("nn", "nt", "tn", "tt")
+LARGE, SQUARE = Config(128, 256, 64, 8, 8, 3), Config(64, 64, 64, 8, 4, 2)
 
 
 def operand(rows: int, columns: int, letter: str, dtype: torch.dtype, pad: int = 0) -> torch.Tensor:
@@ -36,8 +37,8 @@ def form(
     M: int = 4096,
     N: int = 4096,
     K: int = 4096,
+    dtype: torch.dtype = BF16,
     *,
-    dtype: torch.dtype = torch.bfloat16,
     layout: str = "nt",
     pad: int = 0,
     addend: bool = False,
@@ -50,27 +51,17 @@ def form(
 
 def copies(compiled: Any) -> Counter[int]:
     """cp.async instructions by their bytes."""
-    return Counter(
-        int(n, 16) for n in re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], (0x\w+)", compiled.asm["ptx"])
-    )
+    found = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], (0x\w+)", compiled.asm["ptx"])
+    return Counter(int(n, 16) for n in found)
 
 
-def local_memory(cubin: bytes) -> tuple[int, int]:
-    """Bytes of stack and of local memory a thread, where spills go."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool("cuobjdump")), "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage)
-    assert found, usage
-    return int(found[1]), int(found[2])
-
-
-def check(given: Problem, config: Config, arch: int) -> Any:
-    """Compiles; no spills, no local memory, the dot the architecture should use, shared memory within the budget."""
+def check(given: Problem, config: Config | None = None, arch: int = 90) -> Any:
+    """Compiles (without a config, what is chosen); no spills, no local memory, the dot the architecture should use,
+    shared memory within the budget."""
+    config = config or choose(given, *DEVICES[arch])
     compiled = compile_for(given, config, arch)
-    assert local_memory(compiled.asm["cubin"]) == (0, 0), config
+    code = read_cubin(compiled.asm["cubin"])
+    assert (code.stack, code.spills) == (0, 0), config
     assert compiled.metadata.shared <= config.shared_memory(given.dtype), config
     used = set(re.findall(r"wgmma\.mma_async|mma\.sync|fma\.rn\.f32", compiled.asm["ptx"]))
     if uses_fma(given, arch):
@@ -81,23 +72,22 @@ def check(given: Problem, config: Config, arch: int) -> Any:
     return compiled
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_sm90_presets(layout: str) -> None:
     """Each layout takes every fourth tile; presets that differ in stages alone count once."""
     given = form(layout=layout)
-    assert candidates(given, 90, SHARED[90]) == TENSOR_CORE, "a preset fits no H100"
+    assert candidates(given, *DEVICES[90][1:]) == TENSOR_CORE, "a preset fits no H100"
     tiles = {dataclasses.replace(config, num_stages=1): config for config in TENSOR_CORE}
-    for config in list(tiles.values())[("nn", "nt", "tn", "tt").index(layout) :: 4]:
-        compiled = check(given, config, 90)
+    for config in list(tiles.values())[LAYOUTS.index(layout) :: 4]:
+        compiled = check(given, config)
         assert set(copies(compiled)) == {16}, config
         assert "st.global.v4" in compiled.asm["ptx"] or config.block_m * config.block_n < 8 * config.threads, config
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_edges_keep_wide_copies(layout: str) -> None:
     """1000 is a multiple of 8 elements (16 bytes), not of any tile."""
-    given = form(1000, 1000, 1000, layout=layout, addend=True)
-    assert set(copies(check(given, LARGE, 90))) == {16}
+    assert set(copies(check(form(1000, 1000, 1000, layout=layout, addend=True), LARGE))) == {16}
 
 
 def test_the_loop_is_pipelined() -> None:
@@ -114,79 +104,66 @@ def test_the_loop_is_pipelined() -> None:
     ids=str,
 )
 def test_sm80(arch: int, shape: tuple[int, int, int]) -> None:
-    given = form(*shape, dtype=torch.float16, layout="nn", addend=True)
-    compiled = check(given, choose(given, 108, arch, SHARED[arch]), arch)
+    compiled = check(form(*shape, torch.float16, layout="nn", addend=True), arch=arch)
     assert set(copies(compiled)) == {16}
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in compiled.asm["ptx"]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1000, 1000, 1000), (16, 4096, 4096)], ids=str)
 def test_sm75(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    given = form(*shape, dtype=dtype)
-    compiled = check(given, choose(given, 40, 75, SHARED[75]), 75)
-    assert not copies(compiled), "cp.async begins with sm_80"
+    assert not copies(check(form(*shape, dtype), arch=75)), "cp.async begins with sm_80"
 
 
 @pytest.mark.parametrize(("arch", "layout"), [(80, "nn"), (80, "tt"), (90, "nn"), (90, "nt")])
 def test_fp32_is_ieee_unless_tf32_is_asked_for(arch: int, layout: str) -> None:
-    ieee, tf32 = form(dtype=torch.float32, layout=layout), form(dtype=torch.float32, layout=layout, tf32=True)
-    for given in (ieee, tf32):
-        compiled = check(given, choose(given, 132, arch, SHARED[arch]), arch)
-        assert ("tf32" in compiled.asm["ptx"]) == given.tf32
-        assert ("cvt.rna.tf32.f32" in compiled.asm["ptx"]) == given.tf32, "tensor cores truncate, they do not round"
+    for tf32 in (False, True):
+        ptx = check(form(dtype=torch.float32, layout=layout, tf32=tf32), arch=arch).asm["ptx"]
+        assert ("tf32" in ptx) == tf32
+        assert ("cvt.rna.tf32.f32" in ptx) == tf32, "tensor cores truncate, they do not round"
 
 
 @pytest.mark.parametrize(("K", "pad", "widest"), [(1000, 1, 0), (1000, 2, 4), (1000, 4, 8), (1001, 7, 0)])
 def test_unaligned_rows_get_narrower_copies_and_no_spills(K: int, pad: int, widest: int) -> None:
-    given = form(1001, 1001, K, layout="nt", pad=pad, addend=True)
-    compiled = check(given, choose(given, 132, 90, SHARED[90]), 90)
-    assert max(copies(compiled), default=0) == widest
+    assert max(copies(check(form(1001, 1001, K, pad=pad, addend=True))), default=0) == widest
 
 
 def test_an_unaligned_address_is_never_copied_wide() -> None:
-    buffer = torch.empty(64 * 64 + 8, dtype=torch.bfloat16)
-    a, b = buffer[4:-4].view(64, 64), torch.empty(64, 64, dtype=torch.bfloat16)
-    config = Config(64, 64, 64, 8, 4, 2)
-    both = compile_for(problem(b, b, b), config, 90)
-    shifted = compile_for(problem(a, b, torch.empty_like(b)), config, 90)
-    assert set(copies(both)) == {16}
-    assert set(copies(shifted)) == {8, 16}
+    buffer = torch.empty(64 * 64 + 8, dtype=BF16)
+    shifted, aligned = buffer[4:-4].view(64, 64), torch.empty(64, 64, dtype=BF16)
+    for a, widths in ((aligned, {16}), (shifted, {8, 16})):
+        given = problem(a, aligned, torch.empty_like(aligned))
+        assert set(copies(compile_for(given, SQUARE, 90))) == widths
 
 
 def test_launches_that_start_inside_a_tensor_are_unaligned() -> None:
     """The third batch dimension is walked on the host, in steps of 4 elements (8 bytes)."""
-    a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=torch.bfloat16).as_strided((2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1))
-    b = torch.empty(4, 64, 64, dtype=torch.bfloat16)
-    given = problem(a, b, torch.empty(2, 3, 4, 64, 64, dtype=torch.bfloat16))
+    a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16).as_strided((2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1))
+    b = torch.empty(4, 64, 64, dtype=BF16)
+    given = problem(a, b, torch.empty(2, 3, 4, 64, 64, dtype=BF16))
     assert len(given.batch) == 3
-    assert set(copies(compile_for(given, Config(64, 64, 64, 8, 4, 2), 90))) == {8, 16}
+    assert set(copies(compile_for(given, SQUARE, 90))) == {8, 16}
 
 
 @pytest.mark.parametrize(
     ("shape", "wide"),
-    [
-        ((4096, 4096, 4096), False),
-        ((40000, 256, 60000), True),
-        ((256, 256, 2**31 - 1), True),
-        ((2**31 + 7, 16, 64), True),
-    ],
+    [((), False), ((40000, 256, 60000), True), ((256, 256, 2**31 - 1), True), ((2**31 + 7, 16, 64), True)],
     ids=str,
 )
-def test_offsets_are_64_bit_only_where_they_must_be(shape: tuple[int, int, int], wide: bool) -> None:
-    compiled = check(form(*shape), Config(64, 64, 64, 8, 4, 3), 90)
+def test_offsets_are_64_bit_only_where_they_must_be(shape: tuple[int, ...], wide: bool) -> None:
+    compiled = check(form(*shape), SQUARE)
     assert bool(re.search(r"tensor<\d+x\d+xi64>", compiled.asm["ttir"])) == wide
 
 
 def test_a_stride_beyond_32_bits() -> None:
-    a = torch.empty(1, device="meta", dtype=torch.bfloat16).as_strided((64, 64), (2**33, 1))
-    b = torch.empty(64, 64, device="meta", dtype=torch.bfloat16)
-    check(problem(a, b, b), Config(64, 64, 64, 8, 4, 3), 90)
+    a = torch.empty(1, device="meta", dtype=BF16).as_strided((64, 64), (2**33, 1))
+    b = torch.empty(64, 64, device="meta", dtype=BF16)
+    check(problem(a, b, b), SQUARE)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 64), (64, 1, 64), (64, 64, 1)], ids=str)
 def test_sizes_of_one(shape: tuple[int, int, int]) -> None:
-    check(form(*shape), Config(16, 16, 16, 8, 4, 2), 90)
+    check(form(*shape), Config(16, 16, 16, 8, 4, 2))
 
 
 def test_kernel_name_tells_tile_and_dtype() -> None:
@@ -195,13 +172,12 @@ def test_kernel_name_tells_tile_and_dtype() -> None:
 
 def test_interpreting_does_not_change_what_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(32, 32, 32, 8, 4, 2)
-    texts = []
+    texts, ones, out = [], torch.ones(32, 32), torch.empty(32, 32)
     for folder in ("before", "after"):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
         portable._compile.cache_clear()
         texts.append(compile_for(form(64, 64, 64), config, 90).asm["ttir"])
-        ones = torch.ones(32, 32)
-        out = torch.empty(32, 32)
+        out.fill_(0)
         plan(problem(ones, ones, out), config)(ones, ones, None, out, 1, 0)
         assert torch.equal(out, 32 * ones)
     assert any((tmp_path / "after").rglob("*.cubin"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,14 @@ from outblas.device.raster import ORDERS, PAD, order, schedule
 from outblas.report import profiles, results
 from outblas.report import raster as report
 
+KINDS = st.sampled_from(ORDERS)
 SIDES = st.integers(1, 40)
 GROUPS = st.integers(1, 20)
 N8192 = (8192, 8192, 8192)
 TILE = (128, 256)
 
 
-def steps_between(tiles: list[int], columns: int) -> list[tuple[int, int]]:
-    """Distances along M and N from each tile to the next."""
-    at = [divmod(tile, columns) for tile in tiles]
-    return [(abs(m - p), abs(n - q)) for (m, n), (p, q) in itertools.pairwise(at)]
-
-
-@given(st.sampled_from(ORDERS), SIDES, SIDES, GROUPS, GROUPS)
+@given(KINDS, SIDES, SIDES, GROUPS, GROUPS)
 def test_every_order_visits_each_tile_once(kind: str, rows: int, columns: int, group_m: int, group_n: int) -> None:
     assert sorted(order(kind, rows, columns, group_m, group_n)) == list(range(rows * columns))
 
@@ -42,67 +38,55 @@ def test_orders_of_a_small_grid() -> None:
     assert order("column", 2, 3) == [0, 3, 1, 4, 2, 5]
     # 3 x 3 in groups of 2 x 2: m fastest inside, n fastest over groups, cut off at the edges.
     assert order("grouped", 3, 3, 2, 2) == [0, 3, 1, 4, 2, 5, 6, 7, 8]
-    assert order("serpentine", 4, 3, 2) == [0, 3, 1, 4, 2, 5, 8, 11, 7, 10, 6, 9]
     assert order("hilbert", 2, 2) == [0, 2, 3, 1]
 
 
 @given(SIDES, SIDES, GROUPS)
 def test_serpentine_bands(rows: int, columns: int, group_m: int) -> None:
-    tiles = order("serpentine", rows, columns, group_m)
-    for band in range(math.ceil(rows / group_m)):
-        height = min(group_m, rows - band * group_m)
-        part = tiles[band * group_m * columns :][: height * columns]
-        assert {tile // columns // group_m for tile in part} == {band}
-        swept = [tile % columns for tile in part[::height]]
-        assert swept == (list(range(columns)) if band % 2 == 0 else list(range(columns))[::-1])
+    tiles = []
+    for band, first in enumerate(range(0, rows, group_m)):
+        swept = sorted(range(columns), reverse=band % 2 == 1)
+        tiles += [m * columns + n for n in swept for m in range(first, min(first + group_m, rows))]
+    assert order("serpentine", rows, columns, group_m) == tiles
 
 
 def test_hilbert_steps_to_neighbours() -> None:
     """One step in all is diagonal where the longer side is odd and the shorter even and above 2; none is elsewhere."""
-    for rows in range(1, 41):
-        for columns in range(1, 41):
-            far = [step for step in steps_between(order("hilbert", rows, columns), columns) if sum(step) != 1]
-            short, long = sorted((rows, columns))
-            assert far == ([(1, 1)] if long % 2 == 1 and short % 2 == 0 and short > 2 else []), (rows, columns)
+    for rows, columns in itertools.product(range(1, 41), repeat=2):
+        tiles = [divmod(tile, columns) for tile in order("hilbert", rows, columns)]
+        steps = [(abs(m - p), abs(n - q)) for (m, n), (p, q) in itertools.pairwise(tiles)]
+        short, long = sorted((rows, columns))
+        diagonal = [(1, 1)] if long % 2 == 1 and short % 2 == 0 and short > 2 else []
+        assert [step for step in steps if sum(step) != 1] == diagonal, (rows, columns)
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32, 64])
 def test_hilbert_fills_one_quadrant_after_the_other(side: int) -> None:
-    size = side
     tiles = [divmod(tile, side) for tile in order("hilbert", side, side)]
-    while size > 1:
+    size = side // 2
+    while size:
+        for first in range(0, side * side, size * size):
+            assert len({(m // size, n // size) for m, n in tiles[first : first + size * size]}) == 1
         size //= 2
-        for first in range(0, len(tiles), size * size):
-            part = tiles[first : first + size * size]
-            assert len({(m // size, n // size) for m, n in part}) == 1
 
 
-def test_hilbert_is_fast() -> None:
-    start = time.perf_counter()
-    assert len(order("hilbert", 250, 400)) == 100_000
-    assert time.perf_counter() - start < 5
-
-
-@given(st.sampled_from(ORDERS), SIDES, SIDES, st.integers(1, 200), GROUPS, GROUPS)
+@given(KINDS, SIDES, SIDES, st.integers(1, 200), GROUPS, GROUPS)
 def test_schedules_are_balanced(kind: str, rows: int, columns: int, workers: int, group_m: int, group_n: int) -> None:
-    steps = schedule(kind, rows, columns, workers, group_m, group_n)
-    assert {len(step) for step in steps} == {min(workers, rows * columns)}
+    steps, count = schedule(kind, rows, columns, workers, group_m, group_n), rows * columns
+    dealt = [tile for step in steps for tile in step]
+    runs = [[tile for tile in worker if tile != PAD] for worker in zip(*steps, strict=True)]
+    assert {len(step) for step in steps} == {min(workers, count)}
     assert all(PAD not in step for step in steps[:-1])
-    assert sorted(tile for step in steps for tile in step if tile != PAD) == list(range(rows * columns))
-    counts = [sum(tile != PAD for tile in worker) for worker in zip(*steps, strict=True)]
-    assert max(counts) - min(counts) <= 1
+    assert sorted(itertools.chain(*runs)) == list(range(count))
+    assert max(map(len, runs)) - min(map(len, runs)) <= 1
     if kind == "consecutive":
-        runs = [[tile for tile in worker if tile != PAD] for worker in zip(*steps, strict=True)]
-        assert [tile for run in runs for tile in run] == list(range(rows * columns))
+        assert list(itertools.chain(*runs)) == list(range(count))
     else:
-        dealt = [tile for step in steps for tile in step]
-        assert dealt[: rows * columns] == order(kind, rows, columns, group_m, group_n)
+        assert dealt[:count] == order(kind, rows, columns, group_m, group_n)
 
 
-def test_a_small_schedule() -> None:
-    assert schedule("row", 2, 3, 4) == [[0, 1, 2, 3], [4, 5, PAD, PAD]]
+def test_longer_runs_come_first() -> None:
     assert schedule("consecutive", 2, 3, 4) == [[0, 2, 4, 5], [1, 3, PAD, PAD]]
-    assert schedule("row", 1, 2, 132) == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -113,21 +97,23 @@ def test_a_small_schedule() -> None:
         (("row", 2, -1, 1), "columns is -1"),
         (("row", 2, 2, 0), "workers is 0"),
         (("grouped", 2, 2, 1, 0), "group_m is 0"),
-        (("grouped", 2, 2, 1, 1, 0.5), r"group_n is 0\.5"),
+        (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
     ],
 )
 def test_orders_refuse(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         schedule(*arguments)
 
 
-def traffic(kind: str, capacity: float, sms: int = 128, **changes: Any) -> l2.Traffic:
-    steps = schedule(kind, *l2.grid(N8192, TILE), sms)
-    return l2.simulate(steps, N8192, TILE, capacity=capacity, **changes)
+def traffic(
+    kind: str, capacity: float, workers: int = 128, cluster: tuple[int, int] = (1, 1), multicast: bool = True
+) -> l2.Traffic:
+    steps = schedule(kind, *l2.grid(N8192, TILE, cluster), workers)
+    return l2.simulate(steps, N8192, TILE, cluster, capacity=capacity, multicast=multicast)
 
 
 @given(
-    st.sampled_from(ORDERS), st.tuples(*[st.integers(1, 700)] * 3), st.tuples(*[st.integers(1, 3)] * 2),
+    KINDS, st.tuples(*[st.integers(1, 700)] * 3), st.tuples(*[st.integers(1, 3)] * 2),
     st.integers(1, 20), st.integers(1, 1 << 20), st.booleans(),
 )  # fmt: skip
 def test_the_model_on_any_product(
@@ -158,18 +144,15 @@ def test_neighbours_in_time_share_panels() -> None:
 
 
 def test_multicast_halves_requests_of_the_shared_operand() -> None:
-    cluster = (2, 1)
-    steps = schedule("grouped", *l2.grid(N8192, TILE, cluster), 64, 8, 8)
-    alone, shared = (
-        l2.simulate(steps, N8192, TILE, cluster, capacity=math.inf, multicast=multicast) for multicast in (False, True)
-    )
+    alone, shared = (traffic("grouped", math.inf, 64, (2, 1), multicast) for multicast in (False, True))
     of_b = 8192 * 64 * 8192 * 2  # every CTA its panel: 64 rows of tiles, and all of B in each
     assert alone.requested_bytes - shared.requested_bytes == of_b // 2
     assert alone.missed_bytes == shared.missed_bytes
 
 
-def test_the_model_is_fast() -> None:
+def test_orders_and_the_model_are_fast() -> None:
     start = time.perf_counter()
+    assert len(order("hilbert", 250, 400)) == 100_000
     traffic("consecutive", 50 * 2**20)
     assert time.perf_counter() - start < 5
 
@@ -178,29 +161,29 @@ def test_the_model_is_fast() -> None:
     ("changes", "message"),
     [
         ({"steps": [[4]]}, "steps have tile 4, expected one below 4, or -1"),
-        ({"shape": (0, 4, 4)}, r"shape is \(0, 4, 4\), expected sizes of at least 1"),
-        ({"tile": (2, 0)}, r"tile is \(2, 0\)"),
-        ({"cluster": (0, 1)}, r"cluster is \(0, 1\)"),
+        ({"shape": (0, 4, 4)}, "shape is (0, 4, 4), expected sizes of at least 1"),
+        ({"tile": (2, 0)}, "tile is (2, 0)"),
+        ({"cluster": (0, 1)}, "cluster is (0, 1)"),
         ({"capacity": 0}, "capacity is 0, expected it above 0"),
         ({"halves": 0}, "halves is 0, expected it above 0"),
     ],
 )
 def test_the_model_refuses(changes: dict[str, Any], message: str) -> None:
     known: dict[str, Any] = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         l2.simulate(**(known | changes))
 
 
-def entry(provider: str, hit_rate: float | None, config: str = "", **changes: Any) -> dict[str, Any]:
+def entry(hit_rate: float, config: str = "", **changes: Any) -> dict[str, Any]:
     known = {
-        "provider": provider, "shape": [8192] * 3, "dtype": "bfloat16", "layout": "nt", "config": config, "us": 1700.0,
-        "l2_hit_rate": hit_rate, "dram_read_bytes": 1.2e9, "l2_to_sm_bytes": 12.9e9, "registers": 168.0,
+        "provider": report.PROVIDER, "shape": [8192] * 3, "dtype": "bfloat16", "layout": "nt", "config": config,
+        "l2_hit_rate": hit_rate, "dram_read_bytes": 1.2e9,
     }  # fmt: skip
     return known | changes
 
 
-def profiled(*entries: dict[str, Any], gpu: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
-    return {"environment": {"gpu": gpu, "ncu": "2025.3"}, "results": list(entries)}
+def profiled(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"environment": {"gpu": "NVIDIA H100 80GB HBM3"}, "results": list(entries)}
 
 
 def write(path: Path, value: Any) -> Path:
@@ -210,53 +193,51 @@ def write(path: Path, value: Any) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    ours = report.PROVIDER
     return write(
         tmp_path / "profiles.json",
         profiled(
-            entry("cublas", 0.72, dram_read_bytes=1.5e9),
-            entry(ours, 0.83),
-            entry(ours, 0.80, "order=hilbert,group_m=2", dram_read_bytes=1.3e9),
-            entry(ours, 0.70, "order=row", resolved="tile_m=128,tile_n=256,order=row,sms=128", dram_read_bytes=2.4e9),
-            entry(ours, 0.81, "group_m=32,group_n=4", dram_read_bytes=1.35e9),
-            entry(ours, 0.1, "order=column,sms=0"),
-            entry(ours, 0.1, "order=column,cluster_m=2"),
-            entry(ours, 0.1, "order=column", layout="nn"),
-            entry(ours, 0.1, "order=column", shape=[4096] * 3),
-            entry("hopper.hilbert", 0.1, "order=column"),
+            entry(0.72, provider="cublas", dram_read_bytes=1.5e9),
+            entry(0.83),
+            entry(0.80, "order=hilbert,group_m=2", dram_read_bytes=1.3e9),
+            entry(0.70, "order=row", resolved="tile_m=128,tile_n=256,order=row,sms=128", dram_read_bytes=2.4e9),
+            entry(0.81, "group_m=32,group_n=4", dram_read_bytes=1.35e9),
+            entry(0.1, "order=column,sms=0"),
+            entry(0.1, "order=column,cluster_m=2"),
+            entry(0.1, "order=column", layout="nn"),
+            entry(0.1, "order=column", shape=[4096] * 3),
+            entry(0.1, "order=column", provider="hopper.hilbert"),
         ),
     )
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["report", "raster", *arguments])
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["report", "raster", *map(str, arguments)])
 
 
-def test_profiles_are_read(file: Path) -> None:
-    found = profiles.load([file])
-    assert (found[0].provider, found[0].gpu, found[0].settings, found[0].l2_hit_rate) == ("cublas", "H100", {}, 0.72)
-    assert found[2].settings == {"order": "hilbert", "group_m": "2"}
-    assert found[3].settings == {"tile_m": "128", "tile_n": "256", "order": "row", "sms": "128"}
-    assert found[3].shape == N8192
+def test_settings_are_those_that_ran_or_those_asked_for(file: Path) -> None:
+    base, _, asked, ran, *_ = profiles.load([file])
+    assert base.settings == {}
+    assert asked.settings == {"order": "hilbert", "group_m": "2"}
+    assert ran.settings == {"tile_m": "128", "tile_n": "256", "order": "row", "sms": "128"}
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ([], "expected an object with environment and results, as outblas profile writes"),
-        (profiled(entry("x", 0.5), entry("x", 1.5)), r"results\[1\].l2_hit_rate is 1.5, expected a number from 0 to 1"),
-        (profiled({"provider": "x", "dtype": "y", "layout": "nt"}), r"results\[0\] has no l2_hit_rate"),
-        (profiled(entry("x", 0.5, "order")), r"results\[0\].config is 'order', expected name=value,..."),
-        (profiled(entry("x", 0.5, resolved=3)), r"results\[0\].resolved is 3, expected text"),
-        (profiled(entry("x", 0.5, us=-1)), r"results\[0\].us is -1"),
-        (profiled(entry("x", 0.5, shape=[1])), r"results\[0\].shape is \[1\]"),
+        (profiled(entry(0.5), entry(1.5)), "results[1].l2_hit_rate is 1.5, expected a number from 0 to 1"),
+        (profiled({"provider": "x", "dtype": "y", "layout": "nt"}), "results[0] has no l2_hit_rate"),
+        (profiled(entry(0.5, "order")), "results[0].config is 'order', expected name=value,..."),
+        (profiled(entry(0.5, resolved=3)), "results[0].resolved is 3, expected text"),
+        (profiled(entry(0.5, us=-1)), "results[0].us is -1"),
+        (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
     ],
 )
 def test_malformed_profiles_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "bad.json", value)
-    with pytest.raises(ValueError, match=rf"bad\.json: {message}"):
+    with pytest.raises(ValueError, match=re.escape(f"bad.json: {message}")):
         profiles.load([path])
-    assert invoke("--results", str(path)).exit_code == 2
+    assert invoke("--results", path).exit_code == 2
 
 
 def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +250,7 @@ def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.Mon
 
 def test_raster_command(file: Path, tmp_path: Path) -> None:
     saved, chart = tmp_path / "r.json", tmp_path / "r.svg"
-    done = invoke("--results", str(file), "--json", "--save", str(saved), "--chart", str(chart))
+    done = invoke("--results", file, "--json", "--save", saved, "--chart", chart)
     assert done.exit_code == 0, done.output
     value = json.loads(done.stdout)
     assert value == json.loads(saved.read_text())
@@ -284,12 +265,12 @@ def test_raster_command(file: Path, tmp_path: Path) -> None:
     assert all(each["orders"] == 4 and each["rank"] > 0.7 for each in value["agreement"])
     assert value["cublas_hit_rate"] == 0.72
     assert "hilbert: 81.2%" in chart.read_text()
-    assert "The model beside ncu" in invoke("--results", str(file)).stdout
+    assert "The model beside ncu" in invoke("--results", file).stdout
 
 
 def test_raster_command_without_profiles(tmp_path: Path) -> None:
     empty = write(tmp_path / "none.json", profiled())
-    done = invoke("--shapes", "1000x700x320", "--cluster", "2x1", "--results", str(empty))
+    done = invoke("--shapes", "1000x700x320", "--cluster", "2x1", "--results", empty)
     assert done.exit_code == 0, done.output
     assert "No profile of hopper.persistent in these settings" in done.stdout
     assert "83%" in done.stdout
@@ -314,8 +295,6 @@ def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str
 
 
 def test_rank_correlation() -> None:
-    assert report.spearman([(1, 10), (2, 20), (3, 400)]) == pytest.approx(1)
-    assert report.spearman([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
     # Equal values share a rank: 1.5, 1.5, 3 against 1, 2, 3.
     assert report.spearman([(1, 1), (1, 2), (3, 3)]) == pytest.approx(math.sqrt(3) / 2)
     assert report.spearman([(1, 1), (2, 2)]) is None
@@ -329,17 +308,14 @@ def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: in
     setting = report.Setting((4096, 4096, 4096), sms=sms)
     whole, halves = report.report(setting, (16, 8), found).agreements
     assert halves.orders == orders
-    assert halves.error is not None
-    assert halves.dram_error is not None
-    assert whole.error is not None
     assert halves.dram_error < 0.01
     assert halves.error < 0.03 < 0.1 < whole.error
 
 
 def test_what_one_cluster_alone_needs_one_half_misses() -> None:
     """A single tile: everything is brought in, and no other half asks for it."""
-    alone = l2.simulate([[0]], (128, 256, 64), (128, 256), capacity=1 << 20, halves=2)
+    alone = l2.simulate([[0]], (128, 256, 64), TILE, capacity=1 << 20, halves=2)
     assert alone.hit_rate == 0
-    shared = l2.simulate([[0, 1]], (256, 256, 64), (128, 256), capacity=1 << 20, halves=2)
-    assert shared.requested_bytes - shared.lookup_missed_bytes == 0  # B by both halves, each A by its own
+    shared = l2.simulate([[0, 1]], (256, 256, 64), TILE, capacity=1 << 20, halves=2)
+    assert shared.requested_bytes == shared.lookup_missed_bytes  # B by both halves, each A by its own
     assert shared.missed_bytes == shared.compulsory_bytes

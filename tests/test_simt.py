@@ -1,4 +1,5 @@
-"""The CUDA-core ladder without a GPU: maps, configs, machine code, what accesses to memory cost."""
+"""The CUDA-core ladder without a GPU: maps, configs, machine code, what accesses to memory cost; and what rungs of both
+Gluon ladders share."""
 
 from __future__ import annotations
 
@@ -20,48 +21,24 @@ from outblas.configs import from_text
 from outblas.device import access, grid, simt
 from outblas.device.mapping import Mapping, by_rows, copies, outputs
 from outblas.inspect import inspect
-from outblas.kernels import simt_access, simt_host
+from outblas.kernels import simt_access
 from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
 from outblas.kernels.simt_maps import maps
 
 NAMES = [kernel.name for kernel in registry.ladder("simt")]
 STAGED = NAMES[NAMES.index("simt.shared") :]
+GLUON = [*NAMES, *(kernel.name for kernel in registry.ladder("turing"))]
 FP32 = torch.float32
 TENSOR_CORE = (
-    "HMMA",
-    "QMMA",
-    "HGMMA",
-    "QGMMA",
-    "IMMA",
-    "IGMMA",
-    "DMMA",
-    "BMMA",
-    "LDSM",
-    "STSM",
-    "mma",
-    "wgmma",
-    "ldmatrix",
-)
-
+    "HMMA", "QMMA", "HGMMA", "QGMMA", "IMMA", "IGMMA", "DMMA", "BMMA", "LDSM", "STSM", "mma", "wgmma", "ldmatrix",
+)  # fmt: skip
 VALUES: dict[str, tuple[Any, ...]] = {
-    "block_m": (8, 32, 64, 128, 256),
-    "block_n": (8, 32, 64, 128, 256),
-    "block_k": (1, 2, 4, 8, 16),
-    "warp_m": (1, 8, 16, 32, 64, 128),
-    "warp_n": (1, 8, 16, 32, 64, 128),
-    "thread_m": (1, 2, 4, 8, 16),
-    "thread_n": (1, 2, 4, 8, 16),
-    "piece_m": (1, 2, 4, 8),
-    "piece_n": (1, 2, 4, 8),
-    "interleave": (False, True),
-    "vector": (1, 2, 4),
-    "transpose_a": (False, True),
-    "pad": (0, 1, 4, 8),
-    "group_m": (1, 3, 8),
-    "prefetch": (False, True),
-    "store_at": (0, 1, 3),
-    "ctas": (1, 2),
-}
+    "block_m": (8, 32, 64, 128, 256), "block_n": (8, 32, 64, 128, 256), "block_k": (1, 2, 4, 8, 16),
+    "warp_m": (1, 8, 16, 32, 64, 128), "warp_n": (1, 8, 16, 32, 64, 128),
+    "thread_m": (1, 2, 4, 8, 16), "thread_n": (1, 2, 4, 8, 16), "piece_m": (1, 2, 4, 8), "piece_n": (1, 2, 4, 8),
+    "interleave": (False, True), "vector": (1, 2, 4), "transpose_a": (False, True), "pad": (0, 1, 4, 8),
+    "group_m": (1, 3, 8), "prefetch": (False, True), "store_at": (0, 1, 3), "ctas": (1, 2),
+}  # fmt: skip
 
 
 def valid_configs(count: int, seed: int = 0) -> list[SimtConfig]:
@@ -81,16 +58,22 @@ def bodies(config: SimtConfig) -> list[str]:
 
 def fitted(kernel: str, config: SimtConfig) -> SimtConfig:
     """The config as a rung's own, where its body does not read a field with the rung's value."""
-    module = registry.load(kernel)
-    unread = simt_host.UNREAD[{"simt.naive": "direct", "simt.shared": "staged"}.get(kernel, "pipelined")]
-    changes = {f.name: getattr(config, f.name) for f in fields(SimtConfig) if f.name not in unread}
-    found: SimtConfig = module.Config(**changes)
-    return found
+    read = {f.name for f in fields(SimtConfig)}.difference(rung(kernel).unread)
+    return own(kernel, **{name: getattr(config, name) for name in read})
 
 
-def own(kernel: str, **changes: Any) -> SimtConfig:
-    config: SimtConfig = replace(registry.load(kernel).Config(), **changes)
-    return config
+def own(kernel: str, **changes: Any) -> Any:
+    return replace(registry.load(kernel).Config(), **changes)
+
+
+def rung(kernel: str) -> Any:
+    return registry.load(kernel).plan.__self__
+
+
+def problem(
+    layout: str = "nn", shape: tuple[int, int, int] = (4096, 4096, 4096), dtype: torch.dtype = FP32
+) -> operands.Problem:
+    return example(dtype, None, layout, shape)
 
 
 def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
@@ -101,7 +84,7 @@ def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
 
 @pytest.mark.parametrize("config", valid_configs(25), ids=str)
 def test_maps_hold_every_element_and_outputs_once(config: SimtConfig) -> None:
-    held = maps(config, example(FP32, None, "nt", (256, 256, 256)))
+    held = maps(config, problem("nt", (256, 256, 256)))
     tile = set(itertools.product(range(config.block_m), range(config.block_n)))
     assert holders(held.outputs) == Counter(tile)
     assert holders(by_rows(held.outputs)) == Counter(tile)
@@ -153,9 +136,7 @@ def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
     ],
 )
 def test_what_a_config_is_refused_for(text: str, reason: str) -> None:
-    found = invalid_reason(from_text(registry.load("simt.warptile").Config, text))
-    assert found is not None
-    assert found.startswith(reason), found
+    assert str(invalid_reason(from_text(registry.load("simt.warptile").Config, text))).startswith(reason)
 
 
 def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
@@ -171,9 +152,9 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
 @pytest.mark.parametrize("arch", [75, 80, pytest.param(90, marks=pytest.mark.compile)])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int) -> None:
-    found = inspect(name, dtype="float32", layout="nn", arch=arch)
-    found.require(lacks=TENSOR_CORE, no_warnings=True)
-    assert found.count("FFMA") >= own(name).accumulators * own(name).block_k
+    found, config = inspect(name, arch=arch), own(name)
+    found.require(lacks=TENSOR_CORE)
+    assert found.count("FFMA") >= config.accumulators * config.block_k
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")])
@@ -186,26 +167,26 @@ def test_machine_code_of_other_dtypes_and_layouts(name: str, dtype: str, layout:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_compile(name: str) -> None:
     kernel, text = PRESETS[name]
-    inspect(kernel, config=text, dtype="float32", layout="nn").require(lacks=TENSOR_CORE)
+    inspect(kernel, config=text).require(lacks=TENSOR_CORE)
 
 
 @pytest.mark.compile
 def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
-    found = {name: inspect(name, dtype="float32", layout="nn") for name in NAMES}
-    for name in ("simt.naive", "simt.coalesced"):
+    found = {name.removeprefix("simt."): inspect(name) for name in NAMES}
+    for name in ("naive", "coalesced"):
         found[name].require(lacks=("LDS", "STS", "BAR"))
     for name in STAGED:
-        assert found[name].count("LDS") > 0
-        assert found[name].count("BAR") >= 2
-    assert found["simt.register"].count("LDG.E.128") == 0
-    for name in ("simt.vectorized", "simt.warptile", "simt.pipelined"):
+        found[name[5:]].require(has=("LDS",))
+        assert found[name[5:]].count("BAR") >= 2
+    found["register"].require(lacks=("LDG.E.128",))
+    for name in ("vectorized", "warptile", "pipelined"):
         assert found[name].count("LDG.E.128") > 0
-        assert found[name].count("STG.E.128") == own(name).accumulators // 4
+        assert found[name].count("STG.E.128") == own(f"simt.{name}").accumulators // 4
     # One barrier for each of the two slabs of an iteration, and one before the loop; the parent has two for its one.
-    assert found["simt.pipelined"].count("BAR") == 3
-    assert found["simt.warptile"].count("BAR") == 2
-    reuse = {name: found[name].record()["ffma_reuse"] for name in ("simt.warptile", "simt.pipelined")}
-    assert reuse["simt.pipelined"] > reuse["simt.warptile"] + 0.05
+    assert found["pipelined"].count("BAR") == 3
+    assert found["warptile"].count("BAR") == 2
+    reuse = {name: code.ffma_reuse for name, code in found.items()}
+    assert reuse["pipelined"] > reuse["warptile"] + 0.05
 
 
 def test_neighbouring_ffmas_share_an_operand() -> None:
@@ -221,20 +202,15 @@ def test_neighbouring_ffmas_share_an_operand() -> None:
     assert all(m == p or n == q for (m, n), (p, q) in itertools.pairwise(rows_and_columns))
 
 
-def problem(layout: str = "nn", shape: tuple[int, int, int] = (4096, 4096, 4096)) -> operands.Problem:
-    return example(FP32, None, layout, shape)
-
-
 def test_what_a_rung_refuses() -> None:
     module = registry.load("simt.pipelined")
     assert "needs CUDA tensors" in str(module.unsupported(problem()))
-    with pytest.raises(ValueError, match=r"config: thread_m x thread_n is 256"):
-        module.artifact(own("simt.pipelined", warp_m=128, thread_m=16))
     with pytest.raises(ValueError, match="dtype is int8, expected float32 or bfloat16"):
         module.artifact(dtype=torch.int8)
     with pytest.raises(ValueError, match=r"config is a PortableConfig, expected the Config of simt.pipelined"):
         module.artifact(registry.load("portable").Config())
     for kernel, changes, reason in (
+        ("simt.pipelined", {"warp_m": 128, "thread_m": 16}, "thread_m x thread_n is 256"),
         ("simt.pipelined", {"prefetch": False}, "prefetch is False, expected True: simt.pipelined has no other"),
         ("simt.warptile", {"store_at": 3}, "store_at is 3, expected 0: simt.warptile has no other"),
         ("simt.naive", {"block_k": 16}, "block_k is 16, expected 1: simt.naive has no other"),
@@ -245,30 +221,34 @@ def test_what_a_rung_refuses() -> None:
             registry.load(kernel).artifact(own(kernel, **changes))
 
 
-def test_configs_travel_between_processes() -> None:
-    for name in NAMES:
-        config = own(name)
-        assert pickle.loads(pickle.dumps(config)) == config
-        assert type(config).__module__ == f"outblas.kernels.{'simt_config' if name == 'simt.naive' else name[5:]}"
+@pytest.mark.parametrize("name", GLUON)
+def test_configs_travel_between_processes(name: str) -> None:
+    config, base = own(name), rung(name).base
+    assert pickle.loads(pickle.dumps(config)) == config
+    home = base.__module__ if name in ("simt.naive", "turing.wmma") else registry.module_name(name)
+    assert type(config).__module__ == home
+    assert {field.name for field in fields(config)} == {field.name for field in fields(base)}
 
 
 def specialized(name: str, given: operands.Problem) -> tuple[dict[str, Any], dict[str, str]]:
     """Constants of a rung's kernel and the types of its arguments."""
-    rung = registry.load(name).plan.__self__
-    constants = rung.constants(own(name), given, 90)
-    return constants, dict(rung.specialization(own(name), given, constants, 90).signature)
+    constants = rung(name).constants(own(name), given, 90)
+    return constants, dict(rung(name).specialization(own(name), given, constants, 90).signature)
 
 
-def test_wide_products_step_in_64_bits() -> None:
-    """A slab of K is more than 2³¹ elements wide, its strides are not."""
-    for name in NAMES:
-        for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
-            given = example(FP32, None, layout, shape)
-            constants, types = specialized(name, given)
-            assert constants["WIDE"]
-            assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
-    narrow = problem()
-    _, types = specialized("simt.shared", narrow)
+@pytest.mark.parametrize("name", GLUON)
+def test_wide_products_step_in_64_bits(name: str) -> None:
+    """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
+    dtype = rung(name).dtype
+    for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
+        constants, types = specialized(name, problem(layout, shape, dtype))
+        assert constants["WIDE"]
+        assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
+    assert grid.needs_int64(problem("nt", (1, 1, 2**31 - 8 * own(name).block_k), dtype), own(name))
+
+
+def test_narrow_products_step_in_32_bits() -> None:
+    _, types = specialized("simt.shared", problem())
     assert {types[name] for name in ("M", "a_m", "b_k")} == {"i32"}
 
 
@@ -283,7 +263,7 @@ def test_predictions_of_narrow_and_unaligned_accesses() -> None:
     """Rows of an odd number of words are read word by word; 16-bit outputs leave 4 at a time; plain loads singly."""
     strip = by_access("simt.strip")
     assert strip["A load"].instructions == strip["A load"].wavefronts
-    half = example(torch.float16, None, "nn", (4096, 4096, 4096))
+    half = problem(dtype=torch.float16)
     assert simt_access.in_global(own("simt.register"), half)["out store"].bytes == 8
     wide = own("simt.naive", thread_n=4, piece_n=4, warp_n=4)
     assert simt_access.in_global(wide, problem())["B load"].bytes == 4
@@ -316,20 +296,19 @@ def test_any_valid_config_compiles(config: SimtConfig) -> None:
 
 def test_vectors_only_where_operands_are_aligned() -> None:
     config = own("simt.vectorized")
-    assert maps(config, problem(shape=(128, 128, 128))).a.registers[:2] == ((0, 1), (0, 2))
+    assert maps(config, problem()).a.registers[:2] == ((0, 1), (0, 2))
     assert maps(config, problem(shape=(128, 128, 126))).a.registers[:2] != ((0, 1), (0, 2))
-    transposed = maps(config, problem("tt", (128, 128, 128)))
-    assert transposed.a.registers[:2] == ((1, 0), (2, 0))
-    assert transposed.b.registers[:2] == ((1, 0), (2, 0))
+    transposed = maps(config, problem("tt"))
+    assert transposed.a.registers[:2] == transposed.b.registers[:2] == ((1, 0), (2, 0))
 
 
-def by_access(kernel: str, text: str = "") -> dict[str, access.Shared]:
-    return simt_access.in_shared(from_text(registry.load(kernel).Config, text), problem())
+def by_access(kernel: str, **changes: Any) -> dict[str, access.Shared]:
+    return simt_access.in_shared(own(kernel, **changes), problem())
 
 
 def test_interleaved_lanes_read_in_half_the_passes() -> None:
     for interleave, passes in ((False, 4), (True, 2)):
-        reads = by_access("simt.pipelined", f"interleave={interleave}")
+        reads = by_access("simt.pipelined", interleave=interleave)
         assert reads["B load"].wavefronts == passes * reads["B load"].instructions
         assert reads["A load"].wavefronts == 2 * reads["A load"].instructions
 
@@ -353,4 +332,4 @@ def test_registers_are_those_of_the_ctas_asked_for() -> None:
     assert own("simt.shared").max_registers == 32
     assert own("simt.warptile").max_registers == 255
     for name in ("simt.shared", "simt.register", "simt.vectorized"):
-        assert inspect(name).ctas_per_sm >= 2, name
+        inspect(name).require(min_ctas=2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import faulty_kernel
@@ -18,7 +18,7 @@ from sweeps import H100, SUBJECT, WORKLOAD
 
 from outblas.autotune import ahead, finals, racing, tuning
 from outblas.autotune.isolated import Down
-from outblas.autotune.records import Gpu, Trial, Workload, now
+from outblas.autotune.records import Finalist, Gpu, Trial, Winner, Workload, now
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
 from outblas.autotune.tuning import Job, Outcome
@@ -27,26 +27,33 @@ from outblas.configs import from_text, to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
+ONE = to_text(Config(number=1))
+
+
+def number(of: Trial | Winner | Finalist) -> int:
+    return from_text(Config, of.config).number
+
 
 @dataclass
 class FakeBench:
-    """Stands for a worker: µs by a config's number, 100 for cuBLAS; `down` may raise before any call."""
+    """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` at that call of that config, but for
+    the first `spared` times."""
 
-    down: Callable[[str, Config | None], None] = lambda call, config: None
+    down: tuple[str, int | None] | None = None
+    spared: int = 0
+    us: float = 50.0
     seconds: float = 0.0
     sleep: Callable[[float], None] = time.sleep
-    calls: list[tuple[str, Any]] = field(default_factory=list)
+    calls: list[tuple[str, int | None]] = field(default_factory=list)
     restarts: int = 0
-    trial_seconds: float = 0.5
     entered: set[Entry] = field(default_factory=set)
 
     def open(self, workload: Workload) -> float:
-        self._called("open", None)
+        self._called("open")
         return 100.0
 
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
-        config = self._called("screen", entry)
-        us = 50.0 + config.number
+        us = self._called("screen", entry)
         return Screened("ok", us=us, ratio=100 / us, ratio_low=100 / us, ratio_high=100 / us)
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
@@ -55,33 +62,44 @@ class FakeBench:
         return Screened("ok")
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        configs = [self._called("race", entry) for entry in entries]
+        times = [[self._called("race", entry)] * rounds for entry in entries]
         if not self.entered >= set(entries):
             raise Down("crash", "the worker is another one")
-        return [100.0] * rounds, [[50.0 + config.number] * rounds for config in configs]
+        return [100.0] * rounds, times
 
     def forget(self, entries: Sequence[Entry]) -> None:
-        self._called("forget", None)
+        self._called("forget")
 
-    def _called(self, call: str, entry: Entry | None) -> Any:
-        config = from_text(Config, entry[1]) if entry else None
+    def _called(self, call: str, entry: Entry | None = None) -> float:
+        config = from_text(Config, entry[1]).number if entry else None
         self.sleep(self.seconds)
         self.calls.append((call, config))
-        try:
-            self.down(call, config)
-        except Down:
+        if self.down == (call, config) and self.calls.count(self.down) > self.spared:
             self.restarts += 1
             self.entered.clear()
-            raise
-        return config
+            raise Down("crash", "a bad day")
+        return self.us + (config or 0)
 
-    def configs(self, call: str) -> list[int]:
-        return [config.number for name, config in self.calls if name == call]
+    def configs(self, call: str) -> list[int | None]:
+        return [config for name, config in self.calls if name == call]
 
 
-def tune(store: Store, bench: FakeBench, *, compilers: Any = None, on: Gpu = H100, **options: Any) -> Outcome:
-    job = Job(options.pop("subjects", (SUBJECT,)), WORKLOAD, **options)
-    return tuning.tune(job, on, bench, compilers, store)  # type: ignore[arg-type]
+@dataclass
+class FakeCompilers:
+    """Whose compiles have taken `seconds`, or never end. `most`: by how many the bench was behind."""
+
+    bench: FakeBench
+    seconds: float | None = None
+    workers: int = 2
+    futures: list[Future[float]] = field(default_factory=list)
+    most: int = 0
+
+    def submit(self, *_: object) -> Future[float]:
+        self.futures.append(Future())
+        if self.seconds is not None:
+            self.futures[-1].set_result(self.seconds)
+        self.most = max(self.most, len(self.futures) - len(self.bench.configs("screen")))
+        return self.futures[-1]
 
 
 @pytest.fixture
@@ -90,170 +108,135 @@ def store(path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_three_sweeps_share_a_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+Tune = Callable[..., Outcome]
+
+
+@pytest.fixture
+def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Tune:
+    def tuned(
+        bench: FakeBench, configs: int = 3, *, on: Gpu = H100, subjects: Any = (SUBJECT,), compilers: Any = None,
+        **options: Any,
+    ) -> Outcome:  # fmt: skip
+        monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
+        return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store)  # type: ignore[arg-type]
+
+    return tuned
+
+
+def test_three_sweeps_share_a_store(tune: Tune, store: Store) -> None:
     """What two measure is not what two died of."""
-    monkeypatch.setenv("FAULTY_CONFIGS", "12")
     benches = [FakeBench(seconds=0.02) for _ in range(3)]
-    found: list[Outcome] = []
-    threads = [threading.Thread(target=lambda b=bench: found.append(tune(store, b, top_k=1))) for bench in benches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda bench: tune(bench, 12, top_k=1), benches))
     assert Counter(trial.status for trial in store.trials()) == {"ok": 12}
     assert sum(outcome.new for outcome in found) == 12
     assert sum(len(bench.configs("screen")) for bench in benches) <= 12 + 3
 
 
-def test_the_fastest_reach_the_finals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "10")
+def test_the_fastest_reach_the_finals(tune: Tune, store: Store) -> None:
     bench = FakeBench()
-    found = tune(store, bench, top_k=3)
+    winner = tune(bench, 10, top_k=3).winner
     assert sorted(bench.configs("screen")) == list(range(10))
     assert sorted(set(bench.configs("race"))) == [0, 1, 2]
-    assert found.winner is not None
-    assert from_text(Config, found.winner.config).number == 0
-    assert from_text(Config, found.winner.runner_up).number == 1
-    assert (found.winner.screened, found.winner.valid) == (10, 10)
-    assert found.winner.separated
-    assert found.winner.lead == pytest.approx(51 / 50)
-    assert found.winner.ratio == 2.0
-    assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 1, 2]
-    assert store.winners() == [found.winner]
+    assert number(winner) == 0
+    assert from_text(Config, winner.runner_up).number == 1
+    assert (winner.screened, winner.valid) == (10, 10)
+    assert winner.separated
+    assert winner.lead == pytest.approx(51 / 50)
+    assert winner.ratio == 2.0
+    assert list(map(number, winner.finalists)) == [0, 1, 2]
+    assert store.winners() == [winner]
 
 
-def test_winners_of_before_race_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "5")
-    winner = tune(store, FakeBench(), top_k=1).winner
-    assert winner is not None
+def test_winners_of_before_race_again(tune: Tune, store: Store) -> None:
+    winner = tune(FakeBench(), 5, top_k=1).winner
     store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
-    monkeypatch.setenv("FAULTY_CONFIGS", "6")
-    bench = FakeBench()
-    tune(store, bench, top_k=1)
+    bench, other = FakeBench(), FakeBench()
+    tune(bench, 6, top_k=1)
     assert bench.configs("screen") == [5]
     assert set(bench.configs("race")) == {0, 4}
-    other = FakeBench()
-    tune(store, other, top_k=1, on=replace(H100, driver="1"))
+    tune(other, 6, top_k=1, on=replace(H100, driver="1"))
     assert set(other.configs("race")) == {0}
     assert len(other.configs("screen")) == 6
 
 
-def test_a_sweep_with_nothing_new_keeps_its_winners(store: Store) -> None:
-    first, bench = tune(store, FakeBench()), FakeBench()
-    found = tune(store, bench)
+def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune) -> None:
+    first, bench, anew = tune(FakeBench()), FakeBench(), FakeBench()
+    found = tune(bench)
     assert bench.calls == []
-    assert found.new == 0
-    assert found.finished
-    assert found.winners == first.winners
-    assert found.trials == first.trials
-    anew = FakeBench()
-    assert tune(store, anew, resume=False).new == 3
+    assert (found.new, found.finished) == (0, True)
+    assert (found.winners, found.trials) == (first.winners, first.trials)
+    assert tune(anew, resume=False).new == 3
     assert set(anew.configs("race")) == {0, 1, 2}
 
 
-def test_each_kernel_has_a_winner(store: Store) -> None:
-    other = Subject("other", "faulty_kernel")
-    found = tune(store, FakeBench(), top_k=1, subjects=(SUBJECT, other))
+def test_each_kernel_has_a_winner(tune: Tune) -> None:
+    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 
 
-def test_what_a_sweep_began_twice_and_never_ended_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def begin_twice(store: Store) -> None:
+    for _ in range(2):
+        store.begin(H100, WORKLOAD, "faulty", SUBJECT.fingerprint, ONE)
+
+
+def test_what_a_sweep_began_twice_and_never_ended_is_given_up(
+    tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tuning, "PATIENCE", 1.0)
-    source = SUBJECT.fingerprint
-    for _ in range(2):
-        store.begin(H100, WORKLOAD, "faulty", source, to_text(Config(number=1)))
+    begin_twice(store)
     bench = FakeBench()
-    found = tune(store, bench)
-    by_number = {from_text(Config, trial.config).number: trial for trial in found.trials}
-    assert by_number[1].status == "crash"
-    assert "2 sweeps ended while they measured it" in by_number[1].reason
+    trials = {number(trial): trial for trial in tune(bench).trials}
+    assert {i: trial.status for i, trial in trials.items()} == {0: "ok", 1: "crash", 2: "ok"}
+    assert "2 sweeps ended while they measured it" in trials[1].reason
     assert 1 not in bench.configs("screen")
-    assert [by_number[i].status for i in (0, 2)] == ["ok", "ok"]
 
 
-def test_what_others_measure_right_now_is_not_given_up(store: Store) -> None:
+def test_what_others_measure_right_now_is_not_given_up(tune: Tune, store: Store) -> None:
     """As `begun`, a config that two sweeps measure looks like one that two sweeps died of."""
-    source, config = SUBJECT.fingerprint, to_text(Config(number=1))
-    for _ in range(2):
-        store.begin(H100, WORKLOAD, "faulty", source, config)
+    begin_twice(store)
     theirs = Trial(
-        gpu=H100, workload=WORKLOAD, kernel="faulty", source=source, config=config, status="ok", us=1.0, when=now()
-    )
-    threading.Timer(0.3, store.add, [theirs]).start()
+        gpu=H100, workload=WORKLOAD, kernel="faulty", source=SUBJECT.fingerprint, config=ONE, status="ok", us=1.0,
+        when=now(),
+    )  # fmt: skip
+    Timer(0.3, store.add, [theirs]).start()
     bench = FakeBench()
-    found = tune(store, bench)
+    found = tune(bench)
     assert 1 not in bench.configs("screen")
     assert [trial.status for trial in found.trials] == ["ok"] * 3
 
 
-def test_measuring_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for us in (0, 1, 2, 3):
-        bench = FakeBench()
-        monkeypatch.setattr(bench, "screen", lambda *_, us=us: Screened("ok", us=90.0 + us, ratio=1.0))
-        found = tune(store, bench, resume=False)
+def test_measuring_anew(tune: Tune, store: Store) -> None:
+    for us in (50.0, 60.0, 70.0, 80.0):
+        found = tune(FakeBench(us=us), resume=False)
         assert [trial.status for trial in found.trials] == ["ok"] * 3
         assert found.new == 3
-        assert {trial.us for trial in store.trials()} == {90.0 + us}
+        assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
-def test_a_workload_that_goes_down_is_said_to_fail(store: Store) -> None:
-    def down(call: str, config: Config | None) -> None:
-        if call == "open":
-            raise Down("crash", "no operands")
-
-    found = tune(store, FakeBench(down))
-    assert not found.finished
-    assert found.trials == []
-    assert found.winner is None
+def test_a_workload_that_goes_down_is_said_to_fail(tune: Tune) -> None:
+    found = tune(FakeBench(("open", None)))
+    assert (found.finished, found.trials, found.winner) == (False, [], None)
 
 
-def test_a_finalist_that_fails_takes_nobody_along(store: Store) -> None:
+@pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
+def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared: int) -> None:
     """It passed its screen, and takes the worker down in the finals, and with it all that had entered."""
-
-    def down(call: str, config: Config | None) -> None:
-        if call == "enter" and config and config.number == 1:
-            raise Down("crash", "a bad day")
-
-    found = tune(store, FakeBench(down))
+    found = tune(FakeBench((call, 1), spared))
     assert found.finished
-    assert found.winner is not None
-    assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 2]
+    assert number(found.winner) == 0
+    assert list(map(number, found.winner.finalists)) == [0, 2]
 
 
-@pytest.mark.parametrize("when", ["at once", "later"])
-def test_a_race_that_goes_down(store: Store, when: str) -> None:
-    """Some rival takes the worker down as soon as it races; the others go on."""
-    raced = Counter[int]()
-
-    def down(call: str, config: Config | None) -> None:
-        if call == "race" and config and config.number == 1:
-            raced[1] += 1
-            if when == "at once" or raced[1] > 1:
-                raise Down("device lost", "an illegal access")
-
-    bench = FakeBench(down)
-    found = tune(store, bench)
-    assert found.finished
-    assert found.winner is not None
-    assert from_text(Config, found.winner.config).number == 0
-    assert [from_text(Config, f.config).number for f in found.winner.finalists] == [0, 2]
-
-
-def test_a_worker_that_goes_down_at_forgetting(store: Store) -> None:
-    def down(call: str, config: Config | None) -> None:
-        if call == "forget":
-            raise Down("crash", "gone")
-
-    assert tune(store, FakeBench(down)).winner is not None
+def test_a_worker_that_goes_down_at_forgetting(tune: Tune) -> None:
+    assert tune(FakeBench(("forget", None))).winner is not None
 
 
 class Clock:
     """Stands for `time` where only calls of a worker take any."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def monotonic(self) -> float:
         return self.now
@@ -262,82 +245,45 @@ class Clock:
         self.now += seconds
 
 
-def test_budget_ends_a_screen_and_leaves_time_for_finals(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "1000")
+def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     for module in (tuning, ahead, racing):
         monkeypatch.setattr(module, "time", clock)
     bench = FakeBench(seconds=0.01, sleep=clock.sleep)
-    found = tune(store, bench, seconds=1.0, top_k=2)
+    found = tune(bench, 1000, seconds=1.0, top_k=2)
     assert 0.75 < clock.now - 1000 < 1.1
     assert not found.finished
     assert 30 < found.new == len(bench.configs("screen")) < 40  # each opens its worker first
-    assert found.winner is not None
     assert found.winner.valid == 1000
     assert found.winner.rounds >= finals.BATCH
-    assert tune(store, FakeBench(), top_k=2).new == 1000 - found.new
-
-
-class SlowCompilers:
-    """Whose compiles never end."""
-
-    workers = 1
-
-    def __init__(self) -> None:
-        self.futures: list[Future[float]] = []
-
-    def submit(self, *_: object) -> Future[float]:
-        self.futures.append(Future())
-        return self.futures[-1]
+    assert tune(FakeBench(), 1000, top_k=2).new == 1000 - found.new
 
 
 @pytest.mark.timeout(15)
-def test_budget_ends_compiles_too(store: Store) -> None:
+def test_budget_ends_compiles_too(tune: Tune) -> None:
     began = time.monotonic()
-    compilers = SlowCompilers()
-    found = tune(store, FakeBench(), compilers=compilers, seconds=1.0)
+    bench = FakeBench()
+    compilers = FakeCompilers(bench)
+    found = tune(bench, compilers=compilers, seconds=1.0)
     assert time.monotonic() - began < 10
     assert all(future.cancelled() for future in compilers.futures)
     assert not found.finished
 
 
-def test_few_are_compiled_ahead(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "20")
-    futures: list[Future[float]] = []
+def test_few_are_compiled_ahead(tune: Tune) -> None:
     bench = FakeBench()
-
-    class Eager:
-        workers = 2
-
-        def submit(self, subject: Subject, workload: Workload, config: str, arch: int) -> Future[float]:
-            futures.append(Future())
-            futures[-1].set_result(1.5)
-            assert len(futures) - len(bench.configs("screen")) <= ahead.AHEAD * self.workers
-            return futures[-1]
-
-    found = tune(store, bench, compilers=Eager())
-    assert len(futures) == found.new == 20
+    compilers = FakeCompilers(bench, seconds=1.5)
+    found = tune(bench, 20, compilers=compilers)
+    assert compilers.most <= ahead.AHEAD * compilers.workers
+    assert len(compilers.futures) == found.new == 20
     assert {trial.compile_s for trial in found.trials} == {1.5}
 
 
-def test_configs_that_share_a_compile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_that_share_a_compile(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = faulty_kernel.space
-    monkeypatch.setenv("FAULTY_CONFIGS", "6")
-    monkeypatch.setattr(
-        faulty_kernel,
-        "space",
-        lambda *_: replace(whole(None, None), compiled_as=lambda c: replace(c, number=c.number % 2)),  # type: ignore[arg-type]
-    )
-    futures: list[Future[float]] = []
-
-    class Eager:
-        workers = 2
-
-        def submit(self, *_: object) -> Future[float]:
-            futures.append(Future())
-            futures[-1].set_result(1.0)
-            return futures[-1]
-
-    found = tune(store, FakeBench(), compilers=Eager())
-    assert len(futures) == 2
-    assert found.new == 6
+    by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
+    monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
+    bench = FakeBench()
+    compilers = FakeCompilers(bench, seconds=1.0)
+    assert tune(bench, 6, compilers=compilers).new == 6
+    assert len(compilers.futures) == 2

@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import re
+from collections import Counter
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from test_simt import own, problem, rung
 
 from outblas import choice, machines, operands, registry
-from outblas.artifact import example
 from outblas.configs import from_text
-from outblas.device import gluon, grid, launch
+from outblas.device import gluon, launch
 from outblas.device import rung as device_rung
 from outblas.inspect import inspect, machine_code, sass
-from outblas.inspect.inspection import compilable
+from outblas.inspect.inspection import Inspection, compilable
 from outblas.turing.access import lines
 from outblas.turing.config import TuringConfig, invalid_reason
 
 NAMES = [kernel.name for kernel in registry.ladder("turing")]
 BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
-FP16, BF16 = torch.float16, torch.bfloat16
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+SQUARE = (4096, 4096, 4096)
 # Slabs that the loop of a kernel multiplies.
 SLABS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
-BUILDS = [(kernel.name, arch) for kernel in registry.ladder("turing") for arch in compilable(kernel)]
+BUILDS = [(name, arch) for name in NAMES for arch in compilable(registry.find(name))]
 VALUES: dict[str, tuple[Any, ...]] = {
-    "block_m": (16, 32, 64, 128, 256),
-    "block_n": (8, 16, 32, 64, 128, 256),
-    "block_k": (16, 32, 64),
-    "warps_m": (1, 2, 4),
-    "warps_n": (1, 2, 4),
-    "vector": (1, 2, 4, 8),
-    "pad": (0, 2, 4, 8, 16),
-    "swizzle": (False, True),
-    "stages": (2, 3, 4, 6),
-    "ahead": (False, True),
-    "stage_out": (False, True),
-    "group_m": (1, 3, 8),
-    "ctas": (1, 2),
-}
-
-
-def own(kernel: str, **changes: Any) -> TuringConfig:
-    config: TuringConfig = replace(registry.load(kernel).Config(), **changes)
-    return config
-
-
-def rung(kernel: str) -> Any:
-    return registry.load(kernel).plan.__self__
+    "block_m": (16, 32, 64, 128, 256), "block_n": (8, 16, 32, 64, 128, 256), "block_k": (16, 32, 64),
+    "warps_m": (1, 2, 4), "warps_n": (1, 2, 4), "vector": (1, 2, 4, 8), "pad": (0, 2, 4, 8, 16),
+    "swizzle": (False, True), "stages": (2, 3, 4, 6), "ahead": (False, True), "stage_out": (False, True),
+    "group_m": (1, 3, 8), "ctas": (1, 2),
+}  # fmt: skip
 
 
 def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
@@ -67,20 +50,27 @@ def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
     return found
 
 
-def products_of(config: TuringConfig, arch: int) -> int:
-    """mma.sync instructions of a warp for one slab: of 16×8×16, on sm_75 of 16×8×8."""
-    outputs = config.block_m * config.block_n // config.num_warps
-    return outputs * config.block_k // (16 * 8 * (8 if arch < 80 else 16))
+def compiled(name: str, config: TuringConfig, given: operands.Problem, arch: int) -> Any:
+    return rung(name)._compiled(config, given, rung(name).constants(config, given, arch), arch, None)
+
+
+def hot_loop(found: Inspection) -> list[str]:
+    """Mnemonics of the main loop, without their shapes."""
+    return [instruction.name.split(".")[0] for instruction in sass.hot_loop(sass.parse(found.sass))]
+
+
+def absent(name: str) -> tuple[str, ...]:
+    return ("FFMA",) if name in BY_LDMATRIX else ("FFMA", "LDSM", "ldmatrix")
 
 
 @pytest.mark.parametrize(("name", "arch"), BUILDS)
 def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
     """As many mma.sync as the tile has, in a loop without FMA; ldmatrix from its rung on; nothing spills."""
-    instruction = "mma.sync.aligned.m16n8k8." if arch == 75 else "mma.sync.aligned.m16n8k16."
-    machine_instruction = "HMMA.1688.F32" if arch == 75 else "HMMA.16816.F32"
-    found = inspect(name, arch=arch)
-    products = products_of(own(name), arch) * SLABS.get(name, 1)
-    found.require(has={instruction: products}, lacks=("FFMA", *(() if name in BY_LDMATRIX else ("LDSM", "ldmatrix"))))
+    terms, machine_instruction = (8, "HMMA.1688.F32") if arch == 75 else (16, "HMMA.16816.F32")
+    found, config = inspect(name, arch=arch), own(name)
+    outputs = config.block_m * config.block_n // config.num_warps
+    products = outputs * config.block_k // (16 * 8 * terms) * SLABS.get(name, 1)
+    found.require(has={f"mma.sync.aligned.m16n8k{terms}.": products}, lacks=absent(name))
     assert found.count(machine_instruction) % products == 0  # the assembler may unroll
     if name in BY_LDMATRIX:
         found.require(has=("LDSM.16.M88.4",))
@@ -90,11 +80,11 @@ def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
 
 
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
-@pytest.mark.parametrize(("name", "arch"), [(name, arch) for name, arch in BUILDS if arch != 80])
+@pytest.mark.parametrize(("name", "arch"), [build for build in BUILDS if build[1] != 80])
 def test_machine_code_of_other_layouts(name: str, arch: int, layout: str) -> None:
     out_dtype = "float32" if layout == "nn" else None
     found = inspect(name, arch=arch, layout=layout, out_dtype=out_dtype)
-    found.require(has=("HMMA",), lacks=("FFMA", *(() if name in BY_LDMATRIX else ("LDSM", "ldmatrix"))))
+    found.require(has=("HMMA",), lacks=absent(name))
     if name in BY_LDMATRIX:
         found.require(has=("LDSM.16.MT88.4",))  # transposed on its way to registers
 
@@ -114,20 +104,19 @@ def test_code_for_turing_assembles_for_hopper(name: str) -> None:
 
 @pytest.mark.compile
 def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
-    found = {name: inspect(name, arch=80) for name in NAMES}
-    found["turing.wmma"].require(lacks=("LDS", "STS", "BAR"))
-    found["turing.shared"].require(has={"BAR.SYNC": 2}, lacks=("LDG.E.128",))
-    loops = {name: sass.hot_loop(sass.parse(found[name].sass)) for name in NAMES}
-    counts = {name: [i.name.split(".")[0] for i in loop] for name, loop in loops.items()}
+    found = {name.removeprefix("turing."): inspect(name, arch=80) for name in NAMES}
+    found["wmma"].require(lacks=("LDS", "STS", "BAR"))
+    found["shared"].require(has={"BAR.SYNC": 2}, lacks=("LDG.E.128",))
+    counts = {name: Counter(hot_loop(code)) for name, code in found.items()}
     # One barrier for each of the two slabs of an iteration; the parent has two for its one.
-    assert counts["turing.double_buffer"].count("BAR") == counts["turing.vectorized"].count("BAR") == 2
+    assert counts["double_buffer"]["BAR"] == counts["vectorized"]["BAR"] == 2
     # Elements of A and B a slab over threads, then vectors of eight, then two of each.
-    assert counts["turing.double_buffer"].count("LDG") == 2 * (32 + 64) * 16 // 256
-    assert counts["turing.vectorized"].count("LDG") == 2 * 2
-    found["turing.ldmatrix"].require(has={"LDG.E.128": 4, "STS.128": 4, "LDSM.16.M88.4": 12}, min_ctas=2)
+    assert counts["double_buffer"]["LDG"] == 2 * (32 + 64) * 16 // 256
+    assert counts["vectorized"]["LDG"] == 2 * 2
+    found["ldmatrix"].require(has={"LDG.E.128": 4, "STS.128": 4, "LDSM.16.M88.4": 12}, min_ctas=2)
     # One wait and one barrier a slab of the four in an iteration, and nothing but copies from global memory.
-    assert [counts["turing.cp_async"].count(name) for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
-    assert counts["turing.cp_async"].count("LDGSTS") == 4 * (128 + 256) * 32 // 8 // 256
+    assert [counts["cp_async"][name] for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
+    assert counts["cp_async"]["LDGSTS"] == 4 * (128 + 256) * 32 // 8 // 256
 
 
 @pytest.mark.parametrize(
@@ -139,7 +128,7 @@ def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
     halves one, of 32 halves two."""
     config = own(name)
     slabs = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
-    each = lines(config, example(FP16, None, "nt", (4096, 4096, 4096)), name == "turing.wmma")
+    each = lines(config, problem("nt", SQUARE, FP16), name == "turing.wmma")
     assert each * slabs * (2 if name == "turing.ldmatrix" else 1) == sectors
 
 
@@ -147,50 +136,40 @@ def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
 def test_nothing_overlaps_without_a_load_ahead() -> None:
     """A thread waits for its loads, by storing them, before its products; `ahead`, it stores what is there already."""
     for name, config, overlaps in (("turing.vectorized", "", False), ("turing.double_buffer", "ahead=True", True)):
-        found = inspect(name, config=config or None, arch=75)
-        loop = [i.name.split(".")[0] for i in sass.hot_loop(sass.parse(found.sass))]
-        order = [name for name in loop if name in ("LDG", "STS", "HMMA")]
-        between = re.findall(r"LDG ((?:LDG |HMMA )*)STS", " ".join(order))
+        loop = hot_loop(inspect(name, config=config or None, arch=75))
+        order = " ".join(instruction for instruction in loop if instruction in ("LDG", "STS", "HMMA"))
+        between = re.findall(r"LDG ((?:LDG |HMMA )*)STS", order)
         assert between
         assert any("HMMA" in each for each in between) == overlaps, order
-
-
-def epilogue_ffma(name: str, arch: int) -> int:
-    """FFMA of one thread where the product has an addend."""
-    given = example(FP16, None, "nt", (2048, 2048, 2048))
-    given = replace(given, c=given.out, alignment=(16,) * 4, scaled=True)
-    made, config = rung(name), own(name)
-    compiled = made._compiled(config, given, made.constants(config, given, arch), arch, None)
-    counts = machine_code.read_cubin(compiled.asm["cubin"]).instructions
-    return sum(n for op, n in counts.items() if re.match(r"FFMA\b", op))
 
 
 @pytest.mark.parametrize("arch", [75, 90])
 @pytest.mark.parametrize("name", ["turing.double_buffer", "turing.ldmatrix"])
 def test_the_epilogue_is_one_ffma_an_output(name: str, arch: int) -> None:
-    """M · N of them, 4,194,304 at 2048, as document 003 counted."""
-    config = own(name)
+    """Of a product with an addend, M · N of them, 4,194,304 at 2048, as document 003 counted."""
+    given, config = problem("nt", (2048, 2048, 2048), FP16), own(name)
+    given = replace(given, c=given.out, alignment=(16,) * 4, scaled=True)
+    counts = machine_code.read_cubin(compiled(name, config, given, arch).asm["cubin"]).instructions
+    ffma = sum(n for op, n in counts.items() if re.match(r"FFMA\b", op))
     ctas = 2048 // config.block_m * (2048 // config.block_n)
-    assert epilogue_ffma(name, arch) * config.threads * ctas == 2048 * 2048 == 4_194_304
-
-
-def busy_threads(name: str, operand: str) -> int:
-    """Threads that load a vector of a slab that no other thread loads."""
-    constants = rung(name).constants(own(name), example(FP16, None, "nt", (2048, 2048, 2048)), 75)
-    return int(constants[f"{operand}_THREADS"])
+    assert ffma * config.threads * ctas == 2048 * 2048 == 4_194_304
 
 
 def test_who_loads() -> None:
     """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
-    assert [busy_threads("turing.double_buffer", operand) for operand in "AB"] == [256, 256]
-    assert [busy_threads("turing.vectorized", operand) for operand in "AB"] == [64, 128]
-    assert [busy_threads("turing.ldmatrix", operand) for operand in "AB"] == [256, 256]
+
+    def busy(name: str, edge: int = 2048, **changes: Any) -> list[int]:
+        """Threads that load a vector of a slab of A, and of B, that no other thread loads."""
+        constants = rung(name).constants(own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75)
+        return [constants["A_THREADS"], constants["B_THREADS"]]
+
+    assert busy("turing.double_buffer") == [256, 256]
+    assert busy("turing.vectorized") == [64, 128]
+    assert busy("turing.ldmatrix") == [256, 256]
     # 16 vectors of B: all take part, not half a warp.
-    tiny = own("turing.double_buffer", block_n=8, warps_n=1, vector=8)
-    assert rung("turing.double_buffer").constants(tiny, example(FP16, None, "nt", (64, 64, 64)), 75)["B_THREADS"] == 64
+    assert busy("turing.double_buffer", 64, block_n=8, warps_n=1, vector=8)[1] == 64
     # The rest pass by, and meet no barrier on their way: after a branch comes a load, its store, then all again.
-    found = inspect("turing.vectorized", arch=75)
-    loop = [i.name.split(".")[0] for i in sass.hot_loop(sass.parse(found.sass))]
+    loop = hot_loop(inspect("turing.vectorized", arch=75))
     kinds = [name for name in loop if name in ("LDG", "STS", "HMMA", "BAR")]
     slab = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
     assert kinds == 2 * slab
@@ -199,43 +178,50 @@ def test_who_loads() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("turing.wmma", "block_m=96", "block_m is 96, expected a power of two from 1 to 256"),
-        ("turing.wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps of 16"),
-        ("turing.wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps of 8"),
-        ("turing.wmma", "block_k=8", "block_k is 8, expected 16 to 128"),
-        ("turing.wmma", "vector=16", "vector is 16, expected 1, 2, 4 or 8"),
-        ("turing.wmma", "pad=8", "pad is 8, expected 0: turing.wmma has no other"),
-        ("turing.wmma", "arch=90", "arch is 90, expected one of 0, 75, 80"),
-        ("turing.wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
-        ("turing.shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
-        ("turing.shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
-        ("turing.shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
-        ("turing.shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
-        ("turing.double_buffer", "warps_m=32,block_m=512", "block_m is 512, expected a power of two from 1 to 256"),
-        ("turing.double_buffer", "stages=3", "stages is 3, expected 2: turing.double_buffer has no other"),
-        ("turing.ldmatrix", "block_m=256,block_n=256", "block_m x block_n is 256 sums a thread, expected at most 128"),
-        ("turing.ldmatrix", "ctas=4", "ctas is 4: 64 registers a thread, too few for 64 sums"),
-        ("turing.ldmatrix", "block_k=128,warps_m=1,ctas=1", "block_m x block_k is 128 elements a thread, expected"),
-        ("turing.cp_async", "stages=1", "stages is 1, expected at least 2: turing.cp_async copies ahead"),
-        ("turing.cp_async", "arch=75", "arch is 75, expected 0 or at least 80: turing.cp_async needs it"),
-        ("turing.cp_async", "swizzle=False", "swizzle is False, expected True: turing.cp_async has no other"),
-        ("turing.cp_async", "stages=8,block_k=64", "needs 393216 bytes of shared memory, the device has 232448"),
+        ("wmma", "block_m=96", "block_m is 96, expected a power of two from 1 to 256"),
+        ("wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps of 16"),
+        ("wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps of 8"),
+        ("wmma", "block_k=8", "block_k is 8, expected 16 to 128"),
+        ("wmma", "vector=16", "vector is 16, expected 1, 2, 4 or 8"),
+        ("wmma", "pad=8", "pad is 8, expected 0: turing.wmma has no other"),
+        ("wmma", "arch=90", "arch is 90, expected one of 0, 75, 80"),
+        ("wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
+        ("shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
+        ("shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
+        ("shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
+        ("shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
+        ("double_buffer", "warps_m=32,block_m=512", "block_m is 512, expected a power of two from 1 to 256"),
+        ("double_buffer", "stages=3", "stages is 3, expected 2: turing.double_buffer has no other"),
+        ("ldmatrix", "block_m=256,block_n=256", "block_m x block_n is 256 sums a thread, expected at most 128"),
+        ("ldmatrix", "ctas=4", "ctas is 4: 64 registers a thread, too few for 64 sums"),
+        ("ldmatrix", "block_k=128,warps_m=1,ctas=1", "block_m x block_k is 128 elements a thread, expected"),
+        ("cp_async", "stages=1", "stages is 1, expected at least 2: turing.cp_async copies ahead"),
+        ("cp_async", "arch=75", "arch is 75, expected 0 or at least 80: turing.cp_async needs it"),
+        ("cp_async", "swizzle=False", "swizzle is False, expected True: turing.cp_async has no other"),
+        ("cp_async", "stages=8,block_k=64", "needs 393216 bytes of shared memory, the device has 232448"),
     ],
 )
 def test_what_a_config_is_refused_for(name: str, text: str, reason: str) -> None:
+    module = registry.load(f"turing.{name}")
     with pytest.raises(ValueError, match=re.escape(f"config: {reason}")):
-        registry.load(name).artifact(from_text(registry.load(name).Config, text))
+        module.artifact(from_text(module.Config, text))
 
 
-def test_what_an_architecture_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"):
-        inspect("turing.ldmatrix", dtype="bfloat16", arch=75)
-    with pytest.raises(ValueError, match="needs sm_80 for bfloat16 operands"):
-        inspect("turing.ldmatrix", dtype="bfloat16", arch=90, config="arch=75")
-    with pytest.raises(ValueError, match="arch is 80, expected at most 75, the GPU's"):
-        inspect("turing.ldmatrix", arch=75, config="arch=80")
-    with pytest.raises(ValueError, match=r"arch is 75, expected for turing\.cp_async: 80, 90"):
-        inspect("turing.cp_async", arch=75)
+NO_BF16 = "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "reason"),
+    [
+        ("turing.ldmatrix", {"dtype": "bfloat16", "arch": 75}, NO_BF16),
+        ("turing.ldmatrix", {"dtype": "bfloat16", "arch": 90, "config": "arch=75"}, NO_BF16),
+        ("turing.ldmatrix", {"arch": 75, "config": "arch=80"}, "arch is 80, expected at most 75, the GPU's"),
+        ("turing.cp_async", {"arch": 75}, "arch is 75, expected for turing.cp_async: 80, 90"),
+    ],
+)
+def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        inspect(name, **asked)
 
 
 @pytest.mark.parametrize(("name", "config"), valid_configs(8, seed=1), ids=str)
@@ -256,52 +242,30 @@ def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
 def test_indices_of_two_operands_are_no_vector(name: str, text: str, edge: int) -> None:
     """Triton 3.6's LLVM shifted both as one, A's loaded by vectors and B's singly, and one spilt into the other."""
     one_warp = f"block_m=32,block_n=32,block_k=32,warps_m=1,warps_n=1,vector=8,ctas=1,{text}"
-    made, config = rung(name), from_text(registry.load(name).Config, one_warp)
-    given = replace(example(FP16, None, "nt", (edge, edge, edge)), b=(1, edge + 1))
-    compiled = made._compiled(config, given, made.constants(config, given, 90), 90, None)
-    assert not re.search(r"mul\.wide\.u32 .*, 2147483648|mov\.b64\s+\{_,", compiled.asm["ptx"])
-
-
-def test_configs_travel_between_processes() -> None:
-    for name in NAMES:
-        config = own(name)
-        assert pickle.loads(pickle.dumps(config)) == config
-        assert {field.name for field in fields(config)} == {field.name for field in fields(TuringConfig)}
-
-
-def test_wide_products_step_in_64_bits() -> None:
-    """Slabs lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
-    for name in NAMES:
-        made, config = rung(name), own(name)
-        for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
-            given = example(FP16, None, layout, shape)
-            constants = made.constants(config, given, 90)
-            types = dict(made.specialization(config, given, constants, 90).signature)
-            assert constants["WIDE"]
-            assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
-        assert grid.needs_int64(example(FP16, None, "nt", (1, 1, 2**31 - config.stages * config.block_k)), config)
+    given = replace(problem("nt", (edge, edge, edge), FP16), b=(1, edge + 1))
+    ptx = compiled(name, from_text(registry.load(name).Config, one_warp), given, 90).asm["ptx"]
+    assert not re.search(r"mul\.wide\.u32 .*, 2147483648|mov\.b64\s+\{_,", ptx)
 
 
 GPUS = [
-    # arch, dtype, shape, layout → kernel
-    (75, FP16, (4096, 4096, 4096), "nt", "turing.ldmatrix"),
+    (75, FP16, SQUARE, "nt", "turing.ldmatrix"),
     (75, FP16, (33, 5, 7), "nn", "turing.double_buffer"),
-    (75, BF16, (4096, 4096, 4096), "nt", "portable"),
-    (75, torch.float32, (4096, 4096, 4096), "nt", "portable"),
-    (80, FP16, (4096, 4096, 4096), "nn", "turing.cp_async"),
+    (75, BF16, SQUARE, "nt", "portable"),
+    (75, FP32, SQUARE, "nt", "portable"),
+    (80, FP16, SQUARE, "nn", "turing.cp_async"),
     (86, BF16, (2048, 2048, 2048), "nt", "turing.cp_async"),
     (89, BF16, (1024, 1024, 1024), "tn", "turing.cp_async"),
     (89, BF16, (512, 512, 512), "nt", "portable"),
     (89, BF16, (16, 4096, 4096), "nt", "portable"),
     (80, FP16, (4096, 4096, 4095), "nt", "portable"),
     (80, FP16, (4096, 4096, 4094), "nt", "turing.cp_async"),
-    (80, torch.float32, (4096, 4096, 4096), "nt", "portable"),
-    (90, FP16, (4096, 4096, 4096), "nt", "hopper.gemm"),
+    (80, FP32, SQUARE, "nt", "portable"),
+    (90, FP16, SQUARE, "nt", "hopper.gemm"),
     (90, BF16, (33, 8, 16), "nn", "hopper.gemm"),
     (90, BF16, (33, 5, 7), "nn", "portable"),  # which copies nothing
-    (90, torch.float32, (4096, 4096, 4096), "nt", "portable"),
-    (100, BF16, (4096, 4096, 4096), "nt", "portable"),
-    (120, BF16, (4096, 4096, 4096), "nt", "turing.cp_async"),
+    (90, FP32, SQUARE, "nt", "portable"),
+    (100, BF16, SQUARE, "nt", "portable"),
+    (120, BF16, SQUARE, "nt", "turing.cp_async"),
 ]
 
 
@@ -322,7 +286,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def on_gpu(dtype: torch.dtype, layout: str, shape: tuple[int, int, int]) -> operands.Problem:
-    return replace(example(dtype, None, layout, shape), device=torch.device("cuda", 0))
+    return replace(problem(layout, shape, dtype), device=torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(("arch", "dtype", "shape", "layout", "kernel"), GPUS)
@@ -363,7 +327,7 @@ def test_tiles_follow_the_size_of_the_product() -> None:
     memory."""
 
     def tile(edge: int, limit: int = 163 * 1024) -> tuple[int, int]:
-        config = rung("turing.cp_async").default(example(FP16, None, "nt", (edge,) * 3), 132, limit)
+        config = rung("turing.cp_async").default(problem("nt", (edge, edge, edge), FP16), 132, limit)
         assert invalid_reason(config, limit) is None
         return config.block_m, config.block_n
 

@@ -17,45 +17,55 @@ from sweeps import H100, SUBJECT, WORKLOAD, run, soon
 from outblas.autotune import compilers, isolated, worker
 from outblas.autotune.compilers import Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
-from outblas.autotune.worker import Entry, Screened
+from outblas.autotune.worker import Screened
 from outblas.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
+def screened(bench: Bench, fault: str = "") -> Screened:
+    return bench.screen(WORKLOAD, (SUBJECT, to_text(Config(fault=fault))), None)
+
+
+def compiled(compilers: Compilers, **config: Any) -> tuple[str, str] | None:
+    """What went wrong."""
+    future = compilers.submit(SUBJECT, WORKLOAD, to_text(Config(**config)), 90)
+    future.exception(timeout=60)
+    return outcome(future)
+
+
 def test_what_else_befalls_a_worker() -> None:
     """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
     with Bench("cpu") as bench:
-        left = bench.screen(WORKLOAD, _entry(Config(fault="quit")), None)
+        left = screened(bench, "quit")
         assert (left.status, left.reason) == ("failed", "SystemExit: 3")
-        assert bench.screen(WORKLOAD, _entry(Config(fault="exit-idle")), None).status == "ok"
+        assert screened(bench, "exit-idle").status == "ok"
         assert bench.restarts == 0
         time.sleep(1.5)
-        assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
+        assert screened(bench).status == "ok"
         assert bench.restarts == 1
 
 
 def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
     with Compilers(1, timeout=60) as compilers:
-        odd, sound = (_submit(compilers, Config(fault=fault)) for fault in ("compile-odd", ""))
-        assert outcome(odd) == ("failed", "OddError: cannot be unpickled")
-        assert outcome(sound) is None
-        assert outcome(_submit(compilers, Config(number=1))) is None
+        assert compiled(compilers, fault="compile-odd") == ("failed", "OddError: cannot be unpickled")
+        assert compiled(compilers) is None
+        assert compiled(compilers, number=1) is None
 
 
 def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
     with Compilers(1, memory=1 << 20) as compilers:
-        assert outcome(_submit(compilers, Config())) is None
-        assert compilers.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) is not None
+        assert compiled(compilers) is None
+        assert compiled(compilers) is None  # where the pool is broken
 
 
 class FakePool:
     """Stands for pebble's pool of one worker. `deaths`: whether its process dies before it takes up the next call; what
     is `stuck` never ends, and nobody hears of it when the pool does."""
 
-    deaths: ClassVar[list[bool]] = []
-    stuck: ClassVar[bool] = False
-    calls: ClassVar[list[Any]] = []
+    deaths: ClassVar[list[bool]]
+    calls: ClassVar[list[Any]]
+    stuck = False
     active = True
 
     def __init__(self, **_: object) -> None:
@@ -95,12 +105,13 @@ class StuckFuture(ProcessFuture[Any]):
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
+    class Fresh(FakePool):
+        deaths: ClassVar[list[bool]] = []
+        calls: ClassVar[list[Any]] = []
+
     for module in (isolated, compilers):
-        monkeypatch.setattr(module, "ProcessPool", FakePool)
-    monkeypatch.setattr(FakePool, "deaths", [])
-    monkeypatch.setattr(FakePool, "stuck", False)
-    monkeypatch.setattr(FakePool, "calls", [])
-    return FakePool
+        monkeypatch.setattr(module, "ProcessPool", Fresh)
+    return Fresh
 
 
 def test_a_worker_that_dies_unnoticed(pool: type[FakePool]) -> None:
@@ -108,9 +119,9 @@ def test_a_worker_that_dies_unnoticed(pool: type[FakePool]) -> None:
     bench = Bench("0")
     pool.deaths += [True, False, False, True]
     assert bench.describe() == H100
-    assert bench.screen(WORKLOAD, _entry(Config()), None).status == "ok"
+    assert screened(bench).status == "ok"
     assert bench.restarts == 2
-    assert [call for call in pool.calls if call is worker.open_bench] == [worker.open_bench] * 2
+    assert pool.calls.count(worker.open_bench) == 2
 
 
 def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path) -> None:
@@ -124,20 +135,17 @@ def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path) -> No
 def test_who_waits_for_a_worker_is_released(pool: type[FakePool]) -> None:
     pool.stuck = True
     bench = Bench("0")
-    raised: list[BaseException] = []
+    released = threading.Event()
 
     def wait() -> None:
-        try:
+        with pytest.raises(isolated.Abandoned):
             bench.describe()
-        except BaseException as error:
-            raised.append(error)
+        released.set()
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
+    threading.Thread(target=wait, daemon=True).start()
     assert soon(lambda: len(pool.calls) == 1)
     bench.abandon()
-    thread.join(5)
-    assert [type(error) for error in raised] == [isolated.Abandoned]
+    assert released.wait(5)
 
 
 def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +166,3 @@ def test_who_waits_for_compilers_is_released(pool: type[FakePool]) -> None:
         future = several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90)
         threading.Timer(0.2, several.close).start()
         assert wait([future], 5).done == {future}
-
-
-def _entry(config: Config) -> Entry:
-    return SUBJECT, to_text(config)
-
-
-def _submit(compilers: Compilers, config: Config) -> Future[float]:
-    future = compilers.submit(SUBJECT, WORKLOAD, to_text(config), 90)
-    future.exception(timeout=60)
-    return future
