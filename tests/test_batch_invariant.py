@@ -16,13 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from outblas import (
     FallbackWarning,
     addmm,
+    api,
     batch_invariant,
     choice,
     dispatch,
     invariance,
     machines,
     matmul,
-    ops,
     registry,
 )
 from outblas.autotune import automatic
@@ -261,7 +261,7 @@ def test_graphs_carry_it(on_cpu: list[bool]) -> None:
     assert on_cpu == [True]
 
 
-@pytest.mark.skipif(not ops.COMPILES, reason="torch takes compiled calls")
+@pytest.mark.skipif(not api.COMPILES, reason="torch takes compiled calls")
 def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
     named = torch.compile(lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True)
     named(A, B)
@@ -284,7 +284,7 @@ def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 def test_compiled_calls_that_torch_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "COMPILES", False)
+    monkeypatch.setattr(api, "COMPILES", False)
     compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend="eager")
     assert torch.equal(compiled(A, B), A @ B + 1)
     with batch_invariant(), pytest.raises(ValueError, match="torch would take this call"):

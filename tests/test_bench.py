@@ -414,7 +414,7 @@ def test_suite() -> None:
 def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a kernel's name: what was tuned, or the rule's."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("outblas.ops.matmul", lambda a, b, **how: asked.append(how))
+    monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: asked.append(how))
     out = torch.empty(2, 2)
     providers.parse("outblas").prepare(torch.eye(2), torch.eye(2), out)()
     assert asked == [{"out": out}]

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outblas import FallbackWarning, addmm, dispatch, matmul, ops
-from outblas.ops import COMPILES
+from outblas.api import COMPILES
 
 OPERATORS = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))
@@ -38,7 +38,7 @@ def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def operators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operators that calls go through."""
     called: list[str] = []
-    for name in ("_matmul_op", "_matmul_out_op", "_addmm_op", "_addmm_out_op"):
+    for name in ("matmul", "matmul_out", "addmm", "addmm_out"):
         real = getattr(ops, name)
 
         def counted(*arguments: Any, name: str = name, real: Any = real) -> Any:
@@ -115,7 +115,7 @@ def test_forgetting_and_tf32_plan_anew(operators: list[str], monkeypatch: pytest
     warm(product, operators)
     dispatch.forget()
     product()
-    assert (operators, planned) == (["_matmul_op"], [False, False])
+    assert (operators, planned) == (["matmul"], [False, False])
     warm(product, operators)
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -131,7 +131,7 @@ def test_plans_made_in_a_capture_are_not_remembered(operators: list[str], monkey
     monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
     for _ in range(4):
         matmul(A, B)
-    assert operators == ["_matmul_op"] * 4
+    assert operators == ["matmul"] * 4
 
 
 # ---- who must see the operator, or is in the way ----

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import outblas
-from outblas.ops import COMPILES
+from outblas.api import COMPILES
 
 ops = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (6, 4)))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .api import addmm, linear, matmul
 from .fallback import FallbackWarning
 from .invariance import batch_invariant
-from .ops import addmm, matmul
 from .registry import Kernel, ladder
 
 if TYPE_CHECKING:
     from .autotune.automatic import tune
 
-__all__ = ["FallbackWarning", "Kernel", "addmm", "batch_invariant", "ladder", "matmul", "tune"]
+__all__ = ["FallbackWarning", "Kernel", "addmm", "batch_invariant", "ladder", "linear", "matmul", "tune"]
 __version__ = "0.1.0"
 
 

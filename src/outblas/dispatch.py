@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import choice, configs, fallback, invariance, operands, registry
+from .epilogue import NONE, Epilogue, Extra, apply
 from .operands import Problem
 
 Tensor = torch.Tensor
@@ -25,7 +27,8 @@ _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device
 
 class Call(NamedTuple):
     """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul. `tune`: one of "off",
-    "lookup", "on", or "" for what OUTBLAS_TUNE says. `batch_invariant`: a row's bits depend on no other row."""
+    "lookup", "on", or "" for what OUTBLAS_TUNE says. `batch_invariant`: a row's bits depend on no other row. `extra`:
+    the epilogue, if there is more to it than alpha and C, in which case C has the shape of x."""
 
     a: Tensor
     b: Tensor
@@ -38,10 +41,16 @@ class Call(NamedTuple):
     config: str
     tune: str = ""
     batch_invariant: bool = False
+    extra: Extra | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Of the epilogue, as a launch takes them behind the others."""
+        return () if self.extra is None else self.extra[1:]
 
 
-# plan(a, b, c, out, alpha, beta) → out
-Plan = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Any, Any], Tensor]
+# plan(a, b, c, out, alpha, beta) → out; of a call with an epilogue bias, residual and aux follow
+Plan = Callable[..., Tensor]
 
 _plans: dict[tuple[Any, ...], Plan] = {}
 ways: dict[tuple[Any, ...], Any] = {}  # of eager.py to these plans
@@ -60,7 +69,7 @@ def run(call: Call) -> Tensor:
         plan = _prepare(call)
         if not _capturing(call.a.device):  # the plan of a call first seen in a capture is the simplest, not the best
             _plans[key] = plan
-    return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta)
+    return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.tensors)
 
 
 def planned(call: Call) -> Plan | None:
@@ -90,7 +99,12 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
         call.tune,
         call.batch_invariant,
         a.dtype is torch.float32 and tf32_requested(),
+        None if call.extra is None else _extra_kind(call.extra),
     )
+
+
+def _extra_kind(extra: Extra) -> tuple[Any, ...]:
+    return extra[0], *(None if t is None else (*_traits(t), t.data_ptr() & 15) for t in extra[1:])
 
 
 def forget() -> None:
@@ -115,15 +129,19 @@ def tf32_requested() -> bool:
 def _prepare(call: Call) -> Plan:
     """Checks the call and decides how calls like it run."""
     a, b, c, out = call.a, call.b, call.c, call.out
-    shape = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+    shape: tuple[int, ...] = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
     dtype = operands.check_out_dtype(call.out_dtype, a.dtype)
+    if call.extra is not None:
+        shape = operands.check_extra(call.extra, shape, dtype, a.device)
     if out is not None:
         operands.check_out(out, shape, dtype, a.device)
     addend = None if c is None or call.beta == 0 else c
     sample = a.new_empty(shape, dtype=dtype) if out is None else out
     scaled = addend is not None or (c is not None and call.alpha != 1)
     tf32 = a.dtype is torch.float32 and tf32_requested()
-    problem = operands.problem(a, b, sample, addend, tf32=tf32, scaled=scaled, batch_invariant=call.batch_invariant)
+    problem = operands.problem(
+        a, b, sample, addend, tf32=tf32, scaled=scaled, batch_invariant=call.batch_invariant, extra=call.extra
+    )
 
     if call.kernel:
         record = registry.find(call.kernel)
@@ -132,7 +150,7 @@ def _prepare(call: Call) -> Plan:
     elif reason := _no_default(problem):
         if call.batch_invariant:
             raise invariance.refusal(reason)
-        return _by_torch(reason, call.out_dtype)
+        return _by_torch(reason, call.out_dtype, call.extra)
     nothing = problem.K == 0 or call.alpha == 0
     if call.kernel:
         launch = _launcher(call.kernel, call.config, problem, nothing=nothing)
@@ -143,7 +161,9 @@ def _prepare(call: Call) -> Plan:
     empty, size, steps = _EMPTY[device.type], tuple(sample.shape), tuple(sample.stride())
     bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
 
-    def execute(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any) -> Tensor:
+    def execute(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *extra: Tensor | None
+    ) -> Tensor:
         elsewhere = several and _current_device() != index
         if out is None:
             out = a.new_empty(size, dtype=dtype) if elsewhere or _filled() else empty(size, steps, dtype)
@@ -156,11 +176,13 @@ def _prepare(call: Call) -> Plan:
                 or (bytes_c and c is not None and start < c.data_ptr() + bytes_c and c.data_ptr() < end)
             ):
                 check_separate(a, b, c, out, beta)
+        if extra:
+            check_extra_separate(a, b, c, out, beta, *extra)
         if elsewhere:
             with torch.cuda.device(device):
-                launch(a, b, c, out, alpha, beta)
+                launch(a, b, c, out, alpha, beta, *extra)
         else:
-            launch(a, b, c, out, alpha, beta)
+            launch(a, b, c, out, alpha, beta, *extra)
         return out
 
     return execute
@@ -175,11 +197,35 @@ def check_separate(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, beta: An
             operands.check_overlap(out, c=c)
 
 
-def _by_torch(reason: str, out_dtype: torch.dtype | None) -> Plan:
-    def execute(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any) -> Tensor:
+def check_extra_separate(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    out: Tensor,
+    beta: Any,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    aux: Tensor | None,
+) -> None:
+    """`out` and `aux` share memory with nothing that is read, nor with each other."""
+    operands.check_overlap(out, bias=bias, residual=residual, aux=aux)
+    if aux is not None:
+        read = c if beta != 0 else None
+        operands.check_overlap(aux, "aux", a=a, b=b, c=read, bias=bias, residual=residual)
+
+
+def _by_torch(reason: str, out_dtype: torch.dtype | None, extra: Extra | None) -> Plan:
+    def execute(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *tensors: Tensor | None
+    ) -> Tensor:
         fallback.notice(reason)
         if out is not None:
             check_separate(a, b, c, out, beta)
+        if extra is not None:
+            given = Extra(extra.activation, *tensors)
+            if out is not None:
+                check_extra_separate(a, b, c, out, beta, *tensors)
+            return fallback.fused(a, b, c, out, alpha, beta, out_dtype, given)
         if c is None:
             return fallback.matmul(a, b, out, out_dtype)
         return fallback.addmm(c, a, b, alpha, beta, out)
@@ -274,10 +320,12 @@ def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> C
         raise ValueError(
             f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may depend on M with it"
         )
+    if problem.epilogue != NONE and not getattr(module, "EPILOGUES", False):
+        raise ValueError(f"kernel {kernel!r} has no epilogue beside alpha and C, and was given {problem.epilogue}")
     if 0 in (problem.M, problem.N, *problem.batch):
         return lambda *_: None
     if nothing:
-        return _scale
+        return _scale if problem.epilogue == NONE else functools.partial(_only_added, problem.epilogue)
     if reason := _unsupported(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
     with contextlib.nullcontext() if problem.device.type == "cpu" else torch.cuda.device(problem.device):
@@ -291,3 +339,27 @@ def _scale(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta
         out.zero_()
     else:
         torch.mul(c.expand_as(out), beta, out=out)
+
+
+def _only_added(
+    epilogue: Epilogue,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    out: Tensor,
+    alpha: Any,
+    beta: Any,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    aux: Tensor | None,
+) -> None:
+    """As `_scale`, with what follows the product."""
+    shape = (*out.shape[:-1], out.shape[-1] * (2 if epilogue.gated else 1))
+    x = torch.zeros(shape, dtype=torch.float32, device=out.device)
+    if c is not None and beta != 0:
+        x += beta * c.float()
+    if bias is not None:
+        x += bias.float()
+    if aux is not None:
+        aux.copy_(x)
+    out.copy_(apply(x, epilogue.activation, None if residual is None else residual.float()))

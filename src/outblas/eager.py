@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from . import dispatch
 from .dispatch import Call, Plan, tf32_requested
+from .epilogue import Extra
 from .invariance import asked
 from .operands import LINE
 
@@ -42,7 +43,14 @@ class Way(NamedTuple):
 
 
 def run(
-    a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, batch_invariant: bool | None
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    out: Tensor | None,
+    alpha: Any,
+    beta: Any,
+    batch_invariant: bool | None,
+    extra: Extra | None = None,
 ) -> Tensor | None:
     """The product of a call that names no kernel, config, mode or dtype; None where it has to go through an operator.
 
@@ -71,6 +79,16 @@ def run(
         if c is not None:
             tensors = (*tensors, c)
             key = (key, c.data_ptr() & 15, alpha == 1, alpha == 0, beta == 0)
+        if extra is not None:
+            for t in extra[1:]:
+                if t is None:
+                    key = (key, None)
+                    continue
+                if type(t) is not Tensor and type(t) is not Parameter:
+                    return None
+                tensors = (*tensors, t)
+                key = (key, t.data_ptr() & 15)
+            key = (key, extra[0])
     except RuntimeError:  # no address: sparse, wrapped
         return None
     ways: tuple[Way, ...] = _ways.get(key, ())
@@ -79,12 +97,17 @@ def run(
             continue
         if grown and _gradients():
             return None
-        result: Tensor = plan(a, b, c, out, alpha, beta)
+        if extra is None:
+            result: Tensor = plan(a, b, c, out, alpha, beta)
+        else:
+            result = plan(a, b, c, out, alpha, beta, *extra[1:])
+            if extra[3] is not None:
+                _increment_version((extra[3],))
         if out is not None:
             _increment_version((out,))
         return result
     if len(ways) < _ALIKE:
-        call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant)
+        call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant, extra)
         _remember(key, ways, tensors, call)
     return None
 

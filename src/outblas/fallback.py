@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from .epilogue import Extra, apply
+
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _seen: set[str] = set()
 
@@ -61,3 +63,23 @@ def addmm(
     if out is None:
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
     return torch.addmm(c, a, b, alpha=alpha, beta=beta, out=out)
+
+
+def fused(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None,
+    out: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    out_dtype: torch.dtype | None,
+    extra: Extra,
+) -> torch.Tensor:
+    """A product and its epilogue, one operator of torch after the other, each rounded as torch rounds it."""
+    x = matmul(a, b, None, out_dtype) if c is None else addmm(c, a, b, alpha, beta, None)
+    if extra.bias is not None:
+        x = x + extra.bias
+    if extra.aux is not None:
+        extra.aux.copy_(x)
+    y = apply(x, extra.activation, extra.residual)
+    return y if out is None else out.copy_(y)

@@ -15,12 +15,16 @@ from typing import Any
 
 import torch
 
+from . import epilogue
+from .epilogue import Epilogue, Extra, View
+
 Strides = tuple[int, ...]
 
 LINE = 128  # bytes of a cache line
 
-# launch(a, b, c, out, alpha, beta): what a kernel's plan returns; takes the raw tensors of a call.
-Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
+# launch(a, b, c, out, alpha, beta): what a kernel's plan returns; takes the raw tensors of a call. Where its problem
+# has an epilogue, bias, residual and aux follow, None for those that it has not.
+Launch = Callable[..., None]
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
@@ -38,7 +42,8 @@ class Problem:
     a, b, out (and c), the largest power of two up to 16 that divides the address in bytes, or `LINE` where a or b
     begins at a whole line. `tf32`: torch asks for tf32 in fp32 products. `scaled`: alpha is not 1, or there is an
     addend. `batch_invariant`: nothing that decides the bits of a row (tile, order of sums, split of K) may depend on M,
-    the batch, or what of strides and addresses follows M.
+    the batch, or what of strides and addresses follows M. `epilogue`: what follows the product; where it is gated, N
+    columns are stored, and B and `c` have 2 N.
     """
 
     M: int
@@ -56,6 +61,7 @@ class Problem:
     tf32: bool = False
     scaled: bool = False
     batch_invariant: bool = False
+    epilogue: Epilogue = epilogue.NONE
 
 
 def check_tensor(name: str, value: object) -> torch.Tensor:
@@ -83,6 +89,32 @@ def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     return (*_broadcast_shapes(batch_a, batch_b), *rows, *columns)
 
 
+def check_extra(extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
+    """Checks the tensors of an epilogue against the shape and dtype of x; returns the output's shape."""
+    *rows, columns = shape
+    gated = epilogue.halves(extra.activation) == 2
+    if gated and (not shape or columns % 2):
+        raise ValueError(
+            f"activation is {extra.activation!r}, expected b with an even number of columns for it, got {tuple(shape)}"
+        )
+    result = (*rows, columns // 2) if gated else tuple(shape)
+    wanted_of = {"bias": (extra.bias, shape), "residual": (extra.residual, result), "aux": (extra.aux, shape)}
+    for name, (t, wanted) in wanted_of.items():
+        if t is None:
+            continue
+        if t.device != device:
+            raise ValueError(f"{name} is on {t.device} but a is on {device}")
+        if t.dtype != dtype:
+            raise ValueError(f"{name}.dtype is {t.dtype}, expected {dtype}, the product's")
+        if name == "aux":
+            check_out(t, shape, dtype, device, "aux")
+        elif t.dim() > len(wanted) or any(
+            have not in (1, want) for have, want in zip(t.shape[::-1], wanted[::-1], strict=False)
+        ):
+            raise ValueError(f"{name}.shape is {tuple(t.shape)}, expected a shape that broadcasts to {tuple(wanted)}")
+    return result
+
+
 def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
     """Checks the operands of addmm (2-D a and b, c broadcastable to the product); returns the product's shape."""
     for name, t in (("a", a), ("b", b)):
@@ -95,22 +127,24 @@ def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int
     return M, N
 
 
-def check_out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Checks that `out` can hold the product and that no two of its elements share memory."""
+def check_out(
+    out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, name: str = "out"
+) -> None:
+    """Checks that `out`, called `name`, can hold the product and that no two of its elements share memory."""
     if tuple(out.shape) != tuple(shape):
-        raise ValueError(f"out.shape is {tuple(out.shape)}, expected {tuple(shape)}")
+        raise ValueError(f"{name}.shape is {tuple(out.shape)}, expected {tuple(shape)}")
     if out.dtype != dtype:
-        raise ValueError(f"out.dtype is {out.dtype}, expected {dtype}")
+        raise ValueError(f"{name}.dtype is {out.dtype}, expected {dtype}")
     if out.device != device:
-        raise ValueError(f"out is on {out.device} but a is on {device}")
+        raise ValueError(f"{name} is on {out.device} but a is on {device}")
     if out.layout is not torch.strided:
-        raise ValueError(f"out has layout {out.layout}, expected {torch.strided}")
+        raise ValueError(f"{name} has layout {out.layout}, expected {torch.strided}")
     if out.is_inference() and not torch.is_inference_mode_enabled():
-        raise ValueError("out is an inference tensor, expected a normal one outside torch.inference_mode()")
+        raise ValueError(f"{name} is an inference tensor, expected a normal one outside torch.inference_mode()")
     if out.requires_grad and torch.is_grad_enabled():
-        raise ValueError("out requires grad, expected a tensor that does not (or torch.no_grad())")
+        raise ValueError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
     if _overlaps_itself(out):
-        raise ValueError(f"out has strides {out.stride()} for shape {tuple(out.shape)}: its elements share memory")
+        raise ValueError(f"{name} has strides {out.stride()} for shape {tuple(out.shape)}: its elements share memory")
 
 
 def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
@@ -124,13 +158,16 @@ def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
     return out_dtype
 
 
-def check_overlap(out: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """Raises when `out` shares memory with an input. Column slices of one buffer that interleave do not."""
+def check_overlap(out: torch.Tensor, written: str = "out", /, **inputs: torch.Tensor | None) -> None:
+    """Raises when `out`, called `written`, shares memory with an input. Column slices of one buffer that interleave do
+    not."""
     start, end = address_range(out)
     for name, t in inputs.items():
+        if t is None:
+            continue
         low, high = address_range(t)
         if start < high and low < end and _share_memory(out, t):
-            raise ValueError(f"out overlaps {name} in memory, expected separate memory")
+            raise ValueError(f"{written} overlaps {name} in memory, expected separate memory")
 
 
 def place(operand: torch.Tensor) -> int:
@@ -208,23 +245,35 @@ def problem(
     tf32: bool = False,
     scaled: bool = False,
     batch_invariant: bool = False,
+    extra: Extra | None = None,
 ) -> Problem:
     """The normal form of a checked call; `c` is the addend of addmm."""
+    extra = extra or Extra()
+    halves = epilogue.halves(extra.activation)
     M, K = (1, a.shape[0]) if a.dim() == 1 else tuple(a.shape[-2:])
-    N = 1 if b.dim() == 1 else b.shape[-1]
+    N = 1 if b.dim() == 1 else b.shape[-1] // halves
     batch = _broadcast_shapes(a.shape[:-2], b.shape[:-2])
 
     sa, sb = list(a.stride()), list(b.stride())
     sa = [0, *sa] if a.dim() == 1 else sa
     sb = [*sb, 0] if b.dim() == 1 else sb
-    so = list(out.stride())
-    if a.dim() == 1:
-        so.insert(len(batch), 0)
-    if b.dim() == 1:
-        so.append(0)
-    views = [_broadcast(sa, a.shape[:-2], batch), _broadcast(sb, b.shape[:-2], batch), so]
+    x_shape = (*out.shape[:-1], out.shape[-1] * halves) if halves > 1 else out.shape
+
+    def stored(t: torch.Tensor, shape: Sequence[int]) -> list[int]:
+        """Strides over rows and columns of what has, or broadcasts to, the shape of the product."""
+        strides = list(t.expand(shape).stride())
+        if a.dim() == 1:
+            strides.insert(len(batch), 0)
+        if b.dim() == 1:
+            strides.append(0)
+        return strides
+
+    views = [_broadcast(sa, a.shape[:-2], batch), _broadcast(sb, b.shape[:-2], batch), stored(out, out.shape)]
     if c is not None:
-        views.append(list(c.expand(M, N).stride()))
+        views.append(list(c.expand(M, N * halves).stride()))
+    added = {"bias": (extra.bias, x_shape), "residual": (extra.residual, out.shape), "aux": (extra.aux, x_shape)}
+    present = {name: (t, shape) for name, (t, shape) in added.items() if t is not None}
+    views += [stored(t, shape) for t, shape in present.values()]
 
     batch, views = _merge(batch, views)
     while batch and _folds(views, len(batch) - 1, M):
@@ -232,6 +281,11 @@ def problem(
         M *= batch.pop()
     strides = [tuple(v) for v in views]
     tensors = [t for t in (a, b, out, c) if t is not None]
+    own = {
+        name: View(own_strides, math.gcd(t.data_ptr(), 16))
+        for (name, (t, _)), own_strides in zip(present.items(), strides[len(tensors) :], strict=True)
+    }
+    function = epilogue.GATED.get(extra.activation, extra.activation)
     return Problem(
         M=M,
         N=N,
@@ -248,17 +302,19 @@ def problem(
         tf32=tf32,
         scaled=scaled,
         batch_invariant=batch_invariant,
+        epilogue=Epilogue(function, halves > 1, **own),
     )
 
 
 def oriented(problem: Problem) -> tuple[Problem, bool]:
     """The product, or where C is stored by columns its transpose, and whether it is that."""
-    swapped = not by_rows(problem) and (problem.out[-2] == 1 or problem.M == 1)
+    swapped = not by_rows(problem) and (problem.out[-2] == 1 or problem.M == 1) and not problem.epilogue.gated
     return (transposed(problem) if swapped else problem), swapped
 
 
 def transposed(problem: Problem) -> Problem:
-    """C^T = B^T A^T."""
+    """C^T = B^T A^T. Of a gated product that is none: its halves are columns of B."""
+    assert not problem.epilogue.gated, "a gated product has no transpose"
     a, b, *others = problem.alignment
 
     def turned(strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -273,6 +329,7 @@ def transposed(problem: Problem) -> Problem:
         c=None if problem.c is None else turned(problem.c),
         out=turned(problem.out),
         alignment=(b, a, *others),
+        epilogue=problem.epilogue.transposed(),
     )
 
 

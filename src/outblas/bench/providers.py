@@ -68,7 +68,7 @@ def parse(text: str) -> Provider:
 
 def kernel(name: str, config: str = "") -> Provider:
     """A kernel of the registry; `config` as text. Raises ValueError for a config that it does not have."""
-    from ..ops import matmul
+    from ..api import matmul
 
     chosen = configs.from_text(registry.load(name).Config, config) if config else None
 
@@ -117,7 +117,7 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[
 
 def _outblas(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
     """What a caller gets who names no kernel: tuned, else by rule."""
-    from ..ops import matmul
+    from ..api import matmul
 
     return lambda: matmul(a, b, out=out)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import ops, registry
+from .. import api, registry
 from .call import Run
 from .cases import Case
 from .oracle import ORACLES, Result
@@ -31,9 +31,9 @@ def caller(kernel: str, config: Any = None) -> Run:
     ) -> None:
         try:
             if c is None:
-                ops.matmul(a, b, out=out, out_dtype=out.dtype, kernel=kernel, config=config)
+                api.matmul(a, b, out=out, out_dtype=out.dtype, kernel=kernel, config=config)
             else:
-                ops.addmm(c, a, b, alpha=alpha, beta=beta, out=out, kernel=kernel, config=config)
+                api.addmm(c, a, b, alpha=alpha, beta=beta, out=out, kernel=kernel, config=config)
         except ValueError as error:
             if str(error).startswith(f"kernel {kernel!r}"):
                 raise Refused(str(error)) from None

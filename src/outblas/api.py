@@ -1,0 +1,399 @@
+"""The public calls: they check what they are given and reach the operators, or hand the call to torch.
+
+Gradients are torch's: inputs that need them never reach the operators.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, TypeGuard
+
+import torch
+from packaging.version import Version
+from torch.autograd import forward_ad
+
+from . import configs, eager, epilogue, fallback, invariance, operands, ops, registry
+from .choice import MODES
+from .dispatch import check_separate
+from .epilogue import Extra
+from .invariance import wanted
+
+Tensor = torch.Tensor
+
+# Under torch 2.11, Dynamo breaks its graph on the check for torch.func transforms and fails inside torch.
+COMPILES = Version(torch.__version__) >= Version("2.13")
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    aux: Tensor | None = None,
+    kernel: str | None = None,
+    config: Any = None,
+    tune: str | None = None,
+    batch_invariant: bool | None = None,
+) -> Tensor:
+    """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
+
+    Args:
+        a: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        b: (K), (K, N) or (..., K, N), of a's dtype and device, any strides.
+        out: where the product goes: of its exact shape and dtype, with any strides that keep elements apart, sharing no
+            memory with a or b.
+        out_dtype: dtype of the product: a's (the default), or float32 for 16-bit operands.
+        bias: added to the product; of its dtype, and a shape that broadcasts to it: (N) for a value of each column,
+            (M, 1) for one of each row.
+        activation: of the product and its bias: "relu", "gelu" (by erf), "gelu_tanh", "silu"; or of a gated pair
+            "reglu", "geglu", "geglu_tanh", "swiglu": the activation of the first half of the columns times the second
+            half, so that N/2 columns come out.
+        residual: added after the activation; of the product's dtype, broadcasts to the output.
+        aux: where the product and its bias go as they are before the activation, for a backward pass; as `out`.
+        kernel: a name from `outblas list`; by default the best kernel known. A named kernel runs or raises, it never
+            falls back. "portable" takes CPU tensors too, through Triton's interpreter.
+        config: the named kernel's configuration, e.g. `outblas.hopper.config.HopperConfig(tile_m=128)`.
+        tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by what was tuned here and
+            by the tables that come along; "on", as "lookup", after tuning shapes when they are first met (seconds to a
+            minute each). By default what OUTBLAS_TUNE says, or "lookup".
+        batch_invariant: whether the bits of a row of the product are to depend on no other row of a, on how many there
+            are, and on no batch. By default what the context manager `outblas.batch_invariant` says, or no.
+
+    Sums are accumulated, and what follows them is computed, in fp32, and rounded once. fp32 products are IEEE unless
+    torch's fp32 precision setting asks for tf32. What no kernel covers goes to `torch.matmul` with one
+    `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: operands do not fit together, the named kernel cannot take them, or what would take them promises no
+            batch-invariance. Nothing is written.
+        RuntimeError: a CUDA graph is being captured, and the call, batch-invariant or of a named kernel, needs an order
+            of tiles on the GPU that the same call before the capture leaves there: others take "portable" then, whose
+            bits may differ. Nothing is written.
+    """
+    if bias is not None or activation is not None or residual is not None or aux is not None:
+        return _gemm(
+            a, b, None, 1, 0, out, out_dtype, activation, bias, residual, aux, kernel, config, tune, batch_invariant
+        )
+    plain = kernel is None and config is None and out_dtype is None and tune is None
+    if plain and not torch.compiler.is_dynamo_compiling():
+        done = eager.run(a, b, None, out, 1, 0, batch_invariant)
+        if done is not None:
+            return done
+    if batch_invariant is not None:
+        invariance.check(batch_invariant)
+    if _lazy(out):
+        _check_tensors(a=a, b=b)
+        into = _fresh(out, a=a, b=b)
+        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
+        return out.copy_(matmul(a, b, out=into, out_dtype=out_dtype, **how))
+    cause = _outside_operators(a, b) if out is None else _outside_operators(a, b, out)
+    if cause is None and plain and batch_invariant is None:
+        if out is None:
+            result: Tensor = ops.matmul(a, b)
+            return result
+        ops.matmul_out(a, b, out)
+        return out
+    _check_tensors(a=a, b=b, out=out)
+    operands.check_out_dtype(out_dtype, a.dtype)
+    name, text = _choice(kernel, config)
+    mode = _mode(tune)
+    if cause is not None:
+        if not _nested(a, b):
+            shape = operands.check_pair(a, b)
+            if out is not None:
+                operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
+        _refuse(name, cause, out, batch_invariant)
+        _check_apart(a, b, None, out, 0)
+        fallback.notice(cause)
+        return fallback.matmul(a, b, out, out_dtype)
+    if out is None:
+        result = ops.matmul(a, b, out_dtype, name, text, mode, batch_invariant)
+        return result
+    ops.matmul_out(a, b, out, out_dtype, name, text, mode, batch_invariant)
+    return out
+
+
+def addmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    aux: Tensor | None = None,
+    kernel: str | None = None,
+    config: Any = None,
+    tune: str | None = None,
+    batch_invariant: bool | None = None,
+) -> Tensor:
+    """beta * c + alpha * (a @ b), as `torch.addmm`, scaled and added in fp32 and rounded once.
+
+    Args:
+        c: broadcasts to (M, N); of a's dtype and device. Not read when beta is 0, NaN and all.
+        a: (M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        b: (K, N), of a's dtype and device, any strides.
+        alpha, beta: numbers.
+        out: as in `matmul`; may be `c` itself, where no bias, activation, residual or aux is given.
+        bias, activation, residual, aux: as in `matmul`, the activation of beta * c + alpha * (a @ b) + bias.
+        kernel, config, tune, batch_invariant: as in `matmul`.
+
+    Raises TypeError, ValueError and RuntimeError as `matmul`; nothing is written then.
+    """
+    if bias is not None or activation is not None or residual is not None or aux is not None:
+        return _gemm(
+            a, b, c, alpha, beta, out, None, activation, bias, residual, aux, kernel, config, tune, batch_invariant
+        )
+    plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
+    if plain and not torch.compiler.is_dynamo_compiling():
+        done = eager.run(a, b, c, out, alpha, beta, batch_invariant)
+        if done is not None:
+            return done
+    if batch_invariant is not None:
+        invariance.check(batch_invariant)
+    _check_tensors(c=c, a=a, b=b, out=out)
+    alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
+    if _lazy(out):
+        fresh = _fresh(out, a=a, b=b) if out is c else _fresh(out, a=a, b=b, c=c)
+        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
+        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, **how))
+    cause = _outside_operators(c, a, b) if out is None else _outside_operators(c, a, b, out)
+    name, text = _choice(kernel, config)
+    mode = _mode(tune)
+    if cause is not None:
+        if not _nested(c, a, b):
+            shape = operands.check_addend(c, a, b)
+            if out is not None:
+                operands.check_out(out, shape, a.dtype, a.device)
+        _refuse(name, cause, out, batch_invariant)
+        _check_apart(a, b, c, out, beta)
+        fallback.notice(cause)
+        return fallback.addmm(c, a, b, alpha, beta, out)
+    if out is None:
+        result: Tensor = ops.addmm(c, a, b, alpha, beta, name, text, mode, batch_invariant)
+        return result
+    ops.addmm_out(c, a, b, out, alpha, beta, name, text, mode, batch_invariant)
+    return out
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    kernel: str | None = None,
+    config: Any = None,
+    tune: str | None = None,
+    batch_invariant: bool | None = None,
+) -> Tensor:
+    """activation(x @ w.T + bias) + residual, as `torch.nn.functional.linear` and what often follows it.
+
+    Args:
+        x: (..., K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        w: (N, K), or (K) for an output without columns; of x's dtype and device. Of a gated pair the rows of the gate
+            come first, then those of what it multiplies.
+        bias: (N), of x's dtype; any shape that broadcasts to (..., N) will do.
+        activation, residual, out, kernel, config, tune, batch_invariant: as in `matmul`.
+
+    Raises TypeError, ValueError and RuntimeError as `matmul`; nothing is written then.
+    """
+    if not isinstance(x, Tensor) or not isinstance(w, Tensor):
+        _check_tensors(x=x, w=w)
+    if w.dim() not in (1, 2):
+        raise ValueError(f"w has {w.dim()} dimensions, expected 2 (N, K) or 1 (K)")
+    if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
+        raise ValueError(f"x.shape is {tuple(x.shape)}, expected (..., {w.shape[-1]}) for w of shape {tuple(w.shape)}")
+    if w.dtype != x.dtype or w.device != x.device:
+        raise ValueError(f"w is {w.dtype} on {w.device}, expected {x.dtype} on {x.device}, as x")
+    turned = w.t()
+    if bias is None and activation is None and residual is None:
+        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
+        return matmul(x, turned, out=out, **how)
+    return _gemm(
+        x, turned, None, 1, 0, out, None, activation, bias, residual, None, kernel, config, tune, batch_invariant
+    )
+
+
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    alpha: Any,
+    beta: Any,
+    out: Tensor | None,
+    out_dtype: torch.dtype | None,
+    activation: str | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    aux: Tensor | None,
+    kernel: str | None,
+    config: Any,
+    tune: str | None,
+    batch_invariant: bool | None,
+) -> Tensor:
+    """`matmul`, or with `c` `addmm`, and an epilogue."""
+    plain = kernel is None and config is None and out_dtype is None and tune is None
+    plain = plain and (activation is None or (type(activation) is str and activation in epilogue.ACTIVATIONS))
+    if plain and (c is None or (_small(alpha) and _small(beta))) and not torch.compiler.is_dynamo_compiling():
+        done = eager.run(a, b, c, out, alpha, beta, batch_invariant, Extra(activation or "", bias, residual, aux))
+        if done is not None:
+            return done
+    if batch_invariant is not None:
+        invariance.check(batch_invariant)
+    read = {"c": c, "bias": bias, "residual": residual}
+    given = {"a": a, "b": b} | {name: t for name, t in (read | {"out": out, "aux": aux}).items() if t is not None}
+    _check_tensors(**given)
+    activation = epilogue.check_activation(activation)
+    if c is not None:
+        alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
+    for name, written in (("out", out), ("aux", aux)):
+        if _lazy(written):
+            raise ValueError(f"{name} is a view that negates or conjugates, expected memory as it is")
+    name, text = _choice(kernel, config)
+    mode = _mode(tune)
+    if cause := _outside_operators(*given.values()):
+        extra = Extra(activation, bias, residual, aux)
+        if not _nested(*given.values()):
+            dtype = operands.check_out_dtype(out_dtype, a.dtype)
+            shape: tuple[int, ...] = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+            shape = operands.check_extra(extra, shape, dtype, a.device)
+            if out is not None:
+                operands.check_out(out, shape, dtype, a.device)
+        _refuse(name, cause, out if aux is None else aux, batch_invariant)
+        _check_apart(a, b, c, out, beta)
+        fallback.notice(cause)
+        return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
+    how = c, bias, residual, alpha, beta, activation, out_dtype, name, text, mode, batch_invariant
+    if out is None and aux is None:
+        result: Tensor = ops.gemm(a, b, *how)
+        return result
+    if out is None:
+        shape = operands.check_pair(a, b)
+        halves = epilogue.halves(activation)
+        out = a.new_empty((*shape[:-1], shape[-1] // halves) if halves > 1 else shape, dtype=out_dtype)
+    ops.gemm_out(out, aux, a, b, *how)
+    return out
+
+
+_GRADIENTS = "inputs that need gradients"
+
+
+def _outside_operators(*tensors: Tensor) -> str | None:
+    """Why a call must not reach our operators, or None: they take plain strided tensors and know no transforms."""
+    if not COMPILES and torch.compiler.is_compiling():
+        return "torch.compile before torch 2.13"
+    for t in tensors:
+        kind = type(t)
+        if kind is not Tensor and kind is not torch.nn.Parameter:
+            return f"tensor subclass {kind.__name__}"
+        if t.requires_grad and torch.is_grad_enabled():
+            return _GRADIENTS
+        if not (t.is_cuda or t.is_cpu):
+            return f"{t.device.type} tensors"
+        if t.layout is not torch.strided or t.is_nested:
+            return f"tensors of layout {'nested' if t.is_nested else t.layout}"
+    if torch.is_autocast_enabled("cuda" if tensors[0].is_cuda else "cpu"):
+        return "autocast"
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return "torch.func transforms and forward-mode gradients"
+    return None
+
+
+def _check_tensors(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not (name == "out" and value is None):
+            operands.check_tensor(name, value)
+
+
+def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
+    """The kernel's name and its config's text, as operator arguments."""
+    if kernel is None:
+        if config is not None:
+            raise ValueError("config is given without kernel, expected the kernel that it configures")
+        return "", ""
+    name = registry.find(kernel).name
+    if config is None:
+        return name, ""
+    family = registry.load(name).Config.__mro__[-2]  # a rung's Config has the defaults of the rung, and this type
+    if not isinstance(config, family):
+        raise TypeError(f"config is {type(config).__name__}, expected {family.__name__} for kernel {name!r}")
+    return name, configs.to_text(config)
+
+
+def _mode(tune: object) -> str:
+    """`tune` as an operator argument. Raises TypeError or ValueError."""
+    if tune is None:
+        return ""
+    if not isinstance(tune, str):
+        raise TypeError(f"tune is {type(tune).__name__}, expected a str: {', '.join(MODES)}")
+    if tune not in MODES:
+        raise ValueError(f"tune is {tune!r}, expected one of {', '.join(MODES)}")
+    return tune
+
+
+def _lazy(out: object) -> TypeGuard[Tensor]:
+    """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it to an operator."""
+    return out is not None and isinstance(out, Tensor) and (out.is_neg() or out.is_conj())
+
+
+def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
+    """Memory for a product that goes to a lazy `out` afterwards."""
+    operands.check_overlap(out, **inputs)
+    return torch.empty(out.shape, dtype=out.dtype, device=out.device)
+
+
+def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
+    """alpha or beta as a Python number that fp32 can hold. Raises TypeError or ValueError."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a real number")
+    try:
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        fits = not math.isfinite(number) or abs(float(number)) <= torch.finfo(torch.float32).max
+    except OverflowError:
+        raise ValueError(f"{name} is {value}, expected a number that float32 can hold") from None
+    if not fits and dtype.itemsize <= 4:
+        raise ValueError(f"{name} is {value}, expected a number that float32 can hold")
+    return number if -(2**63) <= number < 2**63 else float(number)
+
+
+def _small(value: object) -> bool:
+    """Whether `_scalar` would leave alpha or beta as it is."""
+    return (type(value) is float or type(value) is int) and -1e18 <= value <= 1e18
+
+
+def _nested(*tensors: Tensor) -> bool:
+    return any(t.is_nested for t in tensors)
+
+
+def _refuse(kernel: str, cause: str, out: Tensor | None, batch_invariant: bool | None) -> None:
+    if kernel:
+        raise ValueError(f"kernel {kernel!r} needs plain tensors outside autograd, and was given {cause}")
+    if out is not None and cause == _GRADIENTS:
+        raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
+    if wanted(batch_invariant):
+        raise invariance.refusal(cause)
+
+
+def _check_apart(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, beta: Any) -> None:
+    """Checks overlap where tensors have addresses; what is fake, sparse or transformed has none."""
+    tensors = [t for t in (a, b, c, out) if t is not None]
+    plain = all(t.layout is torch.strided and not t.is_nested and (t.is_cuda or t.is_cpu) for t in tensors)
+    if out is not None and plain and not torch.compiler.is_compiling():
+        try:
+            addressed = all(t.data_ptr() or not t.numel() for t in tensors)
+        except RuntimeError:
+            return
+        if addressed:
+            check_separate(a, b, c, out, beta)

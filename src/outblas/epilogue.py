@@ -1,0 +1,110 @@
+"""What becomes of a product on its way to memory, evaluated in fp32 and rounded once.
+
+    x = alpha · A B + beta · C + bias        stored as `aux` where a call asks for it
+    y = f(x), or f(x's first half) · x's second half
+    out = y + residual
+
+Of a gated pair, B has twice as many columns as the output: those of the gate first, then those that it multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+_GATES = {function: gated for gated, function in GATED.items()}
+ACTIVATIONS = (*FUNCTIONS, *GATED)
+
+
+@dataclass(frozen=True)
+class View:
+    """How a tensor lies: strides in elements (batch dimensions first, then rows, columns; 0 where it repeats), and the
+    largest power of two up to 16 that divides its address in bytes."""
+
+    strides: tuple[int, ...]
+    alignment: int
+
+    def turned(self) -> View:
+        """Of the transposed matrices."""
+        *batch, row, column = self.strides
+        return View((*batch, column, row), self.alignment)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a kernel does to sums beside alpha and C. `function` is a key of FUNCTIONS or "". `gated`: columns N.. of B,
+    C, bias and aux are those of the second half."""
+
+    function: str = ""
+    gated: bool = False
+    bias: View | None = None
+    residual: View | None = None
+    aux: View | None = None
+
+    @property
+    def activation(self) -> str:
+        """Of ACTIVATIONS, or ""."""
+        return _GATES[self.function] if self.gated else self.function
+
+    def transposed(self) -> Epilogue:
+        """That of the transposed product, which has no halves."""
+        return Epilogue(
+            self.function, False, *(view and view.turned() for view in (self.bias, self.residual, self.aux))
+        )
+
+    def __str__(self) -> str:
+        """For people: "bias, gelu, residual"."""
+        steps = {"bias": self.bias, "aux": self.aux, self.activation: self.activation, "residual": self.residual}
+        return ", ".join(name for name, on in steps.items() if on)
+
+
+NONE = Epilogue()
+
+
+class Extra(NamedTuple):
+    """The epilogue of a call, and its tensors, all of the product's dtype. `activation`: of ACTIVATIONS, or "".
+    `bias` broadcasts to the shape of x, `residual` to that of the output; x is written to `aux`, which has its shape.
+    """
+
+    activation: str = ""
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    aux: Tensor | None = None
+
+
+def halves(activation: str) -> int:
+    """How many columns of B an output takes."""
+    return 2 if activation in GATED else 1
+
+
+def apply(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
+    """The output of a call from x, in x's dtype, by torch: differentiable, and in float64 the truth that tests use."""
+    if activation in GATED:
+        gate, other = x.chunk(2, -1)
+        x = FUNCTIONS[GATED[activation]](gate) * other
+    elif activation:
+        x = FUNCTIONS[activation](x)
+    return x if residual is None else x + residual
+
+
+def check_activation(activation: object) -> str:
+    """The name of an activation, "" for None. Raises TypeError or ValueError."""
+    if activation is None:
+        return ""
+    if not isinstance(activation, str):
+        raise TypeError(f"activation is {type(activation).__name__}, expected a str or None")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    return activation
