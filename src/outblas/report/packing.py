@@ -3,7 +3,7 @@ row of its values.
 
 A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for its name then. So is
 a config's text, "x=1,y=2", where that is shorter: {"field=": names of its settings}. An object of objects becomes
-fields of its own: "shared.load.excess".
+fields of its own: "shared.load.excess". A shape is text, "4096" or "16x4096x4096".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..configs import items
+from ..shapes import to_text
 
 Row = list[Any]
 _TRUTH: dict[str, Any] = {"True": True, "False": False}
@@ -20,6 +21,9 @@ _TRUTH: dict[str, Any] = {"True": True, "False": False}
 
 def pack(entries: list[dict[str, Any]]) -> tuple[dict[str, str], list[Any], list[Row]]:
     """What all entries say, columns and rows. A field that is null and one that is missing become the same."""
+    entries = [
+        entry | {"shape": to_text(shape)} if _is_shape(shape := entry.get("shape")) else entry for entry in entries
+    ]
     first = entries[0] if len(entries) > 1 else {}
     same = {
         name: value
@@ -63,7 +67,7 @@ def unpack(columns: Any, rows: Any, same: Any) -> Any:
         return rows
     inner = dict((column, []) if isinstance(column, str) else next(iter(column.items())) for column in columns)
     entries = [_object(row, list(inner), f"results[{i}]") for i, row in enumerate(rows)]
-    return [
+    found = [
         same
         | _nested(
             {
@@ -75,6 +79,18 @@ def unpack(columns: Any, rows: Any, same: Any) -> Any:
         )
         for i, entry in enumerate(entries)
     ]
+    return [entry | {"shape": _sizes(entry["shape"])} if "shape" in entry else entry for entry in found]
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(size) is int and size > 0 for size in value)
+
+
+def _sizes(shape: Any) -> Any:
+    """A shape's text as [M, N, K], whatever else there is as it is."""
+    sizes = shape.split("x") if isinstance(shape, str) else []
+    known = len(sizes) in (1, 3) and all(size.isdecimal() for size in sizes)
+    return [int(size) for size in (sizes * 3)[:3]] if known else shape
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
 CURVES = ("serpentine", "hilbert")  # whose path a chart shows
 SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}  # its hit rates at 4096, on its H100
+PANEL, GAP = 160 / 72, 6 / 72  # inches: a tile of an image 32 wide is 5 points exactly, and the paths over it short
 MOST_NUMBERS = 32  # waves that a chart has room to number
 MOST_TILES = 1 << 14  # some seconds
 FEWEST = 3  # points that a rank correlation is worth giving for
@@ -221,8 +222,8 @@ def draw(found: Report) -> Canvas:
     rows, columns = found.setting.grid
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
-    height = min(max(2.1 * rows / columns, 0.4), 6.0)
-    figure, axes = charts.canvas(len(found.rows), (2.3 * across, 2 * (height + 0.5)), across)
+    height = min(max(PANEL * rows / columns, 0.4), 6.0)
+    figure, axes = charts.canvas(len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across)
     for i, (axis, row) in enumerate(zip(axes, found.rows, strict=True)):
         _panel(axis, row, found.setting, numbered=i == 0 or row.order.kind in CURVES)
     figure.suptitle(f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium")
