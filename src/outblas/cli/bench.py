@@ -17,17 +17,21 @@ from ..charts import check_chart
 from ..shapes import LAYOUTS, Shape, to_text
 from .common import (
     NO_GPU,
+    NONE,
     JsonOption,
+    check_one_of,
+    check_runs,
     check_writable,
     console,
+    figure,
     make_table,
     parse_shapes,
     print_json,
     said,
     save_json,
     split,
-    usage_error,
-)
+    usage_errors,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ..bench.campaign import Campaign
@@ -67,14 +71,13 @@ def bench(
     from ..bench.providers import OPERANDS, parse
     from ..bench.record import MODES
 
-    try:
+    with usage_errors(ImportError):
         check_writable(save)
         check_writable(chart, "--chart")
         check_chart(chart)
         chosen = parse_shapes(shapes, least=1)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
-        if dtype not in OPERANDS:
-            raise ValueError(f"--dtype is {dtype!r}, expected one of {', '.join(OPERANDS)}")
+        check_one_of("--dtype", dtype, tuple(OPERANDS))
         if ladder is not None:
             registry.ladder(ladder)
         named = [parse(name) for name in split_names(kernels)]
@@ -82,8 +85,6 @@ def bench(
             typer.echo("No NVIDIA GPU that torch can use: there is nothing to time here.", err=True)
             raise typer.Exit(NO_GPU)
         campaign = _campaign(named, ladder, dtype, rounds)
-    except (ValueError, ImportError) as error:
-        raise usage_error(error) from None
     report, passed = _run(campaign, chosen, layouts, modes, save, quiet=json)
     if json:
         print_json(report)
@@ -128,15 +129,13 @@ def _campaign(named: list[Provider], ladder: str | None, dtype: str, rounds: int
 
 def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
     """Raises ValueError for kernels that the device or the dtype rules out."""
-    from .. import dispatch
     from ..bench.providers import LIBRARIES, OPERANDS
 
     for provider in chosen:
         if provider.name in LIBRARIES:
             continue
         kernel = registry.find(provider.name)
-        if reason := dispatch.lacks_device(kernel, device):
-            raise ValueError(f"kernel {kernel.name!r} {reason}")
+        check_runs(kernel, device)
         if OPERANDS[dtype] not in kernel.dtypes:
             raise ValueError(f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}")
 
@@ -178,7 +177,7 @@ def _view(gpu: str, dtype: str, rows: list[tuple[str, ...]]) -> Table:
         values = {row[i] for row in rows}
         if column in ("layout", "mode") and len(values) == 1:
             title += f", {values.pop()}"
-        elif values != {"–"}:
+        elif values != {NONE}:
             kept.append(i)
     cells = ([row[i] for i in kept] for row in rows)
     return make_table(f"{title}; × cuBLAS is its time over the provider's", [COLUMNS[i] for i in kept], cells)
@@ -187,25 +186,21 @@ def _view(gpu: str, dtype: str, rows: list[tuple[str, ...]]) -> Table:
 def row(record: Record) -> tuple[str, ...]:
     """The cells of one record; a dash where nothing was measured."""
     r = record
-    spread = f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else "–"
-
-    def show(value: float | None, digits: int) -> str:
-        return "–" if value is None else f"{value:.{digits}f}"
-
+    spread = f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else NONE
     return (
         to_text(r.shape),
         r.layout,
         r.mode,
         r.label,
         r.check,
-        show(r.us, 1 if r.us is None or r.us >= 100 else 2),
-        show(r.tflops, 0 if r.tflops is None or r.tflops >= 100 else 1),
+        figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
+        figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
         spread,
-        show(r.ratio_apart, 3),
-        r.verdict or "–",
-        show(r.host_us, 1),
-        show(r.clock_mhz, 0),
-        show(r.utilisation, 3),
-        show(r.watts, 0),
-        show(r.pj_per_flop, 3),
+        figure(r.ratio_apart, ".3f"),
+        r.verdict or NONE,
+        figure(r.host_us, ".1f"),
+        figure(r.clock_mhz, ".0f"),
+        figure(r.utilisation, ".3f"),
+        figure(r.watts, ".0f"),
+        figure(r.pj_per_flop, ".3f"),
     )

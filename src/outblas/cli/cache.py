@@ -16,7 +16,19 @@ import typer
 
 from .. import cache, registry
 from ..shapes import LAYOUTS, Shape
-from .common import JsonOption, check_writable, console, parse_shapes, print_json, split, table, usage_error
+from .common import (
+    NONE,
+    JsonOption,
+    check_one_of,
+    check_writable,
+    figure,
+    give,
+    note,
+    parse_shapes,
+    split,
+    table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from ..autotune.records import Trial, Winner
@@ -26,7 +38,6 @@ app = typer.Typer(help="Tuning results and compiled kernels: list, export, impor
 
 RecordT = TypeVar("RecordT", "Trial", "Winner")
 
-NONE = "–"
 WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
@@ -43,14 +54,16 @@ def list_results(store: StoreOption = None, json: JsonOption = False) -> None:
         path = found.path
     compiled = _compiled()
     size = sum(file.stat().st_size for file in compiled)
-    if json:
-        print_json({"store": str(path), "rows": rows, "compiled": {"objects": len(compiled), "bytes": size}})
-        return
-    columns = ("kernel", "workload", "trials", "ok", "failed", "best µs", "× cuBLAS", "winner", "date")
-    for gpu in dict.fromkeys(row["gpu"] for row in rows):
-        table(gpu, columns, [_cells(row) for row in rows if row["gpu"] == gpu])
-    console.print(f"{path}: {'no results' if not rows else f'{len(rows)} sweeps'}", markup=False)
-    console.print(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", markup=False)
+
+    def show() -> None:
+        columns = ("kernel", "workload", "trials", "ok", "failed", "best µs", "× cuBLAS", "winner", "date")
+        for gpu in dict.fromkeys(row["gpu"] for row in rows):
+            table(gpu, columns, [_cells(row) for row in rows if row["gpu"] == gpu])
+        note(f"{path}: {f'{len(rows)} sweeps' if rows else 'no results'}", None)
+        note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
+
+    value = {"store": str(path), "rows": rows, "compiled": {"objects": len(compiled), "bytes": size}}
+    give(value, show, json=json)
 
 
 @app.command()
@@ -65,17 +78,15 @@ def show(
     """Every trial of a shape or of a kernel, the fastest first, and why the others failed."""
     from ..autotune.records import PRECISIONS, to_record
 
-    try:
+    with usage_errors():
         names = [name for name in what if not name[:1].isdecimal() and name != "suite"]
         shapes = [shape for text in what if text not in names for shape in parse_shapes(text, "MxNxK", least=1)]
         for option, value, allowed in (("--dtype", dtype, PRECISIONS), ("--layout", layout, LAYOUTS)):
-            if value is not None and value not in allowed:
-                raise ValueError(f"{option} is {value!r}, expected one of {', '.join(allowed)}")
+            if value is not None:
+                check_one_of(option, value, allowed)
         with _opened(store) as found:
             trials = found.trials()
         _check_kernels(names, trials)
-    except ValueError as error:
-        raise usage_error(error) from None
     chosen = [
         trial
         for trial in _of(trials, names, shapes)
@@ -83,13 +94,14 @@ def show(
     ]
     chosen.sort(key=lambda t: (t.gpu.name, t.workload, t.us is None, t.us or 0.0, t.when))
     total, chosen = len(chosen), chosen[:limit]
-    if json:
-        print_json([to_record(trial) for trial in chosen])
-        return
-    columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
-    for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
-        table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
-    console.print(f"{len(chosen)} of {total} trials", markup=False)
+
+    def show_trials() -> None:
+        columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
+        for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
+            table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
+        note(f"{len(chosen)} of {total} trials", None)
+
+    give([to_record(trial) for trial in chosen], show_trials, json=json)
 
 
 @app.command()
@@ -105,7 +117,7 @@ def export(
     """Writes results to one JSON file, or winners to tables that ship with the package."""
     from ..autotune import transfer
 
-    try:
+    with usage_errors(OSError):
         wanted = parse_shapes(shapes, least=1) if shapes else []
         if not ship:
             check_writable(_required(file), "FILE")
@@ -118,8 +130,6 @@ def export(
                 typer.echo(path)
         else:
             transfer.export(trials, winners, _required(file))
-    except (ValueError, OSError) as error:
-        raise usage_error(error) from None
     typer.echo(f"{len(winners)} winners" if ship else f"{len(trials)} trials, {len(winners)} winners")
 
 
@@ -130,11 +140,8 @@ def import_results(
     """Adds the results of another machine to this one's: all of the file, or nothing if anything in it is amiss."""
     from ..autotune import transfer
 
-    try:
-        with _opened(store, writing=True, new=True) as found:
-            trials, winners = transfer.import_into(found, file)
-    except ValueError as error:
-        raise usage_error(error) from None
+    with usage_errors(), _opened(store, writing=True, new=True) as found:
+        trials, winners = transfer.import_into(found, file)
     typer.echo(f"{trials} new trials, {winners} new winners")
 
 
@@ -173,7 +180,7 @@ def prune(
     """Removes results to which all that is given applies, and compiled kernels. Asks nothing."""
     results = older_than is not None or kernel is not None or stale
     removed = 0
-    try:
+    with usage_errors():
         if not (results or compiled):
             raise ValueError("expected at least one of --older-than, --kernel, --stale, --compiled")
         days = None if older_than is None else _days(older_than)
@@ -182,8 +189,6 @@ def prune(
                 records: list[Trial | Winner] = [*found.trials(kernel=kernel), *found.winners(kernel=kernel)]
                 sources = fingerprints(sorted({record.kernel for record in records})) if stale else None
                 removed = found.prune(older_than_days=days, kernel=kernel, sources=sources)
-    except ValueError as error:
-        raise usage_error(error) from None
     if results:
         typer.echo(f"{removed} trials and winners removed")
     if compiled:
@@ -210,19 +215,16 @@ def _opened(path: Path | None, *, writing: bool = False, new: bool = False, quie
     for one that cannot be written though it should."""
     from ..autotune.store import Store, StoreError
 
-    if path is not None and not (new or path.exists()):
-        raise usage_error(ValueError(f"--store is {str(path)!r}, expected a file that exists"))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Store(path, read_only=not writing) as store:
-                if writing and store.in_memory:
-                    raise StoreError(store.warning)
-                yield store
-                if writing and store.in_memory:
-                    raise StoreError(store.warning)
-    except StoreError as error:
-        raise usage_error(error) from None
+    with usage_errors(StoreError), warnings.catch_warnings():
+        if path is not None and not (new or path.exists()):
+            raise ValueError(f"--store is {str(path)!r}, expected a file that exists")
+        warnings.simplefilter("ignore")
+        with Store(path, read_only=not writing) as store:
+            if writing and store.in_memory:
+                raise StoreError(store.warning)
+            yield store
+            if writing and store.in_memory:
+                raise StoreError(store.warning)
     if store.warning and not quiet:
         typer.echo(store.warning, err=True)
 
@@ -256,7 +258,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     winner = row["winner"]
     return (
         row["kernel"], row["label"], row["trials"], row["ok"], row["failed"],
-        _number(row["best_us"], 2), _number(winner and winner["ratio"], 3),
+        figure(row["best_us"], ".2f"), figure(winner and winner["ratio"], ".3f"),
         (_brief(row["kernel"], winner["config"]) or "default") if winner else NONE, _date(row["when"]),
     )  # fmt: skip
 
@@ -264,7 +266,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
 def _trial_cells(trial: Trial) -> tuple[object, ...]:
     return (
         trial.workload, trial.kernel, _brief(trial.kernel, trial.config) or "default", trial.status,
-        _number(trial.us, 2), _number(trial.ratio, 3), " ".join(trial.reason.split()) or NONE, _date(trial.when),
+        figure(trial.us, ".2f"), figure(trial.ratio, ".3f"), " ".join(trial.reason.split()) or NONE, _date(trial.when),
     )  # fmt: skip
 
 
@@ -328,10 +330,6 @@ def _brief(kernel: str, config: str) -> str:
     from ..autotune.choose import short
 
     return short(kernel, config)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"
 
 
 def _date(when: str) -> str:

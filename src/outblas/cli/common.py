@@ -6,34 +6,34 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..shapes import parse as parse_shapes
+from .. import dispatch, shapes
+from ..charts import check_chart
+from ..shapes import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..registry import Kernel
 
 NO_GPU = 3  # exit code of commands that have nothing to measure on
 
-__all__ = [
-    "NO_GPU",
-    "JsonOption",
-    "check_writable",
-    "console",
-    "make_table",
-    "parse_shapes",
-    "print_json",
-    "said",
-    "save_json",
-    "split",
-    "table",
-    "usage_error",
-]
+NONE = "–"
+
+parse_shapes = shapes.parse
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.")]
+HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
+ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")]
 
 console = Console(width=None if sys.stdout.isatty() else 140)
 
@@ -42,10 +42,34 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(_measured(value), indent=2))
 
 
+def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None = None) -> None:
+    """Writes the value to the file if there is one, and prints it as JSON or else shows it."""
+    if save is not None:
+        save_json(save, value)
+    if json:
+        print_json(value)
+    else:
+        show()
+
+
+def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
+    """A line beside the tables, as it is."""
+    console.print(text, markup=False, highlight=highlight, style=style)
+
+
 def check_writable(path: Path | None, option: str = "--save") -> None:
     """Raises ValueError for a file that could not be written once the work is done."""
     if path is not None and (path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))):
         raise ValueError(f"{option} is {str(path)!r}, expected a file in a folder that can be written")
+
+
+def check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:
+    """The same of all three, and of charts that could not be drawn."""
+    for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
+        check_writable(path, option)
+    check_chart(chart)
+    if html is not None:
+        check_chart(html.with_suffix(".svg"), "--html")
 
 
 def save_json(path: Path, value: Any) -> None:
@@ -98,9 +122,45 @@ def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[objec
     return view
 
 
-def usage_error(error: Exception) -> typer.BadParameter:
-    """A bad argument as a usage error: one line, exit code 2."""
-    return typer.BadParameter(str(error))
+@contextmanager
+def usage_errors(*others: type[Exception]) -> Iterator[None]:
+    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2."""
+    kinds: tuple[type[Exception], ...] = (ValueError, *others)
+    try:
+        yield
+    except kinds as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def one_shape(text: str, *, least: int = 1) -> Shape:
+    """The shape that --shapes is. Raises ValueError for none and for several."""
+    found = parse_shapes(text, least=least)
+    if len(found) != 1:
+        raise ValueError(f"--shapes is {text!r}, expected one shape")
+    return found[0]
+
+
+def check_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises ValueError."""
+    if value not in allowed:
+        raise ValueError(f"{option} is {value!r}, expected one of {', '.join(allowed)}")
+
+
+def check_runs(kernel: Kernel, device: torch.device) -> None:
+    """Raises ValueError for a kernel that the device rules out."""
+    if reason := dispatch.lacks_device(kernel, device):
+        raise ValueError(f"kernel {kernel.name!r} {reason}")
+
+
+def check_dtype(dtype: str, kernel: str, dtypes: Sequence[str]) -> None:
+    """Raises ValueError for operands that a kernel does not take."""
+    if dtype not in dtypes:
+        raise ValueError(f"--dtype is {dtype!r}, expected for {kernel}: {', '.join(dtypes)}")
+
+
+def figure(value: float | None, form: str, scale: float = 1.0) -> str:
+    """A dash where nothing was measured."""
+    return NONE if value is None else format(value * scale, form)
 
 
 def split(text: str) -> list[str]:

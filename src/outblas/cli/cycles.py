@@ -12,7 +12,7 @@ import typer
 from .. import registry
 from ..inspect.profiled import CUBLAS, Request
 from ..report import phases
-from .common import console, print_json, save_json, table, usage_error
+from .common import console, give, table, usage_errors
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +29,14 @@ def run(
 ) -> None:
     """Runs every request in an instrumented compile, then shows the mean cycles of each role."""
     results = [_measure(request, device, quiet=json) for request in requests]
-    report = {"environment": environment, "results": results}
-    if save is not None:
-        save_json(save, report)
-    if json:
-        print_json(report)
-        return
     gpu = environment["gpu"]
-    for request, result in zip(requests, results, strict=True):
-        title = f"{sizes(request)} {request.dtype} {request.layout} on {gpu}: SM cycles"
-        table(title, phases.COLUMNS, phases.rows([phases.counted(gpu, result, request.kernel)]))
+
+    def show() -> None:
+        for request, result in zip(requests, results, strict=True):
+            title = f"{sizes(request)} {request.dtype} {request.layout} on {gpu}: SM cycles"
+            table(title, phases.COLUMNS, phases.rows([phases.counted(gpu, result, request.kernel)]))
+
+    give({"environment": environment, "results": results}, show, json=json, save=save)
 
 
 def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str, Any]:
@@ -46,12 +44,11 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str
 
     from ..bench.operands import normal
 
+    status = nullcontext() if quiet else console.status(f"compiling {request.kernel}")
     try:
-        with torch.cuda.device(device), nullcontext() if quiet else console.status(f"compiling {request.kernel}"):
+        with usage_errors(), torch.cuda.device(device), status:
             a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))
             roles = registry.load(request.kernel).phases(a, b, out, request.chosen())
-    except ValueError as error:
-        raise usage_error(error) from None
     except RuntimeError as error:  # of CUDA or of the DSL
         typer.echo(f"profiling failed: {error}", err=True)
         raise typer.Exit(1) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import registry
-from .common import check_writable, console, said, save_json, table, usage_error
+from .common import NONE, check_writable, console, said, save_json, table, usage_errors
 
 if TYPE_CHECKING:
     from ..bench.record import Record
@@ -21,10 +21,8 @@ def demo(save: Annotated[Path | None, typer.Option(help="Write the times to a JS
     """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU, the machine code."""
     import torch
 
-    try:
+    with usage_errors():
         check_writable(save)
-    except ValueError as error:
-        raise usage_error(error) from None
     passed = _on_gpu(save) if torch.cuda.is_available() else _without_gpu()
     raise typer.Exit(0 if passed else 1)
 
@@ -51,7 +49,7 @@ def _on_gpu(save: Path | None) -> bool:
 
 
 def _row(record: Record) -> tuple[str, ...]:
-    r, figures = record, ("–",) * 3
+    r, figures = record, (NONE,) * 3
     if r.us is not None:
         figures = (f"{r.us:.1f}", f"{r.tflops:.0f}", f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})")
     return (r.label, r.check, *figures)

@@ -8,16 +8,13 @@ from typing import Any
 import typer
 
 from .. import __version__, cache, dispatch, registry, requirements
-from .common import JsonOption, console, print_json, table
+from .common import NONE, JsonOption, console, give, note, table
 
 
 def doctor(json: JsonOption = False) -> None:
     """GPU, driver, versions against the tested ranges, cache, and what runs here. Exit code 1 if something is amiss."""
     report = examine()
-    if json:
-        print_json(report)
-    else:
-        _show(report)
+    give(report, lambda: _show(report), json=json)
     raise typer.Exit(1 if report["problems"] else 0)
 
 
@@ -115,16 +112,14 @@ def _show(report: dict[str, Any]) -> None:
         table(f"GPUs (driver {report['driver'] or 'unknown'})", ("name", "arch", "SMs", "memory"), rows)
     else:
         console.print("No NVIDIA GPU: torch takes every call that names no kernel.")
-    rows = [(v["name"], v["installed"] or "–", v["tested"], v["problem"] or "") for v in report["versions"]]
+    rows = [(v["name"], v["installed"] or NONE, v["tested"], v["problem"] or "") for v in report["versions"]]
     table("Versions", ("package", "installed", "tested", "problem"), rows)
     store = report["cache"]
     state = store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
-    console.print(f"Cache {store['directory']}: {state}", markup=False)
+    note(f"Cache {store['directory']}: {state}", None)
     tuning = report["tuning"]
-    console.print(
-        f"Tuning: {tuning['winners']} winners in the store; tables for {', '.join(tuning['tables']) or 'no GPU'}",
-        markup=False,
-    )
+    gpus = ", ".join(tuning["tables"]) or "no GPU"
+    note(f"Tuning: {tuning['winners']} winners in the store; tables for {gpus}", None)
     table("Kernels", ("name", "runs here"), [(k["name"], k["runs"]) for k in report["kernels"]])
     for problem in report["problems"]:
-        console.print(f"! {problem}", style="yellow", markup=False)
+        note(f"! {problem}", "yellow")

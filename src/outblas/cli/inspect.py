@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import configs, registry
 from ..inspect.inspection import ARCHS, compilable
-from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
+from ..shapes import Shape
+from .common import (
+    NONE,
+    JsonOption,
+    SaveOption,
+    check_one_of,
+    check_writable,
+    console,
+    give,
+    note,
+    one_shape,
+    split,
+    table,
+    usage_errors,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ..inspect import Inspection
@@ -36,48 +49,38 @@ def inspect(
     layout: Annotated[str, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")] = "",
     shapes: Annotated[str, typer.Option(help="One shape, 4096 or MxNxK.")] = "4096",
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+    save: SaveOption = None,
     sass: Annotated[bool, typer.Option("--sass", help="Print the SASS of one kernel for one architecture.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one kernel for one architecture.")] = False,
 ) -> None:
     """Compiles kernels and shows registers, spills, occupancy, instructions, warnings and rooflines; needs no GPU."""
     try:
-        check_writable(save)
-        variants = _variants(kernels or [], _archs(arch), dtype)
-        if (sass or ptx) and (len(variants) != 1 or json):
-            raise ValueError(
-                f"--sass and --ptx got {len(variants)} variants{' and --json' if json else ''}, "
-                "expected one kernel, one --arch, and no --json"
-            )
-        found = _inspect(variants, config, dtype, layout, _shape(shapes), quiet=json or sass or ptx)
-    except ValueError as error:
-        raise usage_error(error) from None
+        with usage_errors():
+            check_writable(save)
+            variants = _variants(kernels or [], _archs(arch), dtype)
+            if (sass or ptx) and (len(variants) != 1 or json):
+                raise ValueError(
+                    f"--sass and --ptx got {len(variants)} variants{' and --json' if json else ''}, "
+                    "expected one kernel, one --arch, and no --json"
+                )
+            found = _inspect(variants, config, dtype, layout, one_shape(shapes, least=0), quiet=json or sass or ptx)
     except ImportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    records = [inspection.record() for inspection in found]
-    if save is not None:
-        save_json(save, records)
-    if json:
-        print_json(records)
-    elif sass or ptx:
-        typer.echo("\n".join(text for text, on in ((found[0].sass, sass), (found[0].ptx_text, ptx)) if on))
-    else:
-        _show(found)
+
+    def show() -> None:
+        if sass or ptx:
+            typer.echo("\n".join(text for text, on in ((found[0].sass, sass), (found[0].ptx_text, ptx)) if on))
+        else:
+            _show(found)
+
+    give([inspection.record() for inspection in found], show, json=json, save=save)
 
 
 def _archs(text: str) -> list[int]:
     for part in split(text):
-        if part not in map(str, ARCHS):
-            raise ValueError(f"--arch is {part!r}, expected one of {', '.join(map(str, ARCHS))}")
+        check_one_of("--arch", part, [str(arch) for arch in ARCHS])
     return [int(part) for part in dict.fromkeys(split(text))]
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    shapes = parse_shapes(text)
-    if len(shapes) != 1:
-        raise ValueError(f"--shapes is {text!r}, expected one shape")
-    return shapes[0]
 
 
 def _variants(names: Sequence[str], archs: Sequence[int], dtype: str) -> list[tuple[str, int]]:
@@ -95,23 +98,15 @@ def _variants(names: Sequence[str], archs: Sequence[int], dtype: str) -> list[tu
 
 
 def _inspect(
-    variants: Sequence[tuple[str, int]],
-    config: str,
-    dtype: str,
-    layout: str,
-    shape: tuple[int, int, int],
-    *,
-    quiet: bool,
+    variants: Sequence[tuple[str, int]], config: str, dtype: str, layout: str, shape: Shape, *, quiet: bool
 ) -> list[Inspection]:
     from ..inspect import inspect
 
     found = []
+    options = {"config": config or None, "dtype": dtype or None, "layout": layout or None}
     for kernel, arch in variants:
         with contextlib.nullcontext() if quiet else console.status(f"{kernel}: compiling for sm_{arch}"):
-            made = inspect(
-                kernel, config=config or None, arch=arch, dtype=dtype or None, layout=layout or None, shape=shape
-            )
-            found.append(made)
+            found.append(inspect(kernel, arch=arch, shape=shape, **options))
     return found
 
 
@@ -141,12 +136,12 @@ def _show(found: Sequence[Inspection]) -> None:
     levels = ("compute", "DRAM", "L1", "shared memory", "L2 if nothing merges")
     table("Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds)
     for i in found:
-        console.print(f"{i.kernel} {i.arch}: {_config(i)}", markup=False, style="dim")
+        name = f"{i.kernel} {i.arch}"
+        note(f"{name}: {_config(i)}")
         for access, conflicts in (i.bank_conflicts or {}).items():
-            said = f"{access}: bank conflicts add {conflicts:g} wavefronts an instruction"
-            console.print(f"{i.kernel} {i.arch}: {said}", markup=False)
+            note(f"{name}: {access}: bank conflicts add {conflicts:g} wavefronts an instruction", None)
         for warning in i.warnings:
-            console.print(f"{i.kernel} {i.arch}: {warning}", markup=False, style="yellow")
+            note(f"{name}: {warning}", "yellow")
 
 
 def _config(i: Inspection) -> str:
@@ -171,17 +166,17 @@ def _group(instructions: Mapping[str, int], operations: Sequence[str]) -> str:
         if operation in operations:
             name = mnemonic if operation.endswith("MMA") else operation
             counts[name] = counts.get(name, 0) + n
-    return "\n".join(f"{n} {name}" for name, n in counts.items()) or "–"
+    return "\n".join(f"{n} {name}" for name, n in counts.items()) or NONE
 
 
 def _ffma(i: Inspection) -> str:
     """`94.1%, 35.2% .reuse`: FFMA among the instructions of the hot loop, and those that keep an operand."""
-    return "–" if i.ffma_reuse is None else f"{i.ffma_share:.1%}, {i.ffma_reuse:.1%} .reuse"
+    return NONE if i.ffma_reuse is None else f"{i.ffma_share:.1%}, {i.ffma_reuse:.1%} .reuse"
 
 
 def _ceiling(tflops: float | None, intensity: float | None) -> str:
     if tflops is None:
-        return "–"
+        return NONE
     return _figure(tflops) if intensity is None else f"{_figure(tflops)} ({_figure(intensity)})"
 
 

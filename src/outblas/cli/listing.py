@@ -8,22 +8,18 @@ from typing import Annotated
 import typer
 
 from .. import registry
-from .common import JsonOption, print_json, table, usage_error
+from .common import NONE, JsonOption, give, table, usage_errors
 
 
 def list_kernels(
     ladder: Annotated[str | None, typer.Argument(help="One ladder; all by default.")] = None, json: JsonOption = False
 ) -> None:
     """The kernels that can be called by name."""
-    try:
+    with usage_errors():
         kernels = registry.ladder(ladder)
-    except ValueError as error:
-        raise usage_error(error) from None
-    if json:
-        print_json([dataclasses.asdict(kernel) for kernel in kernels])
-        return
-    rows = [(k.name, k.idea, k.parent or "–", k.dsl, _archs(k), k.source) for k in kernels]
-    table("Kernels", ("name", "idea", "parent", "DSL", "GPUs", "source"), rows)
+    rows = [(k.name, k.idea, k.parent or NONE, k.dsl, _archs(k), k.source) for k in kernels]
+    shown = "Kernels", ("name", "idea", "parent", "DSL", "GPUs", "source"), rows
+    give([dataclasses.asdict(kernel) for kernel in kernels], lambda: table(*shown), json=json)
 
 
 def _archs(kernel: registry.Kernel) -> str:

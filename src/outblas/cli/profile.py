@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import configs, dispatch, registry
+from .. import configs, registry
 from ..inspect import instructions as page
 from ..inspect import ncu, roofline
 from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
@@ -18,17 +17,23 @@ from ..shapes import LAYOUTS
 from . import cycles
 from .common import (
     NO_GPU,
+    NONE,
     JsonOption,
+    SaveOption,
+    check_dtype,
+    check_one_of,
+    check_runs,
     check_writable,
     console,
+    figure,
+    give,
+    note,
     parse_shapes,
-    print_json,
     said,
-    save_json,
     split,
     table,
-    usage_error,
-)
+    usage_errors,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import torch
@@ -123,46 +128,42 @@ def profile(
         bool, typer.Option("--instructions", help="What each memory instruction did too, from a second run of ncu.")
     ] = False,
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+    save: SaveOption = None,
 ) -> None:
     """ncu's counters of a kernel beside cuBLAS's, or its cycles by phase.
 
     Exit code 3 where the GPU is missing, or ncu is, or is refused.
     """
     try:
-        check_writable(save)
-        if phases and instructions:
-            raise ValueError("--phases and --instructions are both given, expected one of them")
-        if phases and addend:
-            raise ValueError("--phases and --addend are both given, expected one of them")
-        requests = _requests(kernel, shapes, config, dtype, layout, addend)
-        if phases:
-            cycles.check(kernel)
-        device = _device(kernel)
-        environment = _environment(ncu_too=not phases)
-    except ValueError as error:
-        raise usage_error(error) from None
+        with usage_errors():
+            check_writable(save)
+            for option, given in (("--instructions", instructions), ("--addend", addend)):
+                if phases and given:
+                    raise ValueError(f"--phases and {option} are both given, expected one of them")
+            requests = _requests(kernel, shapes, config, dtype, layout, addend)
+            if phases:
+                cycles.check(kernel)
+            device = _device(kernel)
+            environment = _environment(ncu_too=not phases)
     except (ncu.CannotMeasure, ImportError) as error:
         raise _stop(f"cannot measure here: {error}", NO_GPU) from None
     if phases:
         cycles.run(requests, device, environment, json=json, save=save)
         return
     try:
-        profiles = [each for request in requests for each in _measure(request, device, instructions, quiet=json)]
-    except ncu.Refused as error:
-        raise usage_error(error) from None
+        with usage_errors(ncu.Refused):
+            profiles = [each for request in requests for each in _measure(request, device, instructions, quiet=json)]
     except ncu.CannotMeasure as error:
         raise _stop(f"cannot measure here: {error}", NO_GPU) from None
     except RuntimeError as error:
         raise _stop(f"profiling failed: {error}", 1) from None
+
+    def show() -> None:
+        for request in requests:
+            _show(request, [each for each in profiles if each.request is request], environment["gpu"])
+
     report = {"environment": environment, "results": [each.record() for each in profiles]}
-    if save is not None:
-        save_json(save, report)
-    if json:
-        print_json(report)
-        return
-    for request in requests:
-        _show(request, [each for each in profiles if each.request is request], environment["gpu"])
+    give(report, show, json=json, save=save)
 
 
 def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str, addend: bool) -> list[Request]:
@@ -172,10 +173,8 @@ def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str, ad
         raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(names)}")
     dtype, layout = dtype or registry.dtype_of(kernel), layout or registry.layout_of(kernel)
     dtypes = DTYPES if kernel == CUBLAS else registry.find(kernel).dtypes
-    if dtype not in dtypes:
-        raise ValueError(f"--dtype is {dtype!r}, expected for {kernel}: {', '.join(dtypes)}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"--layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    check_dtype(dtype, kernel, dtypes)
+    check_one_of("--layout", layout, LAYOUTS)
     config = ",".join(split(config))
     if config and kernel == CUBLAS:
         raise ValueError(f"--config is {config!r}, expected none for {CUBLAS}")
@@ -197,8 +196,8 @@ def _device(kernel: str) -> torch.device:
     if not torch.cuda.is_available() or torch.version.cuda is None:
         raise ncu.CannotMeasure("there is no NVIDIA GPU that torch can use")
     device = torch.device("cuda", torch.cuda.current_device())
-    if kernel != CUBLAS and (reason := dispatch.lacks_device(registry.find(kernel), device)):
-        raise ValueError(f"kernel {kernel!r} {reason}")
+    if kernel != CUBLAS:
+        check_runs(registry.find(kernel), device)
     return device
 
 
@@ -234,14 +233,14 @@ def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     table(title, ("counter", *names), rows)
     table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))
     launches = [
-        (each.provider, _kernel(one.kernel), _grid(one.grid), _grid(one.block), _figure(one.values.get(TIME), ".1f"))
+        (each.provider, _kernel(one.kernel), _grid(one.grid), _grid(one.block), figure(one.values.get(TIME), ".1f"))
         for each in profiles
         for one in each.launches
     ]
     table("Launches", ("provider", "kernel", "grid", "block", "µs"), launches)
     if memory := [row for each in profiles for row in _memory(each)]:
         table("Memory by instructions", MEMORY, memory)
-    console.print(NOTE, markup=False, style="dim")
+    note(NOTE)
 
 
 LABELS = (
@@ -249,8 +248,7 @@ LABELS = (
     "L1 global loads (MB)", "L2 → SM (MB)", "L1 (GB/s)", "L2 (GB/s)", "DRAM (GB/s)", "global load requests",
     "global store requests", "FLOP / DRAM byte", "… A, B, C moved once", "FLOP / L2→SM byte", "… by the CTA's tile",
     "tensor pipe active", "FMA pipe active", "fp32 FMAs (10⁶)", "fp32 FMAs / M·N·K", "FFMAs with .reuse", "IPC",
-    "achieved occupancy",
-    "not selected, of the cycles between issues", "registers / thread",
+    "achieved occupancy", "not selected, of the cycles between issues", "registers / thread",
     "shared wavefronts: loads", "shared wavefronts: stores", "shared wavefronts: wgmma",
 )  # fmt: skip
 
@@ -268,59 +266,48 @@ def _memory(profile: Profile) -> list[tuple[str, ...]]:
         name = profile.provider if len(profile.launches) == 1 else f"{profile.provider} {number}"
         for kind, counts in code.totals().items():
             of = page.total_record(*kind, counts)
-            each = (_figure(of[key], ".2f") for key in ("transactions_per_request", "sectors_per_request"))
-            passes = (_figure(of[key], ",.0f") for key in ("wavefronts", "ideal", "excess"))
+            each = (figure(of[key], ".2f") for key in ("transactions_per_request", "sectors_per_request"))
+            passes = (figure(of[key], ",.0f") for key in ("wavefronts", "ideal", "excess"))
             access = f"{of['space']} {of['operation']}"
-            requests, efficiency = f"{of['requests']:,}", _figure(of["efficiency"], ".1%")
-            rows.append((name, of["operand"] or "–", access, requests, *each, efficiency, *passes))
+            requests, efficiency = f"{of['requests']:,}", figure(of["efficiency"], ".1%")
+            rows.append((name, of["operand"] or NONE, access, requests, *each, efficiency, *passes))
     return rows
 
 
 def _cells(profile: Profile) -> tuple[str, ...]:
     """The column of one provider, in the order of LABELS."""
     c, formulas, mega = profile.counters, profile.formulas(), 1e-6
+    moved = (c.dram_read_bytes, c.dram_write_bytes, c.l1_load_bytes, c.l2_to_sm_bytes)
     return (
-        _figure(c.us, ",.1f"),
-        _figure(c.l2_hit_rate, ".1%"),
-        _figure(c.l1_hit_rate, ".1%"),
-        _figure(c.dram_read_bytes, ",.1f", mega),
-        _figure(c.dram_write_bytes, ",.1f", mega),
-        _figure(c.l1_load_bytes, ",.1f", mega),
-        _figure(c.l2_to_sm_bytes, ",.1f", mega),
-        _figure(c.l1_gbs, ",.0f"),
-        _figure(c.l2_gbs, ",.0f"),
-        _figure(c.dram_gbs, ",.0f"),
+        figure(c.us, ",.1f"),
+        *(figure(rate, ".1%") for rate in (c.l2_hit_rate, c.l1_hit_rate)),
+        *(figure(size, ",.1f", mega) for size in moved),
+        *(figure(speed, ",.0f") for speed in (c.l1_gbs, c.l2_gbs, c.dram_gbs)),
         _requests_of(c.global_load_requests, c.global_load_sectors),
         _requests_of(c.global_store_requests, c.global_store_sectors),
-        _figure(c.flop_per_dram_byte, ",.1f"),
-        _figure(formulas["compulsory_flop_per_dram_byte"], ",.1f"),
-        _figure(c.flop_per_l2_byte, ",.1f"),
-        _figure(formulas["tile_flop_per_l2_byte"], ",.1f"),
-        _figure(c.tensor_active, ".1%"),
-        _figure(c.fma_active, ".1%"),
-        _figure(c.ffma, ",.1f", mega),
-        _figure(c.ffma_per_mnk, ".3f"),
-        _figure(profile.ffma_reuse, ".1%"),
-        _figure(c.ipc, ".2f"),
-        _figure(c.occupancy, ".1%"),
-        _figure(c.not_selected_share, ".1%"),
-        _figure(c.registers, ".0f"),
+        figure(c.flop_per_dram_byte, ",.1f"),
+        figure(formulas["compulsory_flop_per_dram_byte"], ",.1f"),
+        figure(c.flop_per_l2_byte, ",.1f"),
+        figure(formulas["tile_flop_per_l2_byte"], ",.1f"),
+        *(figure(share, ".1%") for share in (c.tensor_active, c.fma_active)),
+        figure(c.ffma, ",.1f", mega),
+        figure(c.ffma_per_mnk, ".3f"),
+        figure(profile.ffma_reuse, ".1%"),
+        figure(c.ipc, ".2f"),
+        *(figure(share, ".1%") for share in (c.occupancy, c.not_selected_share)),
+        figure(c.registers, ".0f"),
         *map(_wavefronts, c.shared.values()),
     )
 
 
-def _figure(value: float | None, form: str, scale: float = 1.0) -> str:
-    return "–" if value is None else format(value * scale, form)
-
-
 def _requests_of(requests: float | None, sectors: float | None) -> str:
     each = f" ({sectors / requests:.1f} sectors each)" if requests and sectors is not None else ""
-    return _figure(requests, ",.0f") + each
+    return figure(requests, ",.0f") + each
 
 
 def _wavefronts(shared: SharedMemory) -> str:
     share = "" if shared.excess is None else f" ({shared.excess:.1%} conflicts)"
-    return _figure(shared.wavefronts, ",.0f") + share
+    return figure(shared.wavefronts, ",.0f") + share
 
 
 def _kernel(name: str) -> str:
@@ -338,4 +325,4 @@ def _stalls(counters: list[Counters]) -> list[tuple[str, ...]]:
     sizes = {reason: [c.stalls[reason] for c in counters] for reason in counters[0].stalls}
     shown = [r for r, of in sizes.items() if r == "not_selected" or any((s or 0) >= SMALLEST_STALL for s in of)]
     shown.sort(key=lambda reason: [-(size or 0) for size in reversed(sizes[reason])])
-    return [(reason.replace("_", " "), *(_figure(size, ".2f") for size in sizes[reason])) for reason in shown]
+    return [(reason.replace("_", " "), *(figure(size, ".2f") for size in sizes[reason])) for reason in shown]

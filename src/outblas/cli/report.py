@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..charts import check_chart
-from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
+from .common import (
+    ChartOption,
+    HtmlOption,
+    JsonOption,
+    SaveOption,
+    check_files,
+    check_writable,
+    console,
+    give,
+    note,
+    one_shape,
+    parse_shapes,
+    save_json,
+    split,
+    table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from ..report.claims import Evidence
@@ -25,9 +40,6 @@ ResultsOption = Annotated[
 ProfilesOption = Annotated[
     str, typer.Option(help="Files of outblas profile, comma-separated. Default: those in the checkout's results/.")
 ]
-SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.")]
-HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
-ChartOption = Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")]
 
 
 @app.command()
@@ -48,8 +60,8 @@ def ladder(
     from ..report import claims, ladder_chart, page, sizes
     from ..report import ladder as report
 
-    try:
-        _check_files(save, html, chart)
+    with usage_errors():
+        check_files(save, html, chart)
         edges = _squares(shapes) if shapes else report.default_sizes(ladder)
         measurements = _load(results, required=True)
         evidence = _evidence(measurements, profiles)
@@ -57,8 +69,6 @@ def ladder(
         last = sizes.last(measurements, ladder)
         sweep = sizes.rows(measurements, last) if last else []
         picture: Any = ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
-    except ValueError as error:
-        raise usage_error(error) from None
     found = claims.of_ladder(claims.settled(evidence), ladder)
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
         (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
@@ -72,13 +82,12 @@ def ladder(
         "sweep": {"kernel": last, "sizes": [row.record() for row in sweep]},
         "claims": [s.record() for s in found],
     }
-    if save is not None:
-        save_json(save, value)
-    if json:
-        print_json(value)
-    else:
+
+    def show() -> None:
         for each in tables:
             table(*each)
+
+    give(value, show, json=json, save=save)
     if html is not None:
         notes = [report.NOTE, *page.environment_notes(m.environment for m in measurements)]
         (heading, *_), *others = tables
@@ -100,20 +109,14 @@ def sizes(
     """One kernel over square products from 512 to 16384, beside what its document has there."""
     from ..report import sizes as report
 
-    try:
+    with usage_errors():
         check_writable(save)
         rows = report.rows(_load(results, required=True), kernel)
         if not rows:
             raise ValueError(f"--results have no square product of {kernel}")
-    except ValueError as error:
-        raise usage_error(error) from None
     value = {"kernel": kernel, "sizes": [row.record() for row in rows]}
-    if save is not None:
-        save_json(save, value)
-    if json:
-        print_json(value)
-    else:
-        table(report.title(kernel, rows), report.COLUMNS, [row.cells() for row in rows])
+    shown = report.title(kernel, rows), report.COLUMNS, [row.cells() for row in rows]
+    give(value, lambda: table(*shown), json=json, save=save)
 
 
 @app.command()
@@ -136,9 +139,9 @@ def roofline(
     from ..report import page
     from ..report import roofline as report
 
-    try:
-        _check_files(save, html, chart)
-        shape = _one_shape(shapes)
+    with usage_errors(ImportError):
+        check_files(save, html, chart)
+        shape = one_shape(shapes)
         machine = machines.find(gpu)
         if ladder is not None:
             registry.ladder(ladder)
@@ -147,18 +150,14 @@ def roofline(
         measurements = _load(results, required=False)
         with console.status("compiling"):
             points = report.points(ladder, machine, dtype or None, shape, measurements)
-    except (ValueError, ImportError) as error:
-        raise usage_error(error) from None
-    value = [point.record() for point in points]
     cells = [point.cells() for point in points]
-    if save is not None:
-        save_json(save, value)
-    if json:
-        print_json(value)
-    else:
+
+    def show() -> None:
         table(f"{machine.name}: TFLOP/s", report.COLUMNS, cells)
         if missing := report.missing(ladder, machine):
-            console.print(f"Not on sm_{machine.arch}: {', '.join(missing)}.", markup=False, style="dim")
+            note(f"Not on sm_{machine.arch}: {', '.join(missing)}.")
+
+    give([point.record() for point in points], show, json=json, save=save)
     if html is not None:
         notes = [f"{machine.name}: {machine.source}", *page.environment_notes(m.environment for m in measurements)]
         parts = [page.chart(report.draw(points, shape)), page.table("TFLOP/s by level", report.COLUMNS, cells)]
@@ -182,22 +181,19 @@ def raster(
     """Orders of tiles under a model of an H100's L2, beside the hit rates that ncu measured. Needs no GPU."""
     from ..report import raster as report
 
-    try:
-        _check_files(save, None, chart)
-        setting = report.Setting(_one_shape(shapes), _pair(tile, "--tile"), _pair(cluster, "--cluster"), sms)
+    with usage_errors():
+        check_files(save, None, chart)
+        setting = report.Setting(one_shape(shapes), _pair(tile, "--tile"), _pair(cluster, "--cluster"), sms)
         found = report.report(setting, _pair(group, "--group"), _load_profiles(results))
-    except ValueError as error:
-        raise usage_error(error) from None
-    if save is not None:
-        save_json(save, found.record())
-    if json:
-        print_json(found.record())
-    else:
+
+    def show() -> None:
         table(found.title, report.COLUMNS, [row.cells() for row in found.rows])
         if any(agreement.orders for agreement in found.agreements):
             table("The model beside ncu", report.AGREEMENT_COLUMNS, [each.cells() for each in found.agreements])
-        for note in found.notes():
-            console.print(note, markup=False, style="dim")
+        for line in found.notes():
+            note(line)
+
+    give(found.record(), show, json=json, save=save)
     if chart is not None:
         _save_chart(report.draw(found), chart)
 
@@ -211,28 +207,25 @@ def accesses(
     """Bank conflicts and coalescing of the CUDA-core kernels: predicted from layouts, and by ncu. Needs no GPU."""
     from ..report import accesses as report
 
-    try:
+    with usage_errors(ImportError):
         check_writable(save)
         profiles = _load_profiles(results)
         with nullcontext() if json else console.status("asking Gluon"):
             conflicts, coalescing = report.conflicts(profiles), report.coalescing(profiles)
-    except (ValueError, ImportError) as error:
-        raise usage_error(error) from None
     value = {
         "within": report.WITHIN,
         "conflicts": [row.record() for row in conflicts],
         "coalescing": [row.record() for row in coalescing],
     }
-    if save is not None:
-        save_json(save, value)
-    if json:
-        print_json(value)
-        return
-    table("Bank conflicts of simt.vectorized", report.SQUARE_COLUMNS, report.square(conflicts))
-    table("Bank conflicts", report.CONFLICT_COLUMNS, [row.cells() for row in conflicts])
-    console.print(f"{report.CONFLICTS_NOTE}.", markup=False, style="dim")
-    table("Coalescing", report.COALESCING_COLUMNS, [row.cells() for row in coalescing])
-    console.print(f"{report.COALESCING_NOTE}.", markup=False, style="dim")
+
+    def show() -> None:
+        table("Bank conflicts of simt.vectorized", report.SQUARE_COLUMNS, report.square(conflicts))
+        table("Bank conflicts", report.CONFLICT_COLUMNS, [row.cells() for row in conflicts])
+        note(f"{report.CONFLICTS_NOTE}.")
+        table("Coalescing", report.COALESCING_COLUMNS, [row.cells() for row in coalescing])
+        note(f"{report.COALESCING_NOTE}.")
+
+    give(value, show, json=json, save=save)
 
 
 @app.command()
@@ -244,10 +237,8 @@ def readme(
     """Makes the generated parts of README.md and its charts anew from results/."""
     from ..report import readme as report
 
-    try:
+    with usage_errors(OSError):
         changed = report.stale() if check else report.render()
-    except (ValueError, OSError) as error:
-        raise usage_error(error) from None
     for name in changed:
         typer.echo(f"{name}: {'out of date: run outblas report readme' if check else 'made anew'}", err=check)
     raise typer.Exit(1 if check and changed else 0)
@@ -259,26 +250,8 @@ def pack(files: Annotated[list[Path], typer.Argument(help="Files that --save wro
     from ..report import results
 
     for path in files:
-        try:
+        with usage_errors(OSError):
             save_json(path, results.packed(path))
-        except (ValueError, OSError) as error:
-            raise usage_error(error) from None
-
-
-def _check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:
-    """Raises ValueError for a file that could not be written once the work is done."""
-    for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
-        check_writable(path, option)
-    check_chart(chart)
-    if html is not None:
-        check_chart(html.with_suffix(".svg"), "--html")
-
-
-def _one_shape(text: str) -> tuple[int, int, int]:
-    found = parse_shapes(text, least=1)
-    if len(found) != 1:
-        raise ValueError(f"--shapes is {text!r}, expected one shape")
-    return found[0]
 
 
 def _squares(text: str) -> tuple[int, ...]:

@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..charts import check_chart
 from ..shapes import LAYOUTS, to_text
-from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, table, usage_error
+from .common import (
+    ChartOption,
+    HtmlOption,
+    JsonOption,
+    SaveOption,
+    check_files,
+    check_one_of,
+    console,
+    give,
+    note,
+    one_shape,
+    table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from ..autotune.records import Trial, Winner, Workload
@@ -28,9 +40,9 @@ def tune(
     store: Annotated[Path | None, typer.Option(help="The store of sweeps. Default: the cache's.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="What outblas cache export wrote.")] = None,
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")] = None,
-    chart: Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")] = None,
+    save: SaveOption = None,
+    html: HtmlOption = None,
+    chart: ChartOption = None,
 ) -> None:
     """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the model beside them.
     Needs no GPU."""
@@ -38,12 +50,8 @@ def tune(
     from ..autotune import choose
     from ..report import tune as report
 
-    try:
-        for path, option in ((save, "--save"), (html, "--html"), (chart, "--chart")):
-            check_writable(path, option)
-        check_chart(chart)
-        if html is not None:
-            check_chart(html.with_suffix(".svg"), "--html")
+    with usage_errors(OSError):
+        check_files(save, html, chart)
         trials, winners = _load(store, source)
         own, workload, name = _choose(trials, kernel, shapes, dtype, layout, gpu)
         gpu_of = next(trial.gpu for trial in trials if trial.gpu.name == name)
@@ -53,18 +61,15 @@ def tune(
         )  # fmt: skip
         picture = report.draw(found) if chart is not None else None
         written = report.html(found) if html is not None else ""
-    except (ValueError, OSError) as error:
-        raise usage_error(error) from None
-    if save is not None:
-        save_json(save, found.record())
-    if json:
-        print_json(found.record())
-    else:
+
+    def show() -> None:
         console.print(found.title, markup=False, highlight=False, style="bold")
         for each in found.tables():
             table(*each)
-        for note in found.notes():
-            console.print(note, markup=False, highlight=False, style="dim")
+        for line in found.notes():
+            note(line, highlight=False)
+
+    give(found.record(), show, json=json, save=save)
     if html is not None:
         html.write_text(written, encoding="utf-8")
     if chart is not None and picture is not None:
@@ -100,14 +105,9 @@ def _choose(
 ) -> tuple[str, Workload, str]:
     """Kernel, workload and GPU: as the options say, otherwise those with the most trials. Raises ValueError that names
     the option which leaves nothing."""
-    if layout and layout not in LAYOUTS:
-        raise ValueError(f"--layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    shape = ""
-    if shapes:
-        chosen = parse_shapes(shapes, least=1)
-        if len(chosen) != 1:
-            raise ValueError(f"--shapes is {shapes!r}, expected one shape")
-        shape = to_text(chosen[0])
+    if layout:
+        check_one_of("--layout", layout, LAYOUTS)
+    shape = to_text(one_shape(shapes)) if shapes else ""
     left = _keep(trials, "--kernel", kernel, lambda t: t.kernel)
     left = _keep(left, "--shapes", shape, lambda t: to_text(t.workload.shape))
     left = _keep(left, "--dtype", dtype, lambda t: t.workload.dtype)

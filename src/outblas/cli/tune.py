@@ -16,14 +16,15 @@ from ..shapes import LAYOUTS, to_text
 from .common import (
     NO_GPU,
     JsonOption,
+    SaveOption,
     check_writable,
     console,
+    give,
+    note,
     parse_shapes,
-    print_json,
-    save_json,
     split,
     table,
-    usage_error,
+    usage_errors,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def tune(
         str, typer.Option(help="With --dry-run or --explain: T4, A100, H100, GH200, H200 in place of the GPU.")
     ] = "",
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+    save: SaveOption = None,
 ) -> None:
     """Finds the fastest configs of kernels on this GPU. Kill it at any moment: it goes on where it was.
 
@@ -74,7 +75,7 @@ def tune(
     """
     from ..autotune.store import StoreError
 
-    try:
+    with usage_errors(ImportError, ConnectionError, StoreError):
         check_writable(save)
         layouts = split(layout)
         for letters in layouts or [layout]:
@@ -85,26 +86,18 @@ def tune(
         from ..autotune.records import Workload
 
         workloads = [Workload(*shape, dtype, out_dtype, letters) for letters in layouts for shape in chosen]
-        if explain or dry_run:
+        if explain:
+            value = _explain(workloads, _gpu(gpu, gpus), store, quiet=json)
+        elif dry_run:
             target = _gpu(gpu, gpus)
-            value = (
-                _explain(workloads, target, store, quiet=json)
-                if explain
-                else _dry_run(
-                    _subjects(kernels, target, workloads[0].dtype), workloads, target, trials, ranker, quiet=json
-                )
-            )
+            subjects = _subjects(kernels, target, workloads[0].dtype)
+            value = _dry_run(subjects, workloads, target, trials, ranker, quiet=json)
         else:
             value = _sweep(
                 kernels, workloads, quiet=json, budget=seconds, trials=trials, top_k=top_k, gpus=gpus, engine=engine,
                 address=address, ranker=ranker, store=store, resume=resume,
             )  # fmt: skip
-    except (ValueError, ImportError, ConnectionError, StoreError) as error:
-        raise usage_error(error) from None
-    if save is not None:
-        save_json(save, value)
-    if json:
-        print_json(value)
+    give(value, lambda: None, json=json, save=save)
     raise typer.Exit(1 if value.get("failures") else 0)
 
 
@@ -158,21 +151,12 @@ def _dry_run(
             for c in plan.ranked
         ]
         pruned = [{"count": rule.count, "rule": rule.rule, "example": rule.example} for rule in plan.pruned]
-        found.append(
-            {
-                "workload": str(workload),
-                "generated": plan.generated,
-                "valid": plan.valid,
-                "pruned": pruned,
-                "ranked": ranked,
-            }
-        )  # fmt: skip
+        counts = {"generated": plan.generated, "valid": plan.valid}
+        found.append({"workload": str(workload), **counts, "pruned": pruned, "ranked": ranked})
         if quiet:
             continue
-        console.print(
-            f"{workload} on {gpu.name}: {plan.generated} configs generated, {plan.valid} valid, "
-            f"{len(plan.ranked)} to be measured.", markup=False
-        )  # fmt: skip
+        said = f"{plan.generated} configs generated, {plan.valid} valid, {len(plan.ranked)} to be measured"
+        note(f"{workload} on {gpu.name}: {said}.", None)
         table("Not tried", ("configs", "reason, for one of them"), [(r.count, r.example) for r in plan.pruned])
         rows = [
             (i, r["kernel"], short(str(r["kernel"]), str(r["config"])), f"{r['predicted_us']:.1f}", r["limits"])
@@ -218,11 +202,11 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
         if not quiet:
             table(f"{workload} on {gpu.name}", ("place", "what is known there"), steps)
             for line in passed:
-                console.print(f"passed over: {line}", markup=False)
+                note(f"passed over: {line}", None)
             config = choose.short(picked.kernel, picked.config) if picked.config else "its own config"
-            console.print(f"matmul takes {picked.kernel}, {config or 'its own config'}: {picked.why}.", markup=False)
+            note(f"matmul takes {picked.kernel}, {config or 'its own config'}: {picked.why}.", None)
             for line in remarks:
-                console.print(f"{line}.", markup=False)
+                note(f"{line}.", None)
     return {"gpu": gpu.name, "mode": mode, "choices": found}
 
 
@@ -309,12 +293,12 @@ def _show(found: Sweep) -> None:
     for outcome in found.outcomes:
         failed = [trial for trial in outcome.trials if not trial.ok]
         for trial in failed[:SHOWN]:
-            console.print(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}", markup=False, style="dim")
+            note(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}")
         if len(failed) > SHOWN:
             console.print(f"and {len(failed) - SHOWN} more; outblas cache show has all", style="dim")
     for failure in found.failures:
-        console.print(f"! {failure.workload}: {failure.reason}", markup=False, style="yellow")
-    console.print(f"{found.seconds:.0f} s; trials in {found.store}", markup=False, style="dim")
+        note(f"! {failure.workload}: {failure.reason}", "yellow")
+    note(f"{found.seconds:.0f} s; trials in {found.store}")
 
 
 def _row(w: Winner) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,21 @@ from rich.progress import track
 
 from .. import dispatch, registry
 from ..shapes import LAYOUTS
-from .common import JsonOption, check_writable, console, parse_shapes, print_json, save_json, split, table, usage_error
+from .common import (
+    JsonOption,
+    SaveOption,
+    check_dtype,
+    check_one_of,
+    check_runs,
+    check_writable,
+    console,
+    give,
+    note,
+    parse_shapes,
+    split,
+    table,
+    usage_errors,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ..verify.cases import Case
@@ -40,13 +53,13 @@ def verify(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes.")] = "",
     layout: Annotated[str, typer.Option(help="nt, nn, tn, tt. Default: all.")] = "",
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file.")] = None,
+    save: SaveOption = None,
 ) -> None:
     """Checks kernels with the exact oracle, the error bound and NaN and Inf. Exit code 1 if any check fails."""
     import torch
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    try:
+    with usage_errors():
         check_writable(save)
         chosen = [registry.find(name) for name in kernels or _runnable(device)]
         tallies = [
@@ -54,8 +67,6 @@ def verify(
             for kernel in chosen
             for name in split(dtype) or kernel.dtypes
         ]
-    except ValueError as error:
-        raise usage_error(error) from None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report = {
         "device": name,
@@ -64,12 +75,7 @@ def verify(
             for t in tallies
         ],
     }
-    if save is not None:
-        save_json(save, report)
-    if json:
-        print_json(report)
-    else:
-        _show(name, tallies)
+    give(report, lambda: _show(name, tallies), json=json, save=save)
     raise typer.Exit(1 if any(t.failures or not t.passed for t in tallies) else 0)
 
 
@@ -81,10 +87,8 @@ def _tally(kernel: registry.Kernel, dtype: str, device: Any, shapes: str, layout
     from ..verify.kernels import Refused, check, oracles
     from ..verify.watchdog import watchdog
 
-    if reason := dispatch.lacks_device(kernel, device):
-        raise ValueError(f"kernel {kernel.name!r} {reason}")
-    if dtype not in kernel.dtypes:
-        raise ValueError(f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}")
+    check_runs(kernel, device)
+    check_dtype(dtype, kernel.name, kernel.dtypes)
     tally = Tally(kernel.name, dtype)
     cases = list(_cases(dtype, device, shapes, layouts))
     for case in track(cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True):
@@ -113,8 +117,7 @@ def _cases(dtype: str, device: Any, shapes: str, layouts: list[str]) -> Iterator
     from ..verify import cases
 
     for letter in layouts:
-        if letter not in LAYOUTS:
-            raise ValueError(f"--layout is {letter!r}, expected one of {', '.join(LAYOUTS)}")
+        check_one_of("--layout", letter, LAYOUTS)
     kind = getattr(torch, dtype)
     match shapes or ("quick" if device.type == "cpu" else "full"):
         case "quick":
@@ -134,6 +137,6 @@ def _show(device: str, tallies: list[Tally]) -> None:
     table(f"Verified on {device}", ("kernel", "dtype", "passed", "failed", "cases not taken", ""), rows)
     for t in tallies:
         for reason, count in t.refused.items():
-            console.print(f"{t.dtype}: {count} × {reason}", markup=False, style="dim")
+            note(f"{t.dtype}: {count} × {reason}")
         for failure in t.failures[:10]:
-            console.print(f"{t.kernel} {failure['oracle']} {failure['case']}: {failure['message']}", markup=False)
+            note(f"{t.kernel} {failure['oracle']} {failure['case']}: {failure['message']}", None)

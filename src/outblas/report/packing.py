@@ -21,9 +21,7 @@ _TRUTH: dict[str, Any] = {"True": True, "False": False}
 
 def pack(entries: list[dict[str, Any]]) -> tuple[dict[str, str], list[Any], list[Row]]:
     """What all entries say, columns and rows. A field that is null and one that is missing become the same."""
-    entries = [
-        entry | {"shape": to_text(shape)} if _is_shape(shape := entry.get("shape")) else entry for entry in entries
-    ]
+    entries = [entry | {"shape": to_text(entry["shape"])} if _has_shape(entry) else entry for entry in entries]
     first = entries[0] if len(entries) > 1 else {}
     same = {
         name: value
@@ -82,8 +80,9 @@ def unpack(columns: Any, rows: Any, same: Any) -> Any:
     return [entry | {"shape": _sizes(entry["shape"])} if "shape" in entry else entry for entry in found]
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(type(size) is int and size > 0 for size in value)
+def _has_shape(entry: dict[str, Any]) -> bool:
+    shape = entry.get("shape")
+    return isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)
 
 
 def _sizes(shape: Any) -> Any:
