@@ -165,6 +165,17 @@ def invalid_reason(config: HopperConfig) -> str | None:
     )
 
 
+def gated_reason(c: HopperConfig) -> str | None:
+    """Why tiles of this config cannot hold gated pairs: a slot has as many columns of either half of B, of which every
+    CTA that loads it has a part, and a thread both values of a pair.
+    """
+    if c.swap or c.elastic or c.cluster_k > 1 or c.mma_n:
+        return "gated pairs need swap and elastic False, cluster_k 1 and mma_n 0"
+    if c.tile_n % (32 * c.cluster_m):
+        return f"tile_n is {c.tile_n}, expected a multiple of {32 * c.cluster_m} for gated pairs"
+    return None
+
+
 def _tile(c: HopperConfig) -> str | None:
     if c.tile_m not in (64, 128, 192, 256, 320):
         return f"tile_m is {c.tile_m}, expected 64, 128, 192, 256 or 320 (wgmma has 64 rows)"

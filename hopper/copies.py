@@ -17,7 +17,7 @@ _GRANULE = 8  # of them, TMA's 16 bytes
 def copied(problem: Problem) -> tuple[bool, bool]:
     """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride of 1."""
     a = host.tma_strides(problem.M, problem.K, problem.a[-2:]) if problem.alignment[0] >= 16 else None
-    b = host.tma_strides(problem.K, problem.N, problem.b[-2:]) if problem.alignment[1] >= 16 else None
+    b = host.tma_strides(problem.K, problem.columns, problem.b[-2:]) if problem.alignment[1] >= 16 else None
     ragged = [any(stride % _GRANULE for stride in strides[:-2]) for strides in (problem.a, problem.b)]
     return a is None or ragged[0], b is None or ragged[1]
 
@@ -48,7 +48,7 @@ def aligned(problem: Problem) -> Problem:
     """The problem with the operands that are copied as their copies will be."""
     a, b = copied(problem)
     strides_a = _strides(problem, problem.a, problem.M, problem.K) if a else problem.a
-    strides_b = _strides(problem, problem.b, problem.K, problem.N) if b else problem.b
+    strides_b = _strides(problem, problem.b, problem.K, problem.columns) if b else problem.b
     alignment = (LINE if a else problem.alignment[0], LINE if b else problem.alignment[1], *problem.alignment[2:])
     return replace(problem, a=strides_a, b=strides_b, alignment=alignment)
 

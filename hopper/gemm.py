@@ -30,13 +30,14 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from ..registry import Kernel
-from . import epilogue, exchange, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, work
+from . import epilogue, exchange, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, transform, work
 from .base import ONE_SLOT
 from .config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
 from .group_ring import GroupRing
 
 BATCH_INVARIANT = True
-BESIDE = 4  # slots' barriers, as much as what pieces of K say and wait for takes
+EPILOGUES = True
+BESIDE = 16  # slots' barriers, as much as what pieces of K say and wait for, and slabs of a residual, takes
 TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
 
 
@@ -59,6 +60,9 @@ class Form:
     """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time, or its columns
     (`by_columns`); `staged`: TMA can write it. `crossed`: tensors come as those of C^T = B^T A^T. `once`: no cluster
     has more than one piece of work. `ordered`: a table numbers the tiles, of all matrices done at once, else of one.
+    The others are steps of `outblas.epilogue`, "" those that a call has not: `addend` (beta times it), `bias` and
+    `residual` come as "columns" or "rows" of one value each, as a "matrix", or as a "batch" of them, and addend or
+    residual "staged" as C is; x leaves as a "matrix", a "batch" or "staged".
     """
 
     width: int
@@ -69,7 +73,30 @@ class Form:
     ordered: bool
     once: bool
     scaled: bool
-    addend: bool
+    addend: str = ""
+    function: str = ""
+    gated: bool = False
+    bias: str = ""
+    residual: str = ""
+    aux: str = ""
+
+    @property
+    def fetched(self) -> str:
+        """Which tensor comes through the slabs in which C leaves, "" for none."""
+        return next((name for name in ("addend", "residual") if getattr(self, name) == "staged"), "")
+
+    @property
+    def plain(self) -> bool:
+        """Whether sums are the output."""
+        return not (self.scaled or self.function or self.gated or self.bias or self.residual or self.aux)
+
+
+def halves(tensor, mode: int, columns):
+    """A tensor of two modes and L, of which one has 2 · `columns`, as one of three and L: the halves are the third."""
+    shape, stride = list(tensor.layout.shape), list(tensor.layout.stride)
+    shape[mode : mode + 1], shape[2:2] = [columns], [2]
+    stride[2:2] = [stride[mode] * columns]
+    return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
 
 
 def turned(tensor, crossed: bool):
@@ -107,11 +134,11 @@ class Gemm(tma_store.TmaStore):
 
     @property
     def stored(self):
-        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of the columns."""
-        config = self.config
-        return (
-            replace(config, tile_n=config.tile_n // config.cluster_k, cluster_k=1) if config.cluster_k > 1 else config
-        )
+        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of the columns; of gated
+        pairs there is one for two columns of B.
+        """
+        config, parts = self.config, self.config.cluster_k * (2 if self.form.gated else 1)
+        return replace(config, tile_n=config.tile_n // parts, cluster_k=1) if parts > 1 else config
 
     def share(self, k):
         rows, columns = self.config.cluster_m, self.config.cluster_n
@@ -125,6 +152,21 @@ class Gemm(tma_store.TmaStore):
         k.mask_a = Int16(sum(1 << rows * i for i in range(columns))) << Int16(k.first + k.part_b)
         k.mask_b = Int16((1 << rows) - 1) << Int16(k.first + k.part_a * rows)
 
+    def maps(self, a, b, major_a, major_b):
+        """Of gated pairs, a slot holds columns of B's first half, then as many of its second: B is (N, K, 2)."""
+        made = super().maps(a, b, major_a, major_b)
+        if not self.form.gated:
+            return made
+        config, dtype = self.config, b.element_type
+        half, along_k = config.slot_n // 2, major_b.is_k_major_b()
+        kind = hopper_helpers.get_smem_layout_atom(major_b, dtype, config.tile_k if along_k else half)
+        atom, order = warpgroup.make_smem_layout_atom(kind, dtype), (0, 1, 2) if along_k else (1, 0, 2)
+        slots = cute.tile_to_shape(atom, (config.slot_n, config.tile_k, config.slots), order)
+        one = cute.tile_to_shape(atom, (half, config.tile_k), order[:2])
+        _, (load, shared) = self.loads()
+        loaded = cpasync.make_tiled_tma_atom(load, b, one, (half, config.tile_k), num_multicast=shared)
+        return *made[:3], *loaded, slots
+
     # ---- host ---------------------------------------------------------------------------------------------------
     @cute.jit
     def __call__(
@@ -134,6 +176,9 @@ class Gemm(tma_store.TmaStore):
         c: cute.Tensor,
         table,
         addend,
+        bias,
+        residual,
+        aux,
         sums,
         counters,
         pieces: Int32,
@@ -143,19 +188,25 @@ class Gemm(tma_store.TmaStore):
         stream,
     ):
         """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed product the last
-        two of each change places. `table`: tiles in their order, int32, or None; `addend`: as a c without L, or None;
-        `sums`, fp32, and `counters`, int32 and 0: of pieces of K, or None. `clusters` at most are launched.
+        two of each change places. `table`: tiles in their order, int32, or None; `addend`, `bias`, `residual`, `aux`: as
+        `form` says, a vector or as c, or None, of gated pairs with 2 N columns but for the residual, as b. `sums`, fp32, and `counters`, int32 and 0: of pieces of K, or None. `clusters` at most are launched.
         """
         config, form = self.config, self.form
         a, c = turned(a, form.crossed), turned(c, form.crossed)
         b = turned(b, not form.crossed)  # (N, K), as wgmma and TMA name B
-        if cutlass.const_expr(addend is not None):
-            addend = turned(addend, form.crossed)
+        addend, bias, residual, aux = (
+            t if t is None or cute.rank(t) == 1 else turned(t, form.crossed) for t in (addend, bias, residual, aux)
+        )
+        if cutlass.const_expr(form.gated):
+            b = halves(b, 0, c.shape[1])
+            if cutlass.const_expr(form.aux == "staged"):
+                aux = halves(aux, 1, c.shape[1])
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
-        maps_c = epilogue.maps(self.stored, c, self.form) if cutlass.const_expr(self.staged) else ()
+        fetched = addend if form.fetched == "addend" else residual
+        maps_c = epilogue.maps(self.stored, c, aux, fetched, form) if cutlass.const_expr(self.staged) else ()
         tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
-        wide, columns = Int32(0), cute.ceil_div(c.shape[1], config.tile_n)
+        wide, columns = Int32(0), cute.ceil_div(c.shape[1] * (2 if form.gated else 1), config.tile_n)
         if cutlass.const_expr(config.elastic):
             columns = c.shape[1] // (config.tile_n - 8)
             columns += 1 if columns * config.tile_n < c.shape[1] else 0
@@ -170,7 +221,7 @@ class Gemm(tma_store.TmaStore):
         )
         self.kernel(
             tma_a, mA, tma_b, mB, c, a.element_type, major_a, major_b, layout_a, layout_b, divisors, tiles,
-            wide, k_tiles, table, addend, sums, counters, pieces, clusters, alpha, beta, maps_c,
+            wide, k_tiles, table, addend, bias, residual, aux, sums, counters, pieces, clusters, alpha, beta, maps_c,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
             block=(WARPGROUP * self.warpgroups, 1, 1),
@@ -200,6 +251,9 @@ class Gemm(tma_store.TmaStore):
         k_tiles: Int32,
         table,
         addend,
+        bias,
+        residual,
+        aux,
         sums,
         counters,
         pieces: Int32,
@@ -216,12 +270,16 @@ class Gemm(tma_store.TmaStore):
             only = table[cluster]  # 600 cycles away: asked for before all else
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == WARPGROUP // 32:
-            for descriptor in (tma_a, tma_b, *maps_c[:1]):
-                cpasync.prefetch_descriptor(descriptor)
+            for descriptor in (tma_a, tma_b, *maps_c[:-1:2]):
+                if cutlass.const_expr(descriptor is not None):
+                    cpasync.prefetch_descriptor(descriptor)
         smem = SmemAllocator()
         bars = smem.allocate_array(Int64, 2 * config.slots)
         said = smem.allocate_array(Int32, 4)
         exchanged = smem.allocate_array(Int64, 2 * config.sharing)
+        fetched_bars = None
+        if cutlass.const_expr(self.form.fetched != ""):
+            fetched_bars = smem.allocate_array(Int64, config.consumers * epilogue.rounds(self.stored, mC.element_type))
         slots = smem.allocate(config.slots * config.slot_bytes, 1024)
         sA = at(slots, dtype, layout_a)  # (bM, bK, SLOT)
         sB = at(slots + cute.size_in_bytes(dtype, layout_a), dtype, layout_b)  # (bN, bK, SLOT)
@@ -231,9 +289,11 @@ class Gemm(tma_store.TmaStore):
             tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
             cluster=cluster, only=only, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
             k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
-            sums=sums, counters=counters, pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
+            bias=bias, residual=residual, aux=aux, fetched_bars=fetched_bars, sums=sums, counters=counters,
+            pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
             majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,
-            once=self.form.once, extents=mC.shape[:2], said=cute.make_tensor(said, 4),
+            once=self.form.once, form=self.form, columns=config.tile_n // (2 if self.form.gated else 1),
+            extents=mC.shape[:2], said=cute.make_tensor(said, 4),
         )  # fmt: skip
         self.share(k)
         ring = self.ring_type(
@@ -246,7 +306,6 @@ class Gemm(tma_store.TmaStore):
             tma_a, k.part_a, cute.make_layout(share_a), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
         )
         k.share_b = share_b
-        k.tBsB, _ = self.columns_of_b(k, Int32(0), Int32(0))
         if cutlass.const_expr(self.staged):
             epilogue.place(k, self.stored, smem, maps_c, slots)
         if cutlass.const_expr(config.cluster_k > 1):
@@ -254,6 +313,11 @@ class Gemm(tma_store.TmaStore):
             if warp == 0:
                 with cute.arch.elect_one():
                     exchange.init(k, config)
+        if cutlass.const_expr(self.form.fetched != ""):
+            first = warp == 0
+            if first:
+                with cute.arch.elect_one():
+                    epilogue.init(k, self.stored)
         ring.init()
         self.meet()
         if cutlass.const_expr(config.pdl):
@@ -275,16 +339,21 @@ class Gemm(tma_store.TmaStore):
         staging.finish()
 
     def columns_of_b(self, k, column, matrix):
-        """Where the CTA's part of B's slices goes in shared memory, and comes from: slot_n columns from `column` on."""
-        box = (self.config.slot_n, self.config.tile_k)
-        if self.form.batched:
-            gB = cute.local_tile(cute.domain_offset((column, 0, 0), k.mB), box, (0, None, matrix))
-        else:
-            gB = cute.local_tile(cute.domain_offset((column, 0), k.mB), box, (0, None))
+        """Where the CTA's parts of B's slices go in shared memory, and come from: columns from `column` on, of gated
+        pairs those of either half.
+        """
+        parts = 2 if self.form.gated else 1
+        box = (self.config.slot_n // parts, self.config.tile_k)
         layout = cute.make_layout(k.share_b)
-        return cpasync.tma_partition(
-            k.tma_b, k.part_b, layout, cute.group_modes(k.sB, 0, 2), cute.group_modes(gB, 0, 2)
-        )
+        found = []
+        for part in range(parts):
+            rest = (part,) * (parts - 1) + (matrix,) * self.form.batched
+            from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), k.mB)
+            gB, sB = cute.local_tile(from_column, box, (0, None, *rest)), cute.local_tile(k.sB, box, (part, 0, None))
+            found.append(
+                cpasync.tma_partition(k.tma_b, k.part_b, layout, cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2))
+            )
+        return found
 
     @cute.jit
     def body(self, k, ring):
@@ -308,10 +377,9 @@ class Gemm(tma_store.TmaStore):
             back = step & 1 if cutlass.const_expr(self.config.k_serpentine) else Int32(0)
             if cutlass.const_expr(operand == 0):
                 source = k.tAgA[None, mine.m, None, mine.matrix] if self.form.batched else k.tAgA[None, mine.m, None]
-                load = loads.Load(k.tma_a, source, k.tAsA, k.mask_a)
+                load = loads.Load(k.tma_a, ((k.tAsA, source),), k.mask_a)
             else:
-                _, source = self.columns_of_b(k, mine.column, mine.matrix)
-                load = loads.Load(k.tma_b, source, k.tBsB, k.mask_b)
+                load = loads.Load(k.tma_b, self.columns_of_b(k, mine.column, mine.matrix), k.mask_b)
             slot = loads.slices(load, ring, slot, mine.begin, mine.count, back, operand == 0)
         if cutlass.const_expr(operand == 0):
             ring.close(slot)
@@ -329,7 +397,7 @@ class Gemm(tma_store.TmaStore):
     def view(self, k, width):
         """`k` for tiles so many columns wide: instructions, fragments, accumulators."""
         config = self.config
-        view = SimpleNamespace(**vars(k))
+        view = SimpleNamespace(**vars(k) | {"width": width})
         view.mma, view.mma_overwriting = (self.instructions(k, config.mma_n or width) for _ in range(2))
         view.mma.set(warpgroup.Field.ACCUMULATE, True)
         view.mma_overwriting.set(warpgroup.Field.ACCUMULATE, False)
@@ -373,6 +441,11 @@ class Gemm(tma_store.TmaStore):
     def compute(self, k, ring, slot, mine, width: cutlass.Constexpr, turn, turns):
         """One tile, or a piece of one: products, sums, C. Returns the slot after the last."""
         config = self.config
+        part, own = width // config.cluster_k, mine
+        if cutlass.const_expr(config.cluster_k > 1):
+            own = mine._replace(column=mine.column + k.part_k * part)
+        if cutlass.const_expr(self.staged):
+            epilogue.begin(k, self.stored, own, part // (2 if self.form.gated else 1))
         slot, previous = roles.multiply_slots(k, ring, slot, mine.count, config.in_flight, True)
         if cutlass.const_expr(config.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
@@ -381,38 +454,51 @@ class Gemm(tma_store.TmaStore):
             epilogue.settle(k, self.stored)
         if cutlass.const_expr(config.split):
             if mine.pieces == 1:
-                self.finish(k, mine, width)
+                self.finish(k, mine, width, turn)
             else:
                 if pieces.combine(k, mine, config.accumulator_registers):
-                    self.finish(k, mine, width)
+                    self.finish(k, mine, width, turn)
         elif cutlass.const_expr(config.cluster_k > 1):
-            part = width // config.cluster_k
             sums = exchange.combine(k, config, turn, turns)
-            view = self.view(k, part)
-            view.acc = cute.make_tensor(sums.iterator, view.acc.layout)
-            self.finish(view, mine._replace(column=mine.column + k.part_k * part), part)
+            self.finish(self.held(k, sums, part), own, part, turn)
         else:
-            self.finish(k, mine, width)
+            self.finish(k, mine, width, turn)
         return slot
 
+    def held(self, k, registers, width):
+        """`k` for a tile so many columns wide, whose accumulators are these registers."""
+        view = self.view(k, width)
+        view.acc = cute.make_tensor(registers.iterator, view.acc.layout)
+        return view
+
     @cute.jit
-    def finish(self, k, mine, width: cutlass.Constexpr):
-        """A complete accumulator becomes a tile of C."""
-        config = self.stored
-        if cutlass.const_expr(self.form.scaled):
-            epilogue.scale(k, config, mine, width)
+    def finish(self, k, mine, width: cutlass.Constexpr, turn):
+        """A complete accumulator becomes a tile of C. `turn`: the number of the tile."""
+        config, form = self.stored, self.form
+        if cutlass.const_expr(form.gated):
+            width = width // 2
+        if cutlass.const_expr(form.aux not in ("", "staged")):
+            transform.store_sums(k, config, mine, width)
         if cutlass.const_expr(self.staged):
-            epilogue.store(k, config, mine, width)
+            epilogue.store(k, config, mine, width, turn)
+        elif cutlass.const_expr(form.plain):
+            self.store_registers(k, config, mine, width)
         else:
-            shape = (config.tile_m, width)
-            row = mine.m * config.tile_m
-            gC = epilogue.tile_of(k, k.mC, row, mine.column, mine.matrix, shape)
-            coordinates = cute.make_identity_tensor(k.extents)
-            cC = cute.local_tile(cute.domain_offset((row, mine.column), coordinates), shape, (0, 0))
-            together = self.form.width
-            if cutlass.const_expr(together > 2 and not (together == 8 and (config.mma_n or width) % 32 == 0)):
-                together = 2
-            roles.store_pieces(k, gC, cC, k.extents, together, StoreCacheMode.WRITE_THROUGH)
+            outputs = transform.in_registers(k, config, mine, width)
+            self.store_registers(self.held(k, outputs, width), config, mine, width)
+
+    @cute.jit
+    def store_registers(self, k, config: cutlass.Constexpr, mine, width: cutlass.Constexpr):
+        """The accumulator straight to C."""
+        shape = (config.tile_m, width)
+        row = mine.m * config.tile_m
+        gC = epilogue.tile_of(k, k.mC, row, mine.column, mine.matrix, shape)
+        coordinates = cute.make_identity_tensor(k.extents)
+        cC = cute.local_tile(cute.domain_offset((row, mine.column), coordinates), shape, (0, 0))
+        together = self.form.width
+        if cutlass.const_expr(together > 2 and not (together == 8 and (config.mma_n or width) % 32 == 0)):
+            together = 2
+        roles.store_pieces(k, gC, cC, k.extents, together, StoreCacheMode.WRITE_THROUGH)
 
 
 def at(memory, dtype, layout):

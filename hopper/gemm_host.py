@@ -18,13 +18,18 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ..artifact import Artifact
 from ..device import clusters
+from ..epilogue import View
 from ..operands import Launch, Problem, oriented, transposed
 from . import copies, epilogue, gemm_space, host, partial_sums, placement, rules, schedule
-from .config import SLAB_BYTES, WARPGROUP, HopperConfig, unscheduled
+from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
 
 MOST_SUMS = 1 << 31  # fp32 of all pieces, which are numbered in 32 bits
+
+
+_ADDED = "addend", "bias", "residual", "aux"  # tensors of the epilogue, as the kernel takes them
+_NO = None, None, None
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,9 @@ class Variant:
         flags = {
             "elastic": c.elastic, "pingpong": c.pingpong, "split": c.split_k > 1, "stream": c.stream_k, "pdl": c.pdl,
             "serpentine": c.k_serpentine, "columns": f.by_columns, "crossed": f.crossed, "batched": f.batched,
-            "ordered": f.ordered, "once": f.once, "scaled": f.scaled, "addend": f.addend, f"by{f.width}": not f.staged,
-            "jitter": c.jitter,
+            "ordered": f.ordered, "once": f.once, "scaled": f.scaled, f"by{f.width}": not f.staged,
+            "jitter": c.jitter, f"addend_{f.addend}": f.addend, f"bias_{f.bias}": f.bias, f.function: f.function, "gated": f.gated,
+            f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
@@ -84,13 +90,19 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
     """Why the kernel cannot take this problem: what it needs, and what it was given. It takes any strides."""
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
-    if max(problem.M, problem.N, problem.K) > host.LARGEST:
-        return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
+    if max(problem.M, problem.columns, problem.K) > host.LARGEST:
+        return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.columns}x{problem.K}"
+    if problem.epilogue.gated and copies.aligned(problem).b[-1] == 1 and problem.N % 8:
+        return (
+            f"it takes gated pairs in multiples of 8 columns where b's rows are contiguous, and was given {problem.N}"
+        )
     return None if config is None else _refused(problem, config)
 
 
 def _refused(problem: Problem, config: HopperConfig) -> str | None:
     """Why this problem cannot be computed in the order of K that a config asks for."""
+    if problem.epilogue.gated and (reason := gated_reason(config)):
+        return f"config: {reason}"
     slices = -(-problem.K // config.tile_k)
     if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
@@ -101,7 +113,7 @@ def _refused(problem: Problem, config: HopperConfig) -> str | None:
         return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
     if config.split_k > 1:
         turned, pieces = _turned(problem, config)[0], _pieces(problem, config)
-        rows, columns = schedule.cluster_tiles(config, turned.M, turned.N)
+        rows, columns = schedule.cluster_tiles(config, turned.M, turned.columns)
         tiles = rows * columns * config.cluster * math.prod(problem.batch)
         sums = tiles * pieces * config.tile_m * config.tile_n
         if sums >= MOST_SUMS or pieces * slices >= 1 << 31:
@@ -118,7 +130,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     lead = problem.batch
     if len(lead) > 1:
         problem, inner = _one_batch(problem)
-    rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
+    rows, columns = schedule.cluster_tiles(config, problem.M, problem.columns)
     tiles = rows * columns * (problem.batch[0] if problem.batch else 1)
     fit = schedule.clusters(problem.device, config.sms, config.cluster)
     pieces = _pieces(problem, config)
@@ -145,46 +157,48 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         parts = config.cluster * config.sharing
         places = (launched + cut if config.stream_k else tiles * pieces) * parts
         sums = places * config.accumulator_registers * WARPGROUP, max(cut, 1) * parts
-    addend, scaled = problem.c is not None, problem.scaled
+    scaled = problem.scaled
+    added = [_added(problem, variant.form, name) for name in _ADDED]
+    steps = [(view := _view(outer, name)) and view.strides for name in _ADDED]
     index = problem.device.index or 0
 
-    def call(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def call(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         space, counters = (None, None) if sums is None else partial_sums.borrow(index, *sums)
+        addend, bias, residual, aux = (
+            None if way is None else host.view(t, *way) for t, way in zip((c, *(extra or _NO)), added, strict=True)
+        )
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, c, space, counters, pieces, launched, alpha, beta,
+            table, addend, bias, residual, aux, space, counters, pieces, launched, alpha, beta,
         )  # fmt: skip
 
-    def prepared(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def prepared(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         if copy_a:
             shape = (*straight.batch, straight.M, straight.K)
             a = copies.copy(a, shape, straight.a, made.a)
         if copy_b:
-            shape = (*straight.batch, straight.K, straight.N)
+            shape = (*straight.batch, straight.K, straight.columns)
             b = copies.copy(b, shape, straight.b, made.b)
         if crossed:
             a, b = b, a
         if not scaled:
-            alpha, beta, c = 1.0, 0.0, None
-        elif addend:
-            c = c.expand(straight.M, straight.N)
-        else:
-            c = None
+            alpha, beta = 1.0, 0.0
         if len(lead) < 2:
-            call(a, b, c, out, alpha, beta)
+            call(a, b, c, out, alpha, beta, *extra)
             return
         for at in itertools.product(*(range(extent) for i, extent in enumerate(lead) if i != inner)):
-            moved = [
-                t.as_strided(shape, own, t.storage_offset() + _offset(strides, at, inner))
-                for t, shape, own, strides in (
-                    (a, shape_a, a_strides, outer.a),
-                    (b, shape_b, b_strides, outer.b),
-                    (out, shape_out, out_strides, outer.out),
+            a_, b_, out_, *others = (
+                way and t.as_strided(*way, t.storage_offset() + _offset(strides, at, inner))
+                for t, way, strides in (
+                    (a, (shape_a, a_strides), outer.a),
+                    (b, (shape_b, b_strides), outer.b),
+                    (out, (shape_out, out_strides), outer.out),
+                    *zip((c, *extra), added, steps, strict=False),
                 )
-            ]
-            call(moved[0], moved[1], c, moved[2], alpha, beta)
+            )
+            call(a_, b_, others[0], out_, alpha, beta, *others[1:])
 
-    plain = not (copy_a or copy_b or scaled or sums or len(lead) > 1)
+    plain = not (copy_a or copy_b or sums or len(lead) > 1) and variant.form.plain
     if not plain:
         return prepared
 
@@ -194,7 +208,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
             a, b = b, a
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, None, None, None, 1, launched, 1.0, 0.0,
+            table, None, None, None, None, None, None, 1, launched, 1.0, 0.0,
         )  # fmt: skip
 
     return launch
@@ -213,7 +227,14 @@ def _one_batch(problem: Problem) -> tuple[Problem, int]:
     def keep(strides: tuple[int, ...]) -> tuple[int, ...]:
         return (strides[inner], *strides[-2:])
 
-    walked = [stride * problem.out_dtype.itemsize for i, stride in enumerate(problem.out[:-2]) if i != inner]
+    def aligned(strides: tuple[int, ...], alignment: int) -> int:
+        """Of every call's tensor."""
+        others = (stride for i, stride in enumerate(strides[:-2]) if i != inner)
+        return math.gcd(alignment, *(stride * problem.out_dtype.itemsize for stride in others))
+
+    def kept(view: View) -> View:
+        return View(keep(view.strides), aligned(view.strides, view.alignment))
+
     a, b, out, *others = problem.alignment
     alone = replace(
         problem,
@@ -221,7 +242,8 @@ def _one_batch(problem: Problem) -> tuple[Problem, int]:
         a=keep(problem.a),
         b=keep(problem.b),
         out=keep(problem.out),
-        alignment=(a, b, math.gcd(out, *walked), *others),  # of every call's C
+        epilogue=replace(problem.epilogue, **{name: kept(view) for name, view in problem.epilogue.views.items()}),
+        alignment=(a, b, aligned(problem.out, out), *others),
     )
     return alone, inner
 
@@ -233,7 +255,7 @@ def _offset(strides: tuple[int, ...], at: tuple[int, ...], inner: int) -> int:
 
 def _shapes(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Of A, B and C."""
-    pairs = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
+    pairs = (problem.M, problem.K), (problem.K, problem.columns), (problem.M, problem.N)
     return tuple((*problem.batch, *pair) for pair in pairs)
 
 
@@ -244,7 +266,7 @@ def _given(extents: tuple[int, ...], crossed: bool) -> tuple[int, ...]:
 
 def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     a = host.tma_strides(problem.M, problem.K, problem.a[-2:])
-    b = host.tma_strides(problem.K, problem.N, problem.b[-2:])
+    b = host.tma_strides(problem.K, problem.columns, problem.b[-2:])
     assert a, "aligned() leaves operands that TMA can stride over"
     assert b, "aligned() leaves operands that TMA can stride over"
     return (*problem.a[:-2], *a), (*problem.b[:-2], *b)
@@ -264,13 +286,57 @@ def _out_strides(problem: Problem) -> tuple[int, ...]:
     return (*problem.out[:-2], *pair)
 
 
+def _view(problem: Problem, name: str) -> View | None:
+    """Of a tensor of the epilogue, by its name in `gemm.Form`."""
+    if name == "addend":
+        return View(problem.c, problem.alignment[3]) if problem.c is not None and problem.scaled else None
+    view: View | None = getattr(problem.epilogue, name)
+    return view
+
+
+def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and strides in which a tensor of the epilogue is handed over, None for one that there is not."""
+    kind, view = getattr(form, name), _view(problem, name)
+    columns = problem.N if name == "residual" else problem.columns
+    match kind:
+        case "":
+            return None
+        case "columns" | "rows":
+            return (columns if kind == "columns" else problem.M,), (1,)
+    assert view, f"the form has {name}, and the problem has not"
+    *batch, row, column = view.strides
+    if kind == "staged":  # the stride of an extent of 1 is free, and TMA takes 8
+        row, column = (1, column if problem.N > 1 else 8) if form.by_columns else (row if problem.M > 1 else 8, 1)
+    shape, strides = (*problem.batch, problem.M, columns), (*batch, row, column)
+    return _given(shape, form.crossed), _given(strides, form.crossed)
+
+
+def _kind(problem: Problem, view: View | None, staged: bool, by_columns: bool) -> str:
+    """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be as C does."""
+    if view is None:
+        return ""
+    *batch, row, column = view.strides
+    size, outer, inner = problem.out_dtype.itemsize, row, column
+    if by_columns:
+        outer, inner = column, row
+    single = problem.N == 1 if by_columns else problem.M == 1
+    whole = all(step and step * size % 16 == 0 for step in ([] if single else [outer]) + batch)
+    if staged and inner == 1 and whole and view.alignment >= 16:
+        return "staged"
+    if not any(batch) and (row == 0 or problem.M == 1) and column == 1:
+        return "columns"
+    if not any(batch) and column == 0 and row == 1:
+        return "rows"
+    return "batch" if problem.batch else "matrix"
+
+
 def _pieces(problem: Problem, config: HopperConfig) -> int:
     return min(config.split_k, -(-problem.K // config.tile_k))
 
 
 def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, fit: int) -> Variant:
     """Of a problem as the kernel computes it. `fit`: clusters that surely run at the same time."""
-    rows, columns = schedule.cluster_tiles(config, problem.M, problem.N)
+    rows, columns = schedule.cluster_tiles(config, problem.M, problem.columns)
     items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
     layout = "".join("n" if strides[-1] == 1 else "t" for strides in _operand_strides(problem))
     once = items <= fit and not config.stream_k
@@ -287,6 +353,11 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
     ]
     width = fits[0] if fits else 1
     staged = width == whole and (size == 2 or not by_columns) and config.store_buffers > 0
+    may = {"aux": staged, "residual": staged and not config.split}  # one tensor is fetched, and for the output
+    may["addend"] = may["residual"] and not (
+        problem.epilogue.residual or problem.epilogue.aux or problem.epilogue.gated
+    )
+    kinds = {name: _kind(problem, _view(problem, name), may.get(name, False), by_columns) for name in _ADDED}
     form = rung.form(
         width=whole if staged else 1 if by_columns else width,
         by_columns=by_columns,
@@ -296,7 +367,9 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
         ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
         once=once,
         scaled=problem.scaled,
-        addend=problem.c is not None and problem.scaled,
+        function=problem.epilogue.function,
+        gated=problem.epilogue.gated,
+        **kinds,
     )
     return Variant(unscheduled(config), form, problem.dtype, problem.out_dtype, layout)
 
@@ -317,8 +390,11 @@ def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    M, N, K, L = (cute.sym_int() for _ in range(4))
     form = variant.form
+    M, K, L = (cute.sym_int() for _ in range(3))
+    granule = 8 if form.gated and variant.layout[1] == "n" else 16 // variant.out_dtype.itemsize if form.staged else 1
+    N = cute.sym_int(divisibility=granule) if form.gated else cute.sym_int()
+    columns = cute.sym_int() if form.gated else N  # of B
 
     def tensor(dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int) -> Any:
         shape, strides = _given((rows, columns), form.crossed), _given(pair, form.crossed)
@@ -331,19 +407,33 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
         outer = cute.sym_int64(divisibility=8)
         return tensor(variant.dtype, rows, columns, (outer, 1) if letter == "n" else (1, outer), 8)
 
-    a, b = operand(M, K, variant.layout[0]), operand(K, N, variant.layout[1])
-    if form.by_columns:
-        c = tensor(variant.out_dtype, M, N, (1, cute.sym_int64(divisibility=form.width)), form.width)
-    else:
-        strided = form.width == 1
-        pair = (cute.sym_int64(), cute.sym_int64()) if strided else (cute.sym_int64(divisibility=form.width), 1)
-        c = tensor(variant.out_dtype, M, N, pair, form.width)
-    addend = None
-    if form.addend:
-        strides = (cute.sym_int64(), cute.sym_int64())
-        size = variant.dtype.itemsize
-        shape = _given((M, N), form.crossed)
-        addend = make_fake_tensor(host.NUMERIC[variant.dtype], shape, strides, assumed_align=size)
+    a, b = operand(M, K, variant.layout[0]), operand(K, columns, variant.layout[1])
+
+    def like_c(columns: Any, width: int) -> Any:
+        """A matrix, or batch of them, of which so many elements of a row or column can be had at once."""
+        outer = cute.sym_int64(divisibility=width)
+        pair = (1, outer) if form.by_columns else (outer, 1)
+        if width == 1 and not form.by_columns:
+            pair = (outer, cute.sym_int64())
+        return tensor(variant.out_dtype, M, columns, pair, width)
+
+    def one_by_one(dtype: torch.dtype, shape: tuple[Any, ...], strides: Any) -> Any:
+        return make_fake_tensor(host.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize)
+
+    def added(kind: str, columns: Any) -> Any:
+        match kind:
+            case "":
+                return None
+            case "staged":
+                return like_c(columns, form.width)
+            case "columns" | "rows":
+                return one_by_one(variant.out_dtype, (columns if kind == "columns" else M,), (1,))
+        lead = (L,) * (kind == "batch")
+        shape = (*lead, *_given((M, columns), form.crossed))
+        return one_by_one(variant.out_dtype, shape, tuple(cute.sym_int64() for _ in shape))
+
+    c = like_c(N, form.width)
+    extra = [added(getattr(form, name), N if name == "residual" else columns) for name in _ADDED]
     table = host.compact(cutlass.Int32, 1) if form.ordered else None
     split = variant.config.split
     sums = host.compact(cutlass.Float32, 1) if split else None
@@ -354,7 +444,7 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     built = gemm(variant.config, form)
     with host.target_arch():
         return cute.compile(
-            built, a, b, c, table, addend, sums, counters, *scalars, stream, options=f"{host.OPTIONS} {options}"
+            built, a, b, c, table, *extra, sums, counters, *scalars, stream, options=f"{host.OPTIONS} {options}"
         )
 
 
@@ -380,5 +470,5 @@ def shared_memory(gemm: Any, variant: Variant) -> int:
     config, form, dtype = variant.config, variant.form, host.NUMERIC[variant.out_dtype]
     stored = gemm(config, form).stored
     slab = 64 * epilogue.slab_columns(stored, dtype) * variant.out_dtype.itemsize
-    own = slab if form.staged and not epilogue.over_ring(stored, dtype, form.once) else 0
+    own = slab if form.staged and not epilogue.over_ring(stored, dtype, form) else 0
     return config.shared_memory_bytes - config.consumers * config.store_buffers * (SLAB_BYTES - own)

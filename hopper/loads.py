@@ -8,13 +8,12 @@ from cutlass import Int32
 
 
 class Load(NamedTuple):
-    """An operand: its TMA atom, its slices of one tile and where they go (both with the slice or slot last), and which
-    CTAs of the cluster receive what this one loads.
+    """An operand: its TMA atom; of each part of its slices of one tile where it goes and comes from, with the slot or
+    slice last; and which CTAs of the cluster receive what this one loads.
     """
 
     tma: Any
-    source: Any
-    target: Any
+    parts: Any
     mask: Any
 
 
@@ -28,8 +27,8 @@ def slices(load, ring, slot, begin: Int32, count: Int32, back, announces: cutlas
         if cutlass.const_expr(announces):
             ring.announce(slot)
         at, full = begin + i + back * (count - 1 - 2 * i), ring.full + slot.index
-        cute.copy(
-            load.tma, load.source[None, at], load.target[None, slot.index], tma_bar_ptr=full, mcast_mask=load.mask
-        )
+        for part in cutlass.range_constexpr(len(load.parts)):
+            target, source = load.parts[part]
+            cute.copy(load.tma, source[None, at], target[None, slot.index], tma_bar_ptr=full, mcast_mask=load.mask)
         slot = ring.next(slot)
     return slot

@@ -9,7 +9,7 @@ from itertools import product
 from ..device import clusters, l2
 from ..operands import Problem, oriented
 from . import copies, schedule
-from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig
+from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig, gated_reason
 
 # Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
 START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
@@ -55,10 +55,13 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     """
     problem = copies.aligned(problem)
     turned = oriented(problem)[0]
-    M, N, lines = turned.M, turned.N, l2.lines(turned)
+    M, N, lines = turned.M, turned.columns, l2.lines(turned)
     if problem.batch_invariant:
         own = replace(own, k_serpentine=False)
-    return min(_candidates(problem, M, N, sms, own), key=lambda c: _cycles(c, M, N, problem, sms, lines))
+    found = _candidates(problem, M, N, sms, own)
+    if problem.epilogue.gated:
+        found = (c for c in found if gated_reason(c) is None)
+    return min(found, key=lambda c: _cycles(c, M, N, problem, sms, lines))
 
 
 def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -> Iterator[HopperConfig]:

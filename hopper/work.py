@@ -114,7 +114,7 @@ def at(k, config: cutlass.Constexpr, step):
     else:
         n, m = divmod(index, k.by.line)
     m, n = m * config.cluster_m + k.part_b, n * config.cluster_n + k.part_a
-    column, narrow = n * config.tile_n, Int32(0)
+    column, narrow = n * k.columns, Int32(0)
     if cutlass.const_expr(config.elastic):
         column -= 8 * cutlass.max(n - k.wide, 0)
         if n >= k.wide:

@@ -131,6 +131,8 @@ def _prepare(call: Call) -> Plan:
     a, b, c, out = call.a, call.b, call.c, call.out
     shape: tuple[int, ...] = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
     dtype = operands.check_out_dtype(call.out_dtype, a.dtype)
+    if c is not None and dtype != a.dtype:
+        raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
     if call.extra is not None:
         shape = operands.check_extra(call.extra, shape, dtype, a.device)
     if out is not None:
@@ -159,12 +161,14 @@ def _prepare(call: Call) -> Plan:
     device, index = problem.device, problem.device.index
     several = device.type == "cuda" and torch.cuda.device_count() > 1
     empty, size, steps = _EMPTY[device.type], tuple(sample.shape), tuple(sample.stride())
-    bytes_a, bytes_b, bytes_c, bytes_out = (0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample))
+    bytes_a, bytes_b, bytes_c, bytes_out, *bytes_extra = (
+        0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample, *call.tensors)
+    )
 
     def execute(
         a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *extra: Tensor | None
     ) -> Tensor:
-        elsewhere = several and _current_device() != index
+        elsewhere, own = several and _current_device() != index, out is None
         if out is None:
             out = a.new_empty(size, dtype=dtype) if elsewhere or _filled() else empty(size, steps, dtype)
         else:
@@ -177,7 +181,11 @@ def _prepare(call: Call) -> Plan:
             ):
                 check_separate(a, b, c, out, beta)
         if extra:
-            check_extra_separate(a, b, c, out, beta, *extra)
+            aux = extra[2]
+            written = () if own and aux is None else ((out, bytes_out), (aux, bytes_extra[2]))
+            read = zip((a, b, c, *extra), (bytes_a, bytes_b, bytes_c, *bytes_extra), strict=True) if written else ()
+            if any(_near(w, x) for x in read for w in written if w[0] is not x[0]):
+                check_extra_separate(a, b, c, out, beta, *extra)
         if elsewhere:
             with torch.cuda.device(device):
                 launch(a, b, c, out, alpha, beta, *extra)
@@ -186,6 +194,14 @@ def _prepare(call: Call) -> Plan:
         return out
 
     return execute
+
+
+def _near(x: tuple[Tensor | None, int], y: tuple[Tensor | None, int]) -> bool:
+    """Whether the bytes between first and last element of two tensors meet."""
+    if x[0] is None or y[0] is None:
+        return False
+    first, second = x[0].data_ptr(), y[0].data_ptr()
+    return first < second + y[1] and second < first + x[1]
 
 
 def check_separate(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, beta: Any) -> None:

@@ -54,6 +54,12 @@ class Epilogue:
     aux: View | None = None
 
     @property
+    def views(self) -> dict[str, View]:
+        """Of its tensors, those that there are."""
+        found = {"bias": self.bias, "residual": self.residual, "aux": self.aux}
+        return {name: view for name, view in found.items() if view is not None}
+
+    @property
     def activation(self) -> str:
         """Of ACTIVATIONS, or ""."""
         return _GATES[self.function] if self.gated else self.function

@@ -63,6 +63,11 @@ class Problem:
     batch_invariant: bool = False
     epilogue: Epilogue = epilogue.NONE
 
+    @property
+    def columns(self) -> int:
+        """Of B."""
+        return 2 * self.N if self.epilogue.gated else self.N
+
 
 def check_tensor(name: str, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
