@@ -11,7 +11,7 @@ from test_report import Entry, counted, finding, findings, rendered, rows_of, sh
 from test_report import entry as timing
 
 from outblas import configs, machines, registry
-from outblas.report import budgets, claims, ladder, measured_simt, profiles, results, roofline, rungs, simt_runs
+from outblas.report import budgets, claims, compare, ladder, measured_simt, profiles, results, roofline, rungs
 
 CLIMB = rungs.planned("simt")
 V06 = "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,piece_m=4,prefetch=False"
@@ -114,7 +114,8 @@ def test_texts_of_claims_are_unique() -> None:
 
 
 def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
-    runs = {run for run in vars(simt_runs).values() if isinstance(run, simt_runs.Run) and run.provider != "cublas"}
+    named = vars(measured_simt).values()
+    runs = {run for run in named if isinstance(run, compare.Run) and run.provider != "cublas"}
     assert len(runs) == 18
     for run in sorted(runs, key=str):
         config = configs.from_text(registry.load(run.provider).Config, run.config)

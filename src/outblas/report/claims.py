@@ -1,9 +1,9 @@
 """The claims table: what a seed document claims, how that is tested, what came out.
 
 A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement settles in
-`measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against another), `counted_simt` (the same by
-ncu: bank conflicts, traffic), `measured_turing` (both, of tensor cores by mma.sync) and `measured_001` (the same of
-Hopper's climb: power, the L2 cache); `settled` tests them all against the results at hand.
+`measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against another, and ncu's counters),
+`measured_turing` (the same of tensor cores by mma.sync) and `measured_001` (of Hopper's climb: power, the L2 cache);
+`settled` tests them all against the results at hand.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class Settled:
 
 def settled(evidence: Evidence) -> list[Settled]:
     """Every claim, tested: arithmetic first, then by measurement in order of the climb."""
-    from . import arithmetic, counted_simt, measured, measured_001, measured_simt, measured_turing
+    from . import arithmetic, measured, measured_001, measured_simt, measured_turing
 
-    by_measurement = measured, measured_simt, counted_simt, measured_turing, measured_001
+    by_measurement = measured, measured_simt, measured_turing, measured_001
     every = (*arithmetic.CLAIMS, *(claim for module in by_measurement for claim in module.CLAIMS))
     return [Settled(claim, claim.test(evidence)) for claim in every]
 
