@@ -70,7 +70,6 @@ def test_workload_of_a_call(case: str) -> None:
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Problem:
     """A call on a GPU, as far as dispatch can tell."""
     monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
-    monkeypatch.setattr(dispatch, "_capturing", lambda device: False)
     monkeypatch.setattr(dispatch, "lacks", lambda record, problem: None)
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     return replace(asked(empty(64, 64), empty(64, 64).t()), device=torch.device("cuda", 0))
@@ -137,7 +136,7 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
 
 
 def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan made in a capture could not order its tiles."""
+    """No kernel can be compiled there, nor its tiles ordered."""
     prepared = []
     monkeypatch.setattr(dispatch, "_prepare", lambda call: prepared.append(call) or (lambda *_: call.a))
     monkeypatch.setattr(dispatch, "_plans", {})
@@ -149,13 +148,12 @@ def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch: py
         return dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "", ""))
 
     product(0, 128 + 4)
-    monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
+    monkeypatch.setattr(dispatch, "capturing", lambda device: True)
     for starts in ((0, 132), (4, 128), (0, 128), (8, 140)):
         assert product(*starts).data_ptr() == buffer.data_ptr()
     assert len(prepared) == 1
     product(1, 132)  # at 4 bytes
     assert len(prepared) == 2
-    assert len(dispatch._plans) == 1
 
 
 def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken: Callable[..., Any]) -> None:
@@ -171,8 +169,6 @@ def test_batches_and_empty_calls_ask_nothing(on_gpu: Problem, monkeypatch: pytes
     for changed in ({"batch": (2,)}, {"M": 0}, {"device": torch.device("cpu")}):
         dispatch._best_launcher(replace(on_gpu, **changed), "on", nothing=False)
     assert dispatch._best_launcher(on_gpu, "on", nothing=True) is True
-    monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
-    dispatch._best_launcher(on_gpu, "on", nothing=False)
 
 
 def test_tuning_when_first_met(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Know) -> None:

@@ -16,7 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from outblas import (
     FallbackWarning,
     addmm,
-    api,
     batch_invariant,
     choice,
     dispatch,
@@ -26,7 +25,6 @@ from outblas import (
     registry,
 )
 from outblas.autotune import automatic
-from outblas.hopper import host, schedule
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
 from outblas.operands import Problem, problem
@@ -153,7 +151,6 @@ def test_the_kernel_is_fixed_by_architecture_and_dtype() -> None:
 
 def test_what_was_tuned_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(dispatch, "_capturing", lambda device: False)
     monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(dispatch, "_launcher", lambda kernel, config, problem, *, nothing: (kernel, config))
     assert dispatch._best_launcher(asked(64), "on", nothing=False) == ("portable", "")
@@ -261,7 +258,6 @@ def test_graphs_carry_it(on_cpu: list[bool]) -> None:
     assert on_cpu == [True]
 
 
-@pytest.mark.skipif(not api.COMPILES, reason="torch takes compiled calls")
 def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
     named = torch.compile(lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True)
     named(A, B)
@@ -280,36 +276,6 @@ def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
     dispatch.forget()
     torch.compile(inside, backend="eager")(A, B)
     assert on_cpu.pop()
-
-
-@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-def test_compiled_calls_that_torch_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "COMPILES", False)
-    compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend="eager")
-    assert torch.equal(compiled(A, B), A @ B + 1)
-    with batch_invariant(), pytest.raises(ValueError, match="torch would take this call"):
-        compiled(A, B)
-    assert torch.equal(compiled(A, B), A @ B + 1)
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_a_call_first_met_in_a_capture_takes_no_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`portable`, which others take there, would give other bits. The order of tiles cannot be copied in a capture."""
-    monkeypatch.setattr(dispatch, "_capturing", lambda device: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(choice, "kernel_for", lambda problem: choice.PRODUCTION)
-    monkeypatch.setattr(schedule, "clusters", lambda *_: 1)
-    monkeypatch.setattr(host, "load", lambda *_: pytest.fail("compiled"))
-    a, b = normal(300, 16, dtype=BF16), normal(16, 300, dtype=BF16)
-    out = torch.full((300, 300), torch.nan, dtype=BF16)
-    message = "a CUDA graph is being captured, and the order .* make the same call once before capturing"
-    with pytest.raises(RuntimeError, match=message):
-        matmul(a, b, out=out, batch_invariant=True)
-    with pytest.raises(RuntimeError, match=message), batch_invariant():
-        addmm(out, a, b, out=out)
-    assert out.isnan().all()
-    matmul(a, b, out=out)
-    assert torch.equal(out, matmul(a, b, kernel="portable"))
 
 
 # ---- on a GPU ----

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .api import addmm, linear, matmul
+from .capture import warmup
 from .fallback import FallbackWarning
 from .invariance import batch_invariant
 from .registry import Kernel, ladder
@@ -13,7 +14,7 @@ from .registry import Kernel, ladder
 if TYPE_CHECKING:
     from .autotune.automatic import tune
 
-__all__ = ["FallbackWarning", "Kernel", "addmm", "batch_invariant", "ladder", "linear", "matmul", "tune"]
+__all__ = ["FallbackWarning", "Kernel", "addmm", "batch_invariant", "ladder", "linear", "matmul", "tune", "warmup"]
 __version__ = "0.1.0"
 
 

@@ -1,6 +1,6 @@
 """The public calls: they check what they are given and reach the operators, or hand the call to torch.
 
-Gradients are torch's: inputs that need them never reach the operators.
+Gradients, autocast and vmap are the operators' own, and so are torch.compile and torch.export.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import numbers
 from typing import Any, TypeGuard
 
 import torch
-from packaging.version import Version
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from . import configs, eager, epilogue, fallback, invariance, operands, ops, registry
+from . import configs, eager, epilogue, fallback, gradients, invariance, operands, ops, registry, transforms
 from .choice import MODES
 from .dispatch import check_separate
 from .epilogue import Extra
@@ -21,8 +22,9 @@ from .invariance import wanted
 
 Tensor = torch.Tensor
 
-# Under torch 2.11, Dynamo breaks its graph on the check for torch.func transforms and fails inside torch.
-COMPILES = Version(torch.__version__) >= Version("2.13")
+# Whatever stands for a plain tensor while a program is traced, and is one to operators.
+_PLAIN = Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
+_REGISTERED = gradients, transforms  # with the operators, when imported
 
 
 def matmul(
@@ -72,9 +74,8 @@ def matmul(
         TypeError: an argument is of the wrong type.
         ValueError: operands do not fit together, the named kernel cannot take them, or what would take them promises no
             batch-invariance. Nothing is written.
-        RuntimeError: a CUDA graph is being captured, and the call, batch-invariant or of a named kernel, needs an order
-            of tiles on the GPU that the same call before the capture leaves there: others take "portable" then, whose
-            bits may differ. Nothing is written.
+        RuntimeError: a CUDA graph is being captured, and the call's kernel is not on the GPU yet: `outblas.warmup`, or
+            the same call before the capture, puts it there. Nothing is written.
     """
     if bias is not None or activation is not None or residual is not None or aux is not None:
         return _gemm(
@@ -87,12 +88,14 @@ def matmul(
             return done
     if batch_invariant is not None:
         invariance.check(batch_invariant)
+    if out is not None:
+        _check_written((a, b), out=out)
     if _lazy(out):
         _check_tensors(a=a, b=b)
         into = _fresh(out, a=a, b=b)
         how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
         return out.copy_(matmul(a, b, out=into, out_dtype=out_dtype, **how))
-    cause = _outside_operators(a, b) if out is None else _outside_operators(a, b, out)
+    cause = _outside_operators(out, a, b)
     if cause is None and plain and batch_invariant is None:
         if out is None:
             result: Tensor = ops.matmul(a, b)
@@ -100,7 +103,8 @@ def matmul(
         ops.matmul_out(a, b, out)
         return out
     _check_tensors(a=a, b=b, out=out)
-    operands.check_out_dtype(out_dtype, a.dtype)
+    if not _autocast(a):
+        operands.check_out_dtype(out_dtype, a.dtype)
     name, text = _choice(kernel, config)
     mode = _mode(tune)
     if cause is not None:
@@ -108,7 +112,7 @@ def matmul(
             shape = operands.check_pair(a, b)
             if out is not None:
                 operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
-        _refuse(name, cause, out, batch_invariant)
+        _refuse(name, cause, batch_invariant)
         _check_apart(a, b, None, out, 0)
         fallback.notice(cause)
         return fallback.matmul(a, b, out, out_dtype)
@@ -161,12 +165,14 @@ def addmm(
     if batch_invariant is not None:
         invariance.check(batch_invariant)
     _check_tensors(c=c, a=a, b=b, out=out)
+    if out is not None:
+        _check_written((c, a, b), out=out)
     alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
     if _lazy(out):
         fresh = _fresh(out, a=a, b=b) if out is c else _fresh(out, a=a, b=b, c=c)
         how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
         return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, **how))
-    cause = _outside_operators(c, a, b) if out is None else _outside_operators(c, a, b, out)
+    cause = _outside_operators(out, c, a, b)
     name, text = _choice(kernel, config)
     mode = _mode(tune)
     if cause is not None:
@@ -174,7 +180,7 @@ def addmm(
             shape = operands.check_addend(c, a, b)
             if out is not None:
                 operands.check_out(out, shape, a.dtype, a.device)
-        _refuse(name, cause, out, batch_invariant)
+        _refuse(name, cause, batch_invariant)
         _check_apart(a, b, c, out, beta)
         fallback.notice(cause)
         return fallback.addmm(c, a, b, alpha, beta, out)
@@ -215,7 +221,7 @@ def linear(
         raise ValueError(f"w has {w.dim()} dimensions, expected 2 (N, K) or 1 (K)")
     if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
         raise ValueError(f"x.shape is {tuple(x.shape)}, expected (..., {w.shape[-1]}) for w of shape {tuple(w.shape)}")
-    if w.dtype != x.dtype or w.device != x.device:
+    if (w.dtype != x.dtype or w.device != x.device) and not _autocast(x):
         raise ValueError(f"w is {w.dtype} on {w.device}, expected {x.dtype} on {x.device}, as x")
     turned = w.t()
     if bias is None and activation is None and residual is None:
@@ -259,11 +265,13 @@ def _gemm(
     if c is not None:
         alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
     for name, written in (("out", out), ("aux", aux)):
+        if written is not None:
+            _check_written((a, b, c, bias, residual), **{name: written})
         if _lazy(written):
             raise ValueError(f"{name} is a view that negates or conjugates, expected memory as it is")
     name, text = _choice(kernel, config)
     mode = _mode(tune)
-    if cause := _outside_operators(*given.values()):
+    if cause := _outside_operators(out if aux is None else aux, *given.values()):
         extra = Extra(activation, bias, residual, aux)
         if not _nested(*given.values()):
             dtype = operands.check_out_dtype(out_dtype, a.dtype)
@@ -271,7 +279,7 @@ def _gemm(
             shape = operands.check_extra(extra, shape, dtype, a.device)
             if out is not None:
                 operands.check_out(out, shape, dtype, a.device)
-        _refuse(name, cause, out if aux is None else aux, batch_invariant)
+        _refuse(name, cause, batch_invariant)
         _check_apart(a, b, c, out, beta)
         fallback.notice(cause)
         return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
@@ -287,28 +295,37 @@ def _gemm(
     return out
 
 
-_GRADIENTS = "inputs that need gradients"
-
-
-def _outside_operators(*tensors: Tensor) -> str | None:
-    """Why a call must not reach our operators, or None: they take plain strided tensors and know no transforms."""
-    if not COMPILES and torch.compiler.is_compiling():
-        return "torch.compile before torch 2.13"
-    for t in tensors:
+def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
+    """Why a call must not reach our operators, or None: they take strided tensors, and know no forward mode."""
+    for t in tensors if written is None else (*tensors, written):
         kind = type(t)
-        if kind is not Tensor and kind is not torch.nn.Parameter:
+        if kind not in _PLAIN:
             return f"tensor subclass {kind.__name__}"
-        if t.requires_grad and torch.is_grad_enabled():
-            return _GRADIENTS
         if not (t.is_cuda or t.is_cpu):
             return f"{t.device.type} tensors"
         if t.layout is not torch.strided or t.is_nested:
             return f"tensors of layout {'nested' if t.is_nested else t.layout}"
-    if torch.is_autocast_enabled("cuda" if tensors[0].is_cuda else "cpu"):
-        return "autocast"
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return "torch.func transforms and forward-mode gradients"
+    if forward_ad._current_level >= 0:
+        return "forward-mode gradients"
+    if written is not None and not torch.compiler.is_compiling():
+        return _WRITES_IN_TRANSFORM if torch._C._functorch.maybe_current_level() is not None else None
     return None
+
+
+_WRITES_IN_TRANSFORM = "torch.func transforms of a call that writes to its arguments"
+
+
+def _check_written(read: tuple[object, ...], **written: object) -> None:
+    """Autograd cannot go through what a call writes to."""
+    if not torch.is_grad_enabled():
+        return
+    for name, t in written.items():
+        if isinstance(t, Tensor) and t.requires_grad:
+            raise ValueError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
+        if any(isinstance(t, Tensor) and t.requires_grad for t in read):
+            raise ValueError(
+                f"{name} is given with inputs that need gradients, expected no {name} (or torch.no_grad())"
+            )
 
 
 def _check_tensors(**arguments: object) -> None:
@@ -345,7 +362,14 @@ def _mode(tune: object) -> str:
 
 def _lazy(out: object) -> TypeGuard[Tensor]:
     """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it to an operator."""
-    return out is not None and isinstance(out, Tensor) and (out.is_neg() or out.is_conj())
+    if out is None or torch.compiler.is_dynamo_compiling():
+        return False
+    return isinstance(out, Tensor) and (out.is_neg() or out.is_conj())
+
+
+def _autocast(t: Tensor) -> bool:
+    """Whether autocast is about to give tensors like it another dtype."""
+    return (t.is_cuda and torch.is_autocast_enabled("cuda")) or (t.is_cpu and torch.is_autocast_enabled("cpu"))
 
 
 def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
@@ -356,6 +380,8 @@ def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
 
 def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
     """alpha or beta as a Python number that fp32 can hold. Raises TypeError or ValueError."""
+    if torch.compiler.is_dynamo_compiling() and isinstance(value, int | float):  # which may be symbolic
+        return value
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {type(value).__name__}, expected a real number")
     try:
@@ -377,11 +403,9 @@ def _nested(*tensors: Tensor) -> bool:
     return any(t.is_nested for t in tensors)
 
 
-def _refuse(kernel: str, cause: str, out: Tensor | None, batch_invariant: bool | None) -> None:
+def _refuse(kernel: str, cause: str, batch_invariant: bool | None) -> None:
     if kernel:
-        raise ValueError(f"kernel {kernel!r} needs plain tensors outside autograd, and was given {cause}")
-    if out is not None and cause == _GRADIENTS:
-        raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
+        raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
     if wanted(batch_invariant):
         raise invariance.refusal(cause)
 

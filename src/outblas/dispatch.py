@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import choice, configs, fallback, invariance, operands, registry
+from .capture import capturing, not_ready
 from .epilogue import NONE, Epilogue, Extra, apply
 from .operands import Problem
 
@@ -58,17 +59,16 @@ _PLAN_LIMIT = 8192  # kinds of call remembered; beyond it, start over
 
 
 def run(call: Call) -> Tensor:
-    """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together."""
+    """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together, RuntimeError in a
+    capture of a CUDA graph where its kernel is not planned yet."""
     key = _kind(call)
     plan = _plans.get(key)
-    if plan is None and _capturing(call.a.device):
+    if plan is None and capturing(call.a.device):
         plan = _placed_otherwise(call)
     if plan is None:
         if len(_plans) >= _PLAN_LIMIT:
             forget()
-        plan = _prepare(call)
-        if not _capturing(call.a.device):  # the plan of a call first seen in a capture is the simplest, not the best
-            _plans[key] = plan
+        plan = _plans[key] = _prepare(call)
     return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.tensors)
 
 
@@ -113,10 +113,6 @@ def forget() -> None:
     ways.clear()
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _traits(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
 
@@ -154,6 +150,8 @@ def _prepare(call: Call) -> Plan:
             raise invariance.refusal(reason)
         return _by_torch(reason, call.out_dtype, call.extra)
     nothing = problem.K == 0 or call.alpha == 0
+    if capturing(problem.device) and not (nothing or 0 in (problem.M, problem.N, *problem.batch)):
+        raise not_ready()
     if call.kernel:
         launch = _launcher(call.kernel, call.config, problem, nothing=nothing)
     else:
@@ -296,14 +294,11 @@ def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | Non
 
 def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..., None]:
     """The launch of the best kernel known: tuned, else by a rule that covers every call. What was tuned depends on M:
-    a batch-invariant product takes the rule's, in a capture too, where another's bits would differ: RuntimeError if
-    that one cannot be planned there.
+    a batch-invariant product takes the rule's.
     """
     if nothing or 0 in (problem.M, problem.N, *problem.batch):
         return _launcher("portable", "", problem, nothing=nothing)
-    capturing = _capturing(problem.device)
-    by_rule = problem.batch or problem.batch_invariant
-    if not (by_rule or problem.device.type != "cuda" or capturing):
+    if problem.device.type == "cuda" and not (problem.batch or problem.batch_invariant):
         from .autotune import automatic
 
         for kernel, config in automatic.choices(problem, tune):
@@ -316,8 +311,6 @@ def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..
                 fallback.complain(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
     default = choice.kernel_for(problem)
     if default != "portable" and not problem.batch_invariant:
-        if capturing and default == choice.PRODUCTION:  # which copies the order of tiles to the GPU
-            default = "portable"
         try:
             return _launcher(default, "", problem, nothing=False)
         except ImportError as error:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from . import dispatch
+from . import dispatch, ops
 from .dispatch import Call, Plan, tf32_requested
 from .epilogue import Extra
 from .invariance import asked
@@ -33,13 +33,15 @@ _ALIKE = 16  # ways remembered of calls with the same shapes: layouts, dtypes, d
 
 
 class Way(NamedTuple):
-    """From a call to its plan. `matches` takes the tensors of a call: their types, sizes, strides, dtypes, devices and
-    requires_grad, and what torch's dispatcher would do with them, are those of the call that was remembered."""
+    """From a call to its plan. `matches` takes the tensors of a call: their types, sizes, strides, dtypes, devices, the
+    need of gradients, and what torch's dispatcher would do with them, are those of the call that was remembered."""
 
     matches: Callable[..., bool]
     plan: Plan
-    grown: bool  # one requires gradients: they must be off
+    grown: bool | None  # whether gradients are on; None where no tensor needs them
     tf32: bool | None  # None for operands that cannot become tf32
+    aux: tuple[int, ...] | None  # the shape of x, where gradients need it
+    recorded: Callable[..., Tensor] | None  # who runs the plan for autograd
 
 
 def run(
@@ -92,11 +94,13 @@ def run(
     except RuntimeError:  # no address: sparse, wrapped
         return None
     ways: tuple[Way, ...] = _ways.get(key, ())
-    for matches, plan, grown, tf32 in ways:
+    for matches, plan, grows, tf32, aux, recorded in ways:
         if not matches(*tensors) or (tf32 is not None and tf32 is not tf32_requested()):
             continue
-        if grown and _gradients():
-            return None
+        if grows is not None and grows is not _gradients():
+            continue
+        if recorded is not None:
+            return recorded(plan, a, b, c, alpha, beta, batch_invariant, extra, aux)
         if extra is None:
             result: Tensor = plan(a, b, c, out, alpha, beta)
         else:
@@ -114,20 +118,29 @@ def run(
 
 def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor, ...], call: Call) -> None:
     """Remembers the way of a call that has a plan, if now is a moment when operators would do nothing else."""
-    grown = any(t.requires_grad for t in tensors)
+    grows = _gradients() if any(t.requires_grad for t in tensors) else None
+    if grows and (call.out is not None or (call.extra is not None and call.extra.aux is not None)):
+        return
     watched = (
         torch._C._len_torch_dispatch_stack()  # fake tensors, proxies and functionalization are modes too
         or torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
         or torch._C._is_any_autocast_enabled()
-        or (grown and _gradients())
     )
     plain = all(t.data_ptr() and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors)
-    plan = None if watched or not plain else dispatch.planned(call)
+    if watched or not plain:
+        return
+    shape = None
+    if grows and call.extra is not None and call.extra.activation:
+        x = ops.empty_x(call.a, call.b, call.c)
+        call, shape = call._replace(extra=call.extra._replace(aux=x)), tuple(x.shape)
+    plan = dispatch.planned(call)
     if plan is None:
         return
     sizes: Any = [list(t.shape) for t in tensors]
     strides: Any = [list(t.stride()) for t in tensors]
     guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     tf32 = tf32_requested() if tensors[0].dtype is torch.float32 else None
-    _ways[key] = (*ways, Way(guards.check, plan, grown, tf32))
+    from .gradients import recorded
+
+    _ways[key] = (*ways, Way(guards.check, plan, grows, tf32, shape, recorded if grows else None))

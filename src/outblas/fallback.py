@@ -76,9 +76,15 @@ def fused(
     extra: Extra,
 ) -> torch.Tensor:
     """A product and its epilogue, one operator of torch after the other, each rounded as torch rounds it."""
-    x = matmul(a, b, None, out_dtype) if c is None else addmm(c, a, b, alpha, beta, None)
-    if extra.bias is not None:
-        x = x + extra.bias
+    bias = extra.bias
+    if c is not None:
+        x = addmm(c, a, b, alpha, beta, None)
+    elif bias is not None and bias.dim() == 1 and b.dim() == 2 and out_dtype in (None, a.dtype):
+        x, bias = torch.nn.functional.linear(a, b.t(), bias.expand(b.shape[1])), None  # rounded once, as torch's layers
+    else:
+        x = matmul(a, b, None, out_dtype)
+    if bias is not None:
+        x = x + bias
     if extra.aux is not None:
         extra.aux.copy_(x)
     y = apply(x, extra.activation, extra.residual)

@@ -47,5 +47,5 @@ def refusal(cause: str) -> ValueError:
     """For a product that torch would compute."""
     return ValueError(
         f"batch_invariant is True, and torch would take this call ({cause}), which does not promise it: expected "
-        "16-bit or fp32 tensors on an NVIDIA GPU, outside autograd"
+        "16-bit or fp32 tensors on an NVIDIA GPU"
     )

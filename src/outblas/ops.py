@@ -17,22 +17,24 @@ from .invariance import wanted
 
 Tensor = torch.Tensor
 
-_library = torch.library.Library("outblas", "DEF")
-# Defaults cost nothing per call: the dispatcher passes them on unseen.
-_CHOICE = "str kernel='', str config='', str tune='', bool? batch_invariant=None"
-_library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
-_library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
-_library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
-_library.define(
+library = torch.library.Library("outblas", "DEF")
+# Defaults cost nothing per call: the dispatcher passes them on unseen. An argument called `kernel` Inductor would take
+# for one of its own.
+_CHOICE = "str kernel_name='', str config='', str tune='', bool? batch_invariant=None"
+library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
+library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
+library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
+library.define(
     f"addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> ()"
 )
 _GEMM = (
     "Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Scalar alpha=1, Scalar beta=1, "
     f"str activation='', ScalarType? out_dtype=None, {_CHOICE}"
 )
-_library.define(f"gemm({_GEMM}) -> Tensor")
-_library.define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
-_library.define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
+library.define(f"gemm({_GEMM}) -> Tensor")
+library.define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
+library.define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
+library.define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
 # Parameters one by one: collecting them takes 0.2 µs of a call.
@@ -109,6 +111,7 @@ def _run_gemm(
     tune: str = "",
     batch_invariant: bool | None = None,
 ) -> Tensor:
+    _check_scales(c, alpha)
     extra = Extra(activation, bias, residual, aux)
     how = kernel, config, tune, wanted(batch_invariant)
     return run(Call(a, b, c, out, out_dtype, alpha, beta if c is not None else 0, *how, extra))
@@ -119,8 +122,7 @@ def _gemm(*given: Any) -> Tensor:
 
 
 def _gemm_aux(a: Tensor, b: Tensor, c: Tensor | None = None, *rest: Any) -> tuple[Tensor, Tensor]:
-    out_dtype = operands.check_out_dtype(rest[5] if len(rest) > 5 else None, a.dtype)
-    aux = a.new_empty(_shape_of_x(a, b, c), dtype=out_dtype)
+    aux = empty_x(a, b, c, rest[5] if len(rest) > 5 else None)
     return _run_gemm(None, aux, a, b, c, *rest), aux
 
 
@@ -131,8 +133,18 @@ def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
         _written(aux)
 
 
+def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for x. Raises as `_shape_of_x`."""
+    return a.new_empty(_shape_of_x(a, b, c), dtype=operands.check_out_dtype(out_dtype, a.dtype))
+
+
 def _shape_of_x(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[int, ...]:
     return operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+
+
+def _check_scales(c: Tensor | None, alpha: Any) -> None:
+    if c is None and alpha != 1:
+        raise ValueError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
 
 
 def _written(out: Tensor) -> None:
@@ -142,32 +154,32 @@ def _written(out: Tensor) -> None:
 
 
 for _key in ("CPU", "CUDA"):
-    _library.impl("matmul", _matmul, _key)
-    _library.impl("matmul_out", _matmul_out, _key)
-    _library.impl("addmm", _addmm, _key)
-    _library.impl("addmm_out", _addmm_out, _key)
-    _library.impl("gemm", _gemm, _key)
-    _library.impl("gemm_aux", _gemm_aux, _key)
-    _library.impl("gemm_out", _gemm_out, _key)
+    library.impl("matmul", _matmul, _key)
+    library.impl("matmul_out", _matmul_out, _key)
+    library.impl("addmm", _addmm, _key)
+    library.impl("addmm_out", _addmm_out, _key)
+    library.impl("gemm", _gemm, _key)
+    library.impl("gemm_aux", _gemm_aux, _key)
+    library.impl("gemm_out", _gemm_out, _key)
 
 
 # `how` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
-@torch.library.register_fake("outblas::matmul", lib=_library)
+@torch.library.register_fake("outblas::matmul", lib=library)
 def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
     return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
 
 
-@torch.library.register_fake("outblas::matmul_out", lib=_library)
+@torch.library.register_fake("outblas::matmul_out", lib=library)
 def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
     operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
 
 
-@torch.library.register_fake("outblas::addmm", lib=_library)
+@torch.library.register_fake("outblas::addmm", lib=library)
 def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Tensor:
     return a.new_empty(operands.check_addend(c, a, b))
 
 
-@torch.library.register_fake("outblas::addmm_out", lib=_library)
+@torch.library.register_fake("outblas::addmm_out", lib=library)
 def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
@@ -187,6 +199,7 @@ def _checked_gemm(
     *how: Any,
 ) -> tuple[Tensor, Tensor]:
     """New tensors like the output and like x."""
+    _check_scales(c, alpha)
     shape, dtype = _shape_of_x(a, b, c), operands.check_out_dtype(out_dtype, a.dtype)
     result = operands.check_extra(Extra(activation, bias, residual, aux), shape, dtype, a.device)
     if out is not None:
@@ -194,17 +207,17 @@ def _checked_gemm(
     return a.new_empty(result, dtype=dtype), a.new_empty(shape, dtype=dtype)
 
 
-@torch.library.register_fake("outblas::gemm", lib=_library)
+@torch.library.register_fake("outblas::gemm", lib=library)
 def _(*given: Any) -> Tensor:
     return _checked_gemm(None, None, *given)[0]
 
 
-@torch.library.register_fake("outblas::gemm_aux", lib=_library)
+@torch.library.register_fake("outblas::gemm_aux", lib=library)
 def _(*given: Any) -> tuple[Tensor, Tensor]:
     return _checked_gemm(None, None, *given)
 
 
-@torch.library.register_fake("outblas::gemm_out", lib=_library)
+@torch.library.register_fake("outblas::gemm_out", lib=library)
 def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     _checked_gemm(out, aux, *given)
 
@@ -216,3 +229,4 @@ addmm_out = torch.ops.outblas.addmm_out.default
 gemm = torch.ops.outblas.gemm.default
 gemm_aux = torch.ops.outblas.gemm_aux.default
 gemm_out = torch.ops.outblas.gemm_out.default
+activation_backward = torch.ops.outblas.activation_backward.default

@@ -1,0 +1,105 @@
+"""The gradient of an activation: one pass over memory, in fp32, rounded once."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+
+from ..capture import not_ready
+from ..device import language
+from ..device.grid import INT32_MAX
+from ..device.launch import TYPES, arch_of
+from ..epilogue import GATED
+
+Tensor = torch.Tensor
+
+BLOCK = 1024  # elements of a program: a 16-byte vector of 16 bits for each of 128 threads
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _value_and_slope(x, FUNCTION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """f(x) and f'(x)."""
+    if FUNCTION == "relu":
+        # A NaN is no value to cut off.
+        return tl.where(x <= 0, 0.0, x), tl.where(x <= 0, 0.0, 1.0)
+    elif FUNCTION == "gelu":
+        below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
+        return x * below, below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    elif FUNCTION == "gelu_tanh":
+        t = 2 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))) - 1  # tanh
+        slope = 0.7978845608028654 * (1 + 0.134145 * x * x)
+        return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope
+    else:
+        tl.static_assert(FUNCTION == "silu")
+        s = 1 / (1 + tl.exp(-x))
+        return x * s, s * (1 + x * (1 - s))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def backward_kernel(  # type: ignore[no-untyped-def]
+    grad, x, out, elements, columns,
+    FUNCTION: tl.constexpr, GATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`elements` of grad, in rows of `columns`; rows of x and out are twice as wide where it is gated."""
+    start = tl.program_id(0)
+    if WIDE:
+        start = start.to(tl.int64)
+    i = start * BLOCK + tl.arange(0, BLOCK)
+    inside = i < elements
+    g = tl.load(grad + i, mask=inside, other=0.0).to(tl.float32)
+    at = i + i // columns * columns if GATE else i
+    value, slope = _value_and_slope(tl.load(x + at, mask=inside, other=0.0).to(tl.float32), FUNCTION)
+    if GATE:
+        other = tl.load(x + at + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + at + columns, (g * value).to(out.dtype.element_ty), mask=inside)
+        g *= other
+    tl.store(out + at, (g * slope).to(out.dtype.element_ty), mask=inside)
+
+
+def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    """`outblas::activation_backward` of checked CUDA tensors that are not empty.
+
+    Raises RuntimeError in a capture of a CUDA graph that meets a kernel for the first time.
+    """
+    grad, x = grad.contiguous(), x.contiguous()
+    out = torch.empty_like(x)
+    elements, columns, gate = grad.numel(), grad.shape[-1] if grad.dim() else 1, activation in GATED
+    wide = x.numel() > INT32_MAX - BLOCK
+    # out is new memory, and as aligned as can be
+    divisors = tuple(math.gcd(value, 16) for value in (grad.data_ptr(), x.data_ptr(), elements, columns))
+    key = GATED.get(activation, activation), gate, wide, TYPES[x.dtype], divisors
+    with torch.cuda.device(x.device):
+        run = _loaded(key, arch_of(x.device), x.device.index)
+        run[triton.cdiv(elements, BLOCK), 1, 1](grad, x, out, elements, columns, *key[:3], BLOCK)
+    return out
+
+
+@cache
+def _loaded(key: tuple[Any, ...], arch: int, device: int) -> CompiledKernel:
+    """A loaded kernel belongs to one GPU."""
+    if torch.cuda.is_current_stream_capturing():
+        raise not_ready()
+    return compile_for(key, arch)
+
+
+def compile_for(key: tuple[Any, ...], arch: int) -> CompiledKernel:
+    """The kernel for a function, whether it is gated and wide, a pointer's type and divisors; needs no GPU."""
+    *constants, pointer, (grad, x, elements, columns) = key
+    size = "i64" if constants[2] else "i32"
+    names = ("grad", "x", "out", "elements", "columns"), ("FUNCTION", "GATE", "WIDE", "BLOCK")
+    signature = dict(zip(names[0], (pointer, pointer, pointer, size, size), strict=True))
+    signature |= dict.fromkeys(names[1], "constexpr")
+    values = {(i,): value for i, value in enumerate((*constants, BLOCK), start=len(names[0]))}
+    divisors = {(i,): [["tt.divisibility", value]] for i, value in enumerate((grad, x, 16, elements, columns))}
+    with language.lock:
+        source = ASTSource(backward_kernel, signature, values, divisors)
+        return triton.compile(
+            source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4, "enable_fp_fusion": True}
+        )

@@ -1,0 +1,44 @@
+"""CUDA graphs: what a capture must find ready, and what makes it so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def not_ready() -> RuntimeError:
+    """For a call that would compile, load or copy while a graph is being captured."""
+    return RuntimeError(
+        "a CUDA graph is being captured, and the kernel of this call is not on the GPU yet: "
+        "outblas.warmup(function, *args) puts it there, or make the same call once before capturing"
+    )
+
+
+def warmup(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+    """Calls `function(*args, **kwargs)` once, so that a CUDA graph can then capture it: all kernels that its products
+    need, backward passes included if it has them, are compiled, planned and on the GPU when this returns.
+
+    It runs on a stream of its own, as torch recommends before captures, of the current GPU; the current stream waits
+    for it. Without a GPU it is called all the same. Shapes, dtypes, strides and alignments must be those that will be
+    captured; what it returns is dropped, and what it writes stays written.
+
+    Raises RuntimeError inside a capture, TypeError for a `function` that cannot be called, and what `function` raises.
+    """
+    if not callable(function):
+        raise TypeError(f"function is {type(function).__name__}, expected something to call")
+    if not torch.cuda.is_available():
+        function(*args, **kwargs)
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph is being captured: call outblas.warmup before, not inside")
+    own, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    own.wait_stream(current)
+    with torch.cuda.stream(own):
+        function(*args, **kwargs)
+    current.wait_stream(own)
