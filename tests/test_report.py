@@ -122,10 +122,10 @@ MEASURED = entry("cublas", 1.0, check="–"), entry("hopper.tma_wgmma", 0.41), e
 
 def test_every_planned_rung_has_its_place() -> None:
     names = [f"{own}.{rung}" for own, text in RUNGS.items() for rung in text.split()]
-    assert set(names) | {"portable"} == set(rungs.planned())
+    assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
-    assert [rung.name for rung in rungs.climb() if rung.built] == sorted(built, key=rungs.planned().index)
-    assert sorted([*{figure.rung for figure in seeds.FIGURES}, *seeds.WITHOUT_FIGURE]) == sorted(rungs.planned())
+    assert [rung.name for rung in rungs.climb()] == sorted(built, key=rungs.names().index)
+    assert sorted([*{figure.rung for figure in seeds.FIGURES}, *seeds.WITHOUT_FIGURE]) == sorted(rungs.names())
     with pytest.raises(ValueError, match="--ladder is 'nothing'"):
         rungs.climb("nothing")
 
@@ -174,7 +174,7 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim() -> None:
 
 def test_ladder() -> None:
     rows = rows_of("hopper", (4096, 8192), *MEASURED)
-    assert list(rows) == ["simt.warptile", *rungs.planned("hopper")]
+    assert list(rows) == ["simt.warptile", *rungs.names("hopper")]
     first = rows["hopper.tma_wgmma"]
     assert first.at[0].ours is not None
     assert (first.at[0].ours.ratio, first.at[0].gain, first.at[1].ours) == (0.41, None, None)
@@ -204,8 +204,8 @@ def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[in
     assert ladder.default_sizes(name) == sizes
     rows = rows_of(name, sizes)
     start = ["simt.vectorized"] if name == "turing" else []  # where its climb starts from
-    assert list(rows) == start + list(rungs.planned(name))
-    assert rows[rungs.planned(name)[0]].cells()[1] == seed
+    assert list(rows) == start + list(rungs.names(name))
+    assert rows[rungs.names(name)[0]].cells()[1] == seed
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_ladder_command(tmp_path: Path) -> None:
     shown("ladder", "--ladder", "hopper", "--results", file, "--html", html, "--save", saved)
     value = json.loads(saved.read_text())
     assert value["sizes"] == [4096, 8192]
-    assert [rung["rung"] for rung in value["rungs"]] == ["simt.warptile", *rungs.planned("hopper")]
+    assert [rung["rung"] for rung in value["rungs"]] == ["simt.warptile", *rungs.names("hopper")]
     at = [rung["sizes"] for rung in value["rungs"]]
     assert at[1][0]["ours"]["ratio"] == 0.41
     assert at[1][1]["ours"] is at[2][0]["ours"] is None

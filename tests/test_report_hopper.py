@@ -12,7 +12,7 @@ from test_report import Entry, counted, entry, findings, invoke, loaded, rendere
 from outblas import configs, registry
 from outblas.report import claims, compare, ladder, ladder_chart, measured_001, phases, readme, rungs, sizes
 
-CLIMB = rungs.planned("hopper")[:10]
+CLIMB = rungs.names("hopper")[:10]
 
 
 def profile(provider: str, rate: float, n: int = 4096, **changes: Any) -> Entry:

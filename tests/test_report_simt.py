@@ -13,7 +13,7 @@ from test_report import entry as timing
 from outblas import configs, machines, registry
 from outblas.report import budgets, claims, compare, ladder, measured_simt, profiles, results, roofline, rungs
 
-CLIMB = rungs.planned("simt")
+CLIMB = rungs.names("simt")
 V06 = "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,piece_m=4,prefetch=False"
 FIRST, SPLIT, PADDED = "pad=0,piece_n=8", "pad=0", "piece_n=8"
 OPEN = (claims.OPEN, None)

@@ -20,7 +20,6 @@ NOTE = (
     "own float32 TFLOP/s. A line “sm_75” is code compiled for that architecture and loaded as PTX. Registers and what "
     "stands right of them: ncu."
 )
-UNBUILT = "not built yet"
 GPUS = ("H100", "GH200", "T4")
 SIZES = {"simt": (2048, 4096), "turing": (2048, 4096)}  # where the seeds measured; elsewhere DEFAULT_SIZES
 DEFAULT_SIZES = (4096, 8192)
@@ -116,7 +115,6 @@ class Row:
             "rung": rung.name,
             "idea": rung.idea,
             "parent": rung.parent,
-            "built": rung.built,
             "seeds": [figure.record() for figure in self.figures],
             "sizes": [at.record() for at in self.at],
             "profile": None
@@ -139,8 +137,7 @@ class Row:
         shown = [line for at in self.at for line in at.lines()]
         seed = _lines(_seed(figure, self.at[0].n) for figure in self.figures) or text.NONE
         if not shown:
-            state = "not measured" if self.rung.built else UNBUILT
-            return (self.rung.name, seed, text.NONE, text.NONE, state, *[text.NONE] * 5)
+            return (self.rung.name, seed, text.NONE, text.NONE, "not measured", *[text.NONE] * 5)
         profile = self.profile
         return (
             self.rung.name,

@@ -19,7 +19,7 @@ def _steps() -> tuple[Claim, ...]:
     """Every rung against the one below it, by the figures of both."""
     figures = {f.rung: f for f in reversed(seeds.FIGURES) if f.tflops and f.n == N}  # the first of a rung counts
     found = []
-    for below, rung in pairwise(name for name in rungs.planned("hopper") if name in figures):
+    for below, rung in pairwise(name for name in rungs.names("hopper") if name in figures):
         new, old = figures[rung], figures[below]
         assert new.tflops
         assert old.tflops
