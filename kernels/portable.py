@@ -21,12 +21,12 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime.interpreter import InterpretedFunction
 
 from .. import machines
 from ..artifact import Artifact, example
 from ..device import language, launch
-from ..device.grid import MAX_PROGRAMS, group_m, max_registers, needs_int64, pieces_of, tiles
+from ..device.fused import finish, pair
+from ..device.grid import MAX_PROGRAMS, group_m, max_registers, needs_int64, out_columns, pieces_of, tiles
 from ..device.launch import Specialization
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
@@ -48,6 +48,7 @@ __all__ = [
 
 Config = PortableConfig
 BATCH_INVARIANT = True  # one config for all rows, and every element sums over K in the order of its slabs
+EPILOGUES = True
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
@@ -67,15 +68,17 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     out_outer, out_inner, out_m, out_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED_K: tl.constexpr,
+    PRECISION: tl.constexpr, INTERPRETED_K: tl.constexpr, FUNCTION: tl.constexpr, GATED: tl.constexpr, extra,
 ):  # fmt: skip
-    """One tile of out[outer, inner, M, N] = alpha A B + beta C (c is None without one).
+    """One tile of out[outer, inner, M, N] = alpha A B + beta C (c is None without one), or what `fused.finish` makes of
+    that; of a gated pair from BLOCK_N // 2 columns of B and as many of its second half.
 
     Masked lanes may compute offsets that wrap around; every offset that is used is in range. The interpreter needs K as
     a Python number to walk a range (INTERPRETED_K, 0 when compiled), and operands in fp32: its bf16 products are wrong.
     """
     tiles_m = (M + BLOCK_M - 1) // BLOCK_M
-    tiles_n = (N + BLOCK_N - 1) // BLOCK_N
+    WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    tiles_n = (N + WIDTH - 1) // WIDTH
     tile = tl.program_id(0) % (tiles_m * tiles_n)
     product = tl.program_id(0) // (tiles_m * tiles_n)
     outer_index = (product // inner).to(tl.int64)
@@ -85,18 +88,22 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     group_m = tl.minimum(tiles_m - first_m, GROUP_M)
 
     m = (first_m + in_group % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = (in_group // group_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first_n = (in_group // group_m) * WIDTH
+    n = first_n + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     if WIDE:
         m = m.to(tl.int64)
         n = n.to(tl.int64)
         k = k.to(tl.int64)
+    b_column = n
+    if GATED:
+        n, b_column = pair(n, tl.arange(0, BLOCK_N), N, WIDTH)
     # A mask of ones compiles away.
     inside_m = tl.full((BLOCK_M, 1), 1, tl.int1) if EVEN_M else m[:, None] < M
     inside_n = tl.full((1, BLOCK_N), 1, tl.int1) if EVEN_N else n[None, :] < N
 
     a_tile_ptr = a + outer_index * a_outer + inner_index * a_inner + (m[:, None] * a_m + k[None, :] * a_k)
-    b_tile_ptr = b + outer_index * b_outer + inner_index * b_inner + (k[:, None] * b_k + n[None, :] * b_n)
+    b_tile_ptr = b + outer_index * b_outer + inner_index * b_inner + (k[:, None] * b_k + b_column[None, :] * b_n)
     acc = tl.full((BLOCK_M, BLOCK_N), 0, tl.float32)
     ones = tl.full((BLOCK_M, BLOCK_N), 1, tl.float32)
     slab = tl.full((), BLOCK_K, tl.int64) if WIDE else BLOCK_K  # a step of so many strides can be wider than they are
@@ -121,19 +128,22 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         a_tile_ptr += slab * a_k
         b_tile_ptr += slab * b_k
 
-    acc *= alpha
-    if c is not None:
-        c_tile_ptr = c + outer_index * c_outer + inner_index * c_inner + (m[:, None] * c_m + n[None, :] * c_n)
-        acc += beta * tl.load(c_tile_ptr, mask=inside_m & inside_n, other=0.0).to(tl.float32)
-    if INTERPRETED_K and out.dtype.element_ty == tl.bfloat16:  # the interpreter truncates
-        bits = acc.to(tl.int32, bitcast=True)
-        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
-        acc = tl.where(acc == acc, nearest, acc)
-    out_tile_ptr = out + outer_index * out_outer + inner_index * out_inner + (m[:, None] * out_m + n[None, :] * out_n)
-    tl.store(out_tile_ptr, acc.to(out.dtype.element_ty), mask=inside_m & inside_n)
+    PART: tl.constexpr = BLOCK_N if FUNCTION is None else BLOCK_N // 2
+    parts = (acc,)
+    if FUNCTION is not None:  # halves one after the other: all of a large tile take more registers than there are
+        parts = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, PART)), (0, 2, 1)))
+    c_view, out_view = (c, c_outer, c_inner, c_m, c_n), (out, out_outer, out_inner, out_m, out_n)
+    for part in tl.static_range(WIDTH // PART):
+        n = first_n + part * PART + tl.arange(0, PART)
+        if WIDE:
+            n = n.to(tl.int64)
+        inside_n = tl.full((1, PART), 1, tl.int1) if EVEN_N else n[None, :] < N
+        place = (m[:, None], n[None, :], inside_m, inside_n, outer_index, inner_index)
+        sums = parts if GATED else (parts[part],)
+        finish(sums, c_view, out_view, extra, alpha, beta, N, place, FUNCTION, GATED, INTERPRETED_K != 0)
 
 
-_interpreted = InterpretedFunction(matmul_kernel.fn)
+_interpreted = language.interpreted(matmul_kernel)
 
 
 def unsupported(problem: Problem, config: PortableConfig | None = None) -> str | None:
@@ -222,7 +232,7 @@ def artifact(
 @cache
 def _compile(specialization: Specialization, arch: int, device: int | None) -> CompiledKernel:
     """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
-    signature, constants = dict(specialization.signature), {(i,): value for i, value in specialization.constants}
+    signature, constants = dict(specialization.signature), dict(specialization.constants)
     source = ASTSource(matmul_kernel, signature, constants, specialization.attributes)
     with language.lock:
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=specialization.options)
@@ -251,8 +261,10 @@ def _constants(problem: Problem, config: PortableConfig, precision: str, *, inte
     return {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "GROUP_M": group_m(config, problem),
-        "EVEN_M": M % config.block_m == 0, "EVEN_N": N % config.block_n == 0, "EVEN_K": K % config.block_k == 0,
+        "EVEN_M": M % config.block_m == 0, "EVEN_N": N % out_columns(config, problem) == 0,
+        "EVEN_K": K % config.block_k == 0,
         "WIDE": needs_int64(problem, config), "PRECISION": precision, "INTERPRETED_K": K if interpreted else 0,
+        **launch.fused(problem),
     }  # fmt: skip
 
 

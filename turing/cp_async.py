@@ -23,6 +23,8 @@ from ..device.gluon import commit_copies, copy_async, mma, wait_copies
 from ..registry import Kernel
 from . import host, ldmatrix
 
+EPILOGUES = True
+
 
 @dataclass(frozen=True)
 class Config(ldmatrix.Config):
@@ -71,18 +73,23 @@ def pipelined(
     EVEN: gl.constexpr, EVEN_K: gl.constexpr, WIDE: gl.constexpr, MMA: gl.constexpr, A_COPY: gl.constexpr,
     B_COPY: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, ROWS: gl.constexpr, OUT_SHARED: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, A_SINGLE: gl.constexpr, B_SINGLE: gl.constexpr, A_THREADS: gl.constexpr,
-    B_THREADS: gl.constexpr, RUNG: gl.constexpr,
+    B_THREADS: gl.constexpr, RUNG: gl.constexpr, FUNCTION: gl.constexpr, GATED: gl.constexpr, extra,
 ):  # fmt: skip
     """STAGES slabs an iteration, so that buffers have fixed addresses.
 
     One wait and one barrier a slab, before its last products: they say that the next slab is there, and that nobody
-    reads this one any more. Fragments of 16 terms are read while the products of those before run.
+    reads this one any more. Fragments of 16 terms are read while the products of those before run. Of a gated pair half
+    of a tile's columns are the gate's. Outputs of an epilogue are computed half after half: together they would take
+    more registers than there are.
     """
-    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+    WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, WIDTH, GROUP_M)
     a_ptr = a + outer_index * a_outer + inner_index * a_inner
     a_offsets, a_inside, a_index = tiles.slab(first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, A_SINGLE, EVEN, WIDE)
     b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    b_offsets, b_inside, b_index = tiles.slab(first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, B_SINGLE, EVEN, WIDE)
+    b_offsets, b_inside, b_index = tiles.slab(
+        first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, B_SINGLE, EVEN, WIDE, GATED
+    )
     a_tiles = tiles.buffers(STAGES, a.dtype.element_ty, BLOCK_M, BLOCK_K, A_SHARED)
     b_tiles = tiles.buffers(STAGES, b.dtype.element_ty, BLOCK_N, BLOCK_K, B_SHARED)
     for slab in gl.static_range(STAGES - 1):
@@ -115,9 +122,12 @@ def pipelined(
                 a_fragment = a_next
                 b_fragment = b_next
     wait_copies(0)  # those past the end of K would write zeros into outputs
+    HALVES: gl.constexpr = FUNCTION is not None
+    PART: gl.constexpr = BLOCK_N // 2 if HALVES else BLOCK_N
     tiles.finish(
-        tiles.by_rows(acc, OUT_SHARED, ROWS), c, out, alpha, beta, M, N, first_m, first_n, outer_index, inner_index,
-        c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n, BLOCK_M, BLOCK_N, EVEN, WIDE, ROWS,
+        tiles.by_rows(acc, OUT_SHARED, ROWS, HALVES), c, out, alpha, beta, M, N, first_m, first_n,
+        outer_index, inner_index, c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n,
+        BLOCK_M, PART, EVEN, WIDE, ROWS, HALVES, FUNCTION, GATED, extra,
     )  # fmt: skip
 
 

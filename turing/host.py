@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..device import gluon, launch, rung
-from ..device.grid import WARP, group_m, needs_int64, pieces_of, tiles
+from ..device.grid import WARP, group_m, needs_int64, out_columns, pieces_of, tiles
 from ..device.mapping import copies
+from ..epilogue import NONE
 from ..operands import Problem
 from ..registry import Kernel
 from ..space import Axes, Footprint
@@ -81,6 +82,8 @@ class TuringRung(rung.Rung[TuringConfig]):
             return f"config: arch is {config.arch}, expected at most {arch}, the GPU's"
         if problem.dtype == torch.bfloat16 and self.target(config, arch) < 80:
             return "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
+        if problem.epilogue != NONE and not config.stage_out:
+            return "config: stage_out is False, expected True: by way of shared memory an epilogue takes half a tile"
         return None
 
     def described(self, config: TuringConfig, problem: Problem) -> Mapping[str, Any]:
@@ -111,7 +114,7 @@ class TuringRung(rung.Rung[TuringConfig]):
     ) -> launch.Specialization:
         """Divisors only as far as wide loads and stores need them: every further one would be another compile."""
         most = {name: width(config, problem, name) for name in "ab"}
-        most["c"] = most["out"] = 8
+        most |= dict.fromkeys(("c", "out", *launch.EXTRAS), 8)
 
         def divisor(name: str, value: int) -> int:
             operand, is_stride, _ = name.partition("_")
@@ -133,23 +136,23 @@ class TuringRung(rung.Rung[TuringConfig]):
 
     def constants(self, config: TuringConfig, problem: Problem, arch: int) -> dict[str, Any]:
         c = config
-        M, N, K = problem.M, problem.N, problem.K
+        even_n, even_k = problem.N % out_columns(c, problem) == 0, problem.K % c.block_k == 0
         mma = gluon.mma_layout(self.target(c, arch), (c.warps_m, c.warps_n))
         if self._direct:
             slabs = [(gluon.dot_operand(i, mma), None, False, c.threads) for i in range(2)]
         else:
             slabs = [_slab(c, problem, name) for name in "ab"]
-        rows = _rows(c, problem) if c.stage_out else mma
-        return {
+        constants = {
             "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "BLOCK_K": c.block_k, "GROUP_M": group_m(c, problem),
-            "EVEN": M % c.block_m == 0 and N % c.block_n == 0, "EVEN_K": self.steps == 1 and K % c.block_k == 0,
+            "EVEN": problem.M % c.block_m == 0 and even_n, "EVEN_K": self.steps == 1 and even_k,
             "WIDE": needs_int64(problem, c), "MMA": mma, "A_COPY": slabs[0][0], "B_COPY": slabs[1][0],
-            "A_SHARED": slabs[0][1], "B_SHARED": slabs[1][1], "ROWS": rows,
+            "A_SHARED": slabs[0][1], "B_SHARED": slabs[1][1], "ROWS": _rows(c, problem) if c.stage_out else mma,
             "OUT_SHARED": gluon.padded((c.block_m, c.block_n), STAGED_PAD) if c.stage_out else None,
             "STAGES": c.stages, "AHEAD": c.ahead, "A_SINGLE": slabs[0][2], "B_SINGLE": slabs[1][2],
             "A_THREADS": slabs[0][3], "B_THREADS": slabs[1][3],
             "RUNG": self.kernel.name.replace(".", "_"),
         }  # fmt: skip
+        return constants | launch.fused(problem) if self.fused else constants
 
 
 def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool, int]:
@@ -168,8 +171,10 @@ def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool,
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:
-    """Who writes which outputs: neighbouring lanes along the axis along which they are stored, 16 bytes each."""
+    """Who writes which outputs, of an epilogue half after half: neighbouring lanes along the axis along which they are
+    stored, 16 bytes each."""
     wide = launch.WIDEST // problem.out_dtype.itemsize
+    columns = c.block_n if problem.epilogue == NONE else c.block_n // 2
     if problem.out[-2] == 1 and problem.out[-1] != 1:
-        return gluon.registers(copies((c.block_n, c.block_m), wide, c.num_warps).transposed())
-    return gluon.registers(copies((c.block_m, c.block_n), wide, c.num_warps))
+        return gluon.registers(copies((columns, c.block_m), wide, c.num_warps).transposed())
+    return gluon.registers(copies((c.block_m, columns), wide, c.num_warps))

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..epilogue import View
 from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
@@ -29,14 +30,19 @@ class Tile(Protocol):
     def group_m(self) -> int: ...
 
 
+def out_columns(config: Tile, problem: Problem) -> int:
+    """Columns of the output that a tile of block_n columns of B makes."""
+    return config.block_n // (2 if problem.epilogue.gated else 1)
+
+
 def tiles(config: Tile, problem: Problem) -> int:
     """Tiles of one product of the batch."""
-    return -(-problem.M // config.block_m) * -(-problem.N // config.block_n)
+    return -(-problem.M // config.block_m) * -(-problem.N // out_columns(config, problem))
 
 
 def group_m(config: Tile, problem: Problem) -> int:
     """Rows of tiles that are walked together: all there are, where the tiles of so many would not fit 32 bits."""
-    rows, columns = -(-problem.M // config.block_m), -(-problem.N // config.block_n)
+    rows, columns = -(-problem.M // config.block_m), -(-problem.N // out_columns(config, problem))
     return config.group_m if config.group_m * columns <= INT32_MAX else min(config.group_m, rows)
 
 
@@ -47,19 +53,26 @@ def max_registers(threads: int, ctas: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """One launch: how far into a, b, c and out it starts, in elements, and its CTAs."""
+    """One launch: how far into a, b, c, out, bias, residual and aux it starts, in elements, and its CTAs."""
 
-    offsets: tuple[int, int, int, int]
+    offsets: tuple[int, ...]
     programs: int
 
 
 def needs_int64(problem: Problem, config: Tile) -> bool:
     """Whether an index past the edge, or the offset of an element within one matrix, needs 64 bits."""
-    M, N, K = problem.M, problem.N, problem.K
+    M, N, K, columns = problem.M, problem.N, problem.K, problem.columns
     ahead = 16 * config.block_k  # K is rounded up to the slabs of an iteration, at most eight, and as many more
-    reach = max(M + config.block_m, N + config.block_n, K + ahead)
-    shapes = [((M, K), problem.a), ((K, N), problem.b), ((M, N), problem.out), ((M, N), problem.c)]
+    reach = max(M + config.block_m, columns + config.block_n, K + ahead)
+    shapes = [((M, K), problem.a), ((K, columns), problem.b), ((M, N), problem.out), ((M, columns), problem.c)]
+    for name, view in problem.epilogue.views.items():
+        shapes.append(((M, N if name == "residual" else columns), view.strides))
     return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
+
+
+def extras(problem: Problem) -> tuple[View | None, View | None, View | None]:
+    """How bias, residual and aux lie."""
+    return problem.epilogue.bias, problem.epilogue.residual, problem.epilogue.aux
 
 
 def kept_dims(problem: Problem) -> list[int]:
@@ -81,13 +94,14 @@ def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
         ranges[kept[-1]] = range(0, inner, columns)
     if len(kept) == 2:
         ranges[kept[0]] = range(0, outer, rows)
+    extra = [view and view.strides for view in extras(problem)]
     pieces = []
     for index in itertools.product(*ranges):
         first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]
         products = min(rows, outer - first_outer) * min(columns, inner - first_inner)
-        a, b, c, out = (
+        offsets = tuple(
             sum(i * stride for i, stride in zip(index, strides or (), strict=False))
-            for strides in (problem.a, problem.b, problem.c, problem.out)
+            for strides in (problem.a, problem.b, problem.c, problem.out, *extra)
         )
-        pieces.append(Piece((a, b, c, out), products * per_product))
+        pieces.append(Piece(offsets, products * per_product))
     return pieces

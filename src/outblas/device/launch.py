@@ -1,10 +1,12 @@
 """What Triton and Gluon kernels share on the host: arguments, specialization, pieces of a call.
 
-Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then constants of its own.
+Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then constants of its own. One
+with an epilogue has `fused` among these, and takes the views of bias, residual and aux at last, as `fused.finish` does.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,30 +14,33 @@ from typing import Any
 
 import torch
 
+from ..epilogue import NONE, View
 from ..operands import Launch, Problem, dtype_name
-from .grid import INT32_MAX, Piece, kept_dims
+from .grid import INT32_MAX, Piece, extras, kept_dims
 
 Tensor = torch.Tensor
+Path = tuple[int, ...]  # of an argument: its position, and of a part of a tuple that of each part
 
 WIDEST = 16  # bytes of a load or a store
+EXTRAS = "bias", "residual", "aux"
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
 @dataclass(frozen=True)
 class Specialization:
-    """All that the compiler is told: argument types, constants and divisors by position, launch options."""
+    """All that the compiler is told: argument types, constants and divisors by path, launch options."""
 
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[int, Any], ...]
-    divisors: tuple[tuple[int, int], ...]
+    signature: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[Path, Any], ...]
+    divisors: tuple[tuple[Path, int], ...]
     num_warps: int
     num_stages: int
     max_registers: int | None
 
     @property
-    def attributes(self) -> dict[tuple[int, ...], list[list[Any]]]:
+    def attributes(self) -> dict[Path, list[list[Any]]]:
         """The divisors as Triton takes them."""
-        return {(i,): [["tt.divisibility", divisor]] for i, divisor in self.divisors}
+        return {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -86,6 +91,23 @@ def arguments(problem: Problem) -> dict[str, int]:
     return values
 
 
+def fused(problem: Problem) -> dict[str, Any]:
+    """The constants of an epilogue: FUNCTION, None without one, and GATED."""
+    epilogue = problem.epilogue
+    return {"FUNCTION": None if epilogue == NONE else epilogue.function, "GATED": epilogue.gated}
+
+
+def _steps(problem: Problem, name: str, view: View | None) -> dict[str, int | None]:
+    """As a kernel takes them behind the pointer of a view: None where all rows, or else all columns, are the same. What
+    is written has no such."""
+    if view is None:
+        return {}
+    outer, inner = ([0, 0] + [view.strides[i] for i in kept_dims(problem)])[-2:]
+    m, n = view.strides[-2:]
+    steps = (m, n) if name == "aux" else (m or None, n or (None if m else 0))
+    return dict(zip((f"{name}_{axis}" for axis in ("outer", "inner", "m", "n")), (outer, inner, *steps), strict=True))
+
+
 def specialize(
     problem: Problem,
     pieces: Sequence[Piece],
@@ -102,28 +124,47 @@ def specialize(
     `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number; `wide`: sizes and
     strides take 64 bits, for a slab of K can be 2³¹ elements wide where its strides are not.
     """
-    signature: dict[str, str] = {}
-    fixed: list[tuple[int, Any]] = []
-    divisors: list[tuple[int, int]] = []
+    signature: dict[str, Any] = {}
+    fixed: list[tuple[Path, Any]] = []
+    divisors: list[tuple[Path, int]] = []
+
+    def constant(path: Path, value: Any) -> str:
+        fixed.append((path, value))
+        return "constexpr"
+
+    def pointer(path: Path, name: str, dtype: torch.dtype, alignment: int, i: int) -> str:
+        starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
+        divisors.append((path, divisor(name, math.gcd(WIDEST, alignment, *starts))))
+        return TYPES[dtype]
+
+    def number(path: Path, name: str, value: Any) -> str:
+        unused = value == 0 and name.endswith(("_outer", "_inner"))  # without a batch, its indices need no registers
+        if name in constants or value is None or value == 1 or unused:
+            return constant(path, value)
+        divisors.append((path, divisor(name, value)))
+        return "i64" if value > INT32_MAX or (wide and name != "inner") else "i32"
+
     alignment = dict(zip(("a", "b", "out", "c"), problem.alignment, strict=False))
     dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.dtype, "out": problem.out_dtype}
     for i, (name, dtype) in enumerate(dtypes.items()):
-        if name == "c" and problem.c is None:
-            signature[name] = "constexpr"
-            fixed.append((i, None))
-        else:
-            signature[name] = TYPES[dtype]
-            starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
-            divisors.append((i, divisor(name, math.gcd(WIDEST, alignment[name], *starts))))
+        absent = name == "c" and problem.c is None
+        signature[name] = constant((i,), None) if absent else pointer((i,), name, dtype, alignment[name], i)
     signature |= {"alpha": "fp32", "beta": "fp32"}
     for i, (name, value) in enumerate((arguments(problem) | dict(constants)).items(), start=len(signature)):
-        unused = value == 0 and name.endswith(("_outer", "_inner"))  # without a batch, its indices need no registers
-        if name in constants or value == 1 or unused:
-            signature[name] = "constexpr"
-            fixed.append((i, value))
-        else:
-            signature[name] = "i64" if value > INT32_MAX or (wide and name != "inner") else "i32"
-            divisors.append((i, divisor(name, value)))
+        signature[name] = number((i,), name, value)
+    at = len(signature)
+
+    def view_of(i: int, name: str, view: View | None) -> tuple[str, ...]:
+        path = (at, i, 0)
+        first = pointer(path, name, problem.out_dtype, view.alignment, 4 + i) if view else constant(path, None)
+        steps = enumerate(_steps(problem, name, view).items(), start=1)
+        return first, *(number((at, i, j), step, value) for j, (step, value) in steps)
+
+    if problem.epilogue != NONE:
+        views = zip(itertools.count(), EXTRAS, extras(problem), strict=False)
+        signature["extra"] = tuple(itertools.starmap(view_of, views))
+    elif "FUNCTION" in constants:
+        signature["extra"] = constant((at,), None)
     return Specialization(tuple(signature.items()), tuple(fixed), tuple(divisors), num_warps, num_stages, max_registers)
 
 
@@ -133,20 +174,35 @@ Run = Callable[..., None]
 def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], constants: Mapping[str, Any]) -> Launch:
     """The launch of a call; `run(programs)` starts so many CTAs with all arguments of the kernel."""
     has_c = problem.c is not None
+    fused = problem.epilogue != NONE
     tail = (*arguments(problem).values(), *constants.values())
+    if "FUNCTION" in constants and not fused:
+        tail = (*tail, None)
+    steps = [tuple(_steps(problem, *extra).values()) for extra in zip(EXTRAS, extras(problem), strict=True)]
     runs = [(piece.offsets, run(piece.programs)) for piece in pieces]
     first = runs[0][1]
 
     def launch(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
         first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
 
-    def launch_pieces(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
-        for offsets, start in runs:
-            tensors = (a, b, c if has_c else None, out)
-            shifted = (None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=True))
-            start(*shifted, float(alpha), float(beta), *tail)
+    def views(extra: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        return tuple((t, *own) for t, own in zip(extra, steps, strict=True))
 
-    return launch_pieces if len(runs) > 1 else launch
+    def launch_fused(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float, *extra: Tensor | None
+    ) -> None:
+        first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail, views(extra))
+
+    def launch_pieces(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float, *extra: Tensor | None
+    ) -> None:
+        tensors = (a, b, c if has_c else None, out, *extra)
+        for offsets, start in runs:
+            shifted = [None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=False)]
+            last = [views(shifted[4:])] if fused else []
+            start(*shifted[:4], float(alpha), float(beta), *tail, *last)
+
+    return launch_pieces if len(runs) > 1 else launch_fused if fused else launch
 
 
 def _shift(t: Tensor, offset: int) -> Tensor:

@@ -13,6 +13,7 @@ from triton.compiler import CompiledKernel
 from .. import machines
 from ..artifact import Artifact, example
 from ..configs import mistyped, unread_reason
+from ..epilogue import NONE
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
 from ..space import Axes, Footprint, Space
@@ -45,6 +46,11 @@ class Rung(ABC, Generic[C]):
     def entry(self) -> Entry[C]:
         """What the rung's module offers: `unsupported`, `plan`, `artifact`, `precompile` and `space`."""
         return self.unsupported, self.plan, self.artifact, self.precompile, self.space
+
+    @property
+    def fused(self) -> bool:
+        """Whether the kernel has epilogues."""
+        return "FUNCTION" in self.body.arg_names
 
     @property
     @abstractmethod
@@ -125,6 +131,8 @@ class Rung(ABC, Generic[C]):
         """Why this kernel cannot take a call (with this config); None if it can."""
         if reason := launch.unsupported_dtype(problem):
             return reason
+        if problem.epilogue != NONE and not self.fused:
+            return f"has no epilogue beside alpha and C, and was given {problem.epilogue}"
         if problem.device.type != "cuda":
             return f"needs CUDA tensors, and was given tensors on {problem.device}"
         limit = launch.shared_memory_limit(problem.device)
@@ -205,8 +213,7 @@ def _compile(
     body: Any, specialization: Specialization, target: int, as_ptx: bool, device: int | None
 ) -> CompiledKernel:
     """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
-    constants: dict[tuple[int, ...], Any] = {(i,): value for i, value in specialization.constants}
-    signature = dict(specialization.signature)
+    signature, constants = dict(specialization.signature), dict(specialization.constants)
     options = specialization.options | (gluon.OLD_PTX if as_ptx else {})
     compiled = gluon.compile(body, signature, constants, specialization.attributes, target, options)
     if as_ptx:

@@ -9,6 +9,7 @@ out_ptr): by that, `outblas profile --instructions` says which operand an instru
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from . import fused
 from .gluon import mma
 
 
@@ -51,18 +52,22 @@ def inside(index, size, SIZE: gl.constexpr, LAYOUT: gl.constexpr, EVEN: gl.const
 @gluon.jit
 def slab(
     first, size, row_step, k_step, ROWS: gl.constexpr, TERMS: gl.constexpr, LAYOUT: gl.constexpr,
-    K_AXIS: gl.constexpr, SINGLE: gl.constexpr, EVEN: gl.constexpr, WIDE: gl.constexpr,
+    K_AXIS: gl.constexpr, SINGLE: gl.constexpr, EVEN: gl.constexpr, WIDE: gl.constexpr, GATED: gl.constexpr = False,
 ):  # fmt: skip
     """Offsets of an operand's first TERMS along K in the ROWS rows of A, or columns of B, from `first`; which of these
-    lie inside; the terms' indices. The slab has K along K_AXIS; SINGLE: its elements are loaded one at a time. Offsets
-    take half the registers of pointers."""
+    lie inside; the terms' indices. The slab has K along K_AXIS; SINGLE: its elements are loaded one at a time; GATED:
+    the second half of the columns of B lies `size` further. Offsets take half the registers of pointers."""
     row = indices(first, ROWS, gl.SliceLayout(K_AXIS, LAYOUT), WIDE)
+    column = row
+    if GATED:
+        row = gl.arange(0, ROWS, gl.SliceLayout(K_AXIS, LAYOUT))
+        column, row = fused.pair(indices(first, ROWS, gl.SliceLayout(K_AXIS, LAYOUT), WIDE), row, size, ROWS // 2)
     k = indices(0, TERMS, gl.SliceLayout(1 - K_AXIS, LAYOUT), WIDE)
     if SINGLE:
         # LLVM as in Triton 3.6 would pair these indices with those of an operand that is loaded by vectors, as one
         # vector of two shifts, and the bits that overflow from one into the other.
         k = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [k.to(gl.int32)], gl.int32, True, 1).to(k.dtype)
-    inside_rows = inside(row, size, ROWS, gl.SliceLayout(K_AXIS, LAYOUT), EVEN).expand_dims(K_AXIS)
+    inside_rows = inside(column, size, ROWS, gl.SliceLayout(K_AXIS, LAYOUT), EVEN).expand_dims(K_AXIS)
     return row.expand_dims(K_AXIS) * row_step + k.expand_dims(1 - K_AXIS) * k_step, inside_rows, k
 
 
@@ -128,14 +133,19 @@ def products(acc, a_tile, b_tile, TERMS: gl.constexpr, MMA: gl.constexpr):
 
 
 @gluon.jit
-def by_rows(acc, SHARED: gl.constexpr, ROWS: gl.constexpr):
-    """The sums in a layout that writes whole rows, by way of shared memory; as they are where SHARED is None."""
+def by_rows(acc, SHARED: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr = False):
+    """The sums in a layout that writes whole rows, by way of shared memory; as they are where SHARED is None. HALVES:
+    those of the left half of the columns, and those of the right."""
     if SHARED is None:
         return acc
     else:
         tile = gl.allocate_shared_memory(gl.float32, acc.shape, SHARED)
         tile.store(acc)
-        return tile.load(ROWS)
+        if HALVES:
+            PART: gl.constexpr = acc.shape[1] // 2
+            return tile.slice(0, PART, 1).load(ROWS), tile.slice(PART, PART, 1).load(ROWS)
+        else:
+            return tile.load(ROWS)
 
 
 @gluon.jit
@@ -143,16 +153,17 @@ def finish(
     acc, c, out, alpha, beta, M, N, first_m, first_n, outer_index, inner_index,
     c_outer, c_inner, c_m, c_n, out_outer, out_inner, out_m, out_n,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, EVEN: gl.constexpr, WIDE: gl.constexpr, ROWS: gl.constexpr,
+    HALVES: gl.constexpr = False, FUNCTION: gl.constexpr = None, GATED: gl.constexpr = False, extra=None,
 ):  # fmt: skip
-    """out = alpha · acc + beta · c, from registers along rows; c is None without an addend."""
+    """out = alpha · acc + beta · c, from registers along rows, or what `fused.finish` makes of that; c is None without
+    an addend. HALVES: of BLOCK_N columns each, and along rows already."""
     m = indices(first_m, BLOCK_M, gl.SliceLayout(1, ROWS), WIDE)
-    n = indices(first_n, BLOCK_N, gl.SliceLayout(0, ROWS), WIDE)
     inside_m = inside(m, M, BLOCK_M, gl.SliceLayout(1, ROWS), EVEN)
-    inside_n = inside(n, N, BLOCK_N, gl.SliceLayout(0, ROWS), EVEN)
-    mask = inside_m[:, None] & inside_n[None, :]
-    result = gl.convert_layout(acc, ROWS) * alpha
-    if c is not None:
-        c_ptr = c + outer_index * c_outer + inner_index * c_inner + (m[:, None] * c_m + n[None, :] * c_n)
-        result += beta * gl.load(c_ptr, mask=mask, other=0.0).to(gl.float32)
-    out_ptr = out + outer_index * out_outer + inner_index * out_inner + (m[:, None] * out_m + n[None, :] * out_n)
-    gl.store(out_ptr, result.to(out.dtype.element_ty), mask=mask)
+    parts = acc if HALVES else (gl.convert_layout(acc, ROWS),)
+    c_view, out_view = (c, c_outer, c_inner, c_m, c_n), (out, out_outer, out_inner, out_m, out_n)
+    for part in gl.static_range(2 if HALVES and not GATED else 1):
+        n = indices(first_n + part * BLOCK_N, BLOCK_N, gl.SliceLayout(0, ROWS), WIDE)
+        inside_n = inside(n, N, BLOCK_N, gl.SliceLayout(0, ROWS), EVEN)
+        here = (m[:, None], n[None, :], inside_m[:, None], inside_n[None, :], outer_index, inner_index)
+        sums = parts if GATED else (parts[part],)
+        fused.finish(sums, c_view, out_view, extra, alpha, beta, N, here, FUNCTION, GATED, False)

@@ -1,0 +1,107 @@
+"""Device code for what follows a product, in fp32: the way out of Triton's kernels, of Gluon's, and of the interpreter.
+
+Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. A view is (pointer, outer, inner,
+m, n): where a tensor lies and how it steps along batch, rows and columns; its pointer is None without the tensor, its m
+or n where all rows or columns are the same. A place is (m, n, inside_m, inside_n, outer, inner): rows and columns of a
+tile as a column and a row, which of them exist, and the indices of the batch.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activate(x, FUNCTION: tl.constexpr):
+    """One of `epilogue.FUNCTIONS`, x itself for "". NaN and infinities become what torch makes of them."""
+    if FUNCTION == "relu":
+        x = tl.where(x < 0, 0.0, x)
+    elif FUNCTION == "gelu":
+        x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif FUNCTION == "gelu_tanh":  # (1 + tanh u) / 2 = 1 / (1 + exp(-2u))
+        x = x / (1 + tl.exp(-1.5957691216057308 * x * (1 + 0.044715 * x * x)))
+    elif FUNCTION == "silu":
+        x = x / (1 + tl.exp(-x))
+    return x
+
+
+@triton.jit
+def pair(index, column, size, WIDTH: tl.constexpr):
+    """Where the columns of a gated tile, WIDTH of the gate and as many that it multiplies, belong: in the output, in B.
+
+    `index` counts on from the tile's first column of the output as `column` does from 0.
+    """
+    second = column // WIDTH
+    index -= second * WIDTH
+    return index, index + second * size
+
+
+@triton.jit
+def pointers(view, place):
+    """To all elements of a view at a place."""
+    return view[0] + place[4] * view[1] + place[5] * view[2] + (place[0] * view[3] + place[1] * view[4])
+
+
+@triton.jit
+def read(view, place):
+    """A view's elements at a place, as fp32: a column or a row of them where the others are the same."""
+    if view[3] is None:
+        ptr = view[0] + place[4] * view[1] + place[5] * view[2] + place[1] * view[4]
+        x = tl.load(ptr, mask=place[3], other=0.0)
+    elif view[4] is None:
+        ptr = view[0] + place[4] * view[1] + place[5] * view[2] + place[0] * view[3]
+        x = tl.load(ptr, mask=place[2], other=0.0)
+    else:
+        x = tl.load(pointers(view, place), mask=place[2] & place[3], other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def write(ptr, x, place, INTERPRETED: tl.constexpr):
+    """x, rounded to nearest; the interpreter would truncate to bf16."""
+    if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, nearest, x)
+    tl.store(ptr, x.to(ptr.dtype.element_ty), mask=place[2] & place[3])
+
+
+@triton.jit
+def scaled(acc, c_ptr, alpha, beta, place):
+    """alpha · acc + beta · c, for the view of c."""
+    x = acc * alpha
+    if c_ptr[0] is not None:
+        x += beta * read(c_ptr, place)
+    return x
+
+
+@triton.jit
+def biased(acc, c, extra, alpha, beta, place, INTERPRETED: tl.constexpr):
+    """alpha · acc + beta · c + bias, which is stored as aux."""
+    x = scaled(acc, c, alpha, beta, place)
+    if extra[0][0] is not None:
+        x += read(extra[0], place)
+    if extra[2][0] is not None:
+        write(pointers(extra[2], place), x, place, INTERPRETED)
+    return x
+
+
+@triton.jit
+def finish(
+    halves, c, out, extra, alpha, beta, N, place,
+    FUNCTION: tl.constexpr, GATED: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Stores what becomes of a tile's sums: `halves`, one tensor, or two of a gated pair. `extra` are the views of
+    bias, residual and aux; without an epilogue FUNCTION is None, and so is `extra`."""
+    if FUNCTION is None:
+        y = scaled(halves[0], c, alpha, beta, place)
+    else:
+        y = activate(biased(halves[0], c, extra, alpha, beta, place, INTERPRETED), FUNCTION)
+        if GATED:
+            second = (place[0], place[1] + N, place[2], place[3], place[4], place[5])
+            y *= biased(halves[1], c, extra, alpha, beta, second, INTERPRETED)
+        if extra[1][0] is not None:
+            y += read(extra[1], place)
+    out_ptr = pointers(out, place)
+    write(out_ptr, y, place, INTERPRETED)
