@@ -8,13 +8,29 @@ from typing import TYPE_CHECKING, Any
 from .api import addmm, linear, matmul
 from .capture import warmup
 from .fallback import FallbackWarning
+from .inductor import inductor_choice
 from .invariance import batch_invariant
+from .nn import Linear, patch, unpatch
 from .registry import Kernel, ladder
 
 if TYPE_CHECKING:
     from .autotune.automatic import tune
 
-__all__ = ["FallbackWarning", "Kernel", "addmm", "batch_invariant", "ladder", "linear", "matmul", "tune", "warmup"]
+__all__ = [
+    "FallbackWarning",
+    "Kernel",
+    "Linear",
+    "addmm",
+    "batch_invariant",
+    "inductor_choice",
+    "ladder",
+    "linear",
+    "matmul",
+    "patch",
+    "tune",
+    "unpatch",
+    "warmup",
+]
 __version__ = "0.1.0"
 
 
