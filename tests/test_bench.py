@@ -68,25 +68,25 @@ def verdicts(us: float, runs: int = 200, **machine: Any) -> Counter[Verdict]:
     return found
 
 
-def test_equal_providers_are_tied_under_drift_and_noise() -> None:
+def test_equal_providers_are_tied_under_drift_and_noise():
     assert verdicts(100.0)["tied"] >= 195
     assert verdicts(100.0, noise=0.02)["tied"] >= 185  # 95% confidence: at most about one in twenty
     assert verdicts(100.2)["tied"] >= 190  # 0.2% is less than the protocol can tell
 
 
-def test_differences_beyond_the_tolerance_are_found() -> None:
+def test_differences_beyond_the_tolerance_are_found():
     assert verdicts(98.0)["faster"] >= 198
     assert verdicts(102.0)["slower"] >= 198
     assert verdicts(98.0, drift=0.5)["faster"] >= 195
 
 
-def test_ratio_cancels_drift() -> None:
+def test_ratio_cancels_drift():
     times = Machine({"base": 100.0, "other": 80.0}, seed=1, drift=1.0, noise=0.0).burst(16)
     assert max(times["base"]) > 1.4 * min(times["base"])
     assert ratio(times["base"], times["other"]).median == pytest.approx(1.25, rel=0.01)
 
 
-def test_ratio() -> None:
+def test_ratio():
     spread = ratio([10.0, 10.0, 20.0, 10.0, 10.0], [10.0, 5.0, 10.0, 8.0, 4.0])
     assert spread.median == 2.0
     assert (spread.low, spread.high) == (pytest.approx(1.1), pytest.approx(2.3))
@@ -97,7 +97,7 @@ def test_ratio() -> None:
             ratio(base, times)
 
 
-def test_ranks_enclose_the_median() -> None:
+def test_ranks_enclose_the_median():
     assert [_rank(n) for n in (2, 5, 6, 9, 15, 25)] == [0, 0, 0, 1, 3, 7]
     generator = random.Random(0)
     for n in (6, 9, 15, 25):
@@ -108,14 +108,14 @@ def test_ranks_enclose_the_median() -> None:
         assert inside / 2000 >= 0.94
 
 
-def test_a_median_within_the_tolerance_is_a_tie_however_sure() -> None:
+def test_a_median_within_the_tolerance_is_a_tie_however_sure():
     assert ratio([1.004] * 20, [1.0] * 20).verdict(BURST_TOLERANCE) == "tied"
     assert ratio([1.004] * 20, [1.0] * 20).verdict(SUSTAINED_TOLERANCE) == "faster"
     assert ratio([0.9] * 9 + [1.1] * 6, [1.0] * 15).verdict(BURST_TOLERANCE) == "tied"  # unsure
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_rounds_are_balanced(n: int) -> None:
+def test_rounds_are_balanced(n: int):
     names = [f"p{i}" for i in range(n)]
     orders = list(schedule.rounds(names, 2 * n))
     assert all(sorted(order) == names for order in orders)
@@ -126,11 +126,11 @@ def test_rounds_are_balanced(n: int) -> None:
     assert set(followed.values()) == {2}
 
 
-def test_rounds_complete_the_design() -> None:
+def test_rounds_complete_the_design():
     assert [schedule.whole_rounds(n, 15) for n in range(1, 8)] == [16, 16, 18, 16, 20, 18, 28]
 
 
-def test_what_a_provider_does_to_the_next_one_is_shared() -> None:
+def test_what_a_provider_does_to_the_next_one_is_shared():
     """One provider leaves the device 10% slower: with a plain rotation the same one would always pay for it."""
     machine = Machine({"base": 100.0, "hot": 100.0, "other": 100.0}, seed=3, drift=0.0, noise=0.0)
     machine.after["hot"] = 0.1
@@ -140,13 +140,13 @@ def test_what_a_provider_does_to_the_next_one_is_shared() -> None:
     assert min(paid.values()) >= 2
 
 
-def test_turns_put_the_base_around_every_other() -> None:
+def test_turns_put_the_base_around_every_other():
     order = schedule.turns("base", ["a", "b"], 3)
     assert order == ["base", "a", "base", "b", "base", "b", "base", "a", "base", "a", "base", "b", "base"]
     assert schedule.turns("base", [], 2) == ["base", "base", "base"]
 
 
-def test_burst_keeps_rounds_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_burst_keeps_rounds_together(monkeypatch: pytest.MonkeyPatch):
     seen = []
     monkeypatch.setattr(burst, "_turn", lambda warm, batch, clock, idle: seen.append(batch) or (float(batch), 1500.0))
     batches: Any = {"a": (None, 1), "b": (None, 2)}
@@ -158,7 +158,7 @@ def test_burst_keeps_rounds_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ticks) == 4
 
 
-def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch: pytest.MonkeyPatch):
     """A board that slows down all the time: neighbours cancel what a mean over the run would not."""
     machine = Machine({"cublas": 100.0, "ours": 90.0}, seed=0, drift=3.0, noise=0.0)
     monkeypatch.setattr(sustained, "_turn", lambda batch, *rest: Turn(machine.time(batch), 1400.0, 700.0))
@@ -173,19 +173,19 @@ def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch: pytest.Mo
     assert [t.us for t in own] == against
 
 
-def test_clock_compares_each_sm_with_itself() -> None:
+def test_clock_compares_each_sm_with_itself():
     before = [[0, 1_000, 50_000], [1, 900_000, 50_032], [7, 5, 50_000]]
     after = [[1, 900_000 + 160_000, 150_032], [0, 1_000 + 150_000, 150_000]]
     assert clock.mhz(before, after) == pytest.approx(1550)  # 1500 and 1600 MHz; SM 7 stamped once
 
 
-def test_power_is_taken_between_renewals() -> None:
+def test_power_is_taken_between_renewals():
     assert power.mean_power([]) is None
     assert power.mean_power([(1.0, 5000)]) is None
     assert power.mean_power([(1.0, 5000), (1.1, 75_000), (1.2, 145_000)]) == pytest.approx(700)
 
 
-def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch):
     readings = iter([10, 10, 20, 20, 90_000, 90_000, 180_000, 180_000])
     now = iter([1.0, 1.1, 1.2])
     meter = object.__new__(power.EnergyMeter)
@@ -197,7 +197,7 @@ def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch: pytest.Mo
     assert meter.watts() == pytest.approx((180_000 - 20) / 1000 / 0.2)
 
 
-def test_figures() -> None:
+def test_figures():
     spread = ratio([200.0, 200.0], [100.0, 100.0])
     found = record.figures((1024, 2048, 512), [100.0, 100.0], [1500.0, 1500.0], spread, Device(4096 * 132))
     assert found["tflops"] == pytest.approx(2 * 1024 * 2048 * 512 / 100e-6 / 1e12)
@@ -206,18 +206,18 @@ def test_figures() -> None:
     assert record.figures((8, 8, 8), [1.0, 1.0], [1.0, 1.0], spread, Device(None))["utilisation"] is None
 
 
-def test_energy() -> None:
+def test_energy():
     found = record.energy((4096, 4096, 4096), [200.0, 200.0], [700.0, 700.0])
     assert found["joules"] == pytest.approx(0.14)
     assert found["pj_per_flop"] == pytest.approx(0.14e12 / (2 * 4096**3))
     assert set(record.energy((8, 8, 8), [1.0, 1.0], [700.0, None]).values()) == {None}
 
 
-def test_graphs_hold_as_many_calls_as_fill_a_millisecond() -> None:
+def test_graphs_hold_as_many_calls_as_fill_a_millisecond():
     assert [turn.graph_calls(us) for us in (0.5, 3.4, 10.0, 99.0, 400.0)] == [400, 295, 100, 11, 8]
 
 
-def test_providers_by_name() -> None:
+def test_providers_by_name():
     assert split_names("a, b[k=v,k=2],c") == ["a", "b[k=v,k=2]", "c"]
     assert split_names("") == []
     assert providers.parse("cublas").trusted
@@ -254,7 +254,7 @@ def test_providers_by_name() -> None:
         (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str):
     result = invoke("bench", *arguments)
     assert result.exit_code == 2
     text = " ".join(result.stderr.replace("│", " ").split())
@@ -262,7 +262,7 @@ def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str
 
 
 @pytest.mark.no_gpu
-def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(campaign.Campaign, "run", lambda *rest: pytest.fail("timed"))
     saved = tmp_path / "bench.json"
     result = invoke("bench", "--save", str(saved), "--json")
@@ -331,7 +331,7 @@ def run(*entrants: Provider, modes: tuple[str, ...] = ("burst",)) -> dict[tuple[
     return {(r.provider, r.mode): r for r in found}
 
 
-def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine) -> None:
+def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine):
     right, wrong = fake("right", us=150.0), fake("wrong", fault="wrong: 1 of 4 elements", us=1.0)
     crash = fake("crash", crash="out of\nresources", us=3.0)
     records = run(right, wrong, fake("other", refusal="TMA needs 16 bytes", us=2.0), crash)
@@ -351,7 +351,7 @@ def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine) -> None:
     assert records["right", "burst"].verdict == "tied"
 
 
-def test_short_calls_run_in_graphs_and_apart(board: Machine) -> None:
+def test_short_calls_run_in_graphs_and_apart(board: Machine):
     records = run(fake("ours", us=20.0))
     ours = records["ours", "burst"]
     assert (ours.graph, ours.calls, ours.host_us) == (True, 50, 12.0)
@@ -361,7 +361,7 @@ def test_short_calls_run_in_graphs_and_apart(board: Machine) -> None:
     assert (long.graph, long.calls, long.ratio_apart) == (False, 8, None)
 
 
-def test_sustained_reports_no_watts_without_a_counter(board: Machine) -> None:
+def test_sustained_reports_no_watts_without_a_counter(board: Machine):
     records = run(fake("ours", us=150.0), modes=("burst", "sustained"))
     ours = records["ours", "sustained"]
     assert (ours.rounds, ours.watts, ours.pj_per_flop, ours.host_us) == (3, None, None, None)
@@ -376,7 +376,7 @@ RECORD = Record(
 )  # fmt: skip
 
 
-def test_records() -> None:
+def test_records():
     keys = "ratio ratio_low ratio_high tflops us host_us clock_mhz utilisation watts joules pj_per_flop mode check"
     assert set(keys.split()) <= set(RECORD.record())
     assert json.loads(json.dumps(RECORD.record()))["shape"] == [512, 512, 512]
@@ -386,7 +386,7 @@ def test_records() -> None:
     assert (cells["W"], cells["apart"]) == ("–", "1.000")
 
 
-def test_chart(tmp_path: Path) -> None:
+def test_chart(tmp_path: Path):
     base = dataclasses.replace(RECORD, provider="cublas", config="", ratio=1.0, ratio_low=1.0, ratio_high=1.0)
     slow = dataclasses.replace(RECORD, mode="sustained", watts=700.0, joules=0.1, pj_per_flop=1.1)
     large = dataclasses.replace(slow, shape=(1024, 1024, 1024))
@@ -405,13 +405,13 @@ def test_chart(tmp_path: Path) -> None:
         chart.draw({**report, "results": [failed.record()]}, tmp_path / "none.png")
 
 
-def test_suite() -> None:
+def test_suite():
     assert len(shapes.SUITE) == 11
     assert shapes.parse("suite,64, 8x16x24")[-2:] == [(64, 64, 64), (8, 16, 24)]
     assert [shapes.to_text(s) for s in ((4, 4, 4), (8, 16, 24))] == ["4", "8x16x24"]
 
 
-def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch):
     """Without a kernel's name: what was tuned, or the rule's."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: asked.append(how))
@@ -422,7 +422,7 @@ def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> No
         providers.parse("outblas[slots=4]")
 
 
-def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch):
     """Dynamo runs a function eagerly after eight recompilations: the suite has eleven shapes."""
     compiled, compile = [], torch.compile
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 BASE = providers.parse("cublas")
 
 
-def test_cublas_ties_with_itself() -> None:
+def test_cublas_ties_with_itself():
     first, second = Campaign([BASE, BASE]).run([(2048, 2048, 2048)], ["nt"], ["burst"])
     assert (first.provider, second.provider, second.verdict) == ("cublas", "cublas (2)", "tied")
     assert second.ratio == pytest.approx(1, abs=0.01)
@@ -31,7 +31,7 @@ def test_cublas_ties_with_itself() -> None:
     assert 5 < first.host_us < 200  # type: ignore[operator]
 
 
-def test_clock_counts_cycles() -> None:
+def test_clock_counts_cycles():
     clock = Clock()
     clock.start(wait_us=2000)
     torch.cuda._sleep(1_000_000)
@@ -40,13 +40,13 @@ def test_clock_counts_cycles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_cublaslt_best_is_right(dtype: str) -> None:
+def test_cublaslt_best_is_right(dtype: str):
     best = providers.parse("cublaslt-best")
     for layout in LAYOUTS:
         assert best.fault(Case(256, 384, 512, getattr(torch, dtype), layout=layout)) is None
 
 
-def test_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sustained(monkeypatch: pytest.MonkeyPatch):
     """Turns too short to be worth anything, but with every figure."""
     monkeypatch.setattr(sustained.run, "__kwdefaults__", {**sustained.run.__kwdefaults__, "seconds": 1.0})
     first, ours = Campaign([BASE, providers.kernel("portable")], rounds={"sustained": 2}).run(
@@ -62,7 +62,7 @@ def test_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours.joules == pytest.approx(ours.watts * ours.us / 1e6, rel=0.2)  # type: ignore[operator]
 
 
-def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch):
     def prepare(a: Any, b: Any, out: Any) -> Any:
         def call() -> None:
             torch.mm(a, b, out=out)
@@ -78,7 +78,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not record.passed
 
 
-def test_command() -> None:
+def test_command():
     result = CliRunner().invoke(app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)

@@ -29,7 +29,7 @@ def fetch(value: str = "built", facts: dict[str, object] = FACTS) -> str:
     )
 
 
-def test_built_once_then_loaded(folder: Path) -> None:
+def test_built_once_then_loaded(folder: Path):
     assert fetch("first") == "first"
     assert fetch("second") == "first"
     assert fetch("third", {**FACTS, "arch": "sm_100a"}) == "third"
@@ -38,7 +38,7 @@ def test_built_once_then_loaded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no record", "bad record"])
-def test_damaged_objects_are_built_anew(folder: Path, damage: str) -> None:
+def test_damaged_objects_are_built_anew(folder: Path, damage: str):
     fetch("first")
     (path,) = (folder / "objects").glob("*.o")
     match damage:
@@ -54,7 +54,7 @@ def test_damaged_objects_are_built_anew(folder: Path, damage: str) -> None:
     assert fetch("third") == "second"
 
 
-def test_directory_that_others_can_write_is_not_used(folder: Path) -> None:
+def test_directory_that_others_can_write_is_not_used(folder: Path):
     folder.mkdir(mode=0o700)
     folder.chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
@@ -65,19 +65,19 @@ def test_directory_that_others_can_write_is_not_used(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_directory_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.warns(UserWarning, match="belongs to another user"):
         assert fetch() == "built"
 
 
-def test_unwritable_place_costs_speed_only(folder: Path) -> None:
+def test_unwritable_place_costs_speed_only(folder: Path):
     folder.write_text("a file")
     with pytest.warns(UserWarning, match="outblas keeps no compiled kernels"):
         assert fetch() == "built"
 
 
-def test_full_disk_costs_speed_only(folder: Path) -> None:
+def test_full_disk_costs_speed_only(folder: Path):
     def full(built: str, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -86,7 +86,7 @@ def test_full_disk_costs_speed_only(folder: Path) -> None:
     assert not list((folder / "objects").glob("*.o"))
 
 
-def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path) -> None:
+def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path):
     def unloadable(path: Path) -> str:
         raise RuntimeError("cannot map")
 
@@ -96,13 +96,13 @@ def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path) -> None:
     assert got == "second"
 
 
-def test_folder_below_one_that_others_can_write_is_not_used(folder: Path) -> None:
+def test_folder_below_one_that_others_can_write_is_not_used(folder: Path):
     folder.parent.chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
         assert fetch() == "built"
 
 
-def test_prune_keeps_the_newest(folder: Path) -> None:
+def test_prune_keeps_the_newest(folder: Path):
     for i in range(4):
         fetch("x" * 100, {"i": i})
         time.sleep(0.02)
@@ -111,7 +111,7 @@ def test_prune_keeps_the_newest(folder: Path) -> None:
     assert kept == [2, 3]
 
 
-def test_eight_cold_processes_build_once(folder: Path) -> None:
+def test_eight_cold_processes_build_once(folder: Path):
     code = """
 import sys, time
 from pathlib import Path

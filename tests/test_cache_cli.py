@@ -44,7 +44,7 @@ def refusal(*arguments: object) -> str:
     return " ".join(invoke(*arguments, code=2).stderr.replace("│", "").split())
 
 
-def test_ls(path: Path) -> None:
+def test_ls(path: Path):
     text = shown("ls")
     for piece in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "4096 bfloat16 nt", "16x4096x4096 float16 to float32 nn"):
         assert piece in text
@@ -60,13 +60,13 @@ def test_ls(path: Path) -> None:
     assert second["winner"] is None
 
 
-def test_ls_of_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_of_nothing(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(home / "nothing"))
     assert "no results" in shown("ls")
     assert not (home / "nothing").exists()
 
 
-def test_show() -> None:
+def test_show():
     text = shown("show", "4096")
     assert "not done in 30 s" in text
     assert "3 of 3 trials" in text
@@ -79,7 +79,7 @@ def test_show() -> None:
     assert records[0]["gpu"]["name"] == H100.name
 
 
-def test_export_and_import(home: Path) -> None:
+def test_export_and_import(home: Path):
     file, elsewhere = home / "found.json", home / "other" / "tuning.sqlite"
     assert "4 trials, 1 winners" in shown("export", file)
     assert "4 new trials, 1 new winners" in shown("import", file, "--store", elsewhere)
@@ -93,7 +93,7 @@ def test_export_and_import(home: Path) -> None:
     assert "sha256 is" in refusal("import", file)
 
 
-def test_export_ship(home: Path) -> None:
+def test_export_ship(home: Path):
     invoke("export", "--ship")
     (path,) = (home / "tables").iterdir()
     assert path.name == "NVIDIA_H100_80GB_HBM3.json"
@@ -104,7 +104,7 @@ def test_export_ship(home: Path) -> None:
     assert (home / "folder" / path.name).exists()
 
 
-def test_verify(home: Path, path: Path) -> None:
+def test_verify(home: Path, path: Path):
     invoke("export", "--ship")
     assert shown("verify") == "no problems\n"
     file = home / "found.json"
@@ -120,14 +120,14 @@ def test_verify(home: Path, path: Path) -> None:
     assert "no JSON" in shown("verify", file, code=1)
 
 
-def test_verify_of_a_damaged_store(path: Path) -> None:
+def test_verify_of_a_damaged_store(path: Path):
     path.write_text("garbage" * 1000)
     assert "cannot be read" in shown("verify", code=1)
     assert path.read_text().startswith("garbage")
     assert "cannot be read" in invoke("ls").stderr
 
 
-def test_prune_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_command(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "fingerprints", lambda kernels: dict.fromkeys(kernels, "abc") | {"simt.naive": "new"})
     assert shown("prune", "--stale", "--kernel", "hopper.hilbert") == "0 trials and winners removed\n"
     assert shown("prune", "--stale") == "1 trials and winners removed\n"
@@ -137,7 +137,7 @@ def test_prune_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list((path.parent / "objects").glob("*.o"))
 
 
-def test_fingerprints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fingerprints(capsys: pytest.CaptureFixture[str]):
     found = command.fingerprints(["hopper.hilbert", "portable", "nothing.here"])
     assert sorted(found) == ["hopper.hilbert", "portable"]
     assert all(found.values())
@@ -164,17 +164,17 @@ def test_fingerprints(capsys: pytest.CaptureFixture[str]) -> None:
         (("prune", "--older-than", "99999w"), "expected a number from 0"),
     ],
 )
-def test_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+def test_usage_errors(arguments: tuple[str, ...], message: str):
     assert message in refusal(*arguments)
 
 
-def test_a_store_of_a_newer_version_is_a_usage_error(path: Path) -> None:
+def test_a_store_of_a_newer_version_is_a_usage_error(path: Path):
     sql(path, "PRAGMA user_version = 9")
     for arguments in (("ls",), ("show", "4096"), ("verify",), ("prune", "--kernel", "x")):
         assert "version 9" in refusal(*arguments)
 
 
-def test_import_into_what_cannot_be_written_is_an_error(home: Path) -> None:
+def test_import_into_what_cannot_be_written_is_an_error(home: Path):
     file = home / "found.json"
     invoke("export", file)
     assert "lost when the process ends" in refusal("import", file, "--store", file / "x.sqlite")

@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_ready_or_refused(name: str, captured: Callable[[bool], None]) -> None:
+def test_a_call_is_ready_or_refused(name: str, captured: Callable[[bool], None]):
     call = CALLS[name]
     captured(True)
     for _ in range(3):
@@ -59,7 +59,7 @@ def test_a_call_is_ready_or_refused(name: str, captured: Callable[[bool], None])
         call()
 
 
-def test_nothing_is_written_by_what_is_refused(captured: Callable[[bool], None]) -> None:
+def test_nothing_is_written_by_what_is_refused(captured: Callable[[bool], None]):
     captured(True)
     out = torch.full((6, 4), torch.nan)
     with pytest.raises(RuntimeError, match=MESSAGE):
@@ -67,7 +67,7 @@ def test_nothing_is_written_by_what_is_refused(captured: Callable[[bool], None])
     assert out.isnan().all()
 
 
-def test_what_needs_no_kernel_passes(captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_no_kernel_passes(captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch):
     captured(True)
     assert matmul(A[:0], B).shape == (0, 4)
     assert not matmul(A[:, :0], B[:0]).any()
@@ -79,14 +79,14 @@ def test_what_needs_no_kernel_passes(captured: Callable[[bool], None], monkeypat
     assert torch.equal(linear(A, B.t(), B[0]), A @ B + B[0])
 
 
-def test_nothing_is_tuned_or_looked_up_there(captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tuned_or_looked_up_there(captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     captured(True)
     with pytest.raises(RuntimeError, match=MESSAGE):
         matmul(A, B, tune="on")
 
 
-def test_warmup_passes_arguments_and_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_passes_arguments_and_errors_on(monkeypatch: pytest.MonkeyPatch):
     given: list[Any] = []
     assert outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2) is None
     assert given == [((1,), {"function": 2})]

@@ -44,7 +44,7 @@ def kernels(known: Knowledge) -> list[str]:
 # Places and their order.
 
 
-def test_nothing_known() -> None:
+def test_nothing_known():
     known = Knowledge(H100, Path("/nonexistent/tuning.sqlite"), Path("/nonexistent/tables"))
     assert known.choices(SQUARE) == ()
     assert [place for place, _ in known.steps(SQUARE)] == [HERE, MODEL, SHIPPED, COUSIN, "model"]
@@ -52,7 +52,7 @@ def test_nothing_known() -> None:
     assert [said for _, said in known.steps(SQUARE)] == [nothing] * 4 + ["no config that won somewhere runs here"]
 
 
-def test_places_in_order(know: Know) -> None:
+def test_places_in_order(know: Know):
     here = winner(0), winner(1, workload=NEAR)
     shipped = winner(2), winner(3, workload=NEAR), winner(4, gpu=H200)
     known = know(*here, shipped=shipped)
@@ -69,30 +69,30 @@ def test_places_in_order(know: Know) -> None:
     assert 195 < float(near[0].why.split()[-4]) < 205  # twice the 100 µs there
 
 
-def test_other_software_of_the_same_model_counts_less(know: Know) -> None:
+def test_other_software_of_the_same_model_counts_less(know: Know):
     known = know(winner(5, gpu=OLDER, ratio=1.5), winner(0))
     assert {k.origin for k in known.known} == {HERE, MODEL}
     assert configs(known) == [0]
     assert know(winner(5, gpu=OLDER)).choices(SQUARE)[0].why.startswith(MODEL)
 
 
-def test_the_newest_of_two_sources_counts(know: Know) -> None:
+def test_the_newest_of_two_sources_counts(know: Know):
     assert configs(know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))) == [1]
 
 
-def test_kernels_compete_at_one_workload(know: Know) -> None:
+def test_kernels_compete_at_one_workload(know: Know):
     """The faster by cuBLAS's time, though one was tuned here and the other shipped."""
     slow, fast = winner(0, ratio=0.95), winner(**HILBERT, ratio=1.05)
     for here, shipped in (((slow, fast), ()), ((slow,), (fast,)), ((fast,), (slow,)), ((), (slow, fast))):
         assert kernels(know(*here, shipped=shipped)) == ["hopper.hilbert", "portable"]
 
 
-def test_kernels_compete_at_the_nearest_workload(know: Know) -> None:
+def test_kernels_compete_at_the_nearest_workload(know: Know):
     near = winner(0, workload=NEAR, ratio=0.9), winner(**HILBERT, workload=NEAR)
     assert kernels(know(*near, winner(1, workload=FAR, ratio=2.0))) == ["hopper.hilbert", "portable"]
 
 
-def test_what_won_at_neighbours_is_weighed_by_the_model(know: Know) -> None:
+def test_what_won_at_neighbours_is_weighed_by_the_model(know: Know):
     """Of two winners at neighbours, what it took there and how well it fits here decide, not which is nearer."""
     tall, flat = (to_text(gemm.Config(tile_n=n)) for n in (256, 128))
     asked = replace(SQUARE, N=4096 - 256)
@@ -106,7 +106,7 @@ def test_what_won_at_neighbours_is_weighed_by_the_model(know: Know) -> None:
     assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [flat, tall]
 
 
-def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines() -> None:
+def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines():
     asked, odd = Workload(2048, 2048, 2048), Workload(2048, 2048, 2056)
     packed = prune.problem(asked)
     own, other = (Choice(kernel, "text", "") for kernel in ("hopper.gemm", "portable"))
@@ -119,7 +119,7 @@ def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines() -> None:
     assert choose.suited(own, odd, prune.problem(odd)) == "text"
 
 
-def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know) -> None:
+def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know):
     even, odd = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
     text = to_text(gemm.Config())
     known = know(*(winner(workload=each, kernel="hopper.gemm", config=text) for each in (even, odd)))
@@ -132,19 +132,19 @@ def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know
     assert "copies" in str(know().objection("hopper.gemm", odd, prune.problem(odd)))
 
 
-def test_reach(know: Know) -> None:
+def test_reach(know: Know):
     known = know(winner(0, workload=Workload(4096, 4096, 64)))
     assert configs(known, Workload(4096, 4096, 128)) == [0]
     assert known.choices(Workload(4096, 4096, 192))[0].why.startswith("analytic model")
 
 
-def test_distance() -> None:
+def test_distance():
     one, other = Workload(128, 256, 512), Workload(256, 256, 1024)
     assert choose.distance(one, other) == choose.distance(other, one) == pytest.approx(2**0.5)
     assert choose.distance(one, one) == 0
 
 
-def test_other_dtypes_and_layouts_are_no_neighbours(know: Know) -> None:
+def test_other_dtypes_and_layouts_are_no_neighbours(know: Know):
     kinds = (
         {"dtype": "float16", "out_dtype": "float16"}, {"out_dtype": "float32"}, {"layout": "nn"},
         {"dtype": "tf32", "out_dtype": "float32"},
@@ -154,7 +154,7 @@ def test_other_dtypes_and_layouts_are_no_neighbours(know: Know) -> None:
     assert all(said == "nothing for bfloat16 bfloat16 nt" for _, said in known.steps(SQUARE)[:4])
 
 
-def test_the_nearest_cousin_of_the_same_architecture(know: Know) -> None:
+def test_the_nearest_cousin_of_the_same_architecture(know: Know):
     known = know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200), winner(2, gpu=A100)))
     assert {(k.origin, k.gpu) for k in known.known} == {(COUSIN, H200.name)}
     assert configs(known) == [1]
@@ -162,7 +162,7 @@ def test_the_nearest_cousin_of_the_same_architecture(know: Know) -> None:
     assert know(shipped=(winner(2, gpu=A100),)).known == ()
 
 
-def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know) -> None:
+def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know):
     far = Workload(16384, 16384, 16384)
     small, large = PortableConfig(16, 16, 32, 8, 4, 2), PortableConfig(128, 256, 64, 8, 8, 4)
     known = know(
@@ -178,7 +178,7 @@ def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know) -> None:
     assert "is the fastest of 2 configs that won somewhere" in dict(known.steps(SQUARE))["model"]
 
 
-def test_steps_say_what_each_place_has(know: Know) -> None:
+def test_steps_say_what_each_place_has(know: Know):
     known = know(winner(0, ratio=1.234), shipped=(winner(1, workload=NEAR), winner(2, gpu=H200, workload=FAR)))
     steps = dict(known.steps(SQUARE))
     assert steps[HERE] == "portable[group_m=1] 1.234 of cuBLAS"
@@ -187,7 +187,7 @@ def test_steps_say_what_each_place_has(know: Know) -> None:
     assert steps[COUSIN] == "nearest is 1024x4096x4096 bfloat16 nt, 2.00 away, expected at most 1.5"
 
 
-def test_refusals() -> None:
+def test_refusals():
     assert choose.refusal("portable", "", SQUARE, H100) is None
     assert "block_m is 17" in str(choose.refusal("portable", "block_m=17", SQUARE, H100))
     assert "needs sm_90" in str(choose.refusal("hopper.hilbert", "", SQUARE, A100))
@@ -195,13 +195,13 @@ def test_refusals() -> None:
     assert "name=value" in str(choose.refusal("portable", "tile_m=128", SQUARE, H100))
 
 
-def test_lookups_are_cheap(know: Know) -> None:
+def test_lookups_are_cheap(know: Know):
     known = know(winner(0))
     assert known.choices(SQUARE)
     assert min(timeit.repeat(lambda: known.choices(SQUARE), number=2000, repeat=20)) < 2000 * 2e-6
 
 
-def test_first_lookups_among_many_winners_are_quick(know: Know) -> None:
+def test_first_lookups_among_many_winners_are_quick(know: Know):
     many = [winner(i % 11, workload=Workload(64 * (i % 40 + 1), 64 * (i // 40 + 1), 4096)) for i in range(1000)]
     known = know(shipped=tuple(many))
     began = time.process_time()
@@ -235,7 +235,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path) -> None:
+def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path):
     def content() -> bytes:
         return path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else b""
 
@@ -250,7 +250,7 @@ def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path) -> Non
     assert content() == before
 
 
-def test_a_store_in_a_folder_that_cannot_be_written(path: Path) -> None:
+def test_a_store_in_a_folder_that_cannot_be_written(path: Path):
     files = sorted(path.parent.iterdir())
     path.chmod(0o400)
     path.parent.chmod(0o500)
@@ -261,21 +261,21 @@ def test_a_store_in_a_folder_that_cannot_be_written(path: Path) -> None:
         path.parent.chmod(0o700)
 
 
-def test_rows_that_are_no_winners_are_left_out(path: Path) -> None:
+def test_rows_that_are_no_winners_are_left_out(path: Path):
     with Store(path) as store:
         store.crown(winner(1, workload=NEAR))
     sql(path, "UPDATE winners SET config = '; rm -rf /' WHERE M = 4096")
     assert [k.workload for k in read(path).known] == [NEAR]
 
 
-def test_tables_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+def test_tables_that_cannot_be_read_are_left_out(tmp_path: Path):
     transfer.ship([winner(1)], tmp_path)
     (tmp_path / "0.json").write_text("{}")
     with pytest.warns(UserWarning, match=r"outblas leaves out the tuning table 0\.json"):
         assert configs(read(tmp_path / "no.sqlite")) == [1]
 
 
-def test_tables_that_were_changed_are_left_out(tmp_path: Path) -> None:
+def test_tables_that_were_changed_are_left_out(tmp_path: Path):
     (path,) = transfer.ship([winner(1)], tmp_path)
     content = json.loads(path.read_text())
     content["kernels"][0]["entries"][0][3] = 9.0
@@ -284,7 +284,7 @@ def test_tables_that_were_changed_are_left_out(tmp_path: Path) -> None:
         assert read(tmp_path / "no.sqlite").known == ()
 
 
-def test_shipped_tables_name_configs_that_exist() -> None:
+def test_shipped_tables_name_configs_that_exist():
     tables = [transfer.read_table(path) for path in transfer.TABLES.glob("*.json")]
     assert tables
     for table in tables:

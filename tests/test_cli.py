@@ -20,7 +20,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_list() -> None:
+def test_list():
     result = invoke("list")
     assert result.exit_code == 0
     assert all(kernel.name in result.stdout for kernel in registry.ladder())
@@ -30,13 +30,13 @@ def test_list() -> None:
     assert records[0]["name"] == "hopper.tma_wgmma"
 
 
-def test_list_of_an_unknown_ladder() -> None:
+def test_list_of_an_unknown_ladder():
     result = invoke("list", "nothing")
     assert result.exit_code == 2
     assert "expected a ladder" in result.stderr
 
 
-def test_doctor() -> None:
+def test_doctor():
     result = invoke("doctor", "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == (1 if report["problems"] else 0)
@@ -48,7 +48,7 @@ def test_doctor() -> None:
     assert "hopper.tma_wgmma" in invoke("doctor").stdout
 
 
-def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.MonkeyPatch):
     from outblas import requirements
 
     installed = requirements._installed
@@ -60,7 +60,7 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.M
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify(tmp_path: Path) -> None:
+def test_verify(tmp_path: Path):
     saved = tmp_path / "verify.json"
     result = invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", str(saved))
     assert result.exit_code == 0, result.stdout
@@ -74,7 +74,7 @@ def test_verify(tmp_path: Path) -> None:
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch):
     plan = portable.plan
 
     def broken(*arguments: Any) -> Any:
@@ -101,14 +101,14 @@ def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None
         (("portable", "--layout", "xy"), "--layout is 'xy'"),
     ],
 )
-def test_verify_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+def test_verify_usage_errors(arguments: tuple[str, ...], message: str):
     result = invoke("verify", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
 @pytest.mark.no_gpu
-def test_verify_of_a_kernel_that_cannot_run_here() -> None:
+def test_verify_of_a_kernel_that_cannot_run_here():
     result = invoke("verify", "hopper.tma_wgmma")
     assert result.exit_code == 2
     assert "needs an NVIDIA GPU" in result.stderr
@@ -117,14 +117,14 @@ def test_verify_of_a_kernel_that_cannot_run_here() -> None:
 @pytest.mark.interpreter
 @pytest.mark.compile
 @pytest.mark.no_gpu
-def test_demo() -> None:
+def test_demo():
     result = invoke("demo")
     assert result.exit_code == 0, result.stdout
     assert result.stdout.count("every element exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
 
 
-def test_saved_json_has_a_short_line_for_each_record(tmp_path: Path) -> None:
+def test_saved_json_has_a_short_line_for_each_record(tmp_path: Path):
     records = [{"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]}, said({"us": 1e300, "ratio": None, "check": "exact"})]
     save_json(tmp_path / "saved.json", {"environment": {"sms": 132}, "results": records})
     assert (tmp_path / "saved.json").read_text().splitlines() == [

@@ -61,7 +61,7 @@ def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str |
     )  # fmt: skip
 
 
-def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, store: Store) -> None:
+def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, store: Store):
     (folder / "kill-32x32x32").touch()
     heard: list[Progress] = []
     began = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, stor
     assert store.trials() == trials
 
 
-def test_a_workload_whose_workers_always_die_fails(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_whose_workers_always_die_fails(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cluster, "RESTARTS", 1)
     (folder / "deadly").touch()
     try:
@@ -106,7 +106,7 @@ def test_a_workload_whose_workers_always_die_fails(folder: Path, store: Store, m
     assert found.failures[0].reason.startswith("2 workers died in a row")
 
 
-def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
+def test_an_interrupt_ends_the_workers(folder: Path, store: Store):
     (folder / "tuners").unlink(missing_ok=True)
 
     def interrupt(progress: Progress) -> None:
@@ -120,12 +120,12 @@ def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_arguments_that_no_worker_can_take_are_the_callers_error(store: Store) -> None:
+def test_arguments_that_no_worker_can_take_are_the_callers_error(store: Store):
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         run(store, kernel="hopper.hilbert")
 
 
-def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'outblas\[ray\]'"):
         run(store)
@@ -135,9 +135,7 @@ def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.M
     ("address", "error"),
     [("127.0.0.1:1", ConnectionError), ("head", ValueError), ("ray://127.0.0.1:10001", ValueError)],
 )
-def test_a_wrong_address_is_named(
-    address: str, error: type[Exception], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_address_is_named(address: str, error: type[Exception], store: Store, monkeypatch: pytest.MonkeyPatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(error, match=address):

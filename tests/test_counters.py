@@ -31,7 +31,7 @@ def check(found: Counters, **figures: float) -> None:
     assert {name: getattr(found, name) for name in figures} == pytest.approx(figures)
 
 
-def test_the_recording_is_read_in_base_units() -> None:
+def test_the_recording_is_read_in_base_units():
     launches = parse(RECORDING.read_text())
     providers = ["cublas", "portable", "hopper.tma_wgmma"]
     assert [launch.ranges for launch in launches] == [(p,) for p in (*providers, "cublas", *providers)]
@@ -50,23 +50,23 @@ def test_the_recording_is_read_in_base_units() -> None:
     ("unit", "cell", "value"),
     [("us", "1,234.5", 1234.5), ("msecond", "2", 2000.0), ("ns", "n/a", None), ("ns", "nan", None), ("s", "", None)],
 )
-def test_units_and_values(unit: str, cell: str, value: float | None) -> None:
+def test_units_and_values(unit: str, cell: str, value: float | None):
     header = '"ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum"'
     text = f'{header}\n"","","","","{unit}"\n==PROF== Disconnected\n"0","k","(1, 1, 1)","(2, 3, 4)","{cell}"\n'
     assert parse(text) == [Launch((), "k", (2, 3, 4), (1, 1, 1), {counters.TIME: value})]
 
 
-def test_an_unknown_unit_is_an_error() -> None:
+def test_an_unknown_unit_is_an_error():
     with pytest.raises(ValueError, match=r"the unit of dram__bytes_read\.sum is 'furlong'"):
         parse(RECORDING.read_text().replace('"byte"', '"furlong"'))
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", '"ID","Kernel Name"\n'])
-def test_output_without_launches(text: str) -> None:
+def test_output_without_launches(text: str):
     assert parse(text) == []
 
 
-def test_counters_of_one_launch() -> None:
+def test_counters_of_one_launch():
     c = combine(of_cublas("4096"), FLOP)
     dram = 150_959_872 + 28_364_800
     check(c, us=179.04, tensor_active=0.9472, ipc=0.47, dram_gbs=dram / 179.04e-6 / 1e9)
@@ -81,7 +81,7 @@ def test_counters_of_one_launch() -> None:
     assert len(c.stalls) == 18
 
 
-def test_counters_of_memory_and_of_ffma() -> None:
+def test_counters_of_memory_and_of_ffma():
     (launch,) = of_cublas("4096")
     extra = {
         "l1tex__t_bytes.sum": 2e9,
@@ -100,7 +100,7 @@ def test_counters_of_memory_and_of_ffma() -> None:
     assert (c.global_store_requests, c.global_store_sectors) == (20, 640)
 
 
-def test_split_k_and_its_reduction_add_up() -> None:
+def test_split_k_and_its_reduction_add_up():
     split, reduce = of_cublas("16x4096x4096")
     c = combine([split, reduce], 1.0)
     assert c.dram_read_bytes == 33_707_264 + 532_992
@@ -123,7 +123,7 @@ def test_split_k_and_its_reduction_add_up() -> None:
     assert c.l1_hit_rate is None, "a hit rate of no sectors"
 
 
-def test_missing_columns_are_none_and_not_zero() -> None:
+def test_missing_columns_are_none_and_not_zero():
     dropped = ("dram__bytes_read.sum", "sm__cycles_elapsed.max", counters.conflicts("st"), counters.stall("wait"))
     text = RECORDING.read_text()
     for name in dropped:
@@ -139,7 +139,7 @@ def test_missing_columns_are_none_and_not_zero() -> None:
     assert combine(launches[3:5], 1.0).tensor_active is None
 
 
-def test_metrics_by_architecture() -> None:
+def test_metrics_by_architecture():
     hopper, ampere = counters.metrics(90), counters.metrics(80)
     assert len(set(hopper)) == len(hopper)
     of_wgmma = {counters.stall("gmma"), counters.wavefronts("gmma"), counters.conflicts("gmma")}

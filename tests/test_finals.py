@@ -36,7 +36,7 @@ def run(
     return race
 
 
-def test_a_clear_winner_is_found_at_once() -> None:
+def test_a_clear_winner_is_found_at_once():
     race = run({"slow": 55.0, "fast": 50.0, "slower": 60.0}, noise=0.005)
     assert race.rounds == ROUNDS
     assert race.alive == ["fast"]
@@ -50,7 +50,7 @@ def test_a_clear_winner_is_found_at_once() -> None:
     assert lead.median == pytest.approx(1.1, rel=0.01)
 
 
-def test_nobody_is_dropped_on_few_rounds() -> None:
+def test_nobody_is_dropped_on_few_rounds():
     race = run({"fast": 50.0, "slow": 100.0}, until=BATCH)
     assert race.rounds == BATCH < ROUNDS
     assert not race.over
@@ -58,7 +58,7 @@ def test_nobody_is_dropped_on_few_rounds() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.0005])
-def test_ties_are_as_fast_after_all_rounds(noise: float) -> None:
+def test_ties_are_as_fast_after_all_rounds(noise: float):
     race = run(TIE, noise=noise, seed=1)
     assert race.rounds == MOST_ROUNDS
     assert sorted(race.alive) == ["one", "other"]
@@ -67,7 +67,7 @@ def test_ties_are_as_fast_after_all_rounds(noise: float) -> None:
     assert race.confidence(race.leader, race.times) < 0.98
 
 
-def test_what_the_race_cannot_resolve_is_not_separated() -> None:
+def test_what_the_race_cannot_resolve_is_not_separated():
     race = run(TIE, noise=0.05, seed=1)
     assert race.rounds == MOST_ROUNDS
     assert len(race.alive) == 2
@@ -76,19 +76,19 @@ def test_what_the_race_cannot_resolve_is_not_separated() -> None:
     assert not race.ahead(race.leader, race.alive)
 
 
-def test_ties_are_not_separated_before_the_end() -> None:
+def test_ties_are_not_separated_before_the_end():
     race = run(TIE, until=MOST_ROUNDS - BATCH)
     assert not race.over
     assert not race.separated
 
 
-def test_small_leads_take_more_rounds() -> None:
+def test_small_leads_take_more_rounds():
     rounds = [run({"fast": 50.0, "slow": 50.0 * lead}, noise=0.01, seed=2).rounds for lead in (1.05, 1.006)]
     assert rounds[0] == ROUNDS
     assert ROUNDS < rounds[1] < MOST_ROUNDS
 
 
-def test_a_rival_that_cannot_go_on() -> None:
+def test_a_rival_that_cannot_go_on():
     race = Race(["one", "other", "broken"])
     race.add([100.0] * BATCH, [[50.0] * BATCH, [51.0] * BATCH, [1.0] * BATCH])
     race.remove("broken")
@@ -100,7 +100,7 @@ def test_a_rival_that_cannot_go_on() -> None:
         race.add([100.0], [[50.0], [51.0]])
 
 
-def test_alone() -> None:
+def test_alone():
     race = run({"only": 50.0})
     assert race.rounds == ROUNDS
     assert race.separated
@@ -109,7 +109,7 @@ def test_alone() -> None:
     assert race.order() == ["only"]
 
 
-def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran() -> None:
+def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran():
     """Drift of the clock after they left does not count for or against them."""
     race = run(
         TIE | {"third": 60.0, "fourth": 70.0},
@@ -129,7 +129,7 @@ def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran() -> Non
     drift=st.floats(-0.02, 0.02),
     jumps=st.floats(0.0, 0.5),
 )
-def test_what_all_share_changes_nothing(seed: int, leads: list[float], drift: float, jumps: float) -> None:
+def test_what_all_share_changes_nothing(seed: int, leads: list[float], drift: float, jumps: float):
     """A clock that drifts, and rounds that are slower than others by half."""
     us = {"best": 50.0} | {f"r{i}": 50.0 * lead for i, lead in enumerate(leads)}
     dice = random.Random(seed)
@@ -142,7 +142,7 @@ def test_what_all_share_changes_nothing(seed: int, leads: list[float], drift: fl
     assert race.confidence("best", race.times) > 0.99
 
 
-def test_equal_rivals_are_rarely_called_different() -> None:
+def test_equal_rivals_are_rarely_called_different():
     """A rival as fast as the leader drops out by chance: looks every few rounds make 95% intervals err more often."""
     errors = sum(len(run(TIE, noise=0.01, seed=seed).alive) < 2 for seed in range(200))
     assert errors / 200 < 0.25

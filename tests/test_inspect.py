@@ -39,11 +39,11 @@ KIB = 1024
         ("H200", "bfloat16", 989.5),
     ],
 )
-def test_peaks_are_those_of_the_data_sheets(name: str, dtype: str, data_sheet: float) -> None:
+def test_peaks_are_those_of_the_data_sheets(name: str, dtype: str, data_sheet: float):
     assert machines.find(name).peak_tflops(dtype) == pytest.approx(data_sheet, rel=0.006)
 
 
-def test_peak_and_utilisation_at_another_clock() -> None:
+def test_peak_and_utilisation_at_another_clock():
     h100 = machines.find("h100")
     assert h100.peak_tflops("float32", 1980) == pytest.approx(67, rel=0.01)
     assert h100.peak_tflops("bfloat16", 1500) == pytest.approx(811.0, rel=1e-3)
@@ -64,12 +64,12 @@ def test_peak_and_utilisation_at_another_clock() -> None:
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
-def test_machine_of_a_device(device: str, name: str | None) -> None:
+def test_machine_of_a_device(device: str, name: str | None):
     found = machines.of_device(device)
     assert (found.name if found else None) == name
 
 
-def test_machines() -> None:
+def test_machines():
     assert all(key == machine.name and machine.source for key, machine in machines.MACHINES.items())
     assert [machines.reference(arch).name for arch in (75, 80, 90)] == ["T4", "A100", "H100"]
     with pytest.raises(ValueError, match="machine is 'V100', expected one of: T4, A100, H100, GH200, H200"):
@@ -96,13 +96,13 @@ def test_machines() -> None:
         ("H100", 32, 0, 1056, (0, 0, "threads")),
     ],
 )
-def test_occupancy(machine: str, registers: int, smem_bytes: int, threads: int, expected: tuple[int, int, str]) -> None:
+def test_occupancy(machine: str, registers: int, smem_bytes: int, threads: int, expected: tuple[int, int, str]):
     found = occupancy(machines.find(machine), registers, smem_bytes, threads)
     assert (found.ctas_per_sm, found.warps_per_sm, found.limiter) == expected
     assert found.share == expected[1] / machines.find(machine).warps_per_sm
 
 
-def test_occupancy_refuses_nonsense() -> None:
+def test_occupancy_refuses_nonsense():
     with pytest.raises(ValueError, match="threads is 0, expected at least 1"):
         occupancy(machines.find("T4"), 32, 0, 0)
 
@@ -130,7 +130,7 @@ FFMA = """
 """
 
 
-def test_sass_of_wgmma() -> None:
+def test_sass_of_wgmma():
     code = sass.parse(WGMMA)
     assert [i.name for i in code] == [
         "BRA",
@@ -153,7 +153,7 @@ def test_sass_of_wgmma() -> None:
     assert sass.unit(code) == "float16"
 
 
-def test_sass_of_ffma() -> None:
+def test_sass_of_ffma():
     code = sass.parse(FFMA)
     loop = sass.hot_loop(code)
     assert len(loop) == 7
@@ -178,12 +178,12 @@ def test_sass_of_ffma() -> None:
         ("HFMA2.MMA", 0, "float32"),  # how constants are made
     ],
 )
-def test_flops_and_unit(name: str, flops: int, unit: str) -> None:
+def test_flops_and_unit(name: str, flops: int, unit: str):
     instruction = sass.Instruction(0, name, "R0, R2, R4, R6")
     assert (sass.flops(instruction), sass.unit([instruction])) == (flops, unit)
 
 
-def test_roofline_by_hand() -> None:
+def test_roofline_by_hand():
     found = roofline.intensity((4096, 4096, 4096), (128, 256, 64), 2, 2, sass.parse(WGMMA))
     assert found.dram == pytest.approx(4096 / 3)
     assert found.l2 == pytest.approx(2 * 128 * 256 / ((128 + 256) * 2))
@@ -200,7 +200,7 @@ def test_roofline_by_hand() -> None:
     assert faster.ceilings["compute"] == pytest.approx(h100.peak_tflops("float16", 1980))
 
 
-def test_roofline_of_thin_matrices_and_of_code_without_shared_memory() -> None:
+def test_roofline_of_thin_matrices_and_of_code_without_shared_memory():
     none = sass.parse("        /*0000*/                   FFMA R0, R1, R2, R0 ;")
     found = roofline.intensity((16, 4096, 4096), (16, 64, 64), 2, 4, none)
     assert found.shared is None
@@ -234,7 +234,7 @@ LAB_WAIT: mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], %r2;
 """
 
 
-def test_ptx_opcodes() -> None:
+def test_ptx_opcodes():
     assert machine_code.ptx_instructions(PTX) == {
         "mov.u32": 1,
         "bra": 1,
@@ -249,7 +249,7 @@ def test_ptx_opcodes() -> None:
         cta_threads(".version 8.8")
 
 
-def test_warnings_of_the_assembler() -> None:
+def test_warnings_of_the_assembler():
     log = """ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized in 'k'
 ptxas-blackwell info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored
 ptxas /tmp/k.ptx, line 96; warning : Value of threads per SM is out of range
@@ -278,7 +278,7 @@ def said(log: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("arch", [75, 80, 90])
 # Of the Hopper ladder the ends: tests/test_hopper.py compiles and reads every rung.
 @pytest.mark.parametrize("name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]])
-def test_the_log_is_that_of_the_machine_code(name: str, arch: int) -> None:
+def test_the_log_is_that_of_the_machine_code(name: str, arch: int):
     kernel = registry.find(name)
     if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
         pytest.skip(f"{name} does not run on sm_{arch}")
@@ -302,7 +302,7 @@ def old_ptxas(name: str) -> bool:
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_portable_multiplies_where_it_should(arch: int, dtype: str) -> None:
+def test_portable_multiplies_where_it_should(arch: int, dtype: str):
     found = inspect("portable", arch=arch, dtype=dtype, layout="nn")
     mma = {75: "FFMA", 80: "HMMA.16816.F32", 90: "HGMMA"}[arch] if dtype == "float16" else "FFMA"
     found.require(has=(mma,), lacks=() if mma != "FFMA" else ("HMMA", "HGMMA"), no_warnings=not old_ptxas("portable"))
@@ -311,7 +311,7 @@ def test_portable_multiplies_where_it_should(arch: int, dtype: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_a_gluon_kernel(arch: int) -> None:
+def test_a_gluon_kernel(arch: int):
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
@@ -328,7 +328,7 @@ def test_a_gluon_kernel(arch: int) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_spills_fail_the_gate(arch: int) -> None:
+def test_spills_fail_the_gate(arch: int):
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(max_registers=32), arch)
@@ -342,7 +342,7 @@ def test_spills_fail_the_gate(arch: int) -> None:
 
 
 @pytest.mark.compile
-def test_bank_conflicts() -> None:
+def test_bank_conflicts():
     from triton.experimental.gluon import language as gl
 
     from outblas.device.triton_artifact import bank_conflicts
@@ -359,7 +359,7 @@ def test_bank_conflicts() -> None:
 
 
 @pytest.mark.compile
-def test_gates_name_every_failure() -> None:
+def test_gates_name_every_failure():
     """A Hopper tile beyond the register budget: spills, and wgmma that the assembler serialises."""
     found = inspect("hopper.tma_wgmma", config="tile_m=128,tile_n=256")
     with pytest.raises(GateError) as caught:
@@ -392,7 +392,7 @@ def test_gates_name_every_failure() -> None:
         ({"kernel": "portable", "config": "block_m=100"}, "config: block_m is 100, expected a power of two"),
     ],
 )
-def test_bad_arguments_compile_nothing(arguments: dict[str, object], message: str) -> None:
+def test_bad_arguments_compile_nothing(arguments: dict[str, object], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         inspect(**{"kernel": "hopper.tma_wgmma", **arguments})  # type: ignore[arg-type]
 
@@ -402,7 +402,7 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.mark.compile
-def test_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernels = [registry.find(name) for name in ("portable", "turing.ldmatrix", "turing.cp_async", "hopper.tma_wgmma")]
     monkeypatch.setattr(registry, "ladder", lambda: kernels)
     saved = tmp_path / "inspect.json"
@@ -421,7 +421,7 @@ def test_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.compile
-def test_command_prints_ffma_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_ffma_where_there_are_some(monkeypatch: pytest.MonkeyPatch):
     arguments = ("--arch", "80", "--layout", "nn", "--shapes", "1024x512x256")
     result = invoke("portable", *arguments, "--dtype", "float32")
     assert re.search(r"\d\d\.\d%, \d\d\.\d%\s+.*\.reuse", result.stdout, re.DOTALL), result.stdout
@@ -430,7 +430,7 @@ def test_command_prints_ffma_where_there_are_some(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.compile
-def test_command_prints_tables() -> None:
+def test_command_prints_tables():
     result = invoke("portable", "--arch", "75,80", "--dtype", "float16", "--layout", "nn", "--shapes", "1024x512x256")
     assert result.exit_code == 0, result.output
     for text in ("sm_75", "sm_80", "HMMA.16816.F32", "FFMA", "LDGSTS", "T4", "A100", "num_stages=3"):
@@ -438,7 +438,7 @@ def test_command_prints_tables() -> None:
 
 
 @pytest.mark.compile
-def test_command_prints_code() -> None:
+def test_command_prints_code():
     result = invoke("hopper.tma_wgmma", "--sass", "--config", "tile_n=128")
     assert "HGMMA.64x128x16.F32.BF16 R" in result.stdout
     assert "wgmma" not in result.stdout.replace("tma_wgmma", "")
@@ -459,7 +459,7 @@ def test_command_prints_code() -> None:
         (("--save", "/nowhere/file.json"), "--save is"),
     ],
 )
-def test_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+def test_usage_errors(arguments: tuple[str, ...], message: str):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())

@@ -38,7 +38,7 @@ def page_of(code: list[str], without: tuple[str, ...] = ()) -> str:
     return out.getvalue()
 
 
-def test_the_page_of_three_launches() -> None:
+def test_the_page_of_three_launches():
     found = parse(f"==PROF== Connected\n{PAGE.read_text()}")
     cublas = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)"
     assert [(code.kernel, len(code.mnemonics)) for code in found] == [(cublas, 18), ("kernel2", 19), ("kernel", 13)]
@@ -53,7 +53,7 @@ def test_the_page_of_three_launches() -> None:
     assert (copy.space, copy.operation, copy.bytes) == ("global", "copy", 4)
 
 
-def test_instructions_that_no_thread_ran_are_left_out() -> None:
+def test_instructions_that_no_thread_ran_are_left_out():
     cublas = launches()[0]
     assert "LDG.E.64" in cublas.mnemonics, "never executed"
     assert "LDG.E" in cublas.mnemonics, "executed, and every thread predicated off"
@@ -61,7 +61,7 @@ def test_instructions_that_no_thread_ran_are_left_out() -> None:
     assert cublas.accesses[-1].sass == "@P1 STG.E [R146+0x80], R65"
 
 
-def test_generic_addresses_are_global_where_lines_were_looked_up() -> None:
+def test_generic_addresses_are_global_where_lines_were_looked_up():
     """As in epilogues of cuBLAS's fp32 kernels."""
     text = page_of(["ST.E.64 [R2], R4", "LD.E R0, [R2]"])
     (code,) = parse(text)
@@ -72,7 +72,7 @@ def test_generic_addresses_are_global_where_lines_were_looked_up() -> None:
     assert {each.space for each in code.accesses} == {"shared"}
 
 
-def test_totals_by_space_and_operation() -> None:
+def test_totals_by_space_and_operation():
     loads = launches()[1].totals()
     of_loads = loads[None, "global", "load"]
     assert of_loads.executed == 4 * (1024 + 262144)
@@ -82,7 +82,7 @@ def test_totals_by_space_and_operation() -> None:
     assert loads[None, "shared", "store"].wavefronts == 3 * 1024 - 1024 + 4096 + 262144 + 1048576
 
 
-def test_records_say_only_what_an_access_has() -> None:
+def test_records_say_only_what_an_access_has():
     _, loads, copies = launches()
     assert list(loads.accesses[0].record().items()) == [
         ("sass", "LDG.E.128 R12, desc[UR10][R2.64]"), ("operand", None), ("space", "global"), ("operation", "load"),
@@ -99,17 +99,17 @@ def test_records_say_only_what_an_access_has() -> None:
     assert total["excess"] == total["wavefronts"] - total["ideal"] > 0
 
 
-def test_efficiency_of_one_request() -> None:
+def test_efficiency_of_one_request():
     efficiencies = [Counts(1, 32 * 4, transactions, 32, 0, 0).efficiency for transactions in (32, 1, 0)]
     assert efficiencies == [1 / 32, 1, None]
 
 
-def test_a_page_that_lacks_a_column() -> None:
+def test_a_page_that_lacks_a_column():
     with pytest.raises(ValueError, match="the source page lacks L1 Tag Requests Global"):
         parse(PAGE.read_text().replace("L1 Tag Requests Global", "L1 Tags"))
 
 
-def test_output_without_launches() -> None:
+def test_output_without_launches():
     assert parse("==ERROR== no such report\n") == []
 
 
@@ -124,7 +124,7 @@ def test_output_without_launches() -> None:
         ("gl.load(data_ptr + a_ptrs)", None),
     ],
 )
-def test_the_operand_that_a_line_names(line: str, expected: str | None) -> None:
+def test_the_operand_that_a_line_names(line: str, expected: str | None):
     assert lines.operand(line) == expected
 
 
@@ -169,7 +169,7 @@ line 99
 """.replace("line", '\t//## File ".nv_debug_ptx_txt", line')
 
 
-def test_lines_of_ptx_and_of_a_listing() -> None:
+def test_lines_of_ptx_and_of_a_listing():
     rung, tile = Location("/k/rung.py", 5), Location("/k/tile.py", 43)
     inlined = (tile, Location("/k/rung.py", 9))
     of_ptx = lines.places(PTX)
@@ -180,7 +180,7 @@ def test_lines_of_ptx_and_of_a_listing() -> None:
     assert len(sass.parse(LISTING)) == len(found)
 
 
-def test_operands_by_line_and_where_it_is_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_by_line_and_where_it_is_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rung = tmp_path / "rung.py"
     rung.write_text("\n" * 4 + "gl.load(a_ptr)\ngl.load(b_ptr)\n" + "\n" * 2 + "copy(b_ptr)\n")
     monkeypatch.setattr(lines, "with_ptx_lines", lambda cubin: LISTING)
@@ -191,9 +191,7 @@ def test_operands_by_line_and_where_it_is_inlined(tmp_path: Path, monkeypatch: p
     assert lines.operands(b"", ptx, [*names[:-1], "BRA"]) == [None] * 8, "other code of the same length"
 
 
-def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     here = {ladder: str(tmp_path / "here" / ladder / "rung.py") for ladder in ("simt", "turing")}
     for ladder, file in here.items():
         module = ModuleType(f"{ladder}.rung")
@@ -210,7 +208,7 @@ def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
-def test_operands_of_a_compiled_kernel(arch: int) -> None:
+def test_operands_of_a_compiled_kernel(arch: int):
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
@@ -233,7 +231,7 @@ def test_operands_of_a_compiled_kernel(arch: int) -> None:
 
 
 @pytest.mark.compile
-def test_the_artifact_of_a_request() -> None:
+def test_the_artifact_of_a_request():
     request = Request("portable", (256, 256, 64), "float16", "nn", "block_m=64")
     found = instructions.artifact(request, 80)
     assert found is not None
@@ -242,11 +240,11 @@ def test_the_artifact_of_a_request() -> None:
     assert instructions.artifact(request, 70) is None, "no artifact for this architecture"
 
 
-def test_code_without_accesses() -> None:
+def test_code_without_accesses():
     assert Code("k", ("EXIT",), ()).totals() == {}
 
 
-def test_a_kernel_without_shared_memory_lacks_its_columns() -> None:
+def test_a_kernel_without_shared_memory_lacks_its_columns():
     code = ["LDG.E R0, desc[UR4][R2.64]", "STG.E desc[UR4][R2.64], R0"]
     (launch,) = parse(page_of(code, without=("wavefronts", "ideal")))
     assert [(each.counts.executed, each.counts.wavefronts) for each in launch.accesses] == [(4, 0), (4, 0)]

@@ -44,7 +44,7 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> No
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("transposed", [False, True])
-def test_problem_describes_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple[int, ...], transposed: bool) -> None:
+def test_problem_describes_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple[int, ...], transposed: bool):
     a, b = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) for shape in (shape_a, shape_b))
     if transposed:
         a, b = (t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in (a, b))
@@ -54,7 +54,7 @@ def test_problem_describes_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_problem_describes_any_strides(data: st.DataObject) -> None:
+def test_problem_describes_any_strides(data: st.DataObject):
     sizes = st.integers(1, 3)
     batch = data.draw(st.lists(sizes, max_size=3))
     M, N, K = (data.draw(sizes) for _ in range(3))
@@ -71,7 +71,7 @@ def test_problem_describes_any_strides(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("addend", [(3, 2), (2,), (1, 2), (3, 1), (1,), ()])
-def test_addend_broadcasts(addend: tuple[int, ...]) -> None:
+def test_addend_broadcasts(addend: tuple[int, ...]):
     check(*(torch.randint(-8, 9, shape).float() for shape in ((3, 4), (4, 2), addend)))
 
 
@@ -89,7 +89,7 @@ def test_addend_broadcasts(addend: tuple[int, ...]) -> None:
         (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
     ],
 )
-def test_batches_merge_and_fold(a: torch.Tensor, shape_b: tuple[int, ...], batch: tuple[int, ...], M: int) -> None:
+def test_batches_merge_and_fold(a: torch.Tensor, shape_b: tuple[int, ...], batch: tuple[int, ...], M: int):
     b = torch.empty(shape_b)
     p = operands.problem(a, b, torch.matmul(a, b))
     assert (p.batch, p.M) == (batch, M)
@@ -109,13 +109,13 @@ def test_batches_merge_and_fold(a: torch.Tensor, shape_b: tuple[int, ...], batch
         ((1, 1), (1, 1), False),
     ],
 )
-def test_out_that_overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool) -> None:
+def test_out_that_overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool):
     out = torch.empty(100).as_strided(shape, strides)
     with pytest.raises(ValueError, match="out has strides") if overlaps else nullcontext():
         operands.check_out(out, shape, out.dtype, out.device)
 
 
-def test_interleaved_columns_do_not_overlap() -> None:
+def test_interleaved_columns_do_not_overlap():
     buffer = torch.empty(4, 10)
     operands.check_overlap(buffer[:, :5], a=buffer[:, 5:])
     operands.check_overlap(buffer[::2], a=buffer[1::2])
@@ -123,7 +123,7 @@ def test_interleaved_columns_do_not_overlap() -> None:
         operands.check_overlap(buffer[:, :5], a=buffer[:, 5:], b=buffer[:, 4:9])
 
 
-def test_alignment_of_each_operand() -> None:
+def test_alignment_of_each_operand():
     buffer = torch.empty(256, dtype=torch.float16)
     buffer = buffer[-buffer.data_ptr() % 256 // 2 :]
     a, b, out = buffer[0:4].view(2, 2), buffer[9:13].view(2, 2), buffer[36:40].view(2, 2)

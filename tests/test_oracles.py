@@ -191,7 +191,7 @@ def test_slabs_change_nothing(kernel, oracle, monkeypatch):
         assert (part.ok, part.message.split(";")[0]) == (one.ok, one.message.split(";")[0])
 
 
-def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw() -> None:
+def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw():
     """Its 162 is the largest of 4096² errors of products that have nothing to do with each other."""
     a, b = (torch.rand(shape) * 2 - 1 for shape in ((256, 1024), (1024, 256)))
     wrong = a @ broken.swapped_rows(b) - a @ b

@@ -36,7 +36,7 @@ def packed(file: Path, said: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def test_packed_results_are_smaller_and_say_what_they_said(file: Path) -> None:
+def test_packed_results_are_smaller_and_say_what_they_said(file: Path):
     said = of(entry("portable", 0.8), entry("cublas", 1.0, us_apart=3.5), entry("hopper.hilbert", 0.9))
     write(file, said)
     before = results.load([file])
@@ -66,7 +66,7 @@ def test_packed_results_are_smaller_and_say_what_they_said(file: Path) -> None:
         (["x=1,y=2", 3], ["v"]),
     ],
 )
-def test_objects_within_are_packed_too(file: Path, values: list[Any], columns: list[Any]) -> None:
+def test_objects_within_are_packed_too(file: Path, values: list[Any], columns: list[Any]):
     assert packed(file, of(*({"v": value} for value in values)))["columns"] == columns
 
 
@@ -86,13 +86,13 @@ def test_objects_within_are_packed_too(file: Path, values: list[Any], columns: l
         ([{"us": ["x"]}], [[[[1, 2]]]], "results[0].us is [1, 2], expected a list of up to 1 values"),
     ],
 )
-def test_badly_packed_results_are_refused(file: Path, columns: Any, rows: Any, message: str) -> None:
+def test_badly_packed_results_are_refused(file: Path, columns: Any, rows: Any, message: str):
     write(file, of() | {"columns": columns, "results": rows})
     with pytest.raises(ValueError, match=re.escape(message)):
         results.load([file])
 
 
-def test_what_all_entries_say_is_said_once(file: Path) -> None:
+def test_what_all_entries_say_is_said_once(file: Path):
     made = packed(file, of({"dtype": "x", "mode": "", "N": 1}, {"dtype": "x", "mode": "y", "N": 1}))
     assert (made["same"], made["columns"]) == ({"dtype": "x"}, ["mode", "N"])
     write(file, made | {"same": {"dtype": 3}})
@@ -100,7 +100,7 @@ def test_what_all_entries_say_is_said_once(file: Path) -> None:
         results.parsed(file)
 
 
-def test_the_command_packs_a_row_a_line(file: Path) -> None:
+def test_the_command_packs_a_row_a_line(file: Path):
     write(file, said := of(entry("portable", 0.8), entry("cublas", 1.0)))
     assert invoke("pack", str(file)).exit_code == 0
     assert [line[:1] for line in file.read_text().splitlines()].count("[") == 2
@@ -110,14 +110,14 @@ def test_the_command_packs_a_row_a_line(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.b.c", "v="])
-def test_names_that_packing_uses_are_refused(file: Path, name: str) -> None:
+def test_names_that_packing_uses_are_refused(file: Path, name: str):
     write(file, of({name: 1}))
     with pytest.raises(ValueError, match="a field is named"):
         results.packed(file)
 
 
 @pytest.mark.parametrize("value", [{"environment": {}}, of(1), []])
-def test_what_holds_no_entries_is_not_packed(file: Path, value: Any) -> None:
+def test_what_holds_no_entries_is_not_packed(file: Path, value: Any):
     write(file, value)
     with pytest.raises(ValueError, match="expected an object with environment and results"):
         results.packed(file)

@@ -22,7 +22,7 @@ def panels(tiles: Sequence[int], columns: int, gpc: Sequence[int]) -> int:
     return len({(home, tile // columns) for tile, home in of}) + len({(home, tile % columns) for tile, home in of})
 
 
-def test_a_gpc_asks_for_as_little_as_it_can() -> None:
+def test_a_gpc_asks_for_as_little_as_it_can():
     sms = random.Random(0).sample(range(128), 128)  # which SM has which cluster
     gpc = [sm % 8 for sm in sms]
     order = raster.order("serpentine", 16, 8, placement.BAND)
@@ -32,7 +32,7 @@ def test_a_gpc_asks_for_as_little_as_it_can() -> None:
     assert panels(raster.order("column", 16, 8), 8, gpc) > 2 * 8 * (4 + 4)
 
 
-def test_sms_that_clusters_connect_are_one_gpc() -> None:
+def test_sms_that_clusters_connect_are_one_gpc():
     assert placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
@@ -51,7 +51,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     placement.gpcs.cache_clear()
 
 
-def test_sms_that_no_cluster_had_cut_no_gpc(board: list[list[int]]) -> None:
+def test_sms_that_no_cluster_had_cut_no_gpc(board: list[list[int]]):
     sms = [9, 0, 19, 17, 8, 30]
     board += [sms, sms, [*range(8), *range(8, 16)]]
     found = placement.places(DEVICE, 1, 6)
@@ -59,12 +59,12 @@ def test_sms_that_no_cluster_had_cut_no_gpc(board: list[list[int]]) -> None:
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
-def test_a_probe_that_was_disturbed_is_made_again(board: list[list[int]]) -> None:
+def test_a_probe_that_was_disturbed_is_made_again(board: list[list[int]]):
     board += [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0], [*range(8)]]
     assert [sm for *_, sm in placement.places(DEVICE, 1, 4)] == [3, 2, 1, 0]
 
 
-def test_where_probes_never_agree_tiles_go_as_they_come(board: list[list[int]]) -> None:
+def test_where_probes_never_agree_tiles_go_as_they_come(board: list[list[int]]):
     board += [[0, 0, 1, 2, 3, 4]] * 2 * placement.TRIES
     with pytest.warns(RuntimeWarning, match="tiles are dealt out to SMs as they come"):
         assert placement.table(Config(cluster_m=1), 2, 3, DEVICE) == raster.order("column", 2, 3)
@@ -73,7 +73,7 @@ def test_where_probes_never_agree_tiles_go_as_they_come(board: list[list[int]]) 
 
 @pytest.mark.gpu
 @pytest.mark.sm90
-def test_probes_see_gpcs_and_every_sm_once() -> None:
+def test_probes_see_gpcs_and_every_sm_once():
     count = torch.cuda.get_device_properties(0).multi_processor_count
     sizes = Counter(placement.gpcs(DEVICE).values())
     assert sum(size for size in sizes.values() if 12 <= size <= 18) >= 0.8 * count

@@ -128,7 +128,7 @@ def page(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_configuration_that_runs_is_said_where_it_is_known() -> None:
+def test_the_configuration_that_runs_is_said_where_it_is_known():
     def resolved(kernel: str, config: str = "") -> str:
         return Request(kernel, (64, 64, 64), "bfloat16", "nt", config).resolved()
 
@@ -137,7 +137,7 @@ def test_the_configuration_that_runs_is_said_where_it_is_known() -> None:
     assert "tile_m=128,tile_n=256" in resolved("hopper.hilbert")
 
 
-def test_the_command_that_ncu_gets(replay: Path) -> None:
+def test_the_command_that_ncu_gets(replay: Path):
     assert printed("hopper.tma_wgmma", "--layout", "tn", "--dtype", "float16", "--config", "tile_m=128, jitter=1")
     (call,) = calls(replay)
     assert call[:14] == [
@@ -149,7 +149,7 @@ def test_the_command_that_ncu_gets(replay: Path) -> None:
     assert call[16] == "C"
 
 
-def test_of_a_product_with_an_addend(replay: Path, tmp_path: Path) -> None:
+def test_of_a_product_with_an_addend(replay: Path, tmp_path: Path):
     """alpha A B + beta C: asked for, said in the record, and no profile of A B for reports."""
     saved = tmp_path / "profile.json"
     assert "alpha A B + beta C" in printed("hopper.tma_wgmma", "--addend", "--save", str(saved))
@@ -162,7 +162,7 @@ def test_of_a_product_with_an_addend(replay: Path, tmp_path: Path) -> None:
     assert compare.profiled(*asked, addend=True) == found[1]
 
 
-def test_tables(replay: Path) -> None:
+def test_tables(replay: Path):
     output = printed("hopper.tma_wgmma")
     rows = {name: rest for name, *rest in cells(output)}
     expected = {
@@ -189,7 +189,7 @@ def test_tables(replay: Path) -> None:
     assert "outblas bench" in output
 
 
-def test_json_of_two_shapes(replay: Path, tmp_path: Path) -> None:
+def test_json_of_two_shapes(replay: Path, tmp_path: Path):
     saved = tmp_path / "profile.json"
     report = json.loads(printed("portable", "--shapes", "4096,16x4096x4096", "--json", "--save", str(saved)))
     assert report == json.loads(saved.read_text())
@@ -208,14 +208,14 @@ def test_json_of_two_shapes(replay: Path, tmp_path: Path) -> None:
     assert len(calls(replay)) == 2
 
 
-def test_intensity_by_the_tile(replay: Path) -> None:
+def test_intensity_by_the_tile(replay: Path):
     cublas, ours = results("portable", "--config", "block_m=128,block_n=64", "--dtype", "float32")
     assert ours["tile_flop_per_l2_byte"] == pytest.approx(2 * 128 * 64 / ((128 + 64) * 4))
     assert ours["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 6)
     assert cublas["tile_flop_per_l2_byte"] is None
 
 
-def test_instructions(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch):
     artifact = Mock(return_value=SimpleNamespace(cubin=b"cubin", ptx="ptx"))
     monkeypatch.setattr(instructions, "artifact", artifact)
     monkeypatch.setattr(lines, "operands", lambda *_: [None, "A", "A", "B", "B", *[None] * 14])
@@ -242,7 +242,7 @@ def test_instructions(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch)
     assert third == ["--import", f"{second[9]}.ncu-rep", "--csv", "--page", "source", "C"]
 
 
-def test_instructions_in_a_table(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_in_a_table(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(instructions, "artifact", lambda *_: None)
     rows = cells(printed("portable", "--instructions"))
     assert ["cublas", "–", "global copy", "2,048", "4.00", "4.00", "25.0%", "22,528", "2,048", "20,480"] in rows
@@ -258,12 +258,12 @@ def test_instructions_in_a_table(replay: Path, page: Path, monkeypatch: pytest.M
         ('"Kernel Name"', '"Name"', "counted nothing"),
     ],
 )
-def test_instructions_that_cannot_be_read(replay: Path, page: Path, old: str, new: str, message: str) -> None:
+def test_instructions_that_cannot_be_read(replay: Path, page: Path, old: str, new: str, message: str):
     page.write_text(page.read_text().replace(old, new))
     stops(3, message, "portable", "--instructions")
 
 
-def test_a_second_run_without_a_report(replay: Path) -> None:
+def test_a_second_run_without_a_report(replay: Path):
     stops(3, "ncu ended with exit code 0 and counted nothing", "portable", "--instructions")
     assert len(calls(replay)) == 2, "a report that is missing is not imported"
 
@@ -299,24 +299,24 @@ UNPROFILED = "print('==WARNING== No kernels were profiled.')\n"
         (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
     ],
 )
-def test_refusals(fake: Path, act: str, code: int, message: str) -> None:
+def test_refusals(fake: Path, act: str, code: int, message: str):
     fake.write_text(FAKE + act)
     stops(code, message, "portable")
     assert fake.with_name("calls").exists()
 
 
-def test_a_provider_without_launches(replay: Path) -> None:
+def test_a_provider_without_launches(replay: Path):
     replay.with_name("recording").write_text("".join(RECORDING.read_text().splitlines(keepends=True)[:6]))
     assert [each["provider"] for each in results("cublas")] == ["cublas"]
     stops(3, "counted nothing", "portable")
 
 
-def test_output_that_cannot_be_read(replay: Path) -> None:
+def test_output_that_cannot_be_read(replay: Path):
     replay.with_name("recording").write_text(RECORDING.read_text().replace('"ns"', '"fortnight"'))
     stops(3, "the unit of gpu__time_duration.sum is 'fortnight'", "portable")
 
 
-def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 3.0)
     sleep = "[sys.executable, '-S', '-c', 'import time; time.sleep(100)']"
     fake.write_text(f"{FAKE}(here / 'pid').write_text(str(subprocess.Popen({sleep}).pid)); time.sleep(100)")
@@ -328,7 +328,7 @@ def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.Monk
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z", "the watched process lives on"
 
 
-def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     if Path("/usr/local/cuda/bin/ncu").exists():
@@ -341,7 +341,7 @@ def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert ncu.find() == str(program)
 
 
-def test_without_a_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     stops(3, "cannot measure here: there is no NVIDIA GPU", "portable")
     assert not replay.exists()
@@ -364,18 +364,18 @@ def test_without_a_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
     ],
 )
-def test_usage_errors(replay: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_usage_errors(replay: Path, arguments: tuple[str, ...], message: str):
     stops(2, message, *arguments)
     assert not replay.exists(), "ncu has been started"
 
 
-def test_a_kernel_for_another_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_for_another_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     stops(2, "kernel 'hopper.tma_wgmma' needs sm_90, and H100 is sm_80", "hopper.tma_wgmma")
     assert not replay.exists()
 
 
-def test_phases_in_a_table_and_in_json(replay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_in_a_table_and_in_json(replay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is shown of counted cycles; the kernels count theirs in the GPU tests."""
     module = registry.load("hopper.large_tile")
     role = cycles.Role("all", wait=0.0, load=1478.4, tensor=688.0, store=11182.0, total=149790.0)
@@ -404,7 +404,7 @@ def test_phases_in_a_table_and_in_json(replay: Path, tmp_path: Path, monkeypatch
         ("RuntimeError('illegal address')", 1, {"failed": "RuntimeError: illegal address"}),
     ],
 )
-def test_what_the_profiled_process_answers(tmp_path: Path, error: str, code: int, answer: dict[str, str]) -> None:
+def test_what_the_profiled_process_answers(tmp_path: Path, error: str, code: int, answer: dict[str, str]):
     """Its own output stays out of ncu's."""
     status = tmp_path / "status.json"
     request = Request("portable", (8, 8, 7), "bfloat16", "nt").to_text()

@@ -29,11 +29,11 @@ TILE = (128, 256)
 
 
 @given(KINDS, SIDES, SIDES, GROUPS, GROUPS)
-def test_every_order_visits_each_tile_once(kind: str, rows: int, columns: int, group_m: int, group_n: int) -> None:
+def test_every_order_visits_each_tile_once(kind: str, rows: int, columns: int, group_m: int, group_n: int):
     assert sorted(order(kind, rows, columns, group_m, group_n)) == list(range(rows * columns))
 
 
-def test_orders_of_a_small_grid() -> None:
+def test_orders_of_a_small_grid():
     assert order("row", 2, 3) == order("consecutive", 2, 3) == [0, 1, 2, 3, 4, 5]
     assert order("column", 2, 3) == [0, 3, 1, 4, 2, 5]
     # 3 x 3 in groups of 2 x 2: m fastest inside, n fastest over groups, cut off at the edges.
@@ -42,7 +42,7 @@ def test_orders_of_a_small_grid() -> None:
 
 
 @given(SIDES, SIDES, GROUPS)
-def test_serpentine_bands(rows: int, columns: int, group_m: int) -> None:
+def test_serpentine_bands(rows: int, columns: int, group_m: int):
     tiles = []
     for band, first in enumerate(range(0, rows, group_m)):
         swept = sorted(range(columns), reverse=band % 2 == 1)
@@ -50,7 +50,7 @@ def test_serpentine_bands(rows: int, columns: int, group_m: int) -> None:
     assert order("serpentine", rows, columns, group_m) == tiles
 
 
-def test_hilbert_steps_to_neighbours() -> None:
+def test_hilbert_steps_to_neighbours():
     """One step in all is diagonal where the longer side is odd and the shorter even and above 2; none is elsewhere."""
     for rows, columns in itertools.product(range(1, 41), repeat=2):
         tiles = [divmod(tile, columns) for tile in order("hilbert", rows, columns)]
@@ -61,7 +61,7 @@ def test_hilbert_steps_to_neighbours() -> None:
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32, 64])
-def test_hilbert_fills_one_quadrant_after_the_other(side: int) -> None:
+def test_hilbert_fills_one_quadrant_after_the_other(side: int):
     tiles = [divmod(tile, side) for tile in order("hilbert", side, side)]
     size = side // 2
     while size:
@@ -71,7 +71,7 @@ def test_hilbert_fills_one_quadrant_after_the_other(side: int) -> None:
 
 
 @given(KINDS, SIDES, SIDES, st.integers(1, 200), GROUPS, GROUPS)
-def test_schedules_are_balanced(kind: str, rows: int, columns: int, workers: int, group_m: int, group_n: int) -> None:
+def test_schedules_are_balanced(kind: str, rows: int, columns: int, workers: int, group_m: int, group_n: int):
     steps, count = schedule(kind, rows, columns, workers, group_m, group_n), rows * columns
     dealt = [tile for step in steps for tile in step]
     runs = [[tile for tile in worker if tile != PAD] for worker in zip(*steps, strict=True)]
@@ -85,7 +85,7 @@ def test_schedules_are_balanced(kind: str, rows: int, columns: int, workers: int
         assert dealt[:count] == order(kind, rows, columns, group_m, group_n)
 
 
-def test_longer_runs_come_first() -> None:
+def test_longer_runs_come_first():
     assert schedule("consecutive", 2, 3, 4) == [[0, 2, 4, 5], [1, 3, PAD, PAD]]
 
 
@@ -100,7 +100,7 @@ def test_longer_runs_come_first() -> None:
         (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
     ],
 )
-def test_orders_refuse(arguments: tuple[Any, ...], message: str) -> None:
+def test_orders_refuse(arguments: tuple[Any, ...], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         schedule(*arguments)
 
@@ -118,7 +118,7 @@ def traffic(
 )  # fmt: skip
 def test_the_model_on_any_product(
     kind: str, shape: tuple[int, int, int], cluster: tuple[int, int], workers: int, capacity: int, multicast: bool
-) -> None:
+):
     tile = (48, 64)
     steps = schedule(kind, *l2.grid(shape, tile, cluster), workers, 3, 2)
     small, whole = (
@@ -134,7 +134,7 @@ def test_the_model_on_any_product(
         assert small.requested_bytes == (M * columns + N * rows) * K * 2
 
 
-def test_neighbours_in_time_share_panels() -> None:
+def test_neighbours_in_time_share_panels():
     half = 25 * 2**20
     grouped = traffic("grouped", half)
     # A wave is one group: 16 panels of A and 8 of B, none of which outlives it.
@@ -143,14 +143,14 @@ def test_neighbours_in_time_share_panels() -> None:
     assert traffic("grouped", half, 132).missed_bytes < traffic("consecutive", half, 132).missed_bytes
 
 
-def test_multicast_halves_requests_of_the_shared_operand() -> None:
+def test_multicast_halves_requests_of_the_shared_operand():
     alone, shared = (traffic("grouped", math.inf, 64, (2, 1), multicast) for multicast in (False, True))
     of_b = 8192 * 64 * 8192 * 2  # every CTA its panel: 64 rows of tiles, and all of B in each
     assert alone.requested_bytes - shared.requested_bytes == of_b // 2
     assert alone.missed_bytes == shared.missed_bytes
 
 
-def test_orders_and_the_model_are_fast() -> None:
+def test_orders_and_the_model_are_fast():
     start = time.perf_counter()
     assert len(order("hilbert", 250, 400)) == 100_000
     traffic("consecutive", 50 * 2**20)
@@ -168,7 +168,7 @@ def test_orders_and_the_model_are_fast() -> None:
         ({"halves": 0}, "halves is 0, expected it above 0"),
     ],
 )
-def test_the_model_refuses(changes: dict[str, Any], message: str) -> None:
+def test_the_model_refuses(changes: dict[str, Any], message: str):
     known: dict[str, Any] = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
     with pytest.raises(ValueError, match=re.escape(message)):
         l2.simulate(**(known | changes))
@@ -214,7 +214,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["report", "raster", *map(str, arguments)])
 
 
-def test_settings_are_those_that_ran_or_those_asked_for(file: Path) -> None:
+def test_settings_are_those_that_ran_or_those_asked_for(file: Path):
     base, _, asked, ran, *_ = profiles.load([file])
     assert base.settings == {}
     assert asked.settings == {"order": "hilbert", "group_m": "2"}
@@ -233,14 +233,14 @@ def test_settings_are_those_that_ran_or_those_asked_for(file: Path) -> None:
         (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
     ],
 )
-def test_malformed_profiles_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
+def test_malformed_profiles_name_file_and_field(value: Any, message: str, tmp_path: Path):
     path = write(tmp_path / "bad.json", value)
     with pytest.raises(ValueError, match=re.escape(f"bad.json: {message}")):
         profiles.load([path])
     assert invoke("--results", path).exit_code == 2
 
 
-def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.MonkeyPatch):
     bench = write(file.with_name("bench.json"), {"environment": {"gpu": "x"}, "results": []})
     write(file.with_name("other.json"), [1])
     monkeypatch.setattr(results, "FOLDER", file.parent)
@@ -248,7 +248,7 @@ def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.Mon
     assert profiles.default_files() == [file]
 
 
-def test_raster_command(file: Path, tmp_path: Path) -> None:
+def test_raster_command(file: Path, tmp_path: Path):
     saved, chart = tmp_path / "r.json", tmp_path / "r.svg"
     done = invoke("--results", file, "--json", "--save", saved, "--chart", chart)
     assert done.exit_code == 0, done.output
@@ -268,7 +268,7 @@ def test_raster_command(file: Path, tmp_path: Path) -> None:
     assert "The model beside ncu" in invoke("--results", file).stdout
 
 
-def test_raster_command_without_profiles(tmp_path: Path) -> None:
+def test_raster_command_without_profiles(tmp_path: Path):
     empty = write(tmp_path / "none.json", profiled())
     done = invoke("--shapes", "1000x700x320", "--cluster", "2x1", "--results", empty)
     assert done.exit_code == 0, done.output
@@ -288,13 +288,13 @@ def test_raster_command_without_profiles(tmp_path: Path) -> None:
         (("--chart", "x.bmp"), "--chart is 'x.bmp'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str) -> None:
+def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str):
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert "".join(message.split()) in "".join(done.stderr.replace("│", "").split())
 
 
-def test_rank_correlation() -> None:
+def test_rank_correlation():
     # Equal values share a rank: 1.5, 1.5, 3 against 1, 2, 3.
     assert report.spearman([(1, 1), (1, 2), (3, 3)]) == pytest.approx(math.sqrt(3) / 2)
     assert report.spearman([(1, 1), (2, 2)]) is None
@@ -302,7 +302,7 @@ def test_rank_correlation() -> None:
 
 
 @pytest.mark.parametrize(("sms", "orders"), [(128, 3), (132, 2)])
-def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: int) -> None:
+def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: int):
     """DRAM reads of the checked-in profiles to 1%, hit rates to a few points; one cache of 50 MB is far off."""
     found = profiles.load(profiles.default_files())
     setting = report.Setting((4096, 4096, 4096), sms=sms)
@@ -312,7 +312,7 @@ def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: in
     assert halves.error < 0.03 < 0.1 < whole.error
 
 
-def test_what_one_cluster_alone_needs_one_half_misses() -> None:
+def test_what_one_cluster_alone_needs_one_half_misses():
     """A single tile: everything is brought in, and no other half asks for it."""
     alone = l2.simulate([[0]], (128, 256, 64), TILE, capacity=1 << 20, halves=2)
     assert alone.hit_rate == 0

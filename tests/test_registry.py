@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_record_read_from_source_is_the_module_s(name: str) -> None:
+def test_record_read_from_source_is_the_module_s(name: str):
     module = registry.load(name)
     assert registry.find(name) == module.KERNEL
     config = module.Config()
@@ -28,7 +28,7 @@ def test_record_read_from_source_is_the_module_s(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_rung_opens_with_its_idea(name: str) -> None:
+def test_rung_opens_with_its_idea(name: str):
     doc = registry.load(name).__doc__
     assert doc is not None
     assert doc.startswith(name)
@@ -36,7 +36,7 @@ def test_rung_opens_with_its_idea(name: str) -> None:
     assert headings == ["Idea", "Parent", "Changes", "Why it pays", "Source"]
 
 
-def test_parents_come_first() -> None:
+def test_parents_come_first():
     seen: set[str] = set()
     for kernel in outblas.ladder():
         assert kernel.parent is None or kernel.parent in seen
@@ -44,12 +44,12 @@ def test_parents_come_first() -> None:
     assert outblas.ladder("hopper")[0].name == "hopper.tma_wgmma"
 
 
-def test_records_are_frozen() -> None:
+def test_records_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         registry.find("portable").name = "other"  # type: ignore[misc]
 
 
-def test_config_text() -> None:
+def test_config_text():
     kind = registry.load("hopper.tma_wgmma").Config
     assert configs.from_text(kind, "tile_m=128,jitter=True") == kind(tile_m=128, jitter=True)
     for text, message in (
@@ -61,7 +61,7 @@ def test_config_text() -> None:
             configs.from_text(kind, text)
 
 
-def test_every_package_is_declared() -> None:
+def test_every_package_is_declared():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     src = ROOT / "src"
     found = {".".join(p.parent.relative_to(src).parts) for p in src.rglob("__init__.py")}
@@ -77,7 +77,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_import_is_light() -> None:
+def test_import_is_light():
     code = (
         "import json, sys, time, torch; start = time.perf_counter(); import outblas;"
         "print(json.dumps([time.perf_counter() - start, 'triton' in sys.modules, 'cutlass' in sys.modules]))"
@@ -91,7 +91,7 @@ def test_import_is_light() -> None:
     pytest.fail(f"{seconds:.2f} s")
 
 
-def test_works_without_triton_and_cutlass() -> None:
+def test_works_without_triton_and_cutlass():
     out = run(
         """
 import sys, warnings

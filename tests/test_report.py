@@ -120,7 +120,7 @@ def shown(*arguments: object) -> str:
 MEASURED = entry("cublas", 1.0, check="–"), entry("hopper.tma_wgmma", 0.41), entry("portable", 0.9)
 
 
-def test_every_planned_rung_has_its_place() -> None:
+def test_every_planned_rung_has_its_place():
     names = [f"{own}.{rung}" for own, text in RUNGS.items() for rung in text.split()]
     assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
@@ -130,7 +130,7 @@ def test_every_planned_rung_has_its_place() -> None:
         rungs.climb("nothing")
 
 
-def test_the_seeds_figures() -> None:
+def test_the_seeds_figures():
     first = {figure.rung: figure for figure in reversed(seeds.FIGURES)}
     assert first["hopper.tma_wgmma"].tflops == (317.0, 317.0)
     assert first["hopper.hilbert"].ratio == pytest.approx((764 / 716,) * 2)
@@ -138,7 +138,7 @@ def test_the_seeds_figures() -> None:
     assert all(f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seeds.FIGURES)
 
 
-def test_claims_that_arithmetic_settles() -> None:
+def test_claims_that_arithmetic_settles():
     assert verdict("4 times the MACs per byte") == ("refuted", 2.0)
     assert verdict("takes 37 KB") == ("refuted", 14.0)
     assert verdict("0.25 FLOP per byte it loads") == ("confirmed", 0.25)
@@ -150,12 +150,12 @@ def test_claims_that_arithmetic_settles() -> None:
     assert {found.verdict for found in findings().values()} <= set(claims.VERDICTS)
 
 
-def test_claims_without_a_measurement_have_no_number() -> None:
+def test_claims_without_a_measurement_have_no_number():
     for claim in (*measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS):
         assert claim.test(claims.Evidence()) == claims.NOT_MEASURED
 
 
-def test_claims_that_a_measurement_settles() -> None:
+def test_claims_that_a_measurement_settles():
     found = findings(*MEASURED)
     speed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
     assert (speed.verdict, speed.value) == ("confirmed", pytest.approx(319.8))
@@ -164,7 +164,7 @@ def test_claims_that_a_measurement_settles() -> None:
     assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
 
 
-def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim() -> None:
+def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
     changed = {"config": "tile_m=128"}, {"mode": "sustained"}, {"layout": "nn"}
     other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
     elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
@@ -172,7 +172,7 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim() -> None:
         assert claim.test(claims.Evidence(other + elsewhere)).verdict == claims.OPEN
 
 
-def test_ladder() -> None:
+def test_ladder():
     rows = rows_of("hopper", (4096, 8192), *MEASURED)
     assert list(rows) == ["simt.warptile", *rungs.names("hopper")]
     first = rows["hopper.tma_wgmma"]
@@ -184,7 +184,7 @@ def test_ladder() -> None:
     assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not measured")
 
 
-def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch):
     parent, child = rungs.climb("hopper")[0], dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma")
     monkeypatch.setattr(ladder, "climb", lambda name: (parent, child))
     rows = ladder.rows(loaded(*MEASURED).measurements, None, (4096,))
@@ -200,7 +200,7 @@ def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
         ("portable", (4096, 8192), "–"),
     ],
 )
-def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[int, ...], seed: str) -> None:
+def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[int, ...], seed: str):
     assert ladder.default_sizes(name) == sizes
     rows = rows_of(name, sizes)
     start = ["simt.vectorized"] if name == "turing" else []  # where its climb starts from
@@ -223,7 +223,7 @@ def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[in
         (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
     ],
 )
-def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
+def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(value))
     with pytest.raises(ValueError, match=rf"bad\.json: .*{message}"):
@@ -259,7 +259,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_ladder_command(tmp_path: Path) -> None:
+def test_ladder_command(tmp_path: Path):
     file = write(tmp_path / "bench.json", *MEASURED)
     html, saved = tmp_path / "l.html", tmp_path / "l.json"
     shown("ladder", "--ladder", "hopper", "--results", file, "--html", html, "--save", saved)
@@ -280,7 +280,7 @@ def roofline_points(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.compile
-def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = write(tmp_path / "bench.json", *MEASURED)
     kernels = [registry.find(name) for name in ("portable", "simt.pipelined", "turing.cp_async", "hopper.tma_wgmma")]
     monkeypatch.setattr(registry, "ladder", lambda name=None: kernels)
@@ -295,7 +295,7 @@ def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
 
 
-def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path) -> None:
+def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path):
     """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured on one."""
     chart = tmp_path / "t4.svg"
     points = roofline_points("--gpu", "t4", "--chart", chart)
@@ -331,14 +331,14 @@ def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path) -> None:
         ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(command: str, message: str) -> None:
+def test_bad_arguments_are_usage_errors(command: str, message: str):
     done = invoke(*command.split())
     assert done.exit_code == 2
     text = "".join(done.stderr.replace("│", "").split())
     assert "".join(message.split()) in text
 
 
-def test_the_readme_shows_the_newest_results() -> None:
+def test_the_readme_shows_the_newest_results():
     assert readme.stale() == []
     shown("readme", "--check")
 
@@ -356,7 +356,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_changed_figure_makes_the_readme_stale(checkout: Path) -> None:
+def test_a_changed_figure_makes_the_readme_stale(checkout: Path):
     path = checkout / "results" / "h100_suite.json"
     value = results.parsed(path)
     value["results"][1]["ratio_high"] += 0.1
@@ -371,7 +371,7 @@ def test_a_changed_figure_makes_the_readme_stale(checkout: Path) -> None:
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
 
 
-def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
+def test_a_picture_that_was_touched_is_stale(checkout: Path):
     path = checkout / "results" / "h100_suite.svg"
     text = path.read_text()
     for other in (text[: len(text) // 2], text.replace("512", "513", 1), ""):
@@ -382,7 +382,7 @@ def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
     assert readme.stale(checkout) == []
 
 
-def test_a_table_holds_one_campaign(checkout: Path) -> None:
+def test_a_table_holds_one_campaign(checkout: Path):
     value = results.parsed(checkout / "results" / "h100_suite.json")
     value["environment"]["gpu"] = "NVIDIA H200"
     other = checkout / "results" / "h200.json"
@@ -395,13 +395,13 @@ def test_a_table_holds_one_campaign(checkout: Path) -> None:
         rendered(checkout, "suite from results/h200.json")
 
 
-def test_the_readme_is_made_in_a_checkout_only(tmp_path: Path) -> None:
+def test_the_readme_is_made_in_a_checkout_only(tmp_path: Path):
     (tmp_path / "README.md").write_text("")
     with pytest.raises(ValueError, match="is no checkout of outblas"):
         readme.render(tmp_path)
 
 
-def test_figures_come_from_the_seeds_gpu() -> None:
+def test_figures_come_from_the_seeds_gpu():
     here = loaded(MEASURED[1]).measurements
     elsewhere = loaded(entry("hopper.tma_wgmma", 0.5), gpu="NVIDIA H200").measurements
     for both in (here + elsewhere, elsewhere + here):
@@ -409,7 +409,7 @@ def test_figures_come_from_the_seeds_gpu() -> None:
         assert (ours.gpu, ours.ratio) == ("H100", 0.41)
 
 
-def test_the_newest_measurement_counts() -> None:
+def test_the_newest_measurement_counts():
     both = loaded(entry("portable", 0.8), entry("portable", 0.9)).measurements
     found = compare.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
     assert found is not None
@@ -425,7 +425,7 @@ def test_the_newest_measurement_counts() -> None:
         ("suite from results/h100_suite.json -->\n", "is not of the form"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkout: Path) -> None:
+def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkout: Path):
     text = f"<!-- generated: {part}"
     (checkout / "README.md").write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -433,7 +433,7 @@ def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkou
     assert (checkout / "README.md").read_text() == text
 
 
-def test_saved_charts_keep_their_words(tmp_path: Path) -> None:
+def test_saved_charts_keep_their_words(tmp_path: Path):
     from outblas import charts
 
     figure, (axis,) = charts.canvas(1, (3.0, 2.0))
@@ -448,7 +448,7 @@ def test_saved_charts_keep_their_words(tmp_path: Path) -> None:
     assert not any(re.search(r"\.\d{3}|\n", each) for each in steps)
 
 
-def test_compact_charts_draw_the_same() -> None:
+def test_compact_charts_draw_the_same():
     from outblas import svg
 
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="9pt">'

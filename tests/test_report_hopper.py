@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return write(tmp_path / "bench.json", *CLIMBED), write(tmp_path / "ncu.json", *COUNTED)
 
 
-def test_every_rung_at_every_size() -> None:
+def test_every_rung_at_every_size():
     rows = rows_of("hopper", (4096, 8192), *CLIMBED, *COUNTED)
     persistent = rows["hopper.persistent"]
     assert [at.gain for at in persistent.at] == [pytest.approx(0.68 / 0.61)] * 2
@@ -53,7 +53,7 @@ def test_every_rung_at_every_size() -> None:
     assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
 
 
-def test_commands(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_commands(files: tuple[Path, Path], tmp_path: Path):
     bench, ncu = files
     options = ("--results", bench, "--profiles", ncu, "--ladder", "hopper")
     html, chart, saved = (tmp_path / name for name in ("l.html", "l.svg", "l.json"))
@@ -71,7 +71,7 @@ def test_commands(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert [at["n"] for at in one["rungs"][1]["sizes"]] == [8192]
 
 
-def test_sizes_of_one_kernel(files: tuple[Path, Path]) -> None:
+def test_sizes_of_one_kernel(files: tuple[Path, Path]):
     measured = loaded(*CLIMBED).measurements
     cells = {row.n: row.cells() for row in sizes.rows(measured, "hopper.hilbert")}
     assert cells[512] == ("512", "3", "936", "1.200 (1.188–1.212)", "3.5", "1.100", "1.02", "exact")
@@ -85,7 +85,7 @@ def test_sizes_of_one_kernel(files: tuple[Path, Path]) -> None:
     assert "no square product of hopper.gemm" in done.output
 
 
-def test_readme_parts(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_readme_parts(files: tuple[Path, Path], tmp_path: Path):
     parts = "ladder hopper", "ladder hopper 8192", "sizes hopper.hilbert", "claims", "climb hopper results/climb.svg"
     changed, text = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
     assert changed == ["README.md", "results/climb.svg"]
@@ -98,7 +98,7 @@ def test_readme_parts(files: tuple[Path, Path], tmp_path: Path) -> None:
     assert readme.stale(tmp_path) == ["results/climb.svg"]
 
 
-def test_nothing_to_draw() -> None:
+def test_nothing_to_draw():
     with pytest.raises(ValueError, match="no rung has a figure"):
         ladder_chart.draw(ladder.rows((), "portable", (4096,)), (4096,))
 
@@ -122,7 +122,7 @@ A, B = compare.Run("hopper.tma_store"), compare.Run("hopper.store_tuning", "sms=
 )
 def test_one_run_against_another(
     first: tuple[float, float], second: tuple[float, float], stated: tuple[float, float] | None, expected: str
-) -> None:
+):
     runs = (A, first, ""), (B, second, "order=row,sms=0")
     found = [
         entry(run.provider, ratio, config=config, ratio_low=ratio - spread, ratio_high=ratio + spread)
@@ -132,7 +132,7 @@ def test_one_run_against_another(
     assert (settled.verdict, settled.value) == (expected, pytest.approx(first[0] / second[0] - 1))
 
 
-def test_runs_of_different_campaigns_are_not_compared() -> None:
+def test_runs_of_different_campaigns_are_not_compared():
     claim = compare.against("001", "a beats b", A, B)
     other = entry(B.provider, 1.0, config=B.config)
     first = loaded(entry(A.provider, 1.1), date="2026-01-03").measurements
@@ -143,7 +143,7 @@ def test_runs_of_different_campaigns_are_not_compared() -> None:
         assert claim.test(claims.Evidence(every)).value == pytest.approx(0.2)
 
 
-def test_claims_of_the_climb() -> None:
+def test_claims_of_the_climb():
     found = findings(*CLIMBED, *COUNTED)
     steps = {text: finding for text, finding in found.items() if " gains " in text and " on " in text}
     assert len(steps) == 9
@@ -162,13 +162,13 @@ def test_claims_of_the_climb() -> None:
     ("watts", "n", "expected"),
     [(695, 8192, "confirmed"), (500, 8192, "refuted"), (500, 2048, "confirmed"), (704, 2048, "differs")],
 )
-def test_power(watts: float, n: int, expected: str) -> None:
+def test_power(watts: float, n: int, expected: str):
     part = {8192: "the 700 W limit", 2048: "the power wall stands"}[n]
     found = entry("cublas", 1.0, n, mode="sustained", watts=watts, clock_mhz=1400)
     assert verdict(part, found) == (expected, pytest.approx(watts / 700))
 
 
-def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
+def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     pytest.importorskip("cutlass")
     for run in sorted({run for _, _, *pair, _ in measured_001.COMPARISONS for run in pair}, key=str):
         config = configs.from_text(registry.load(run.provider).Config, run.config)
@@ -180,7 +180,7 @@ def phase(**changes: Any) -> Entry:
     return {"provider": "hopper.large_tile", "shape": [4096] * 3, "dtype": "bfloat16", "phases": [role | changes]}
 
 
-def test_cycles_by_phase_beside_the_seeds() -> None:
+def test_cycles_by_phase_beside_the_seeds():
     assert [row[0] for row in phases.rows(loaded(phase()).phases)] == ["hopper.large_tile", "001 kernel 3"]
     found = findings(phase())
     assert found["the load phase of a slice of K takes 1415 cycles"].verdict == "confirmed"
@@ -188,7 +188,7 @@ def test_cycles_by_phase_beside_the_seeds() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("load", -1.0), ("store", "fast"), ("name", 3)])
-def test_malformed_phases_name_the_field(tmp_path: Path, field: str, value: Any) -> None:
+def test_malformed_phases_name_the_field(tmp_path: Path, field: str, value: Any):
     path = write(tmp_path / "p.json", phase(**{field: value}))
     with pytest.raises(ValueError, match=rf"p.json: results\[0\].phases\[0\].*{field}"):
         phases.load([path])

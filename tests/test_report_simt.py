@@ -55,7 +55,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return write(tmp_path / "bench.json", *CLIMBED), write(tmp_path / "ncu.json", COUNTED)
 
 
-def test_every_rung_beside_both_documents() -> None:
+def test_every_rung_beside_both_documents():
     rows = rows_of("simt", (2048, 4096), *CLIMBED, COUNTED)
     assert rows["simt.register"].cells() == (
         "simt.register", "25.9, 0.52\n002 2D tile, GH200, at 4096\n2.1–2.7, 0.47–0.61\n003 v04, T4",
@@ -72,7 +72,7 @@ def test_every_rung_beside_both_documents() -> None:
     assert len(ladder.columns("simt")) == len(ladder.columns("hopper")) == len(ladder.COLUMNS) == 10
 
 
-def test_the_hopper_ladder_starts_from_the_mixed_measurement() -> None:
+def test_the_hopper_ladder_starts_from_the_mixed_measurement():
     mixed = entry("simt.warptile", 0.05, dtype="bfloat16", tflops=38.0)
     start = rows_of("hopper", (4096,), *CLIMBED, mixed, COUNTED)["simt.warptile"]
     assert start.cells()[:5] == ("simt.warptile", "32, 0.04\n001 kernel 1", "4096", "38", "0.050 (0.050–0.051)")
@@ -81,7 +81,7 @@ def test_the_hopper_ladder_starts_from_the_mixed_measurement() -> None:
         assert found[f"simt.warptile reaches {reached} at 4096 with bfloat16 operands"].verdict == "differs"
 
 
-def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path):
     parts = "ladder simt", "climb simt results/climb.svg"
     changed, made = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
     assert changed == ["README.md", "results/climb.svg"]
@@ -93,7 +93,7 @@ def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path) -> Non
         assert label in drawn
 
 
-def test_readme_part_of_layouts(tmp_path: Path) -> None:
+def test_readme_part_of_layouts(tmp_path: Path):
     entries = [entry(CLIMB[-1], ratio, layout=layout) for layout, ratio in (("nt", 1.01), ("tn", 0.99), ("tt", 1.04))]
     write(tmp_path / "bench.json", *entries, entry(CLIMB[-1], 0.5, layout="nt", config="group_m=4"))
     _, made = rendered(tmp_path, f"layouts {CLIMB[-1]} from bench.json")
@@ -102,18 +102,18 @@ def test_readme_part_of_layouts(tmp_path: Path) -> None:
     assert "float32, nt, tn and tt, simt.pipelined at 4096, burst" in made
 
 
-def test_command(files: tuple[Path, Path]) -> None:
+def test_command(files: tuple[Path, Path]):
     printed = shown("ladder", "--results", files[0], "--profiles", files[1], "--ladder", "simt")
     assert max(map(len, printed.splitlines())) <= 140
     assert "80% of float32's" in printed
 
 
-def test_texts_of_claims_are_unique() -> None:
+def test_texts_of_claims_are_unique():
     texts = Counter((s.claim.source, s.claim.text) for s in claims.settled(claims.Evidence()))
     assert max(texts.values()) == 1
 
 
-def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
+def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     named = vars(measured_simt).values()
     runs = {run for run in named if isinstance(run, compare.Run) and run.provider != "cublas"}
     assert len(runs) == 18
@@ -125,11 +125,11 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
 @pytest.mark.parametrize(
     ("words", "stride", "ways"), [(1, 0, 1), (1, 1, 1), (1, 2, 2), (1, 32, 32), (1, 33, 1), (4, 4, 1), (4, 8, 2)]
 )
-def test_bank_conflicts(words: int, stride: int, ways: int) -> None:
+def test_bank_conflicts(words: int, stride: int, ways: int):
     assert budgets.ways((lane * stride for lane in range(32)), words) == ways
 
 
-def test_arithmetic_of_the_cuda_cores() -> None:
+def test_arithmetic_of_the_cuda_cores():
     assert [budgets.transposed_ways(k, stride) for k in (8, 16) for stride in (128, 132)] == [2, 1, 4, 2]
     assert [budgets.strided_lines(stride) for stride in (0, 4, 8, 16384)] == [1, 1, 2, 32]
     assert budgets.tile_traffic(2048, 64, 64) == 2 * budgets.tile_traffic(2048, 128, 128) == 2**30
@@ -145,7 +145,7 @@ def test_arithmetic_of_the_cuda_cores() -> None:
     assert verdict("do 8 FLOP per load from shared memory") == ("confirmed", 8)
 
 
-def test_steps_of_002_by_its_own_forms() -> None:
+def test_steps_of_002_by_its_own_forms():
     steps = [c for c in measured_simt.COMPARISONS if c[0].startswith("002")]
     assert [stated for *_, stated in steps][::5] == [(6.3522, 0.5025), (41.496, 31.4208)]
     assert len(steps) == 6
@@ -157,7 +157,7 @@ def test_steps_of_002_by_its_own_forms() -> None:
         assert verdict(text, *backwards) == ("refuted", pytest.approx(-0.4))
 
 
-def test_a_gain_of_several_times_is_said_in_times() -> None:
+def test_a_gain_of_several_times_is_said_in_times():
     found = finding("coalescing gains", entry(CLIMB[1], 0.126), entry(CLIMB[0], 0.01))
     assert found.ours.startswith("12.60 times")
 
@@ -176,11 +176,11 @@ def test_a_gain_of_several_times_is_said_in_times() -> None:
         ("56% of the fp32 roofline", "vectorized", FIRST, 0.95, "differs"),
     ],
 )
-def test_shares_of_cublas(part: str, rung: str, config: str, ratio: float, expected: str) -> None:
+def test_shares_of_cublas(part: str, rung: str, config: str, ratio: float, expected: str):
     assert verdict(part, entry(f"simt.{rung}", ratio, config=config))[0] == expected
 
 
-def test_cublas_itself_in_the_layout_of_the_climb() -> None:
+def test_cublas_itself_in_the_layout_of_the_climb():
     assert verdict("cuBLAS reaches 85%", entry("cublas", 1.0)) == ("confirmed", 0.85)
     assert verdict("cuBLAS reaches 85%", entry("cublas", 1.0, layout="nt")) == OPEN
 
@@ -197,22 +197,20 @@ def test_cublas_itself_in_the_layout_of_the_climb() -> None:
         ("root cause of its loss", 0.9, 0.9, "differs", None),
     ],
 )
-def test_what_003_says_of_its_v06(
-    part: str, v06: float, deep: float | None, expected: str, value: float | None
-) -> None:
+def test_what_003_says_of_its_v06(part: str, v06: float, deep: float | None, expected: str, value: float | None):
     ratios = {V06: v06, V06.replace("block_k=8,", ""): deep}
     tiles = [entry("simt.warptile", ratio, 2048, config=config) for config, ratio in ratios.items() if ratio]
     v05 = entry("simt.vectorized", 0.8, 2048, config="block_k=16")
     assert verdict(part, v05, *tiles) == (expected, pytest.approx(value))
 
 
-def test_caches_still_help_at_4096() -> None:
+def test_caches_still_help_at_4096():
     at = verdict("vanishes at 4096", entry("simt.coalesced", 0.12, tflops=6.0))
     assert at == ("differs", pytest.approx(6.0 / (3.352 * 0.25)))
     assert verdict("vanishes at 4096", entry("simt.coalesced", 0.02, tflops=0.8))[0] == "confirmed"
 
 
-def test_bank_conflicts_by_ncu() -> None:
+def test_bank_conflicts_by_ncu():
     first = conflicting(FIRST, (500.0, 0.45), (260.0 / 1.1, 0.4), 100.0)
     assert verdict("loads from shared memory conflict 5-way", first) == ("confirmed", 5.0)
     assert verdict("stores to shared memory conflict 2.6-way", first) == ("confirmed", 2.6)
@@ -232,7 +230,7 @@ def test_bank_conflicts_by_ncu() -> None:
     assert verdict("four columns side by side", split) == ("confirmed", pytest.approx(0.01))
 
 
-def test_issue_by_ncu() -> None:
+def test_issue_by_ncu():
     figures = {"ipc": 2.97, "fma_active": 0.64, "occupancy": 0.181, "registers": 165, "not_selected_share": 0.33}
     found = counted("simt.warptile", "pad=0,prefetch=False", **figures)
     for part, value in (("takes 165 registers", 165), ("unpadded, achieved occupancy", 0.181),
@@ -244,7 +242,7 @@ def test_issue_by_ncu() -> None:
         assert verdict("padding raises the instructions", found, padded)[0] == expected
 
 
-def test_traffic_by_ncu() -> None:
+def test_traffic_by_ncu():
     usual = {"n": 2048, "dram_read_bytes": 4e7, "ffma": 2048.0**3}
     v05 = counted("simt.vectorized", "block_k=16", l2_to_sm_bytes=5e8, **usual)
     v06 = counted("simt.warptile", V06, l2_to_sm_bytes=1e9, l1_load_bytes=1.1e9, **usual)
@@ -276,14 +274,14 @@ LOAD = {"space": "shared", "operation": "load"}
         ({"memory": [LOAD | {"ideal": -1}]}, r"memory\[0\].ideal is -1"),
     ],
 )
-def test_malformed_profiles_name_the_field(changes: Entry, message: str, tmp_path: Path) -> None:
+def test_malformed_profiles_name_the_field(changes: Entry, message: str, tmp_path: Path):
     path = write(tmp_path / "ncu.json", counted("simt.naive", **changes))
     with pytest.raises(ValueError, match=rf"results\[0\].{message}"):
         profiles.load([path])
 
 
 @pytest.mark.compile
-def test_no_rung_is_faster_than_its_roofline() -> None:
+def test_no_rung_is_faster_than_its_roofline():
     """At the clock of the measurement, in results/."""
     measured = results.load([Path(__file__).parents[1] / "results" / "h100_simt.json"])
     found = roofline.points("simt", machines.find("H100"), "float32", (4096, 4096, 4096), measured)
@@ -294,7 +292,7 @@ def test_no_rung_is_faster_than_its_roofline() -> None:
     assert [point.bound.by for point in found] == [*["l1"] * 2, *["shared"] * 3, *["compute"] * 3]
 
 
-def test_claims_by_ladder() -> None:
+def test_claims_by_ladder():
     every = claims.settled(claims.Evidence())
     sources = {ladder: {s.claim.source for s in claims.of_ladder(every, ladder)} for ladder in rungs.LADDERS}
     assert {"000 kernel 6", "002 float4", "003 v06", "004 introduction"} <= sources["simt"]
@@ -304,13 +302,13 @@ def test_claims_by_ladder() -> None:
     assert claims.of_ladder(every, None) == every
 
 
-def test_claims_of_hopper_keep_their_layout() -> None:
+def test_claims_of_hopper_keep_their_layout():
     at = [entry(f"hopper.{name}", ratio, dtype="bfloat16") for name, ratio in (("large_tile", 0.6), ("tma_wgmma", 0.4))]
     assert finding("hopper.large_tile gains", *at) == claims.NOT_MEASURED
     assert finding("hopper.large_tile gains", *(e | {"layout": "nt"} for e in at)).verdict == "confirmed"
 
 
-def test_turing_rows_have_both_builds_and_start_from_a_cuda_core_rung() -> None:
+def test_turing_rows_have_both_builds_and_start_from_a_cuda_core_rung():
     """A line for code compiled for sm_75, its gain over the parent's; the start's figure is in its own operands."""
     timed = [
         ("simt.vectorized", 0.05, 40.0, ""), ("turing.wmma", 0.04, 30.0, ""), ("turing.wmma", 0.03, 22.0, "arch=75"),

@@ -74,11 +74,11 @@ def lines(report: tune.TuneReport, heading: str) -> list[str]:
     return [" | ".join(row) for row in rows]
 
 
-def test_ranks_share_the_mean_of_equal_values() -> None:
+def test_ranks_share_the_mean_of_equal_values():
     assert ranks([3.0, 1.0, 3.0, 2.0, 3.0]) == [4.0, 1.0, 4.0, 2.0, 4.0]
 
 
-def test_spearman() -> None:
+def test_spearman():
     """IQ and hours of television, the textbook's example, then one with equal values."""
     iq, hours = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110], [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
     assert spearman(iq, hours) == pytest.approx(-29 / 165)
@@ -93,12 +93,12 @@ def test_spearman() -> None:
         ([1, 2], [3, 3], "measured has 3 only"),
     ],
 )
-def test_spearman_of_what_has_no_order(predicted: list[int], measured: list[int], message: str) -> None:
+def test_spearman_of_what_has_no_order(predicted: list[int], measured: list[int], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         spearman(predicted, measured)
 
 
-def test_the_best_and_where_their_figures_come_from() -> None:
+def test_the_best_and_where_their_figures_come_from():
     report = build(SPACE, winner(), limits=lambda config: config[:8])
     assert lines(report, "best")[:3] == [
         "1 | tile_m=128, tile_n=256, slots=4 | 200.5 | 1.047 (1.040–1.050) | finals | 1 | tile_m=1",
@@ -110,7 +110,7 @@ def test_the_best_and_where_their_figures_come_from() -> None:
     assert [line.count("|") for line in lines(build(SPACE), "best")] == [5] * 10
 
 
-def test_the_winner(report: tune.TuneReport) -> None:
+def test_the_winner(report: tune.TuneReport):
     assert lines(report, "Winner") == [
         f"config | {FIRST}",
         "× cuBLAS | 1.047 (1.040–1.050), median of 30 rounds",
@@ -125,7 +125,7 @@ def test_the_winner(report: tune.TuneReport) -> None:
     assert "not separated" in lines(build(SPACE, winner(separated=False)), "Winner")[3]
 
 
-def test_tiles_stages_and_failures(report: tune.TuneReport) -> None:
+def test_tiles_stages_and_failures(report: tune.TuneReport):
     assert lines(report, "by tile") == [
         "64 | 0.750 | – | – | –", "128 | – | 0.850 | – | 1.050", "192 | – | – | failed | –", "256 | – | 0.950 | – | –",
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def predicting(us: float | None) -> list[Trial]:
     return [replace(trial, predicted_us=us) for trial in SPACE]
 
 
-def test_the_model_beside_the_measurement(report: tune.TuneReport) -> None:
+def test_the_model_beside_the_measurement(report: tune.TuneReport):
     found = report.agreement
     assert (found.place, found.rho) == ((1, 1), pytest.approx(0.947, abs=1e-3))
     assert str(found) == "best measured is 1st of 16 predicted: top 7%"
@@ -151,7 +151,7 @@ def test_the_model_beside_the_measurement(report: tune.TuneReport) -> None:
     assert all(line.count("|") == 4 for line in lines(silent, "best"))
 
 
-def test_record(report: tune.TuneReport) -> None:
+def test_record(report: tune.TuneReport):
     value = json.loads(json.dumps(report.record()))
     assert value["counts"] == {"tried": 20, "right": 16, "failed": 4, "left_out": 0}
     assert (value["kernel"], value["workload"]["M"]) == ("hopper.hilbert", 4096)
@@ -169,7 +169,7 @@ def test_record(report: tune.TuneReport) -> None:
     assert (bare["winner"], bare["model"], bare["failures"], bare["top"][0]["config"]) == (None, None, {}, "a=1")
 
 
-def test_machines_and_sources_are_not_mixed() -> None:
+def test_machines_and_sources_are_not_mixed():
     old = [replace(trial, source="old", when="2025-04-01") for trial in SPACE]
     other = [replace(trial, gpu=H200) for trial in SPACE[:3]]
     again = timed(SECOND, 0.5, when="2026-06-01")
@@ -191,7 +191,7 @@ def test_machines_and_sources_are_not_mixed() -> None:
         (SPACE, {"gpu_name": "T4"}, "on T4; there are some of hopper.hilbert at 4096 bfloat16 nt on NVIDIA H100"),
     ],
 )
-def test_what_is_missing_is_named(trials: list[Trial], options: dict[str, str], message: str) -> None:
+def test_what_is_missing_is_named(trials: list[Trial], options: dict[str, str], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(trials, **options)
 
@@ -209,7 +209,7 @@ SPACES: dict[str, list[Trial]] = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_pages(name: str) -> None:
+def test_pages(name: str):
     report = build(SPACES[name])
     text = tune.html(report)
     page = Page(text)
@@ -220,7 +220,7 @@ def test_pages(name: str) -> None:
     json.dumps(report.record())
 
 
-def test_nothing_right_is_a_page_without_a_chart() -> None:
+def test_nothing_right_is_a_page_without_a_chart():
     report = build([trial for trial in SPACE if not trial.ok])
     assert [heading for heading, *_ in report.tables()] == ["Failures"]
     page = Page(tune.html(report))
@@ -230,7 +230,7 @@ def test_nothing_right_is_a_page_without_a_chart() -> None:
         tune.draw(report)
 
 
-def test_the_chart_says_what_it_shows(report: tune.TuneReport, tmp_path: Path) -> None:
+def test_the_chart_says_what_it_shows(report: tune.TuneReport, tmp_path: Path):
     charts.save(tune.draw(report), tmp_path / "c.svg")
     drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
     for text in ("hopper.hilbert, 4096 bfloat16 nt: 1.047 × cuBLAS", "1.050", "failed", "0 of 3", "128×256", "ρ 0.9"):
@@ -265,7 +265,7 @@ def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_kept")
-def test_command() -> None:
+def test_command():
     said = command("--from export --html t.html --chart t.png --save t.json").stdout
     assert "hopper.hilbert, 4096 bfloat16 nt, NVIDIA H100 80GB HBM3" in said
     assert "best measured is 1st of 16 predicted" in said
@@ -280,7 +280,7 @@ def test_command() -> None:
     [("", 20), ("--kernel portable", 19), ("--layout nn", 19), ("--shapes 512", 5), ("--gpu h200", 9)],
 )
 @pytest.mark.parametrize("source", ["--from export", "--store store"])
-def test_command_chooses(source: str, options: str, tried: int) -> None:
+def test_command_chooses(source: str, options: str, tried: int):
     assert json.loads(command(f"{source} {options} --json").stdout)["counts"]["tried"] == tried
 
 
@@ -302,11 +302,11 @@ def test_command_chooses(source: str, options: str, tried: int) -> None:
         ("--from /nowhere", "--from is '/nowhere', expected a file"),
     ],
 )
-def test_bad_arguments_are_usage_errors(options: str, message: str) -> None:
+def test_bad_arguments_are_usage_errors(options: str, message: str):
     refused(f"--from export {options}", message)
 
 
-def test_no_trials_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trials_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     refused("", "tuning.sqlite has no trials: outblas tune makes them")
 
@@ -333,7 +333,7 @@ def shown(found: Sequence[Progress], **options: Any) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_the_view_of_a_sweep() -> None:
+def test_the_view_of_a_sweep():
     lines = shown(snapshots(), gpu="NVIDIA H100")
     assert max(map(len, lines)) <= 80
     assert lines[0] == "NVIDIA H100: 3 tuned now, 2 done, 1 failed, 1 waiting"
@@ -353,14 +353,14 @@ def test_the_view_of_a_sweep() -> None:
     ]
 
 
-def test_many_at_a_time_have_two_lines_each() -> None:
+def test_many_at_a_time_have_two_lines_each():
     lines = shown(snapshots()[:1] * 8)
     assert len(lines) == 1 + 8 * 3
     assert "131/212 (40 known, 4 failed)" in lines[3]
     assert shown([]) == ["nothing to tune"]
 
 
-def test_lines_for_logs() -> None:
+def test_lines_for_logs():
     lines = [tune_view.line(p) for p in snapshots()]
     assert all("\n" not in each for each in lines)
     assert re.fullmatch(

@@ -83,7 +83,7 @@ def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("config", valid_configs(25), ids=str)
-def test_maps_hold_every_element_and_outputs_once(config: SimtConfig) -> None:
+def test_maps_hold_every_element_and_outputs_once(config: SimtConfig):
     held = maps(config, problem("nt", (256, 256, 256)))
     tile = set(itertools.product(range(config.block_m), range(config.block_n)))
     assert holders(held.outputs) == Counter(tile)
@@ -95,7 +95,7 @@ def test_maps_hold_every_element_and_outputs_once(config: SimtConfig) -> None:
         assert set(holders(held.b)) == set(itertools.product(range(config.block_k), range(config.block_n)))
 
 
-def test_a_warp_owns_its_tile_and_a_thread_its_pieces() -> None:
+def test_a_warp_owns_its_tile_and_a_thread_its_pieces():
     mapping = outputs((128, 128), (64, 64), (8, 16), (8, 4), False)
     warp = {mapping.element(register, lane, 3) for register in range(128) for lane in range(32)}
     assert warp == set(itertools.product(range(64, 128), range(64, 128)))
@@ -104,12 +104,12 @@ def test_a_warp_owns_its_tile_and_a_thread_its_pieces() -> None:
     assert [mapping.element(register, 0) for register in (0, 1, 7, 8)] == [(0, 0), (1, 0), (7, 0), (0, 1)]
 
 
-def test_neighbouring_lanes_alternate_where_they_interleave() -> None:
+def test_neighbouring_lanes_alternate_where_they_interleave():
     mapping = outputs((128, 128), (64, 64), (8, 16), (4, 4), True)
     assert [mapping.element(0, lane) for lane in (1, 2, 4)] == [(0, 4), (4, 0), (0, 8)]
 
 
-def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
+def test_copies_go_along_rows_and_repeat_where_threads_are_left():
     assert [copies((128, 8), 4, 4).element(0, lane) for lane in (1, 2, 31)] == [(0, 4), (1, 0), (15, 4)]
     assert copies((64, 8), 4, 8).registers == ((0, 1),)  # 256 threads share 512 elements
     few = copies((2, 8), 4, 1)
@@ -135,11 +135,11 @@ def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
         ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
     ],
 )
-def test_what_a_config_is_refused_for(text: str, reason: str) -> None:
+def test_what_a_config_is_refused_for(text: str, reason: str):
     assert str(invalid_reason(from_text(registry.load("simt.warptile").Config, text))).startswith(reason)
 
 
-def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
+def test_shared_memory_is_limited_and_is_what_the_formula_says():
     for name in STAGED:
         artifact = registry.load(name).artifact()
         buffers = 2 if name == "simt.pipelined" else 1
@@ -151,7 +151,7 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
 
 @pytest.mark.parametrize("arch", [75, 80, pytest.param(90, marks=pytest.mark.compile)])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int) -> None:
+def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int):
     found, config = inspect(name, arch=arch), own(name)
     found.require(lacks=TENSOR_CORE)
     assert found.count("FFMA") >= config.accumulators * config.block_k
@@ -159,19 +159,19 @@ def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")])
 @pytest.mark.parametrize("name", NAMES)
-def test_machine_code_of_other_dtypes_and_layouts(name: str, dtype: str, layout: str) -> None:
+def test_machine_code_of_other_dtypes_and_layouts(name: str, dtype: str, layout: str):
     inspect(name, dtype=dtype, layout=layout).require(lacks=TENSOR_CORE)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_compile(name: str) -> None:
+def test_presets_compile(name: str):
     kernel, text = PRESETS[name]
     inspect(kernel, config=text).require(lacks=TENSOR_CORE)
 
 
 @pytest.mark.compile
-def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
+def test_the_idea_of_a_rung_is_in_its_machine_code():
     found = {name.removeprefix("simt."): inspect(name) for name in NAMES}
     for name in ("naive", "coalesced"):
         found[name].require(lacks=("LDS", "STS", "BAR"))
@@ -189,7 +189,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     assert reuse["pipelined"] > reuse["warptile"] + 0.05
 
 
-def test_neighbouring_ffmas_share_an_operand() -> None:
+def test_neighbouring_ffmas_share_an_operand():
     text, constraints, count = simt.snake(4, 8)
     assert count == 8
     assert constraints.split(",") == ["=f"] * 8 + ["f"] * 24
@@ -202,7 +202,7 @@ def test_neighbouring_ffmas_share_an_operand() -> None:
     assert all(m == p or n == q for (m, n), (p, q) in itertools.pairwise(rows_and_columns))
 
 
-def test_what_a_rung_refuses() -> None:
+def test_what_a_rung_refuses():
     module = registry.load("simt.pipelined")
     assert "needs CUDA tensors" in str(module.unsupported(problem()))
     with pytest.raises(ValueError, match="dtype is int8, expected float32 or bfloat16"):
@@ -222,7 +222,7 @@ def test_what_a_rung_refuses() -> None:
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_configs_travel_between_processes(name: str) -> None:
+def test_configs_travel_between_processes(name: str):
     config, base = own(name), rung(name).base
     assert pickle.loads(pickle.dumps(config)) == config
     home = base.__module__ if name in ("simt.naive", "turing.wmma") else registry.module_name(name)
@@ -237,7 +237,7 @@ def specialized(name: str, given: operands.Problem) -> tuple[dict[str, Any], dic
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_wide_products_step_in_64_bits(name: str) -> None:
+def test_wide_products_step_in_64_bits(name: str):
     """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
     dtype = rung(name).dtype
     for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
@@ -247,19 +247,19 @@ def test_wide_products_step_in_64_bits(name: str) -> None:
     assert grid.needs_int64(problem("nt", (1, 1, 2**31 - 8 * own(name).block_k), dtype), own(name))
 
 
-def test_narrow_products_step_in_32_bits() -> None:
+def test_narrow_products_step_in_32_bits():
     _, types = specialized("simt.shared", problem())
     assert {types[name] for name in ("M", "a_m", "b_k")} == {"i32"}
 
 
-def test_groups_of_tiles_are_counted_in_32_bits() -> None:
+def test_groups_of_tiles_are_counted_in_32_bits():
     config = own("simt.shared", group_m=1024)
     assert grid.group_m(config, problem(shape=(16, 2**26, 16))) == 1
     assert grid.group_m(config, problem(shape=(64, 2**26, 16))) == 2
     assert grid.group_m(config, problem(shape=(16, 2**20, 16))) == 1024
 
 
-def test_predictions_of_narrow_and_unaligned_accesses() -> None:
+def test_predictions_of_narrow_and_unaligned_accesses():
     """Rows of an odd number of words are read word by word; 16-bit outputs leave 4 at a time; plain loads singly."""
     strip = by_access("simt.strip")
     assert strip["A load"].instructions == strip["A load"].wavefronts
@@ -270,7 +270,7 @@ def test_predictions_of_narrow_and_unaligned_accesses() -> None:
 
 
 @pytest.mark.compile
-def test_compiling_beside_the_interpreter() -> None:
+def test_compiling_beside_the_interpreter():
     """It patches triton.language for every thread."""
     a, stop = torch.randn(96, 96), threading.Event()
 
@@ -289,12 +289,12 @@ def test_compiling_beside_the_interpreter() -> None:
 
 
 @pytest.mark.parametrize("config", valid_configs(4, seed=1), ids=str)
-def test_any_valid_config_compiles(config: SimtConfig) -> None:
+def test_any_valid_config_compiles(config: SimtConfig):
     for name in bodies(config):
         assert registry.load(name).artifact(fitted(name, config)).cubin
 
 
-def test_vectors_only_where_operands_are_aligned() -> None:
+def test_vectors_only_where_operands_are_aligned():
     config = own("simt.vectorized")
     assert maps(config, problem()).a.registers[:2] == ((0, 1), (0, 2))
     assert maps(config, problem(shape=(128, 128, 126))).a.registers[:2] != ((0, 1), (0, 2))
@@ -306,14 +306,14 @@ def by_access(kernel: str, **changes: Any) -> dict[str, access.Shared]:
     return simt_access.in_shared(own(kernel, **changes), problem())
 
 
-def test_interleaved_lanes_read_in_half_the_passes() -> None:
+def test_interleaved_lanes_read_in_half_the_passes():
     for interleave, passes in ((False, 4), (True, 2)):
         reads = by_access("simt.pipelined", interleave=interleave)
         assert reads["B load"].wavefronts == passes * reads["B load"].instructions
         assert reads["A load"].wavefronts == 2 * reads["A load"].instructions
 
 
-def test_the_artifact_says_what_conflicts_cost() -> None:
+def test_the_artifact_says_what_conflicts_cost():
     found = registry.load("simt.vectorized").artifact(own("simt.vectorized", pad=0, piece_n=8))
     assert found.bank_conflicts == {"A store": 1, "B store": 0, "A load": 0, "B load": 4}
     assert found.passes == {"l1": 8 * (16 + 4), "shared": 8 * (4 * 2 + 4 + 16 * (2 + 8))}
@@ -322,13 +322,13 @@ def test_the_artifact_says_what_conflicts_cost() -> None:
 
 
 @pytest.mark.compile
-def test_a_kernel_is_inspected_as_its_documents_measure_it() -> None:
+def test_a_kernel_is_inspected_as_its_documents_measure_it():
     found = inspect("simt.vectorized")
     assert (found.dtype, found.layout) == ("float32", "nn")
     assert "simt_vectorized_128x128x8_fp32" in found.name
 
 
-def test_registers_are_those_of_the_ctas_asked_for() -> None:
+def test_registers_are_those_of_the_ctas_asked_for():
     assert own("simt.shared").max_registers == 32
     assert own("simt.warptile").max_registers == 255
     for name in ("simt.shared", "simt.register", "simt.vectorized"):

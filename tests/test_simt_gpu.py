@@ -23,7 +23,7 @@ FP32 = torch.float32
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", [(300, 200, 777), (129, 127, 1)])
-def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str) -> None:
+def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str):
     """All of them add the products of an output in order of K, in one chain of FMAs."""
     M, N, K = shape
     a = torch.randn(M, K, device="cuda") if layout[0] == "n" else torch.randn(K, M, device="cuda").t()
@@ -35,7 +35,7 @@ def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dtype", [FP32, torch.bfloat16], ids=str)
-def test_presets_are_right(preset: str, dtype: torch.dtype) -> None:
+def test_presets_are_right(preset: str, dtype: torch.dtype):
     kernel, text = PRESETS[preset]
     config = from_text(registry.load(kernel).Config, text)
     for case in (Case(257, 130, 67, dtype, layout="nt"), Case(256, 256, 64, dtype)):
@@ -44,7 +44,7 @@ def test_presets_are_right(preset: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("config", valid_configs(40, seed=7), ids=str)
-def test_a_config_that_is_valid_is_right(config: SimtConfig) -> None:
+def test_a_config_that_is_valid_is_right(config: SimtConfig):
     draw = random.Random(str(config))
     for name in bodies(config):
         own = fitted(name, config)
@@ -60,7 +60,7 @@ def test_a_config_that_is_valid_is_right(config: SimtConfig) -> None:
             assert result.ok, result.message
 
 
-def test_ieee_products_are_refused_as_tf32() -> None:
+def test_ieee_products_are_refused_as_tf32():
     a = torch.randn(64, 64, device="cuda")
     torch.set_float32_matmul_precision("high")
     try:
@@ -95,5 +95,5 @@ for kernel in registry.ladder("simt"):
 
 
 @pytest.mark.slow
-def test_memcheck_finds_nothing_at_the_edges() -> None:
+def test_memcheck_finds_nothing_at_the_edges():
     sanitizer.finds_nothing("memcheck", TAILS, len(NAMES))

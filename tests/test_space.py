@@ -83,7 +83,7 @@ def fields_of(axis: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str) -> None:
+def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str):
     """The space may refuse more than the kernel, never less."""
     machine, subject = machine_for(name), of(name).load()
     for shape, dtype in itertools.zip_longest(SHAPES, precisions(name), fillvalue=""):
@@ -119,7 +119,7 @@ def _explains(reason: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_kernel_takes_by_itself_is_tried(name: str) -> None:
+def test_what_a_kernel_takes_by_itself_is_tried(name: str):
     """With few rows too, where a cluster cannot pay: a call without tuning takes it."""
     for machine in runs_on(name):
         for dtype, shape in itertools.product(precisions(name, machine), SHAPES[:2]):
@@ -127,7 +127,7 @@ def test_what_a_kernel_takes_by_itself_is_tried(name: str) -> None:
             assert found.invalid_reason(found.own) is None
 
 
-def test_footprints_say_what_configs_ask_for() -> None:
+def test_footprints_say_what_configs_ask_for():
     for name in NAMES:
         machine, found = machine_for(name), space(name)
         for config in some(name, found, 30):
@@ -142,13 +142,13 @@ def test_footprints_say_what_configs_ask_for() -> None:
                 assert f.shared_memory == config.shared_memory_bytes
 
 
-def test_hopper_footprints_count_the_producer() -> None:
+def test_hopper_footprints_count_the_producer():
     f = space("hopper.hilbert").footprint(hilbert.Config())
     assert (f.threads, f.cluster_m, f.cluster_n, f.persistent) == (384, 2, 1, True)
 
 
 @pytest.mark.parametrize("ladder", registry.LADDERS)
-def test_every_value_is_of_use_somewhere(ladder: str) -> None:
+def test_every_value_is_of_use_somewhere(ladder: str):
     unused: dict[tuple[str, ...], set[Any]] = {}
     for name, shape in itertools.product(reversed(registry.LADDERS[ladder]), SHAPES[:2]):
         found = space(name, workload(name, shape))
@@ -161,7 +161,7 @@ def test_every_value_is_of_use_somewhere(ladder: str) -> None:
     assert not any(unused.values()), unused
 
 
-def test_hopper_configs_of_one_compile() -> None:
+def test_hopper_configs_of_one_compile():
     """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a table's."""
     found, given = space("hopper.hilbert"), prune.problem(SQUARE)
     compiled = {config: found.compiled_as(config) for config in valid(found)}
@@ -177,7 +177,7 @@ def test_hopper_configs_of_one_compile() -> None:
     [Workload(1024, 1024, 1024), Workload(1536, 1536, 1536, layout="nn"), Workload(16, 4096, 4096, layout="nn")],
     ids=str,
 )
-def test_gemm_configs_of_one_compile(asked: Workload) -> None:
+def test_gemm_configs_of_one_compile(asked: Workload):
     found, given = space("hopper.gemm", asked), prune.problem(asked)
     compiled: dict[Any, Any] = {}
     for config in valid(found):
@@ -185,7 +185,7 @@ def test_gemm_configs_of_one_compile(asked: Workload) -> None:
         assert compiled.setdefault(found.compiled_as(config), variant) == variant
 
 
-def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
+def test_a_space_has_only_the_axes_that_a_rung_knows():
     def axes(name: str) -> set[str]:
         return {field for axis in space(name).axes for field in fields_of(axis)}
 
@@ -199,7 +199,7 @@ def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
 
 
 @pytest.mark.parametrize("text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "store_buffers=1"])
-def test_what_cannot_pay(text: str) -> None:
+def test_what_cannot_pay(text: str):
     """Configs that run, and cannot be the fastest."""
     config = from_text(hilbert.Config, f"cluster_m=1,sms=0,{text}")
     problem = prune.problem(Workload(64, 4096, 4096))
@@ -207,7 +207,7 @@ def test_what_cannot_pay(text: str) -> None:
     assert hilbert.space(problem, H100).invalid_reason(config) is not None
 
 
-def test_interpreted_portable_varies_what_the_interpreter_sees() -> None:
+def test_interpreted_portable_varies_what_the_interpreter_sees():
     found = PORTABLE.load().space(prune.problem(Workload(64, 64, 64, "float32", layout="nn")), None)
     assert set(found.axes) == {"block_m", "block_n", "block_k"}
     assert all(found.invalid_reason(config) is None for config in found.configs() if config.accumulators <= 128)
@@ -220,7 +220,7 @@ def planned(*subjects: Subject, asked: Workload = SQUARE, trials: int | None = N
     return prune.plan(subjects, asked, gpu.imagined("h100"), trials=trials)
 
 
-def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
     subjects = (HILBERT, PORTABLE, Subject("synthetic", "faulty_kernel"))
     for subject in subjects:
@@ -235,7 +235,7 @@ def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert times == sorted(times)
 
 
-def test_plan_keeps_the_best_of_each_kernel_and_its_own() -> None:
+def test_plan_keeps_the_best_of_each_kernel_and_its_own():
     whole, few = planned(HILBERT, PORTABLE), planned(HILBERT, PORTABLE, trials=5)
     assert few.valid == whole.valid == len(whole.ranked)
     for subject in (HILBERT, PORTABLE):
@@ -246,7 +246,7 @@ def test_plan_keeps_the_best_of_each_kernel_and_its_own() -> None:
     assert [c for c in whole.ranked if c in few.ranked] == list(few.ranked)
 
 
-def test_rules_are_counted_with_an_example() -> None:
+def test_rules_are_counted_with_an_example():
     found = planned(HILBERT).pruned
     counts = [pruned.count for pruned in found]
     assert counts == sorted(counts, reverse=True)
@@ -255,7 +255,7 @@ def test_rules_are_counted_with_an_example() -> None:
     assert all(not re.search(r"\d", pruned.rule) and re.search(r"\d", pruned.example) for pruned in found)
 
 
-def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
+def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
     """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may be tried."""
     plan = planned(HILBERT, PORTABLE, asked=Workload(257, 129, 65))
     assert {candidate.subject.name for candidate in plan.ranked} == {"portable"}
@@ -271,7 +271,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
         ("simt.naive", "", "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there"),
     ],
 )
-def test_kernels_that_do_not_fit(name: str, machine: str, message: str) -> None:
+def test_kernels_that_do_not_fit(name: str, machine: str, message: str):
     target = gpu.imagined(machine) if machine else gpu.current()
     with pytest.raises(ValueError, match=message):
         prune.plan((of(name),), Workload(64, 64, 64, "float32"), target)
@@ -304,7 +304,7 @@ def us(f: Footprint, asked: Workload, machine: Machine) -> float:
     return model.predict(f, asked, machine).us
 
 
-def test_predictions_are_shares_and_times_that_a_machine_can_reach() -> None:
+def test_predictions_are_shares_and_times_that_a_machine_can_reach():
     assert len(samples()) > 1000
     for f, asked, machine in samples():
         found = model.predict(f, asked, machine)
@@ -334,7 +334,7 @@ def without_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "SUMS", math.inf)
 
 
-def test_half_the_terms_take_about_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_the_terms_take_about_half_the_time(monkeypatch: pytest.MonkeyPatch):
     """But for what combines pieces of K, and where L2 holds all operands of the smaller call."""
     without_sums(monkeypatch)
     shared = cut()
@@ -346,7 +346,7 @@ def test_half_the_terms_take_about_half_the_time(monkeypatch: pytest.MonkeyPatch
         assert 1.9 < (long - half) / (half - quarter) < 2.1  # whatever does not depend on K left out
 
 
-def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch: pytest.MonkeyPatch):
     """Where DRAM is not what takes the time. Nothing where no CTAs share a tile."""
     cases = [
         (f, replace(asked, K=K), replace(machine, dram_gbs=1e12))
@@ -361,20 +361,20 @@ def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch: pytest.Mon
         assert (long > 0.1) if f.split_k > 1 or f.stream_k else long == 0
 
 
-def test_fewer_stages_are_never_faster() -> None:
+def test_fewer_stages_are_never_faster():
     for f, asked, machine in samples():
         times = [us(replace(f, stages=stages), asked, machine) for stages in (1, 2, 3, 4, 6, 8)]
         assert all(fewer >= more * (1 - 1e-12) for fewer, more in itertools.pairwise(times)), times
 
 
-def test_rows_inside_of_lines_are_never_faster() -> None:
+def test_rows_inside_of_lines_are_never_faster():
     for f, asked, machine in samples():
         whole, one, both = (us(replace(f, lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2)))
         assert whole <= one <= both
 
 
 @pytest.mark.parametrize(("size", "inside"), [(2048, False), (2056, True)])
-def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool) -> None:
+def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool):
     """H100: 2048 takes 25.6 µs without clusters and 26.6 with; 2048 x 2048 x 2056 takes 35.5 and 26.1."""
     asked = Workload(2048, 2048, size)
     found = space("hopper.gemm", asked)
@@ -384,7 +384,7 @@ def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool) 
     assert lines == found.footprint(gemm.Config()).lines == ((2, 2) if inside else (1, 1))
 
 
-def test_a_larger_gpu_is_never_slower() -> None:
+def test_a_larger_gpu_is_never_slower():
     """With SMs, L2 and memory in proportion: SMs alone would share the same L2. Kernels without a pipeline are allowed
     a little, as fewer CTAs of an SM cover each other's waits then."""
     for f, asked, machine in samples():
@@ -394,7 +394,7 @@ def test_a_larger_gpu_is_never_slower() -> None:
         assert larger <= us(f, asked, machine) * allowed, (f, asked, machine.name)
 
 
-def test_clusters_take_no_more_from_l2() -> None:
+def test_clusters_take_no_more_from_l2():
     """Where L2 is all that counts, and both kinds of cluster fill the GPU alike."""
     found = space("hopper.hilbert")
     starved = replace(H100, l2_bytes_per_clock=8, sms=128)
@@ -405,13 +405,13 @@ def test_clusters_take_no_more_from_l2() -> None:
                 assert us(cluster, SQUARE, starved) < us(alone, SQUARE, starved)
 
 
-def test_a_config_that_leaves_sms_idle_is_slower() -> None:
+def test_a_config_that_leaves_sms_idle_is_slower():
     f = space("hopper.hilbert").footprint(hilbert.Config())
     assert us(replace(f, sms=64), SQUARE, H100) > 1.5 * us(f, SQUARE, H100)
     assert us(replace(f, issue=0.5), SQUARE, H100) > us(f, SQUARE, H100)
 
 
-def test_resident_ctas() -> None:
+def test_resident_ctas():
     def resident(**changes: Any) -> int:
         return model.resident(replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100)
 
@@ -423,7 +423,7 @@ def test_resident_ctas() -> None:
     assert resident(shared_memory=0, registers=16, threads=32) == 32
 
 
-def test_predictions_that_are_all_equal_have_no_order() -> None:
+def test_predictions_that_are_all_equal_have_no_order():
     with pytest.raises(ValueError, match=r"predicted has 1\.0 only, expected values that differ"):
         rank.spearman([1.0, 1.0], [1.0, 2.0])
 
@@ -433,7 +433,7 @@ def test_predictions_that_are_all_equal_have_no_order() -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"])
-def test_a_valid_config_compiles(name: str) -> None:
+def test_a_valid_config_compiles(name: str):
     found = space(name)
     config = min(some(name, found, 8), key=lambda config: found.footprint(config).registers)
     of(name).load().precompile(prune.problem(workload(name)), config, 90)

@@ -30,7 +30,7 @@ def store(path: Path) -> Iterator[Store]:
 # What is stored comes back.
 
 
-def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     with Store() as store:
         assert store.path == path
@@ -39,7 +39,7 @@ def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_trials_and_winners_come_back_by_date(path: Path) -> None:
+def test_trials_and_winners_come_back_by_date(path: Path):
     trials = [trial(0), failed(1), trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3)]
     with Store(path) as store:
         assert [store.add(each) for each in reversed(trials)] == [True] * 3
@@ -56,7 +56,7 @@ def test_trials_and_winners_come_back_by_date(path: Path) -> None:
         assert store.verify() == []
 
 
-def test_the_first_of_an_identity_stays(store: Store) -> None:
+def test_the_first_of_an_identity_stays(store: Store):
     assert store.add(trial(us=1.0))
     assert not store.add(trial(us=2.0))
     assert store.find(*PLACE, trial().config) == trial(us=1.0)
@@ -66,7 +66,7 @@ def test_the_first_of_an_identity_stays(store: Store) -> None:
     assert len(store.trials()) == 2
 
 
-def test_the_newer_winner_stays(store: Store) -> None:
+def test_the_newer_winner_stays(store: Store):
     newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     for each in (winner(), newer, winner()):
         store.crown(each)
@@ -75,7 +75,7 @@ def test_the_newer_winner_stays(store: Store) -> None:
     assert store.winners() == [winner(source="def"), newer]
 
 
-def test_begun(path: Path) -> None:
+def test_begun(path: Path):
     place = (*PLACE, "tile_m=128")
     with Store(path) as store, Store(path) as beside:
         assert store.begun(*place) == 0
@@ -86,7 +86,7 @@ def test_begun(path: Path) -> None:
         assert store.begin(*place) == 4
 
 
-def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store) -> None:
+def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store):
     store.add(failed(0, reason="x" * 10000))
     store.add(failed(1, reason="na\udcffme\0 µs"))
     first, second = store.trials()
@@ -104,13 +104,13 @@ def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store) -> No
         ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
     ],
 )
-def test_what_could_not_be_read_again_is_refused(store: Store, changes: dict[str, Any], message: str) -> None:
+def test_what_could_not_be_read_again_is_refused(store: Store, changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         store.add(trial(**changes))
     assert store.trials() == []
 
 
-def test_prune(store: Store) -> None:
+def test_prune(store: Store):
     naive = (H200, WORKLOAD, "simt.naive", "abc", "x=1")
     for each in (trial(0), trial(1, source="new"), trial(2, kernel="simt.naive", gpu=H200), trial(9, when="")):
         store.add(each)
@@ -131,7 +131,7 @@ def test_prune(store: Store) -> None:
     assert store.trials() == store.winners() == store.verify() == []
 
 
-def test_prune_gives_the_disk_back(path: Path) -> None:
+def test_prune_gives_the_disk_back(path: Path):
     fill(path, 1000)
     before = path.stat().st_size
     with Store(path) as store:
@@ -139,7 +139,7 @@ def test_prune_gives_the_disk_back(path: Path) -> None:
         assert path.stat().st_size < before / 4
 
 
-def test_closed(store: Store) -> None:
+def test_closed(store: Store):
     store.close()
     store.close()
     with pytest.raises(StoreError, match="is closed"):
@@ -177,7 +177,7 @@ def adding(path: Path, *batches: list[Trial]) -> list[Any]:
     return processes
 
 
-def test_two_processes_add_the_same_trials(path: Path) -> None:
+def test_two_processes_add_the_same_trials(path: Path):
     trials = [trial(i) for i in range(500)]
     processes = adding(path, trials, trials)
     outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
@@ -190,7 +190,7 @@ def test_two_processes_add_the_same_trials(path: Path) -> None:
         assert store.verify() == []
 
 
-def test_what_a_killed_process_added_is_there(path: Path) -> None:
+def test_what_a_killed_process_added_is_there(path: Path):
     batches = [[trial(i, source=who) for i in range(3000)] for who in "ab"]
     told = []
     for process, lines in zip(adding(path, *batches), (20, 300), strict=True):
@@ -209,7 +209,7 @@ def test_what_a_killed_process_added_is_there(path: Path) -> None:
         assert store.add(trial())
 
 
-def test_threads(store: Store) -> None:
+def test_threads(store: Store):
     def work(first: int) -> list[tuple[bool, int]]:
         found = []
         for i in range(first, first + 40):
@@ -224,7 +224,7 @@ def test_threads(store: Store) -> None:
     assert store.trials() == [trial(i) for i in range(100)]
 
 
-def test_a_store_locked_for_long_costs_no_result(path: Path) -> None:
+def test_a_store_locked_for_long_costs_no_result(path: Path):
     fill(path, 1)
     with Store(path) as store, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as rude:
         store._file.execute("PRAGMA busy_timeout = 20")

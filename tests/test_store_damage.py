@@ -56,7 +56,7 @@ def damaged(path: Path, request: pytest.FixtureRequest) -> bytes:
     return damages[request.param]
 
 
-def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: bytes) -> None:
+def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: bytes):
     before = snapshot(path)
     with warned("cannot be read", path, read_only=True) as store:
         assert store.trials() == store.winners() == []
@@ -75,7 +75,7 @@ def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: byt
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
-def test_damage_that_comes_later(path: Path, way: str) -> None:
+def test_damage_that_comes_later(path: Path, way: str):
     fill(path, 1000)
     with Store(path) as store, silent():
         assert store._file
@@ -93,7 +93,7 @@ def test_damage_that_comes_later(path: Path, way: str) -> None:
     assert kept(path) == [trial(1)]
 
 
-def test_two_that_find_damage_set_it_aside_once(path: Path) -> None:
+def test_two_that_find_damage_set_it_aside_once(path: Path):
     with Store(path) as first, Store(path) as second, silent():
         for i, store in enumerate((first, second)):
             store._open(sqlite3.DatabaseError("malformed"))
@@ -108,7 +108,7 @@ def test_two_that_find_damage_set_it_aside_once(path: Path) -> None:
     [Path.unlink, lambda path: path.rename(path.with_name("elsewhere")), lambda path: shutil.rmtree(path.parent)],
     ids=["deleted", "moved", "folder deleted"],
 )
-def test_a_file_that_goes_away_takes_no_new_result(path: Path, lose: Callable[[Path], object]) -> None:
+def test_a_file_that_goes_away_takes_no_new_result(path: Path, lose: Callable[[Path], object]):
     with Store(path) as store:
         store.add(trial(0))
         lose(path)
@@ -117,7 +117,7 @@ def test_a_file_that_goes_away_takes_no_new_result(path: Path, lose: Callable[[P
     assert kept(path) == [trial(1)]
 
 
-def test_a_deleted_file_leaves_no_log_that_two_share(path: Path) -> None:
+def test_a_deleted_file_leaves_no_log_that_two_share(path: Path):
     """SQLite takes a log beside a fresh file for its own, while whoever has the deleted file writes to it."""
     with Store(path) as first, Store(path) as second:
         assert first.add(trial(0))
@@ -129,7 +129,7 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["is of version 2, expected 1", "is a database of another program"])
-def test_what_a_newer_version_or_another_program_has_is_not_touched(path: Path, problem: str) -> None:
+def test_what_a_newer_version_or_another_program_has_is_not_touched(path: Path, problem: str):
     if "version" in problem:
         fill(path)
         sql(path, "PRAGMA user_version = 2")
@@ -169,9 +169,7 @@ PLANTED = {
 @pytest.mark.parametrize(
     ("table", "change", "problem"), [(table, *each) for table, planted in PLANTED.items() for each in planted.items()]
 )
-def test_verify_finds_planted_rows_and_reading_leaves_them_out(
-    path: Path, table: str, change: str, problem: str
-) -> None:
+def test_verify_finds_planted_rows_and_reading_leaves_them_out(path: Path, table: str, change: str, problem: str):
     begun = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
     fill(path, 1)
     with Store(path) as store:
@@ -209,7 +207,7 @@ def unwritable(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: str) -> None:
+def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: str):
     trials = fill(path)
     with unwritable(path if what == "file" else path.parent):
         with warned("lost when the process ends", path) as store:
@@ -223,7 +221,7 @@ def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: 
     assert kept(path) == trials
 
 
-def test_a_log_in_a_folder_that_cannot_be_written(path: Path) -> None:
+def test_a_log_in_a_folder_that_cannot_be_written(path: Path):
     """A copy of a store in use, without the shared memory of those who use it: what is in the file proper is read."""
     fill(path)
     with Store(path) as store:
@@ -235,7 +233,7 @@ def test_a_log_in_a_folder_that_cannot_be_written(path: Path) -> None:
         assert len(kept(folder / path.name, read_only=True)) >= 3
 
 
-def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPatch):
     trials = fill(path)
     real = database._connection
     monkeypatch.setattr(database, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro")))
@@ -245,7 +243,7 @@ def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPa
         assert store.add(trial(7))
 
 
-def test_a_place_that_cannot_be(path: Path) -> None:
+def test_a_place_that_cannot_be(path: Path):
     path.parent.write_text("")
     with warned("lost when the process ends", path) as store:
         assert store.add(trial())
@@ -256,7 +254,7 @@ def test_a_place_that_cannot_be(path: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("why", ["it is a folder", "can be written by others"])
-def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool) -> None:
+def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool):
     if why == "it is a folder":
         path.mkdir(parents=True)
     else:
@@ -269,7 +267,7 @@ def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool) -> None
     assert snapshot(path) == before
 
 
-def test_reading_only_leaves_no_trace(path: Path) -> None:
+def test_reading_only_leaves_no_trace(path: Path):
     with Store(path, read_only=True) as store:
         assert store.warning is None
         assert store.trials() == store.winners() == store.verify() == []
@@ -283,7 +281,7 @@ def test_reading_only_leaves_no_trace(path: Path) -> None:
     assert snapshot(path) == before
 
 
-def test_reading_only_sees_what_others_write(path: Path) -> None:
+def test_reading_only_sees_what_others_write(path: Path):
     with Store(path, read_only=True) as reader:
         assert reader.trials() == []
         with Store(path) as store:
@@ -306,7 +304,7 @@ def leave_room(store: Store, pages: int = 0) -> None:
     store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
-def test_full_disk_costs_no_result(path: Path) -> None:
+def test_full_disk_costs_no_result(path: Path):
     with Store(path) as store:
         store.add(trial(0))
         leave_room(store)
@@ -334,7 +332,7 @@ def test_full_disk_costs_no_result(path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1_000_000])
-def test_closing_writes_what_waits_or_says_what_is_lost(path: Path, room: int) -> None:
+def test_closing_writes_what_waits_or_says_what_is_lost(path: Path, room: int):
     with silent():
         store = Store(path)
         leave_room(store)
@@ -365,7 +363,7 @@ def refusing(message: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     "message", ["database or disk is full", "disk I/O error", "attempt to write a readonly database"]
 )
-def test_any_refusal_to_write_costs_no_result(path: Path, message: str) -> None:
+def test_any_refusal_to_write_costs_no_result(path: Path, message: str):
     with silent(), Store(path) as store:
         with refusing(message):
             assert store.add(trial(0))
@@ -375,7 +373,7 @@ def test_any_refusal_to_write_costs_no_result(path: Path, message: str) -> None:
     assert len(kept(path)) == 3
 
 
-def test_full_disk_at_opening(path: Path) -> None:
+def test_full_disk_at_opening(path: Path):
     with refusing("disk is full"), warned("disk is full; .* lost when the process ends", path) as store:
         assert store.add(trial())
         assert store.trials() == [trial()]

@@ -29,7 +29,7 @@ from outblas.configs import from_text
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
-def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "9")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
     code = "run(sys.argv[1], progress=lambda p: print(p.stage, p.screened, flush=True))"
@@ -66,7 +66,7 @@ def reasons_of(outcome: Outcome, statuses: dict[str, str], figure: str) -> dict[
     return {config.fault: trial.reason for config, trial in trials.items()}
 
 
-def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(MEASURED))
     monkeypatch.setattr(isolated, "TURNS", 0)  # else more than 5 s are granted where even torch is slow
     found = run(path, trial_seconds=5.0)
@@ -88,7 +88,7 @@ def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {from_text(Config, note.config).fault for note in notes()[measured:]} <= {""}
 
 
-def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compiled as for an H100, and measured in the interpreter."""
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(COMPILED))
     job = Job((SUBJECT,), WORKLOAD, top_k=1)
@@ -109,7 +109,7 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     assert {note.config for note in notes()} == {trial.config for trial in outcome.trials if trial.status == "ok"}
 
 
-def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "8")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
     code = """
@@ -136,7 +136,7 @@ print(json.dumps([found.finished, len(found.winners), len(found.outcomes[0].tria
     assert times.total() <= 8 + 2  # what both are at when they have nothing else left
 
 
-def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch):
     """As Ctrl-C does to a program that goes on, and had opened the store itself."""
     monkeypatch.setenv("FAULTY_CONFIGS", "1000")
     code = """
@@ -163,7 +163,7 @@ with Store(Path(sys.argv[1])) as store:
     assert trials < 100
 
 
-def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
     with start("run(sys.argv[1])", path) as process:
         assert soon(lambda: any("hang" in note.config for note in notes()), 120)
@@ -176,7 +176,7 @@ def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pyte
     assert [trial.status for trial in stored(path)] == ["ok"]
 
 
-def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
+def test_a_workload_that_cannot_be_had_fails_alone(path: Path):
     """fp32 cannot hold the sums of so long a K, which the worker says when it makes its operands."""
     found = sweep(SUBJECT, [(1, 1, 1 << 24), (16, 16, 16)], store=path, top_k=1, **OPTIONS)
     (failure,) = found.failures
@@ -186,7 +186,7 @@ def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
     assert not found.finished
 
 
-def test_a_report_that_raises_is_not_heard_again() -> None:
+def test_a_report_that_raises_is_not_heard_again():
     report = Mock(side_effect=ValueError("no terminal"))
     tell = sweeping._serial(report)
     with pytest.warns(UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"):
@@ -215,19 +215,19 @@ def test_a_report_that_raises_is_not_heard_again() -> None:
         ("gpus", "9", "gpus is '9'"),
     ],
 )
-def test_bad_arguments(argument: str, value: Any, message: str, path: Path) -> None:
+def test_bad_arguments(argument: str, value: Any, message: str, path: Path):
     given: dict[str, Any] = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
     with pytest.raises(ValueError, match=message):
         sweep(**given)
     assert notes() == []
 
 
-def test_modules_that_are_not_there(path: Path) -> None:
+def test_modules_that_are_not_there(path: Path):
     with pytest.raises(ImportError, match="no_such_module is not installed"):
         sweep(Subject("mine", "no_such_module"), 16, store=path, **OPTIONS)
 
 
-def test_budget_is_shared() -> None:
+def test_budget_is_shared():
     budget = Budget(100.0, 6, 2)
     assert 30 < budget.share() <= 100 / 3
     for _ in range(4):
@@ -237,7 +237,7 @@ def test_budget_is_shared() -> None:
     assert Budget(0.1, 1, 1).share() == 5.0
 
 
-def test_gpus_as_cuda_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_as_cuda_names_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -251,5 +251,5 @@ def test_gpus_as_cuda_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
             visible_gpus(wrong)
 
 
-def test_statuses_of_faults_are_statuses() -> None:
+def test_statuses_of_faults_are_statuses():
     assert {*MEASURED.values(), *COMPILED.values()} <= set(STATUSES)

@@ -58,7 +58,7 @@ def signed(content: Content) -> str:
     return json.dumps(content)
 
 
-def test_rules_are_those_of_the_records() -> None:
+def test_rules_are_those_of_the_records():
     for rules, record in (
         (checks._TRIAL, Trial), (checks._WINNER, Winner), (checks._GPU, Gpu), (checks._FINALIST, Finalist),
         (checks.WORKLOAD, Workload),
@@ -66,7 +66,7 @@ def test_rules_are_those_of_the_records() -> None:
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
 
-def test_round_trip(file: Path, content: Content) -> None:
+def test_round_trip(file: Path, content: Content):
     assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
     assert list(content) == ["format", "version", "sha256", "gpus", "trials", "winners"]
     assert content["gpus"] == {H100.key: dataclasses.asdict(H100)}
@@ -76,7 +76,7 @@ def test_round_trip(file: Path, content: Content) -> None:
     assert transfer.read(file) == ([], [])
 
 
-def test_export_is_all_or_nothing(file: Path) -> None:
+def test_export_is_all_or_nothing(file: Path):
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"trials\[1\]\.us is nan"):
         transfer.export([TRIAL, dataclasses.replace(TRIAL, us=math.nan)], [], file)
@@ -126,7 +126,7 @@ examples = settings(max_examples=40, deadline=None, suppress_health_check=list(H
 @given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
 def test_whatever_is_valid_goes_through_files_and_stores(
     tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]
-) -> None:
+):
     file = tmp_path_factory.mktemp("found") / "found.json"
     transfer.export(tried, won, file)
     assert transfer.read(file) == (tried, won)
@@ -191,7 +191,7 @@ def refusal(file: Path, content: Content) -> str:
 
 
 @pytest.mark.parametrize(("place", "field"), FIELDS, ids=[f"{shown(place)}.{field.name}" for place, field in FIELDS])
-def test_tampered_fields_are_refused(file: Path, content: Content, place: Place, field: dataclasses.Field[Any]) -> None:
+def test_tampered_fields_are_refused(file: Path, content: Content, place: Place, field: dataclasses.Field[Any]):
     fields, name = inside(content, place), field.name
     for value in KINDS[str(field.type)] + MORE.get(name, ()):
         fields[name] = value
@@ -201,7 +201,7 @@ def test_tampered_fields_are_refused(file: Path, content: Content, place: Place,
 
 
 @pytest.mark.parametrize("place", RECORDS, ids=shown)
-def test_unknown_fields_are_refused(file: Path, content: Content, place: Place) -> None:
+def test_unknown_fields_are_refused(file: Path, content: Content, place: Place):
     inside(content, place)["__class__"] = "os.system"
     assert refusal(file, content).startswith(f"{shown(place)} has '__class__', expected only")
 
@@ -226,7 +226,7 @@ def put(content: Content, place: Place, value: Any) -> None:
         (("more",), 1, "the file has 'more'"),
     ],
 )
-def test_tampered_files_are_refused(file: Path, content: Content, place: Place, value: Any, message: str) -> None:
+def test_tampered_files_are_refused(file: Path, content: Content, place: Place, value: Any, message: str):
     put(content, place, value)
     assert message in refusal(file, content)
 
@@ -242,14 +242,14 @@ def test_tampered_files_are_refused(file: Path, content: Content, place: Place, 
         (b"\xff\xfe{}", "is no UTF-8"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: bytes, message: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: bytes, message: str):
     file = tmp_path / "found.json"
     file.write_bytes(text)
     with pytest.raises(ValueError, match=message):
         transfer.read(file)
 
 
-def test_changed_files_are_refused(file: Path, content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_are_refused(file: Path, content: Content, monkeypatch: pytest.MonkeyPatch):
     text = file.read_text()
     for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), (content["sha256"], "0" * 64)):
         file.write_text(text.replace(old, new, 1))
@@ -265,13 +265,13 @@ def test_changed_files_are_refused(file: Path, content: Content, monkeypatch: py
         transfer.read(file)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(tmp_path: Path):
     for path in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
         with pytest.raises(ValueError, match="is no file"):
             transfer.read(path)
 
 
-def test_import_keeps_what_is_there(file: Path) -> None:
+def test_import_keeps_what_is_there(file: Path):
     own, newer = dataclasses.replace(TRIAL, us=1.0), winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     with Store(file.with_name("tuning.sqlite")) as store:
         store.add(own)
@@ -284,7 +284,7 @@ def test_import_keeps_what_is_there(file: Path) -> None:
 # Shipped tables.
 
 
-def test_ship(tmp_path: Path) -> None:
+def test_ship(tmp_path: Path):
     folder = tmp_path / "tables"
     other = Gpu("NVIDIA/H200 ../x", 90, 132)
     best = winner(ratio=1.3, config="tile_m=256", source="def")
@@ -298,7 +298,7 @@ def test_ship(tmp_path: Path) -> None:
     assert transfer.read_table(second).gpu == other
 
 
-def test_ship_merges(tmp_path: Path) -> None:
+def test_ship_merges(tmp_path: Path):
     small = Workload(16, 16, 16)
     (path,) = transfer.ship([winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path)
     transfer.ship([winner(config="tile_m=1", ratio=0.5)], tmp_path)
@@ -316,7 +316,7 @@ def test_ship_merges(tmp_path: Path) -> None:
     assert (tmp_path / "again" / path.name).read_text() == text
 
 
-def test_two_models_of_one_name(tmp_path: Path) -> None:
+def test_two_models_of_one_name(tmp_path: Path):
     half = dataclasses.replace(H100, sms=66)
     for _ in range(2):
         paths = transfer.ship([winner(), winner(gpu=half)], tmp_path)
@@ -326,7 +326,7 @@ def test_two_models_of_one_name(tmp_path: Path) -> None:
         }
 
 
-def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path) -> None:
+def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path):
     path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"HBM3\.json: format is None"):
@@ -334,7 +334,7 @@ def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path) -> None:
     assert [p.read_text() for p in tmp_path.iterdir()] == ["{}"]
 
 
-def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path: Path) -> None:
+def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path: Path):
     tried = ("tile_m=64,order=hilbert,sms=0", "tile_m=128,order=hilbert,sms=0", "tile_m=128,order=rows,sms=0", "sms=1")
     won = [winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)]
     (path,) = transfer.ship(won, tmp_path)
@@ -350,7 +350,7 @@ def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path: Path
 
 
 @pytest.mark.parametrize("config", ["", "a=", "a=1,b=-2.5", "a=1,b=2,a=3"])
-def test_configs_of_any_form_share_a_base_with_their_own(config: str) -> None:
+def test_configs_of_any_form_share_a_base_with_their_own(config: str):
     base = compact.common([config, config])
     assert compact.difference(config, base) == ""
     assert compact.applied(base, "") == config
@@ -358,7 +358,7 @@ def test_configs_of_any_form_share_a_base_with_their_own(config: str) -> None:
 
 @examples
 @given(st.lists(winners, min_size=1, max_size=5))
-def test_whatever_is_valid_can_be_shipped(tmp_path_factory: pytest.TempPathFactory, won: list[Winner]) -> None:
+def test_whatever_is_valid_can_be_shipped(tmp_path_factory: pytest.TempPathFactory, won: list[Winner]):
     won = [dataclasses.replace(each, gpu=H100) for each in won]
     (path,) = transfer.ship(won, tmp_path_factory.mktemp("tables"))
     entries = {entry.place: entry for entry in transfer.read_table(path).entries}
@@ -376,7 +376,7 @@ def test_whatever_is_valid_can_be_shipped(tmp_path_factory: pytest.TempPathFacto
     assert path.read_text() == again
 
 
-def test_every_shipped_table_is_valid_and_stays_small() -> None:
+def test_every_shipped_table_is_valid_and_stays_small():
     """There is room for some hundred entries."""
     for path in transfer.TABLES.glob("*.json"):
         entries = transfer.read_table(path).entries
@@ -393,7 +393,7 @@ def refuses_table(table: Content, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", checks.ENTRY)
-def test_tampered_rows_are_refused(table: Content, name: str) -> None:
+def test_tampered_rows_are_refused(table: Content, name: str):
     row, column = inside(table, ROW), list(checks.ENTRY).index(name)
     for value in ([], "x" * 5000, math.nan, True):
         row[column] = value
@@ -419,12 +419,12 @@ def test_tampered_rows_are_refused(table: Content, name: str) -> None:
         (("gpu", "sms"), "x", "gpu.sms is 'x'"),
     ],
 )
-def test_tampered_tables_are_refused(table: Content, place: Place, value: Any, message: str) -> None:
+def test_tampered_tables_are_refused(table: Content, place: Place, value: Any, message: str):
     put(table, place, value)
     refuses_table(table, message)
 
 
-def test_tables_say_each_thing_once(table: Content) -> None:
+def test_tables_say_each_thing_once(table: Content):
     kernels = table["kernels"]
     for said, again in ((kernels, "kernels[1].entries[0]"), (kernels[0]["entries"], "kernels[0].entries[1]")):
         said.append(said[0])
@@ -432,7 +432,7 @@ def test_tables_say_each_thing_once(table: Content) -> None:
         said.pop()
 
 
-def test_reading_a_table_imports_neither_torch_nor_sqlite() -> None:
+def test_reading_a_table_imports_neither_torch_nor_sqlite():
     """Apart from what the package itself imports."""
     code = f"{BARE}import outblas.autotune.transfer\nassert not {{'torch', 'sqlite3'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

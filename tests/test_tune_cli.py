@@ -40,7 +40,7 @@ def refusal(line: str, code: int = 2) -> str:
     return " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_dry_run_as_json() -> None:
+def test_dry_run_as_json():
     found = parsed("--dry-run --gpu h100 --shapes 4096,128x4096x4096 --trials 20")
     assert found["gpu"] == "NVIDIA H100 80GB HBM3"
     assert [plan["workload"] for plan in found["plans"]] == ["4096 bfloat16 nt", "128x4096x4096 bfloat16 nt"]
@@ -54,14 +54,14 @@ def test_dry_run_as_json() -> None:
         assert all("waves" in c["limits"] for c in plan["ranked"])
 
 
-def test_dry_run_for_people() -> None:
+def test_dry_run_for_people():
     result = invoke("--dry-run --gpu a100 --kernels turing.cp_async --dtype float16")
     assert result.exit_code == 0
     for text in ("4096 float16 nt on NVIDIA A100", "configs generated", "expected at most 64", "The first 10 by model"):
         assert text in result.stdout
 
 
-def test_dry_run_of_the_interpreter() -> None:
+def test_dry_run_of_the_interpreter():
     found = parsed(f"--dry-run --shapes 64 {PLAIN}")
     assert found["gpu"].startswith("CPU, interpreted")
     assert {c["kernel"] for c in found["plans"][0]["ranked"]} == {"portable"}
@@ -81,7 +81,7 @@ def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return crowned
 
 
-def test_explain(on_h100: Callable[..., str]) -> None:
+def test_explain(on_h100: Callable[..., str]):
     options = on_h100()
     found = parsed(f"--explain 4096,8192x4096x4096,64 {options}")
     assert found["mode"] == "lookup"
@@ -99,13 +99,13 @@ def test_explain(on_h100: Callable[..., str]) -> None:
     assert "matmul takes portable, group_m=5: tuned on this GPU" in people
 
 
-def test_explain_passes_over_what_cannot_run(on_h100: Callable[..., str]) -> None:
+def test_explain_passes_over_what_cannot_run(on_h100: Callable[..., str]):
     (found,) = parsed(f"--explain 4096 {on_h100(config='block_m=17')}")["choices"]
     assert (found["why"], found["config"]) == ("nothing is known: by rule", "")
     assert found["passed_over"] == ["portable cannot: block_m is 17, expected a power of two from 16 to 1024"]
 
 
-def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     line = "--gpu h100 --layout nn --explain 1024x1023x1024"
     odd, even = parsed(f"{line},1024")["choices"]
@@ -117,14 +117,14 @@ def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "b is copied first" in invoke(line).stdout
 
 
-def test_explain_passes_over_what_copies_more_than_it_saves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_passes_over_what_copies_more_than_it_saves(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     (found,) = parsed(f"--explain 16x4096x4095 --gpu h100 --store {path}")["choices"]
     assert found["kernel"] == "portable"
     assert any(reason.startswith("hopper.gemm had better not: it copies") for reason in found["passed_over"])
 
 
-def test_explain_off(on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_off(on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
     line = f"--explain 4096 {on_h100()}"
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     found = parsed(line)
@@ -136,7 +136,7 @@ def test_explain_off(on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.interpreter
-def test_sweep_in_the_interpreter(path: Path, tmp_path: Path) -> None:
+def test_sweep_in_the_interpreter(path: Path, tmp_path: Path):
     saved = tmp_path / "found.json"
     found = parsed(f"--shapes 16 --trials 2 --top-k 1 --store {path} {PLAIN} --save {saved}")
     assert json.loads(saved.read_text()) == found
@@ -151,7 +151,7 @@ def test_sweep_in_the_interpreter(path: Path, tmp_path: Path) -> None:
         assert [w.config for w in store.winners()] == [winner["config"]]
 
 
-def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch: pytest.MonkeyPatch, path: Path):
     reason = "GPU 0: [it] went away"
     failed = Sweep(failures=[Failure(Workload(16, 16, 16), reason)], store=path)
     monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: failed)
@@ -164,7 +164,7 @@ def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch: pytest.Monkey
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("options", ["", "--gpus all", "--gpus 0,1 --json"])
-def test_without_a_gpu(options: str) -> None:
+def test_without_a_gpu(options: str):
     said = refusal(f"--kernels portable {options}", 3)
     assert "No NVIDIA GPU that torch can use: --dry-run shows what would be tried" in said
 
@@ -196,24 +196,24 @@ def test_without_a_gpu(options: str) -> None:
         ),
     ],
 )
-def test_bad_options(options: str, message: str, path: Path) -> None:
+def test_bad_options(options: str, message: str, path: Path):
     assert message in refusal(f"--shapes 16 {PLAIN} --store {path} {options}")
 
 
-def test_a_store_of_another_program(tmp_path: Path) -> None:
+def test_a_store_of_another_program(tmp_path: Path):
     path = tmp_path / "shopping.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE list (item)")
     assert "is a database of another program" in refusal(f"--shapes 16 {PLAIN} --store {path}")
 
 
-def test_a_cluster_that_is_not_there() -> None:
+def test_a_cluster_that_is_not_there():
     pytest.importorskip("ray")
     said = refusal("--kernels portable --engine ray --address 127.0.0.1:9")
     assert "no Ray cluster answers at 127.0.0.1:9" in said
 
 
-def test_budgets() -> None:
+def test_budgets():
     assert parse_budget("") is None
     assert parse_budget("90") == parse_budget("90s") == parse_budget("1.5m") == 90
     assert parse_budget(" 8h ") == 8 * 3600

@@ -43,7 +43,7 @@ def operands(shape: tuple[int, int, int] = SHAPE, dtype: torch.dtype = torch.bfl
 
 
 @pytest.mark.sm90
-def test_faults_cost_a_trial_each(fresh: Path) -> None:
+def test_faults_cost_a_trial_each(fresh: Path):
     subject = Subject("faulty", "faulty_hopper")
     shape = (4096, 4096, 256)  # where the rung's own tile, which the faulty ones have, is among the best
     found = sweep(subject, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
@@ -61,7 +61,7 @@ def test_faults_cost_a_trial_each(fresh: Path) -> None:
 
 
 @pytest.mark.sm90
-def test_matmul_takes_the_winner(fresh: Path) -> None:
+def test_matmul_takes_the_winner(fresh: Path):
     a, b = operands()
     winner = outblas.tune(a, b, kernels=["hopper.hilbert"], trials=6, top_k=2)
     assert winner.workload == Workload(*SHAPE)
@@ -75,7 +75,7 @@ def test_matmul_takes_the_winner(fresh: Path) -> None:
 
 
 @pytest.mark.sm90
-def test_a_call_that_the_winner_cannot_take(fresh: Path) -> None:
+def test_a_call_that_the_winner_cannot_take(fresh: Path):
     """Unaligned operands of the same shape go to another kernel, and addmm too."""
     a, b = operands()
     outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2)
@@ -86,7 +86,7 @@ def test_a_call_that_the_winner_cannot_take(fresh: Path) -> None:
     torch.testing.assert_close(outblas.addmm(c, a, b), torch.addmm(c, a, b), atol=0.5, rtol=0.02)
 
 
-def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.MonkeyPatch):
     a, b = operands((256, 256, 256))
     out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
     outblas.warmup(outblas.matmul, a, b, out=out)
@@ -104,7 +104,7 @@ def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.Mon
     torch.testing.assert_close(out, a @ b)
 
 
-def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_TUNE", "on")
     monkeypatch.setattr(automatic, "FIRST_TRIALS", 3)
     a, b = operands((320, 256, 192))
@@ -117,7 +117,7 @@ def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert store.trials() == before
 
 
-def test_a_broken_store_is_not_the_callers_concern(fresh: Path) -> None:
+def test_a_broken_store_is_not_the_callers_concern(fresh: Path):
     fresh.write_bytes(b"no database" * 1000)
     a, b = operands((128, 128, 128))
     with pytest.warns(UserWarning, match="damaged|store"):
@@ -125,7 +125,7 @@ def test_a_broken_store_is_not_the_callers_concern(fresh: Path) -> None:
     torch.testing.assert_close(product, a @ b)
 
 
-def test_lookup_costs_under_two_microseconds(fresh: Path) -> None:
+def test_lookup_costs_under_two_microseconds(fresh: Path):
     known, workload = choose.knowledge(0), Workload(4096, 4096, 4096)
     known.choices(workload)
     best = min(_timed(lambda: known.choices(workload)) for _ in range(20))

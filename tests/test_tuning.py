@@ -123,7 +123,7 @@ def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Tune:
     return tuned
 
 
-def test_three_sweeps_share_a_store(tune: Tune, store: Store) -> None:
+def test_three_sweeps_share_a_store(tune: Tune, store: Store):
     """What two measure is not what two died of."""
     benches = [FakeBench(seconds=0.02) for _ in range(3)]
     with ThreadPoolExecutor() as threads:
@@ -133,7 +133,7 @@ def test_three_sweeps_share_a_store(tune: Tune, store: Store) -> None:
     assert sum(len(bench.configs("screen")) for bench in benches) <= 12 + 3
 
 
-def test_the_fastest_reach_the_finals(tune: Tune, store: Store) -> None:
+def test_the_fastest_reach_the_finals(tune: Tune, store: Store):
     bench = FakeBench()
     winner = tune(bench, 10, top_k=3).winner
     assert sorted(bench.configs("screen")) == list(range(10))
@@ -148,7 +148,7 @@ def test_the_fastest_reach_the_finals(tune: Tune, store: Store) -> None:
     assert store.winners() == [winner]
 
 
-def test_winners_of_before_race_again(tune: Tune, store: Store) -> None:
+def test_winners_of_before_race_again(tune: Tune, store: Store):
     winner = tune(FakeBench(), 5, top_k=1).winner
     store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
     bench, other = FakeBench(), FakeBench()
@@ -160,7 +160,7 @@ def test_winners_of_before_race_again(tune: Tune, store: Store) -> None:
     assert len(other.configs("screen")) == 6
 
 
-def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune) -> None:
+def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune):
     first, bench, anew = tune(FakeBench()), FakeBench(), FakeBench()
     found = tune(bench)
     assert bench.calls == []
@@ -170,7 +170,7 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune) -> None:
     assert set(anew.configs("race")) == {0, 1, 2}
 
 
-def test_each_kernel_has_a_winner(tune: Tune) -> None:
+def test_each_kernel_has_a_winner(tune: Tune):
     found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
@@ -183,7 +183,7 @@ def begin_twice(store: Store) -> None:
 
 def test_what_a_sweep_began_twice_and_never_ended_is_given_up(
     tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(tuning, "PATIENCE", 1.0)
     begin_twice(store)
     bench = FakeBench()
@@ -193,7 +193,7 @@ def test_what_a_sweep_began_twice_and_never_ended_is_given_up(
     assert 1 not in bench.configs("screen")
 
 
-def test_what_others_measure_right_now_is_not_given_up(tune: Tune, store: Store) -> None:
+def test_what_others_measure_right_now_is_not_given_up(tune: Tune, store: Store):
     """As `begun`, a config that two sweeps measure looks like one that two sweeps died of."""
     begin_twice(store)
     theirs = Trial(
@@ -207,7 +207,7 @@ def test_what_others_measure_right_now_is_not_given_up(tune: Tune, store: Store)
     assert [trial.status for trial in found.trials] == ["ok"] * 3
 
 
-def test_measuring_anew(tune: Tune, store: Store) -> None:
+def test_measuring_anew(tune: Tune, store: Store):
     for us in (50.0, 60.0, 70.0, 80.0):
         found = tune(FakeBench(us=us), resume=False)
         assert [trial.status for trial in found.trials] == ["ok"] * 3
@@ -215,13 +215,13 @@ def test_measuring_anew(tune: Tune, store: Store) -> None:
         assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
-def test_a_workload_that_goes_down_is_said_to_fail(tune: Tune) -> None:
+def test_a_workload_that_goes_down_is_said_to_fail(tune: Tune):
     found = tune(FakeBench(("open", None)))
     assert (found.finished, found.trials, found.winner) == (False, [], None)
 
 
 @pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
-def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared: int) -> None:
+def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared: int):
     """It passed its screen, and takes the worker down in the finals, and with it all that had entered."""
     found = tune(FakeBench((call, 1), spared))
     assert found.finished
@@ -229,7 +229,7 @@ def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared:
     assert list(map(number, found.winner.finalists)) == [0, 2]
 
 
-def test_a_worker_that_goes_down_at_forgetting(tune: Tune) -> None:
+def test_a_worker_that_goes_down_at_forgetting(tune: Tune):
     assert tune(FakeBench(("forget", None))).winner is not None
 
 
@@ -245,7 +245,7 @@ class Clock:
         self.now += seconds
 
 
-def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, monkeypatch: pytest.MonkeyPatch):
     clock = Clock()
     for module in (tuning, ahead, racing):
         monkeypatch.setattr(module, "time", clock)
@@ -260,7 +260,7 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, monkeypatch
 
 
 @pytest.mark.timeout(15)
-def test_budget_ends_compiles_too(tune: Tune) -> None:
+def test_budget_ends_compiles_too(tune: Tune):
     began = time.monotonic()
     bench = FakeBench()
     compilers = FakeCompilers(bench)
@@ -270,7 +270,7 @@ def test_budget_ends_compiles_too(tune: Tune) -> None:
     assert not found.finished
 
 
-def test_few_are_compiled_ahead(tune: Tune) -> None:
+def test_few_are_compiled_ahead(tune: Tune):
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.5)
     found = tune(bench, 20, compilers=compilers)
@@ -279,7 +279,7 @@ def test_few_are_compiled_ahead(tune: Tune) -> None:
     assert {trial.compile_s for trial in found.trials} == {1.5}
 
 
-def test_configs_that_share_a_compile(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_that_share_a_compile(tune: Tune, monkeypatch: pytest.MonkeyPatch):
     whole = faulty_kernel.space
     by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))

@@ -34,7 +34,7 @@ def compiled(compilers: Compilers, **config: Any) -> tuple[str, str] | None:
     return outcome(future)
 
 
-def test_what_else_befalls_a_worker() -> None:
+def test_what_else_befalls_a_worker():
     """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
     with Bench("cpu") as bench:
         left = screened(bench, "quit")
@@ -46,14 +46,14 @@ def test_what_else_befalls_a_worker() -> None:
         assert bench.restarts == 1
 
 
-def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
+def test_errors_that_cannot_be_pickled_cost_their_own_compile():
     with Compilers(1, timeout=60) as compilers:
         assert compiled(compilers, fault="compile-odd") == ("failed", "OddError: cannot be unpickled")
         assert compiled(compilers) is None
         assert compiled(compilers, number=1) is None
 
 
-def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
+def test_compilers_that_cannot_start_are_no_configs_fault():
     with Compilers(1, memory=1 << 20) as compilers:
         assert compiled(compilers) is None
         assert compiled(compilers) is None  # where the pool is broken
@@ -114,7 +114,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
     return Fresh
 
 
-def test_a_worker_that_dies_unnoticed(pool: type[FakePool]) -> None:
+def test_a_worker_that_dies_unnoticed(pool: type[FakePool]):
     """Pebble says that all workers expired, of a call that none has taken up."""
     bench = Bench("0")
     pool.deaths += [True, False, False, True]
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_unnoticed(pool: type[FakePool]) -> None:
     assert pool.calls.count(worker.open_bench) == 2
 
 
-def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path) -> None:
+def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path):
     pool.deaths += [True] * 100
     with pytest.raises(Down):
         Bench("0").describe()
@@ -132,7 +132,7 @@ def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path) -> No
     assert failure.workload == WORKLOAD
 
 
-def test_who_waits_for_a_worker_is_released(pool: type[FakePool]) -> None:
+def test_who_waits_for_a_worker_is_released(pool: type[FakePool]):
     pool.stuck = True
     bench = Bench("0")
     released = threading.Event()
@@ -148,7 +148,7 @@ def test_who_waits_for_a_worker_is_released(pool: type[FakePool]) -> None:
     assert released.wait(5)
 
 
-def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest.MonkeyPatch):
     """As an interrupt does, and the thread that has the worker: pebble closes its pipes in every `join`."""
     joined: list[FakePool] = []
     monkeypatch.setattr(pool, "join", lambda self: (time.sleep(0.2), joined.append(self)))
@@ -160,7 +160,7 @@ def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest
     assert len(joined) == 1
 
 
-def test_who_waits_for_compilers_is_released(pool: type[FakePool]) -> None:
+def test_who_waits_for_compilers_is_released(pool: type[FakePool]):
     pool.stuck = True
     with Compilers(1) as several:
         future = several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90)
