@@ -17,6 +17,8 @@ from rich.table import Table
 
 from .. import dispatch, shapes
 from ..charts import check_chart
+from ..report.text import NONE as NONE
+from ..report.text import figure as figure
 from ..shapes import Shape
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from ..registry import Kernel
 
 NO_GPU = 3  # exit code of commands that have nothing to measure on
-
-NONE = "–"
 
 parse_shapes = shapes.parse
 
@@ -156,11 +156,6 @@ def check_dtype(dtype: str, kernel: str, dtypes: Sequence[str]) -> None:
     """Raises ValueError for operands that a kernel does not take."""
     if dtype not in dtypes:
         raise ValueError(f"--dtype is {dtype!r}, expected for {kernel}: {', '.join(dtypes)}")
-
-
-def figure(value: float | None, form: str, scale: float = 1.0) -> str:
-    """A dash where nothing was measured."""
-    return NONE if value is None else format(value * scale, form)
 
 
 def split(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,10 @@ from ..machines import short_name
 from ..shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
 
-FIGURES = (
-    "us", "l2_hit_rate", "l1_hit_rate", "dram_read_bytes", "dram_gbs", "l2_to_sm_bytes", "l1_load_bytes", "registers",
-    "ffma", "ffma_reuse", "ipc", "fma_active", "tensor_active", "occupancy", "flop_per_dram_byte",
-    "global_load_requests",
-)  # fmt: skip
-TOTALS = ("requests", "transactions", "sectors", "efficiency", "wavefronts", "ideal")
 MOST = {
-    "l2_hit_rate": 1.0,
-    "l1_hit_rate": 1.0,
-    "ffma_reuse": 1.0,
-    "fma_active": 1.1,
-    "tensor_active": 1.1,
-    "occupancy": 1.1,
-}  # what is collected in two passes can exceed 1
+    "l2_hit_rate": 1.0, "l1_hit_rate": 1.0, "ffma_reuse": 1.0,
+    "fma_active": 1.1, "tensor_active": 1.1, "occupancy": 1.1,
+}  # what is collected in two passes can exceed 1  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,6 +105,8 @@ class Profile:
 
 
 Profiles = tuple[Profile, ...]
+FIGURES, TOTALS = ([f.name for f in fields(kind) if f.type == "float | None"] for kind in (Profile, Total))
+FIGURES.remove("not_selected")  # whose field has another name
 
 
 def default_files() -> list[Path]:

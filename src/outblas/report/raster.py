@@ -14,6 +14,7 @@ from ..bench.record import BASE
 from ..device import l2, raster
 from ..shapes import Shape, to_text
 from .profiles import Profile, Profiles
+from .text import figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -143,7 +144,7 @@ class Agreement:
     dram_error: float | None
 
     def cells(self) -> tuple[str, ...]:
-        figures = (_show(self.rank), _share(self.error), _show(self.dram_rank), _share(self.dram_error))
+        figures = (figure(self.rank, ".2f"), _share(self.error), figure(self.dram_rank, ".2f"), _share(self.dram_error))
         return (self.l2, str(self.orders), *figures)
 
 
@@ -223,11 +224,11 @@ def draw(found: Report) -> Canvas:
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
     height = min(max(PANEL * rows / columns, 0.4), 6.0)
-    figure, axes = charts.canvas(len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across)
+    picture, axes = charts.canvas(len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across)
     for i, (axis, row) in enumerate(zip(axes, found.rows, strict=True)):
         _panel(axis, row, found.setting, numbered=i == 0 or row.order.kind in CURVES)
-    figure.suptitle(f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium")
-    return figure
+    picture.suptitle(f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium")
+    return picture
 
 
 def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
@@ -326,15 +327,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _mega(value: float | None) -> str:
-    return "–" if value is None else f"{value / 1e6:,.0f}"
+    return figure(value, ",.0f", 1e-6)
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _show(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return figure(value, ".1%")
 
 
 def _by(sizes: Sequence[int]) -> str:

@@ -123,15 +123,9 @@ def _sustained(evidence: Evidence, argument: str) -> str:
     kept = _campaign(evidence.measurements, "sustained")
     lines = ["| shape | provider | TFLOP/s | × cuBLAS | SM clock, MHz | utilisation | W | pJ/FLOP |", "|---" * 8 + "|"]
     for m in kept:
-        cells = (
-            to_text(m.shape),
-            m.label,
-            f"{m.tflops:.0f}",
-            _ratio(m),
-            _show(m.clock_mhz, 0),
-            _show(m.utilisation, 3),
-        )
-        lines.append(f"| {' | '.join(cells)} | {_show(m.watts, 0)} | {_show(m.pj_per_flop, 2)} |")
+        figures = ((m.clock_mhz, ".0f"), (m.utilisation, ".3f"), (m.watts, ".0f"), (m.pj_per_flop, ".2f"))
+        cells = to_text(m.shape), m.label, f"{m.tflops:.0f}", _ratio(m), *(text.figure(*each) for each in figures)
+        lines.append(f"| {' | '.join(cells)} |")
     return _closed(lines, kept, "sustained (turns of 2 s, the first half discarded, cuBLAS before and after each)")
 
 
@@ -342,17 +336,13 @@ def _listed(words: Iterable[str]) -> str:
 
 def _ratio(m: Measurement | None) -> str:
     if m is None or m.ratio is None:
-        return "–"
+        return text.NONE
     apart = f", apart {m.ratio_apart:.3f}" if m.ratio_apart is not None else ""
     return f"{text.ratio(m)}{apart}"
 
 
 def _us(us: float | None) -> str:
-    return "–" if us is None else f"{us:.0f}" if us >= 1000 else f"{us:.3g}"
-
-
-def _show(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return text.figure(us, ".0f" if us and us >= 1000 else ".3g")
 
 
 def _order(shape: Shape) -> tuple[int, Shape]:

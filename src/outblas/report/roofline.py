@@ -184,4 +184,4 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
 
 
 def _show(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return text.figure(value, ".3g" if value and value < 1000 else ".0f")

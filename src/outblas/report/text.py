@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from .results import Measurement
+if TYPE_CHECKING:
+    from .results import Measurement
 
 NONE = "–"
+
+
+def figure(value: float | None, form: str, scale: float = 1.0) -> str:
+    """A dash where nothing was measured."""
+    return NONE if value is None else format(value * scale, form)
 
 
 def number(value: float | None) -> str:
@@ -21,7 +28,7 @@ def share(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    return NONE if value is None else f"{value:.0%}"
+    return figure(value, ".0%")
 
 
 def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> str:
