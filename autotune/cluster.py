@@ -115,7 +115,7 @@ def _brief(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-# ---- on a node ------------------------------------------------------------------------------------------------------
+# On a node.
 class Worker:
     """The actor: one GPU, with its measuring process and its compilers, which outlive a workload."""
 
@@ -227,7 +227,7 @@ def _share(workers: int | None) -> int:
     return max(1, int(carried / max(1.0, has.get("GPU", 1.0))))
 
 
-# ---- on the driver --------------------------------------------------------------------------------------------------
+# On the driver.
 @dataclass(eq=False)
 class _Task:
     """A job on its way: the trials that came of it in this sweep, how many of a GPU were new to the store, how often

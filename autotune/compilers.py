@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from concurrent.futures import Future, TimeoutError
-from types import TracebackType
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -71,9 +70,7 @@ class Compilers:
     def __enter__(self) -> Compilers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
@@ -134,9 +133,7 @@ class Bench:
     def __enter__(self) -> Bench:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _limit(self) -> float:

@@ -135,7 +135,7 @@ class _Tuning:
         found = (t for t in self.memory.trials(workload=self.job.workload) if t.gpu == self.gpu)
         return {(t.kernel, t.source, t.config): t for t in found}
 
-    # ---- screening ----------------------------------------------------------------------------------------------
+    # Screening.
     def _screen(self, missing: Sequence[Candidate]) -> None:
         """Measures configs as their compiles end: the kernels' own, which any other has to beat, then the best by the
         model."""
@@ -265,7 +265,7 @@ class _Tuning:
     def _screened(self) -> int:
         return sum(t.status not in compiling.UNBUILT for t in self.outcome.trials)
 
-    # ---- finals -------------------------------------------------------------------------------------------------
+    # Finals.
     def _finals(self) -> None:
         rivals = self._rivals()
         if not rivals:
