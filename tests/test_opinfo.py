@@ -1,0 +1,131 @@
+"""Torch's own samples of its products (OpInfo), through outblas: values, gradients, and who computed them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import outblas
+from outblas import dispatch
+
+Tensor = torch.Tensor
+OURS: dict[str, Callable[..., Tensor]] = {
+    "matmul": outblas.matmul,
+    "__rmatmul__": lambda x, y: outblas.matmul(y, x),
+    "mm": outblas.matmul,
+    "bmm": outblas.matmul,
+    "addmm": outblas.addmm,
+    "nn.functional.linear": outblas.linear,
+}
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+LEAST = 256
+
+
+@functools.cache
+def operator(name: str) -> Any:
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
+    return next(op for op in op_db if op.name == name and not op.variant_test_name)
+
+
+def samples(name: str, device: str, dtype: torch.dtype) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    found = operator(name).sample_inputs(device, dtype)
+    return [((sample.input, *sample.args), dict(sample.kwargs)) for sample in found]
+
+
+def scaled(t: Tensor) -> Tensor:
+    """At least LEAST rows and columns, laid out as it is: the same order of strides, repeats, gaps and ones."""
+    lead = max(t.dim() - 2, 0)
+    shape = [n if i < lead or n < 2 else n * -(-LEAST // n) for i, n in enumerate(t.shape)]
+    stored = [n if stride else 1 for n, stride in zip(shape, t.stride(), strict=True)]
+    order = sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
+    gap = min((stride for n, stride in zip(t.shape, t.stride(), strict=True) if stride and n > 1), default=1)
+    memory = torch.testing.make_tensor(
+        *(stored[i] for i in order), gap, device=t.device, dtype=t.dtype, low=-4, high=4
+    )[..., 0]
+    return memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape) if t.dim() else memory
+
+
+def leaves(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in given)
+
+
+def compare(name: str, given: tuple[Any, ...], how: dict[str, Any]) -> None:
+    """Values and gradients, of the same gradient of the output."""
+    got, want = OURS[name](*given, **how), operator(name).op(*given, **how)
+    assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True)
+    weight = torch.testing.make_tensor(want.shape, dtype=want.dtype, device=want.device, low=-1, high=1)
+    inputs = [t for t in given if isinstance(t, Tensor)]
+    pairs = [(got, want)]
+    pairs += zip(torch.autograd.grad(got, inputs, weight), torch.autograd.grad(want, inputs, weight), strict=True)
+    unit = 4 * torch.finfo(want.dtype).eps
+    for ours, torchs in pairs:
+        torch.testing.assert_close(ours, torchs, rtol=unit, atol=unit * float(max([*torchs.abs().flatten(), 1])))
+
+
+def share(name: str, device: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> float:
+    """Of a name's samples, how many ran on kernels of ours, all right; or empty ones, which need none."""
+    taken = 0
+    found = samples(name, device, dtype)
+    for given, how in found:
+        arguments = leaves(tuple(change(t) if isinstance(t, Tensor) else t for t in given))
+        try:
+            compare(name, arguments, how)
+        except RuntimeError as error:
+            if "OUTBLAS_STRICT=1 forbids" not in str(error):
+                raise
+        else:
+            taken += 1
+    return taken / len(found)
+
+
+@pytest.fixture
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+
+
+@pytest.fixture
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors go to `portable`, as on a GPU to some kernel."""
+    monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
+    dispatch.forget()
+    yield
+    dispatch.forget()
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("name", OURS)
+def test_samples_by_torch(name: str, dtype: torch.dtype) -> None:
+    assert share(name, "cpu", dtype, lambda t: t) == 1
+
+
+@pytest.mark.interpreter
+@pytest.mark.usefixtures("_strict", "_interpreted")
+@pytest.mark.parametrize("name", OURS)
+def test_samples_by_kernels(name: str) -> None:
+    assert share(name, "cpu", torch.float32, lambda t: t) == 1
+    assert share(name, "cpu", torch.bfloat16, lambda t: t) == 1
+
+
+def test_scaling_keeps_the_pattern() -> None:
+    t = torch.empty(3, 1, 10, 5).transpose(0, 3)[:, :, ::2].expand(5, 4, 5, 3)
+    large = scaled(t)
+    assert large.shape == (5, 4, 260, 258)
+    assert [bool(stride) for stride in large.stride()] == [True, False, True, True]
+    assert sorted(range(4), key=large.stride) == sorted(range(4), key=t.stride)
+    assert scaled(torch.empty(())).shape == ()
+    assert scaled(torch.empty(0, 1)).shape == (0, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_strict")
+@pytest.mark.parametrize("change", [lambda t: t, scaled], ids=["as they are", "scaled"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OURS)
+def test_samples_on_a_gpu(name: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> None:
+    assert share(name, "cuda", dtype, change) == 1
