@@ -32,17 +32,18 @@ class Machine:
     boost_mhz: int
     shared_memory_per_sm: int
     shared_memory_per_cta: int
-    reserved_shared_memory: int
-    shared_memory_granularity: int
-    threads_per_sm: int
-    warps_per_sm: int
-    ctas_per_sm: int
     l2_bytes: int
     dram_gbs: float
-    l2_bytes_per_clock: int
-    shared_bytes_per_clock: int
     flops_per_sm_clock: Mapping[str, int]
     source: str
+    # From here on as an A100 and what is newer have it.
+    reserved_shared_memory: int = KIB
+    shared_memory_granularity: int = 128
+    threads_per_sm: int = 2048
+    warps_per_sm: int = 64
+    ctas_per_sm: int = 32
+    l2_bytes_per_clock: int = 5120
+    shared_bytes_per_clock: int = 128
     registers_per_sm: int = 65536
     register_granularity: int = 256
     warp_granularity: int = 4
@@ -70,69 +71,54 @@ def _hopper(name: str, *, dram_gbs: float, l2_mib: int, source: str) -> Machine:
         boost_mhz=1830,
         shared_memory_per_sm=228 * KIB,
         shared_memory_per_cta=227 * KIB,
-        reserved_shared_memory=KIB,
-        shared_memory_granularity=128,
-        threads_per_sm=2048,
-        warps_per_sm=64,
-        ctas_per_sm=32,
         l2_bytes=l2_mib * MIB,
         dram_gbs=dram_gbs,
-        l2_bytes_per_clock=5120,
-        shared_bytes_per_clock=128,
         flops_per_sm_clock=MappingProxyType(_HOPPER_FLOPS),
         source=f"{source}; {_CAPABILITY}; H100 architecture whitepaper (SMs, FLOP a clock); L2: A100's 5120 B/clk, "
         "which agrees with Nsight Compute's peak on an H100",
     )
 
 
-MACHINES: Mapping[str, Machine] = MappingProxyType(
-    {
-        "T4": Machine(
-            name="T4",
-            arch=75,
-            sms=40,
-            boost_mhz=1590,
-            shared_memory_per_sm=64 * KIB,
-            shared_memory_per_cta=64 * KIB,
-            reserved_shared_memory=0,
-            shared_memory_granularity=256,
-            threads_per_sm=1024,
-            warps_per_sm=32,
-            ctas_per_sm=16,
-            l2_bytes=4 * MIB,
-            dram_gbs=320,
-            l2_bytes_per_clock=1024,
-            # 32 banks of 4 bytes, but 16 load/store lanes an SM: a warp takes two clocks.
-            shared_bytes_per_clock=64,
-            flops_per_sm_clock=MappingProxyType({"float16": 1024, "float32": 128}),
-            source="T4 product brief PB-08993 (SMs, clock, 256 bits x 10 Gb/s); Turing whitepaper (FLOP a clock, LD/ST "
-            f"units, L2 of 8 x 512 KiB, taken as 16 slices of 64 B/clk); {_CAPABILITY}",
-        ),
-        "A100": Machine(
-            name="A100",
-            arch=80,
-            sms=108,
-            boost_mhz=1410,
-            shared_memory_per_sm=164 * KIB,
-            shared_memory_per_cta=163 * KIB,
-            reserved_shared_memory=KIB,
-            shared_memory_granularity=128,
-            threads_per_sm=2048,
-            warps_per_sm=64,
-            ctas_per_sm=32,
-            l2_bytes=40 * MIB,
-            dram_gbs=2039,
-            l2_bytes_per_clock=5120,
-            shared_bytes_per_clock=128,
-            flops_per_sm_clock=MappingProxyType({"bfloat16": 2048, "float16": 2048, "tf32": 1024, "float32": 128}),
-            source="A100 80GB SXM data sheet (DRAM, 312 TFLOP/s); A100 architecture whitepaper (SMs, clock, FLOP a "
-            f"clock, L2 of 40 MB and 5120 B/clk); {_CAPABILITY}",
-        ),
-        "H100": _hopper("H100", dram_gbs=3352, l2_mib=50, source="H100 SXM5 80GB data sheet (3.35 TB/s)"),
-        "GH200": _hopper("GH200", dram_gbs=4000, l2_mib=60, source="GH200 data sheet, 96GB HBM3 (4 TB/s); L2: device"),
-        "H200": _hopper("H200", dram_gbs=4800, l2_mib=60, source="H200 SXM data sheet (4.8 TB/s); L2: device"),
-    }
+_ALL = (
+    Machine(
+        name="T4",
+        arch=75,
+        sms=40,
+        boost_mhz=1590,
+        shared_memory_per_sm=64 * KIB,
+        shared_memory_per_cta=64 * KIB,
+        reserved_shared_memory=0,
+        shared_memory_granularity=256,
+        threads_per_sm=1024,
+        warps_per_sm=32,
+        ctas_per_sm=16,
+        l2_bytes=4 * MIB,
+        dram_gbs=320,
+        l2_bytes_per_clock=1024,
+        # 32 banks of 4 bytes, but 16 load/store lanes an SM: a warp takes two clocks.
+        shared_bytes_per_clock=64,
+        flops_per_sm_clock=MappingProxyType({"float16": 1024, "float32": 128}),
+        source="T4 product brief PB-08993 (SMs, clock, 256 bits x 10 Gb/s); Turing whitepaper (FLOP a clock, LD/ST "
+        f"units, L2 of 8 x 512 KiB, taken as 16 slices of 64 B/clk); {_CAPABILITY}",
+    ),
+    Machine(
+        name="A100",
+        arch=80,
+        sms=108,
+        boost_mhz=1410,
+        shared_memory_per_sm=164 * KIB,
+        shared_memory_per_cta=163 * KIB,
+        l2_bytes=40 * MIB,
+        dram_gbs=2039,
+        flops_per_sm_clock=MappingProxyType({"bfloat16": 2048, "float16": 2048, "tf32": 1024, "float32": 128}),
+        source="A100 80GB SXM data sheet (DRAM, 312 TFLOP/s); A100 architecture whitepaper (SMs, clock, FLOP a "
+        f"clock, L2 of 40 MB and 5120 B/clk); {_CAPABILITY}",
+    ),
+    _hopper("H100", dram_gbs=3352, l2_mib=50, source="H100 SXM5 80GB data sheet (3.35 TB/s)"),
+    _hopper("GH200", dram_gbs=4000, l2_mib=60, source="GH200 data sheet, 96GB HBM3 (4 TB/s); L2: device"),
+    _hopper("H200", dram_gbs=4800, l2_mib=60, source="H200 SXM data sheet (4.8 TB/s); L2: device"),
 )
+MACHINES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for machine in _ALL})
 
 _REFERENCE = {75: "T4", 80: "A100", 90: "H100"}
 _DEVICES = {
