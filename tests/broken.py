@@ -1,7 +1,5 @@
 """Right kernels, in torch, and kernels each broken in one way that a GEMM under work breaks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Fixtures of all tests: a private cache, one warning per cause for each test, a watchdog around GPU tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

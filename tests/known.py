@@ -1,7 +1,5 @@
 """Winners of an H100, and knowledge made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trials and winners to keep, and what tests do to the file that keeps them."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import warnings

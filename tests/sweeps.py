@@ -1,7 +1,5 @@
 """Sweeps of tests/faulty_kernel.py without a GPU, in this process and in ones that can be killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

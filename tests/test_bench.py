@@ -1,7 +1,5 @@
 """The bench without a GPU: statistics, schedules and protocols on synthetic timings, providers, records, command."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

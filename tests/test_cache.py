@@ -1,7 +1,5 @@
 """The store of compiled kernels: one builder at a time, whole files only, nothing that others can write."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

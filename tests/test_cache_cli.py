@@ -1,7 +1,5 @@
 """`outblas cache` on a store."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

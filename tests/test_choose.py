@@ -1,7 +1,5 @@
 """What matmul takes from what is known: places in order, refusals, damage; and its arguments. No GPU needed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

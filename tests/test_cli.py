@@ -1,7 +1,5 @@
 """Commands: what they print, as tables and as JSON, and their exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 16×4096×4096 in bf16, each by cuBLAS, portable and hopper.tma_wgmma; at the second shape cuBLAS launches two kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

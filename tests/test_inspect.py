@@ -1,7 +1,5 @@
 """`outblas inspect`: machines, occupancy, rooflines, the reading of PTX and SASS, gates that fail when they should."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

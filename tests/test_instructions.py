@@ -4,8 +4,6 @@
 read: cuBLAS, a kernel that loads A in rows of 32 bytes and B in lines, and one that copies both asynchronously.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Problems in normal form: broadcasting, merging and folding of batches, overlap, and errors that name arguments."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The oracles let a right kernel pass and catch kernels broken on purpose, by what their messages say."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Result files in little space."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

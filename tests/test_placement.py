@@ -1,7 +1,5 @@
 """Tiles dealt out by where clusters run."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence

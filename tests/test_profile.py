@@ -3,8 +3,6 @@
 What ncu said is that of test_counters.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Tile orders, the model of L2, profiles of hit rates, and `outblas report raster`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Records, packaging and imports: everything that must hold before a kernel is ever used."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

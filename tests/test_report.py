@@ -1,7 +1,5 @@
 """Reports: the seeds' figures, claims, ladders, rooflines, HTML pages, and the README's generated parts."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

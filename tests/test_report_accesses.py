@@ -1,7 +1,5 @@
 """Bank conflicts and coalescing of the CUDA-core kernels: predictions beside profiles that agree, and that do not."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

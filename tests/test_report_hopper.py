@@ -1,7 +1,5 @@
 """The Hopper climb in reports: several sizes, ncu's counters, one run against another, the sweep of the last rung."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The CUDA-core climb in reports: two documents at two sizes, mixed operands, bank conflicts and traffic by ncu."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

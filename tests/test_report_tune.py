@@ -1,7 +1,5 @@
 """What a sweep found: ranks, the report and its chart, the command, and the views while it runs."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

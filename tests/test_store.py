@@ -1,7 +1,5 @@
 """The store of trials: what is stored comes back, from many at once too."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess

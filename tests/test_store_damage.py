@@ -1,7 +1,5 @@
 """The store of trials: nothing lost to damage, folders that cannot be written or full disks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

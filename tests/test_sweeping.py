@@ -1,7 +1,5 @@
 """Whole sweeps without a GPU: a config costs its own trial, and whoever is killed loses the trial that ran."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """`outblas tune` without a GPU: what it would try, what matmul would take, a sweep in the interpreter, bad options."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable
