@@ -79,7 +79,6 @@ class Profile:
     l1_hit_rate: float | None = None
     l1_load_bytes: float | None = None
     dram_gbs: float | None = None
-    flop_per_dram_byte: float | None = None
     ffma: float | None = None
     ffma_reuse: float | None = None
     ipc: float | None = None
