@@ -25,6 +25,7 @@ Tensor = torch.Tensor
 _aten = torch.ops.aten
 _BELOW = torch._C._AutoDispatchBelowAutograd
 _operators = torch.ops.outblas
+_modes = torch._C._len_torch_dispatch_stack
 
 
 class Product(torch.autograd.Function):
@@ -87,7 +88,8 @@ class Product(torch.autograd.Function):
             if not activation:
                 g = g_out if g is None else g + g_out
             elif x is not None:
-                through = ops.activation_backward(g_out, x, activation)
+                short = type(x) is Tensor and _unwatched()
+                through = (_activation_backward if short else ops.activation_backward)(g_out, x, activation)
                 g = through if g is None else g + through
         if g is not None:
             if needs_bias:
@@ -125,7 +127,10 @@ def _of_b(g: Tensor, a: Tensor, shape: Sequence[int], alpha: Any, how: tuple[Any
 
 
 def _summed(t: Tensor, shape: Sequence[int]) -> Tensor:
-    return t if t.shape == shape else t.sum_to_size(shape)
+    if t.shape == shape:
+        return t
+    lead = t.dim() - len(shape)
+    return t.sum(tuple(range(lead))) if t.shape[lead:] == shape else t.sum_to_size(shape)
 
 
 def _product(a: Tensor, b: Tensor, alpha: Any, how: tuple[Any, ...]) -> Tensor:
@@ -199,6 +204,8 @@ def _by_kernel(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 
 # ---- what autograd does with each operator ----
+# Calls without gradients, of compiled programs say, go from here to their plans: the rest of torch's dispatcher costs
+# as much again.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Product).apply
 
 
@@ -233,12 +240,24 @@ _NOTHING = Extra()
 
 
 def _grows(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
+
+
+def _unwatched() -> bool:
+    """Whether nobody behind autograd sees operators: `eager`'s guards are of tensors that have not come that far."""
+    return _modes() == 0 and torch._C._get_tracing_state() is None and torch._C._functorch.maybe_current_level() is None
 
 
 def _matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Any:
     if _grows(a, b):
         return _record(None, a, b, None, None, None, (1, 0, "", out_dtype, *how, *_HOW[len(how) :]), None)
+    done = eager.run(a, b, None, None, 1, 0, None) if out_dtype is None and not how and _unwatched() else None
+    if done is not None:
+        return done
     with _BELOW():
         return _operators.matmul.default(a, b, out_dtype, *how)
 
@@ -246,6 +265,9 @@ def _matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: An
 def _addmm(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Any:
     if _grows(a, b, c):
         return _record(None, a, b, c, None, None, (alpha, beta, "", None, *how, *_HOW[len(how) :]), None)
+    done = eager.run(a, b, c, None, alpha, beta, None) if not how and _unwatched() else None
+    if done is not None:
+        return done
     with _BELOW():
         return _operators.addmm.default(c, a, b, alpha, beta, *how)
 
@@ -260,6 +282,14 @@ def _gemm(*given: Any) -> Any:
     if _grows(*given[:5]):
         found = _record(None, *_split(given), None)
         return found[0] if isinstance(found, tuple) else found
+    if len(given) < 9 and _unwatched():  # out_dtype and all behind it are left to us
+        a, b, c, bias, residual, alpha, beta, activation = given + _GEMM[len(given) : 8]
+        done = None
+        if c is not None or alpha == 1:
+            beta = 0 if c is None else beta
+            done = eager.run(a, b, c, None, alpha, beta, None, Extra(activation, bias, residual))
+        if done is not None:
+            return done
     with _BELOW():
         return _operators.gemm.default(*given)
 
@@ -275,6 +305,8 @@ def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if _grows(grad, x):
         _check_derivative(grad, x, activation)
         return formula(grad, x, activation)
+    if type(x) is Tensor and _unwatched() and (x.is_cuda or x.is_cpu):
+        return (_by_kernel if x.is_cuda else _by_torch)(grad, x, activation)
     with _BELOW():
         return _operators.activation_backward.default(grad, x, activation)
 
