@@ -25,7 +25,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from .. import machines
 from ..artifact import Artifact, example
 from ..device import language, launch
-from ..device.fused import finish, pair
+from ..device.fused import finish, halves, pair, quarters
 from ..device.grid import MAX_PROGRAMS, group_m, max_registers, needs_int64, out_columns, pieces_of, tiles
 from ..device.launch import Specialization
 from ..operands import Launch, Problem, dtype_name
@@ -128,10 +128,10 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         a_tile_ptr += slab * a_k
         b_tile_ptr += slab * b_k
 
-    PART: tl.constexpr = BLOCK_N if FUNCTION is None else BLOCK_N // 2
-    parts = (acc,)
-    if FUNCTION is not None:  # halves one after the other: all of a large tile take more registers than there are
-        parts = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, PART)), (0, 2, 1)))
+    COUNT: tl.constexpr = 1 if FUNCTION is None else 2 if BLOCK_N < 128 else 4
+    PART: tl.constexpr = BLOCK_N // COUNT
+    # One after the other: all outputs of a large tile at once take more registers than there are.
+    parts = (acc,) if COUNT == 1 else halves(acc) if COUNT == 2 else quarters(acc)
     c_view, out_view = (c, c_outer, c_inner, c_m, c_n), (out, out_outer, out_inner, out_m, out_n)
     for part in tl.static_range(WIDTH // PART):
         n = first_n + part * PART + tl.arange(0, PART)
@@ -139,7 +139,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
             n = n.to(tl.int64)
         inside_n = tl.full((1, PART), 1, tl.int1) if EVEN_N else n[None, :] < N
         place = (m[:, None], n[None, :], inside_m, inside_n, outer_index, inner_index)
-        sums = parts if GATED else (parts[part],)
+        sums = (parts[part], parts[part + COUNT // 2]) if GATED else (parts[part],)
         finish(sums, c_view, out_view, extra, alpha, beta, N, place, FUNCTION, GATED, INTERPRETED_K != 0)
 
 

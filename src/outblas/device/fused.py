@@ -38,6 +38,19 @@ def pair(index, column, size, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def halves(x):
+    """The left half of a tile's columns, and the right."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def quarters(x):
+    """A tile's columns in four parts, from left to right."""
+    left, right = halves(x)
+    return halves(left) + halves(right)
+
+
+@triton.jit
 def pointers(view, place):
     """To all elements of a view at a place."""
     return view[0] + place[4] * view[1] + place[5] * view[2] + (place[0] * view[3] + place[1] * view[4])
@@ -89,18 +102,18 @@ def biased(acc, c, extra, alpha, beta, place, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def finish(
-    halves, c, out, extra, alpha, beta, N, place,
+    sums, c, out, extra, alpha, beta, N, place,
     FUNCTION: tl.constexpr, GATED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Stores what becomes of a tile's sums: `halves`, one tensor, or two of a gated pair. `extra` are the views of
-    bias, residual and aux; without an epilogue FUNCTION is None, and so is `extra`."""
+    """Stores what becomes of sums at a place: one tensor, or two of a gated pair. `extra` are the views of bias,
+    residual and aux; without an epilogue FUNCTION is None, and so is `extra`."""
     if FUNCTION is None:
-        y = scaled(halves[0], c, alpha, beta, place)
+        y = scaled(sums[0], c, alpha, beta, place)
     else:
-        y = activate(biased(halves[0], c, extra, alpha, beta, place, INTERPRETED), FUNCTION)
+        y = activate(biased(sums[0], c, extra, alpha, beta, place, INTERPRETED), FUNCTION)
         if GATED:
             second = (place[0], place[1] + N, place[2], place[3], place[4], place[5])
-            y *= biased(halves[1], c, extra, alpha, beta, second, INTERPRETED)
+            y *= biased(sums[1], c, extra, alpha, beta, second, INTERPRETED)
         if extra[1][0] is not None:
             y += read(extra[1], place)
     out_ptr = pointers(out, place)

@@ -1,0 +1,167 @@
+"""Epilogues of `portable`, run by Triton's interpreter, and of `turing.cp_async`: what both compile to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fused import Fused, run
+from test_portable_compile import check, copies, operand
+from test_simt import own, rung
+
+import outblas
+from outblas.device import grid
+from outblas.epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra
+from outblas.inspect.machine_code import read_cubin
+from outblas.kernels.portable import Config, plan
+from outblas.operands import Problem, problem
+from outblas.turing.cp_async import SIZES
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+ALL = {"bias": "row", "residual": "matrix", "aux": True}
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_every_activation(activation: str | None) -> None:
+    Fused(33, 41, 37, BF16, activation, **ALL).check("portable")
+    Fused(33, 41, 37, FP32, activation, "column", layout="tts", offset=1).check("portable")
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("activation", ["", "gelu", "reglu", "swiglu"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Fused(1, 70, 5, bias="row", residual="row", aux=True, layout="ntn"),
+        Fused(65, 1, 70, bias="column", residual="column", aux=True, layout="tnt"),
+        Fused(64, 64, 64, bias="matrix", residual="matrix", aux=True, layout="sss", pad=3, offset=5),
+        Fused(20, 70, 9, **ALL, alpha=0.5, beta=-2.0, layout="ntt", pad=1),
+        Fused(9, 35, 17, bias="matrix", residual="column", aux=True, batch=(2, 3), pad=1),
+        Fused(9, 20, 17, **ALL, batch=(2, 1, 2, 3), pad=1, layout="nnt"),
+        Fused(20, 35, 9, **ALL, out_dtype=FP32, layout="tts"),
+        Fused(20, 35, 9, aux=True),
+    ],
+    ids=str,
+)
+def test_every_form(case: Fused, activation: str, dtype: torch.dtype) -> None:
+    if case.out_dtype != dtype:
+        replace(case, activation=activation or None, dtype=dtype).check("portable")
+
+
+@pytest.mark.interpreter
+def test_what_is_wrong_is_found() -> None:
+    """By the judge of these tests."""
+
+    def without(name: str) -> Any:
+        return lambda *given, **extra: run(*given, **extra | {name: None})
+
+    for name in ("bias", "activation", "residual", "aux"):
+        with pytest.raises(AssertionError, match=r"Fused\("):
+            Fused(20, 24, 8, FP16, "silu", **ALL).check("portable", run=without(name))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_is_not_finite_goes_the_way_of_torch(function: str) -> None:
+    inf = float("inf")
+    x = torch.tensor([inf, -inf, float("nan"), -0.0, 1e30, -1e30, 3e38, -3e38, 90.0, -90.0, 20.0, -20.0])[:, None]
+    got = outblas.matmul(x, torch.ones(1, 1), activation=function, kernel="portable").double()
+    torch.testing.assert_close(got, FUNCTIONS[function](x.double()), rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("block_n", [32, 128])
+def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n: int) -> None:
+    """Launches of a part of the batch start inside of all tensors."""
+    monkeypatch.setattr(grid, "MAX_PROGRAMS", 7)
+    config = Config(16, block_n, 16, 2, 4, 1)
+
+    def planned(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, _: Any, **extra: Any) -> None:
+        of = Extra(**extra)
+        given = problem(a, b, out, extra=of)
+        assert len(grid.pieces_of(given, config)) > 1
+        plan(given, config)(a, b, c, out, alpha, beta, *of[1:])
+
+    for activation in ("relu", "reglu"):
+        case = Fused(20, 3 + block_n // 2, 17, FP32, activation, "matrix", "matrix", True, batch=(2, 3), pad=1)
+        case.check("", run=planned)
+
+
+def form(
+    M: int = 4096, N: int = 4096, K: int = 4096, dtype: torch.dtype = BF16, activation: str = "", **options: Any
+) -> Problem:
+    """A bias for each column, a residual and aux. `options`: `layout`, `addend`, `out_dtype`, `tf32`."""
+    wide, layout, addend = N * (1 + (activation in GATED)), options.get("layout", "nt"), options.get("addend", False)
+    result = options.get("out_dtype", dtype)
+    a, b, out = operand(M, K, layout[0], dtype), operand(K, wide, layout[1], dtype), operand(M, N, "n", result)
+    x = operand(M, wide, "n", result)
+    extra = Extra(activation, x[0], out, x)
+    c = operand(M, wide, "n", dtype) if addend else None
+    return problem(a, b, out, c, tf32=options.get("tf32", False), scaled=addend, extra=extra)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize(
+    "given",
+    [
+        form(activation="gelu"),
+        form(activation="swiglu", layout="nn"),
+        form(1000, 1000, 1000, activation="geglu", layout="tn", addend=True),
+        form(activation="geglu", out_dtype=FP32),
+        form(1000, 1024, 512, FP32, "geglu_tanh"),
+        form(dtype=FP32, activation="silu", tf32=True),
+    ],
+)
+def test_portable_compiles_without_spills(given: Problem, arch: int) -> None:
+    """With the products and the copies of a plain one, and stores of 16 bytes."""
+    compiled = check(given, arch=arch)
+    assert set(copies(compiled)) == {16}
+    assert "st.global.v4" in compiled.asm["ptx"]
+
+
+@pytest.mark.compile
+def test_unaligned_and_small_products_and_fma() -> None:
+    assert 16 not in copies(check(form(1001, 1001, 1001, activation="swiglu", layout="nn")))
+    check(form(16, activation="swiglu"))
+    check(form(1000, 1000, 1000, activation="geglu"), arch=75)
+
+
+@pytest.mark.compile
+def test_large_tiles_hold_half_of_their_outputs_at_a_time() -> None:
+    for activation in ("gelu", "geglu"):
+        for config in (Config(256, 128, 64, 8, 8, 3), Config(128, 128, 64, 8, 4, 3)):
+            check(form(activation=activation, out_dtype=FP32), config)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("activation", "layout"), [("gelu", "nt"), ("swiglu", "nn"), ("geglu", "tt")])
+@pytest.mark.parametrize("config", [SIZES[0][0], SIZES[-1][0]], ids=str)
+def test_cp_async_compiles_without_spills(config: Any, activation: str, layout: str) -> None:
+    given = form(1000, 1000, 1000, FP16, activation, layout=layout, addend=True)
+    of = rung("turing.cp_async")
+    compiled = of._compiled(config, given, of.constants(config, given, 80), 80, None)
+    code = read_cubin(compiled.asm["cubin"])
+    assert (code.stack, code.spills) == (0, 0)
+    assert set(copies(compiled)) == {16}
+    assert not re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"]), "narrower than 16 bytes"
+
+
+def test_what_an_epilogue_is_refused_for() -> None:
+    given = form(dtype=FP16, activation="swiglu")
+    assert rung("turing.ldmatrix").unsupported(given) == (
+        "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
+    )
+    reason = rung("turing.cp_async").refusal(given, own("turing.cp_async", stage_out=False), 80)
+    assert str(reason).startswith("config: stage_out is False")
+
+
+def test_offsets_of_an_epilogue_are_64_bit_where_they_must_be() -> None:
+    config = Config()
+    assert not grid.needs_int64(form(32768, 32768, 64), config)
+    assert grid.needs_int64(form(32768, 32768, 64, activation="swiglu"), config), "aux"
