@@ -246,7 +246,7 @@ def _text_of(path: Path) -> str:
 def _write(path: Path, payload: Fields) -> None:
     """Replaces the file at once; lists have one record a line, for diffs."""
     head = {"format": payload["format"], "version": payload["version"], "sha256": _checksum(payload)}
-    text = ",\n".join(f" {json.dumps(name)}: {_laid_out(value)}" for name, value in (head | payload).items())
+    text = ",\n".join(f"{json.dumps(name)}: {_laid_out(value)}" for name, value in (head | payload).items())
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
@@ -257,10 +257,9 @@ def _write(path: Path, payload: Fields) -> None:
         raise
 
 
-def _laid_out(value: object, margin: str = " ") -> str:
+def _laid_out(value: object) -> str:
     if isinstance(value, dict) and "entries" in value:
-        return "{" + ", ".join(f"{json.dumps(name)}: {_laid_out(each, margin)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)}: {_laid_out(each)}" for name, each in value.items()) + "}"
     if not isinstance(value, list) or not value or not isinstance(value[0], dict | list):
         return json.dumps(value, separators=(",", ":") if isinstance(value, list) else None)
-    lines = ",\n".join(f"{margin} {_laid_out(each, margin + ' ')}" for each in value)
-    return f"[\n{lines}\n{margin}]"
+    return "[\n" + ",\n".join(map(_laid_out, value)) + "\n]"

@@ -309,7 +309,7 @@ def test_ship_merges(tmp_path: Path):
         (WORKLOAD, "simt.naive", "tile_m=128"),
     ]
     text = path.read_text()
-    rows = [json.loads(line.strip(" ,")) for line in text.splitlines() if line.startswith("   [")]
+    rows = [json.loads(line.strip(",")) for line in text.splitlines() if line.startswith("[")]
     assert [row[:2] for row in rows] == [["16 bfloat16 nt", "tile_m=128"], [str(WORKLOAD), ""], [str(WORKLOAD), ""]]
     shuffled = [winner(kernel="simt.naive"), winner(config="tile_m=1", ratio=0.5), winner(workload=small)]
     transfer.ship(shuffled, tmp_path / "again")
