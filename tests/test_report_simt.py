@@ -9,7 +9,7 @@ from test_report import Entry, counted, finding, findings, rendered, rows_of, sh
 from test_report import entry as timing
 
 from outblas import configs, machines, registry
-from outblas.report import budgets, claims, compare, ladder, measured_simt, profiles, results, roofline, rungs
+from outblas.report import arithmetic, claims, compare, ladder, measured_simt, profiles, results, roofline, rungs
 
 CLIMB = rungs.names("simt")
 V06 = "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,piece_m=4,prefetch=False"
@@ -124,13 +124,13 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     ("words", "stride", "ways"), [(1, 0, 1), (1, 1, 1), (1, 2, 2), (1, 32, 32), (1, 33, 1), (4, 4, 1), (4, 8, 2)]
 )
 def test_bank_conflicts(words: int, stride: int, ways: int):
-    assert budgets.ways((lane * stride for lane in range(32)), words) == ways
+    assert arithmetic.ways((lane * stride for lane in range(32)), words) == ways
 
 
 def test_arithmetic_of_the_cuda_cores():
-    assert [budgets.transposed_ways(k, stride) for k in (8, 16) for stride in (128, 132)] == [2, 1, 4, 2]
-    assert [budgets.strided_lines(stride) for stride in (0, 4, 8, 16384)] == [1, 1, 2, 32]
-    assert budgets.tile_traffic(2048, 64, 64) == 2 * budgets.tile_traffic(2048, 128, 128) == 2**30
+    assert [arithmetic.transposed_ways(k, stride) for k in (8, 16) for stride in (128, 132)] == [2, 1, 4, 2]
+    assert [arithmetic.strided_lines(stride) for stride in (0, 4, 8, 16384)] == [1, 1, 2, 32]
+    assert arithmetic.tile_traffic(2048, 64, 64) == 2 * arithmetic.tile_traffic(2048, 128, 128) == 2**30
     assert verdict("a warp loads A in lines of 128 bytes") == ("refuted", 32)
     assert verdict("6352 GFLOP/s are nearly 12 times") == ("differs", pytest.approx(12.64, abs=0.01))
     assert verdict("nearly 100 times faster than 502.5") == ("confirmed", pytest.approx(99.6, abs=0.1))
