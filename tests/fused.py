@@ -14,6 +14,7 @@ from outblas.verify.oracle import ulp
 
 UNIT = 2.0**-24  # roundoff of fp32
 SLOPE = 1.13  # of any activation, at most
+INPUTS = "a", "b", "c", "bias", "residual"
 
 
 def run(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, kernel: str | None, **extra: Any) -> None:
@@ -65,13 +66,12 @@ class Fused:
             strides = [n * (1 + (letter == "s")) for n in (stored.mT if letter == "t" else stored).stride()]
             if form != "matrix":
                 strides = [*[0] * len(self.batch), strides[-2] * (form == "column"), strides[-1] * (form == "row")]
-            kind, output = self.dtype if name in "abc" else self.out_dtype or self.dtype, name in ("out", "aux")
+            dtype, output = self.dtype if name in "abc" else self.out_dtype or self.dtype, name in ("out", "aux")
             shape = (*self.batch, *size)
-            found[name] = each = Guarded(name, shape, strides, kind, device, offset=self.offset, output=output)
-            if self.exact and not output:
-                each.cells.random_(-3, 4, generator=generator)
-            elif not output:
-                each.cells.normal_(generator=generator)
+            found[name] = each = Guarded(name, shape, strides, dtype, device, offset=self.offset, output=output)
+            if not output:
+                values = torch.randn(each.cells.shape, generator=generator, device=device)
+                each.cells.copy_((3 * values).round() if self.exact else values)
             each.arm()
         return found
 
@@ -81,12 +81,10 @@ class Fused:
         t: dict[str, Any] = {name: each.view for name, each in guarded.items()}
         extra = {name: t.get(name) for name in ("bias", "residual", "aux")}
         run(t["a"], t["b"], t.get("c"), t["out"], self.alpha, self.beta, kernel, activation=self.activation, **extra)
-        d = {name: view.double() for name, view in t.items()}
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        c, bias, residual = self.beta * d.get("c", zero), d.get("bias", zero), d.get("residual", zero)
-        x = self.alpha * (d["a"] @ d["b"]) + c + bias
+        a, b, c, bias, residual = (t[name].double() if name in t else torch.zeros(()) for name in INPUTS)
+        x = self.alpha * (a @ b) + self.beta * c + bias
         want = apply(x, self.activation or "", residual)
-        sums = abs(self.alpha) * (d["a"].abs() @ d["b"].abs()) + c.abs() + bias.abs()
+        sums = abs(self.alpha) * (a.abs() @ b.abs()) + (self.beta * c).abs() + bias.abs()
         slack = 2 * (self.K + 2) * UNIT * sums
         error = SLOPE * slack + 4 * UNIT * x.abs()
         if self.activation in GATED:

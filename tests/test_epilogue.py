@@ -14,13 +14,14 @@ from test_simt import own, rung
 
 import outblas
 from outblas.device import grid
-from outblas.epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra
+from outblas.epilogue import ACTIVATIONS, FUNCTIONS, Extra, halves
 from outblas.inspect.machine_code import read_cubin
 from outblas.kernels.portable import Config, plan
 from outblas.operands import Problem, problem
 from outblas.turing.cp_async import SIZES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SQUARE = (4096, 4096, 4096)
 ALL = {"bias": "row", "residual": "matrix", "aux": True}
 
 
@@ -93,16 +94,14 @@ def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n
 
 
 def form(
-    M: int = 4096, N: int = 4096, K: int = 4096, dtype: torch.dtype = BF16, activation: str = "", **options: Any
-) -> Problem:
-    """A bias for each column, a residual and aux. `options`: `layout`, `addend`, `out_dtype`, `tf32`."""
-    wide, layout, addend = N * (1 + (activation in GATED)), options.get("layout", "nt"), options.get("addend", False)
-    result = options.get("out_dtype", dtype)
+    M: int, N: int, K: int, activation: str, dtype: torch.dtype = BF16, layout: str = "nt", *,
+    result: torch.dtype | None = None, addend: bool = False, tf32: bool = False,
+) -> Problem:  # fmt: skip
+    """A bias for each column, a residual and aux."""
+    wide, result = N * halves(activation), result or dtype
     a, b, out = operand(M, K, layout[0], dtype), operand(K, wide, layout[1], dtype), operand(M, N, "n", result)
-    x = operand(M, wide, "n", result)
-    extra = Extra(activation, x[0], out, x)
-    c = operand(M, wide, "n", dtype) if addend else None
-    return problem(a, b, out, c, tf32=options.get("tf32", False), scaled=addend, extra=extra)
+    x, c = operand(M, wide, "n", result), operand(M, wide, "n", dtype) if addend else None
+    return problem(a, b, out, c, tf32=tf32, scaled=addend, extra=Extra(activation, x[0], out, x))
 
 
 @pytest.mark.compile
@@ -110,12 +109,12 @@ def form(
 @pytest.mark.parametrize(
     "given",
     [
-        form(activation="gelu"),
-        form(activation="swiglu", layout="nn"),
-        form(1000, 1000, 1000, activation="geglu", layout="tn", addend=True),
-        form(activation="geglu", out_dtype=FP32),
-        form(1000, 1024, 512, FP32, "geglu_tanh"),
-        form(dtype=FP32, activation="silu", tf32=True),
+        form(*SQUARE, "gelu"),
+        form(*SQUARE, "swiglu", layout="nn"),
+        form(1000, 1000, 1000, "geglu", layout="tn", addend=True),
+        form(*SQUARE, "geglu", result=FP32),
+        form(1000, 1024, 512, "geglu_tanh", FP32),
+        form(*SQUARE, "silu", FP32, tf32=True),
     ],
 )
 def test_portable_compiles_without_spills(given: Problem, arch: int) -> None:
@@ -126,24 +125,17 @@ def test_portable_compiles_without_spills(given: Problem, arch: int) -> None:
 
 
 @pytest.mark.compile
-def test_unaligned_and_small_products_and_fma() -> None:
-    assert 16 not in copies(check(form(1001, 1001, 1001, activation="swiglu", layout="nn")))
-    check(form(16, activation="swiglu"))
-    check(form(1000, 1000, 1000, activation="geglu"), arch=75)
-
-
-@pytest.mark.compile
-def test_large_tiles_hold_half_of_their_outputs_at_a_time() -> None:
-    for activation in ("gelu", "geglu"):
-        for config in (Config(256, 128, 64, 8, 8, 3), Config(128, 128, 64, 8, 4, 3)):
-            check(form(activation=activation, out_dtype=FP32), config)
+def test_unaligned_and_small_products_and_those_of_fma() -> None:
+    assert 16 not in copies(check(form(1001, 1001, 1001, "swiglu", layout="nn")))
+    check(form(16, 4096, 4096, "swiglu"))
+    check(form(1000, 1000, 1000, "geglu"), arch=75)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("activation", "layout"), [("gelu", "nt"), ("swiglu", "nn"), ("geglu", "tt")])
 @pytest.mark.parametrize("config", [SIZES[0][0], SIZES[-1][0]], ids=str)
 def test_cp_async_compiles_without_spills(config: Any, activation: str, layout: str) -> None:
-    given = form(1000, 1000, 1000, FP16, activation, layout=layout, addend=True)
+    given = form(1000, 1000, 1000, activation, FP16, layout, addend=True)
     of = rung("turing.cp_async")
     compiled = of._compiled(config, given, of.constants(config, given, 80), 80, None)
     code = read_cubin(compiled.asm["cubin"])
@@ -153,7 +145,7 @@ def test_cp_async_compiles_without_spills(config: Any, activation: str, layout: 
 
 
 def test_what_an_epilogue_is_refused_for() -> None:
-    given = form(dtype=FP16, activation="swiglu")
+    given = form(*SQUARE, "swiglu", FP16)
     assert rung("turing.ldmatrix").unsupported(given) == (
         "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
     )
@@ -162,6 +154,5 @@ def test_what_an_epilogue_is_refused_for() -> None:
 
 
 def test_offsets_of_an_epilogue_are_64_bit_where_they_must_be() -> None:
-    config = Config()
-    assert not grid.needs_int64(form(32768, 32768, 64), config)
-    assert grid.needs_int64(form(32768, 32768, 64, activation="swiglu"), config), "aux"
+    assert not grid.needs_int64(form(32768, 32768, 64, "relu"), Config())
+    assert grid.needs_int64(form(32768, 32768, 64, "reglu"), Config()), "aux"

@@ -71,32 +71,28 @@ def read(view, place):
 
 
 @triton.jit
-def write(ptr, x, place, INTERPRETED: tl.constexpr):
-    """x, rounded to nearest; the interpreter would truncate to bf16."""
-    if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:
+def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+    """x to the nearest of dtype; the interpreter would truncate to bf16."""
+    if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
         x = tl.where(x == x, nearest, x)
-    tl.store(ptr, x.to(ptr.dtype.element_ty), mask=place[2] & place[3])
+    return x.to(dtype)
 
 
 @triton.jit
-def scaled(acc, c_ptr, alpha, beta, place):
-    """alpha · acc + beta · c, for the view of c."""
+def x_of(acc, c, extra, alpha, beta, place, mask, FUNCTION: tl.constexpr, INTERPRETED: tl.constexpr):
+    """alpha · acc + beta · c, of an epilogue + bias, and stored as aux."""
     x = acc * alpha
-    if c_ptr[0] is not None:
-        x += beta * read(c_ptr, place)
-    return x
-
-
-@triton.jit
-def biased(acc, c, extra, alpha, beta, place, INTERPRETED: tl.constexpr):
-    """alpha · acc + beta · c + bias, which is stored as aux."""
-    x = scaled(acc, c, alpha, beta, place)
-    if extra[0][0] is not None:
-        x += read(extra[0], place)
-    if extra[2][0] is not None:
-        write(pointers(extra[2], place), x, place, INTERPRETED)
+    if c[0] is not None:
+        c_ptr = pointers(c, place)
+        x += beta * tl.load(c_ptr, mask=mask, other=0.0).to(tl.float32)
+    if FUNCTION is not None:
+        if extra[0][0] is not None:
+            x += read(extra[0], place)
+        if extra[2][0] is not None:
+            aux_ptr = pointers(extra[2], place)
+            tl.store(aux_ptr, rounded(x, aux_ptr.dtype.element_ty, INTERPRETED), mask=mask)
     return x
 
 
@@ -107,14 +103,14 @@ def finish(
 ):  # fmt: skip
     """Stores what becomes of sums at a place: one tensor, or two of a gated pair. `extra` are the views of bias,
     residual and aux; without an epilogue FUNCTION is None, and so is `extra`."""
-    if FUNCTION is None:
-        y = scaled(sums[0], c, alpha, beta, place)
-    else:
-        y = activate(biased(sums[0], c, extra, alpha, beta, place, INTERPRETED), FUNCTION)
+    mask = place[2] & place[3]
+    y = x_of(sums[0], c, extra, alpha, beta, place, mask, FUNCTION, INTERPRETED)
+    if FUNCTION is not None:
+        y = activate(y, FUNCTION)
         if GATED:
             second = (place[0], place[1] + N, place[2], place[3], place[4], place[5])
-            y *= biased(sums[1], c, extra, alpha, beta, second, INTERPRETED)
+            y *= x_of(sums[1], c, extra, alpha, beta, second, mask, FUNCTION, INTERPRETED)
         if extra[1][0] is not None:
             y += read(extra[1], place)
     out_ptr = pointers(out, place)
-    write(out_ptr, y, place, INTERPRETED)
+    tl.store(out_ptr, rounded(y, out_ptr.dtype.element_ty, INTERPRETED), mask=mask)

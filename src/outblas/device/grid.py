@@ -7,7 +7,6 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..epilogue import View
 from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
@@ -70,11 +69,6 @@ def needs_int64(problem: Problem, config: Tile) -> bool:
     return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
 
 
-def extras(problem: Problem) -> tuple[View | None, View | None, View | None]:
-    """How bias, residual and aux lie."""
-    return problem.epilogue.bias, problem.epilogue.residual, problem.epilogue.aux
-
-
 def kept_dims(problem: Problem) -> list[int]:
     """Batch dimensions that the grid walks: the two largest."""
     largest = sorted(range(len(problem.batch)), key=lambda i: problem.batch[i])[-2:]
@@ -94,7 +88,8 @@ def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
         ranges[kept[-1]] = range(0, inner, columns)
     if len(kept) == 2:
         ranges[kept[0]] = range(0, outer, rows)
-    extra = [view and view.strides for view in extras(problem)]
+    epilogue = problem.epilogue
+    extra = [view and view.strides for view in (epilogue.bias, epilogue.residual, epilogue.aux)]
     pieces = []
     for index in itertools.product(*ranges):
         first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]

@@ -6,7 +6,6 @@ with an epilogue has `fused` among these, and takes the views of bias, residual 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 
 from ..epilogue import NONE, View
 from ..operands import Launch, Problem, dtype_name
-from .grid import INT32_MAX, Piece, extras, kept_dims
+from .grid import INT32_MAX, Piece, kept_dims
 
 Tensor = torch.Tensor
 Path = tuple[int, ...]  # of an argument: its position, and of a part of a tuple that of each part
@@ -97,15 +96,21 @@ def fused(problem: Problem) -> dict[str, Any]:
     return {"FUNCTION": None if epilogue == NONE else epilogue.function, "GATED": epilogue.gated}
 
 
-def _steps(problem: Problem, name: str, view: View | None) -> dict[str, int | None]:
-    """As a kernel takes them behind the pointer of a view: None where all rows, or else all columns, are the same. What
-    is written has no such."""
-    if view is None:
-        return {}
-    outer, inner = ([0, 0] + [view.strides[i] for i in kept_dims(problem)])[-2:]
-    m, n = view.strides[-2:]
-    steps = (m, n) if name == "aux" else (m or None, n or (None if m else 0))
-    return dict(zip((f"{name}_{axis}" for axis in ("outer", "inner", "m", "n")), (outer, inner, *steps), strict=True))
+def _views(problem: Problem) -> list[tuple[str, View | None, dict[str, int | None]]]:
+    """Of bias, residual and aux the name, the view, and what a kernel takes behind the pointer: steps, None where all
+    rows, or else all columns, are the same. What is written has no such."""
+    found = []
+    for name in EXTRAS:
+        view = problem.epilogue.views.get(name)
+        steps: dict[str, int | None] = {}
+        if view is not None:
+            outer, inner = ([0, 0] + [view.strides[i] for i in kept_dims(problem)])[-2:]
+            m, n = view.strides[-2:]
+            steps = {f"{name}_outer": outer, f"{name}_inner": inner, f"{name}_m": m, f"{name}_n": n}
+            if name != "aux" and 0 in (m, n):
+                steps[f"{name}_n" if m else f"{name}_m"] = None
+        found.append((name, view, steps))
+    return found
 
 
 def specialize(
@@ -152,19 +157,16 @@ def specialize(
     signature |= {"alpha": "fp32", "beta": "fp32"}
     for i, (name, value) in enumerate((arguments(problem) | dict(constants)).items(), start=len(signature)):
         signature[name] = number((i,), name, value)
-    at = len(signature)
-
-    def view_of(i: int, name: str, view: View | None) -> tuple[str, ...]:
-        path = (at, i, 0)
-        first = pointer(path, name, problem.out_dtype, view.alignment, 4 + i) if view else constant(path, None)
-        steps = enumerate(_steps(problem, name, view).items(), start=1)
-        return first, *(number((at, i, j), step, value) for j, (step, value) in steps)
-
     if problem.epilogue != NONE:
-        views = zip(itertools.count(), EXTRAS, extras(problem), strict=False)
-        signature["extra"] = tuple(itertools.starmap(view_of, views))
+        at, views = len(signature), []
+        for i, (name, view, steps) in enumerate(_views(problem)):
+            path = (at, i, 0)
+            first = pointer(path, name, problem.out_dtype, view.alignment, 4 + i) if view else constant(path, None)
+            numbers = (number((at, i, j), step, value) for j, (step, value) in enumerate(steps.items(), start=1))
+            views.append((first, *numbers))
+        signature["extra"] = tuple(views)
     elif "FUNCTION" in constants:
-        signature["extra"] = constant((at,), None)
+        signature["extra"] = constant((len(signature),), None)
     return Specialization(tuple(signature.items()), tuple(fixed), tuple(divisors), num_warps, num_stages, max_registers)
 
 
@@ -178,7 +180,7 @@ def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], c
     tail = (*arguments(problem).values(), *constants.values())
     if "FUNCTION" in constants and not fused:
         tail = (*tail, None)
-    steps = [tuple(_steps(problem, *extra).values()) for extra in zip(EXTRAS, extras(problem), strict=True)]
+    steps = [tuple(own.values()) for _, _, own in _views(problem)]
     runs = [(piece.offsets, run(piece.programs)) for piece in pieces]
     first = runs[0][1]
 
