@@ -129,6 +129,13 @@ class HopperConfig:
         """Registers a thread of a consumer holds for its share of the fp32 tile."""
         return self.tile_m * self.tile_n // (self.sharing * WARPGROUP)
 
+    def stored(self, gated: bool) -> "HopperConfig":
+        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of the columns; of gated
+        pairs there is one for two columns of B.
+        """
+        parts = self.cluster_k * (2 if gated else 1)
+        return replace(self, tile_n=self.tile_n // parts, cluster_k=1) if parts > 1 else self
+
     @property
     def slabs(self) -> int:
         """Slabs of C that one consumer stores."""

@@ -17,7 +17,7 @@ Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles ma
 Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,14 +30,14 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from ..registry import Kernel
-from . import epilogue, exchange, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, transform, work
+from . import epilogue, exchange, fetched, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, transform, work
 from .base import ONE_SLOT
 from .config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
 from .group_ring import GroupRing
 
 BATCH_INVARIANT = True
 EPILOGUES = True
-BESIDE = 16  # slots' barriers, as much as what pieces of K say and wait for, and slabs of a residual, takes
+BESIDE = 4  # slots' barriers, as much as what pieces of K say and wait for takes
 TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
 
 
@@ -61,8 +61,8 @@ class Form:
     (`by_columns`); `staged`: TMA can write it. `crossed`: tensors come as those of C^T = B^T A^T. `once`: no cluster
     has more than one piece of work. `ordered`: a table numbers the tiles, of all matrices done at once, else of one.
     The others are steps of `outblas.epilogue`, "" those that a call has not: `addend` (beta times it), `bias` and
-    `residual` come as "columns" or "rows" of one value each, as a "matrix", or as a "batch" of them, and addend or
-    residual "staged" as C is; x leaves as a "matrix", a "batch" or "staged".
+    `residual` come as "columns", "pairs" of them, or "rows" of one value each, as a "matrix", or as a "batch" of them,
+    and addend or residual "staged", as C leaves (`fetched`); x leaves as a "matrix", a "batch" or "staged".
     """
 
     width: int
@@ -82,7 +82,7 @@ class Form:
 
     @property
     def fetched(self) -> str:
-        """Which tensor comes through the slabs in which C leaves, "" for none."""
+        """Which tensor comes by TMA, "" for none."""
         return next((name for name in ("addend", "residual") if getattr(self, name) == "staged"), "")
 
     @property
@@ -134,11 +134,7 @@ class Gemm(tma_store.TmaStore):
 
     @property
     def stored(self):
-        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of the columns; of gated
-        pairs there is one for two columns of B.
-        """
-        config, parts = self.config, self.config.cluster_k * (2 if self.form.gated else 1)
-        return replace(config, tile_n=config.tile_n // parts, cluster_k=1) if parts > 1 else config
+        return self.config.stored(self.form.gated)
 
     def share(self, k):
         rows, columns = self.config.cluster_m, self.config.cluster_n
@@ -188,8 +184,9 @@ class Gemm(tma_store.TmaStore):
         stream,
     ):
         """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed product the last
-        two of each change places. `table`: tiles in their order, int32, or None; `addend`, `bias`, `residual`, `aux`: as
-        `form` says, a vector or as c, or None, of gated pairs with 2 N columns but for the residual, as b. `sums`, fp32, and `counters`, int32 and 0: of pieces of K, or None. `clusters` at most are launched.
+        two of each change places. `table`: tiles in their order, int32, or None; `addend`, `bias`, `residual`, `aux`: a
+        vector, or as c, or None, as `form` says; of gated pairs they have 2 N columns as b has, but for the residual.
+        `sums`, fp32, and `counters`, int32 and 0: of pieces of K, or None. `clusters` at most are launched.
         """
         config, form = self.config, self.form
         a, c = turned(a, form.crossed), turned(c, form.crossed)
@@ -270,16 +267,13 @@ class Gemm(tma_store.TmaStore):
             only = table[cluster]  # 600 cycles away: asked for before all else
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == WARPGROUP // 32:
-            for descriptor in (tma_a, tma_b, *maps_c[:-1:2]):
+            for descriptor in (tma_a, tma_b, *maps_c[:-2:2]):
                 if cutlass.const_expr(descriptor is not None):
                     cpasync.prefetch_descriptor(descriptor)
         smem = SmemAllocator()
         bars = smem.allocate_array(Int64, 2 * config.slots)
         said = smem.allocate_array(Int32, 4)
         exchanged = smem.allocate_array(Int64, 2 * config.sharing)
-        fetched_bars = None
-        if cutlass.const_expr(self.form.fetched != ""):
-            fetched_bars = smem.allocate_array(Int64, config.consumers * epilogue.rounds(self.stored, mC.element_type))
         slots = smem.allocate(config.slots * config.slot_bytes, 1024)
         sA = at(slots, dtype, layout_a)  # (bM, bK, SLOT)
         sB = at(slots + cute.size_in_bytes(dtype, layout_a), dtype, layout_b)  # (bN, bK, SLOT)
@@ -289,7 +283,7 @@ class Gemm(tma_store.TmaStore):
             tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
             cluster=cluster, only=only, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
             k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
-            bias=bias, residual=residual, aux=aux, fetched_bars=fetched_bars, sums=sums, counters=counters,
+            bias=bias, residual=residual, aux=aux, slots=slots, sums=sums, counters=counters,
             pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
             majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,
             once=self.form.once, form=self.form, columns=config.tile_n // (2 if self.form.gated else 1),
@@ -306,6 +300,7 @@ class Gemm(tma_store.TmaStore):
             tma_a, k.part_a, cute.make_layout(share_a), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
         )
         k.share_b = share_b
+        k.slots_a_tile = k_tiles + self.fetches(k)
         if cutlass.const_expr(self.staged):
             epilogue.place(k, self.stored, smem, maps_c, slots)
         if cutlass.const_expr(config.cluster_k > 1):
@@ -313,11 +308,6 @@ class Gemm(tma_store.TmaStore):
             if warp == 0:
                 with cute.arch.elect_one():
                     exchange.init(k, config)
-        if cutlass.const_expr(self.form.fetched != ""):
-            first = warp == 0
-            if first:
-                with cute.arch.elect_one():
-                    epilogue.init(k, self.stored)
         ring.init()
         self.meet()
         if cutlass.const_expr(config.pdl):
@@ -381,6 +371,8 @@ class Gemm(tma_store.TmaStore):
             else:
                 load = loads.Load(k.tma_b, self.columns_of_b(k, mine.column, mine.matrix), k.mask_b)
             slot = loads.slices(load, ring, slot, mine.begin, mine.count, back, operand == 0)
+            if cutlass.const_expr(self.form.fetched != ""):
+                slot = fetched.load(k, self.config, self.stored, ring, slot, mine, operand == 0)
         if cutlass.const_expr(operand == 0):
             ring.close(slot)
 
@@ -419,7 +411,7 @@ class Gemm(tma_store.TmaStore):
         slot, first, stride = ring.start(), Int32(0), 1
         if cutlass.const_expr(config.pingpong):
             first, stride = k.consumer, 2
-            slot = ring.skip(slot, k.consumer * k.k_tiles)
+            slot = ring.skip(slot, k.consumer * k.slots_a_tile)
             if k.consumer == 1:
                 cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
         turns = (work.steps(k, config) - first + stride - 1) // stride
@@ -435,7 +427,7 @@ class Gemm(tma_store.TmaStore):
             else:
                 slot = self.compute(views[0], ring, slot, mine, config.tile_n, turn, turns)
             if cutlass.const_expr(config.pingpong):
-                slot = ring.skip(slot, k.k_tiles)
+                slot = ring.skip(slot, k.slots_a_tile)
 
     @cute.jit
     def compute(self, k, ring, slot, mine, width: cutlass.Constexpr, turn, turns):
@@ -444,8 +436,6 @@ class Gemm(tma_store.TmaStore):
         part, own = width // config.cluster_k, mine
         if cutlass.const_expr(config.cluster_k > 1):
             own = mine._replace(column=mine.column + k.part_k * part)
-        if cutlass.const_expr(self.staged):
-            epilogue.begin(k, self.stored, own, part // (2 if self.form.gated else 1))
         slot, previous = roles.multiply_slots(k, ring, slot, mine.count, config.in_flight, True)
         if cutlass.const_expr(config.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
@@ -454,16 +444,22 @@ class Gemm(tma_store.TmaStore):
             epilogue.settle(k, self.stored)
         if cutlass.const_expr(config.split):
             if mine.pieces == 1:
-                self.finish(k, mine, width, turn)
+                self.finish(k, mine, width, ring, slot)
             else:
                 if pieces.combine(k, mine, config.accumulator_registers):
-                    self.finish(k, mine, width, turn)
+                    self.finish(k, mine, width, ring, slot)
         elif cutlass.const_expr(config.cluster_k > 1):
             sums = exchange.combine(k, config, turn, turns)
-            self.finish(self.held(k, sums, part), own, part, turn)
+            self.finish(self.held(k, sums, part), own, part, ring, slot)
         else:
-            self.finish(k, mine, width, turn)
+            self.finish(k, mine, width, ring, slot)
+        for _ in cutlass.range_constexpr(self.fetches(k)):
+            slot = ring.next(slot)
         return slot
+
+    def fetches(self, k) -> int:
+        """Slots of a tile in which what is fetched comes."""
+        return fetched.slots(self.config, self.stored, k.mC.element_type) if self.form.fetched else 0
 
     def held(self, k, registers, width):
         """`k` for a tile so many columns wide, whose accumulators are these registers."""
@@ -472,15 +468,15 @@ class Gemm(tma_store.TmaStore):
         return view
 
     @cute.jit
-    def finish(self, k, mine, width: cutlass.Constexpr, turn):
-        """A complete accumulator becomes a tile of C. `turn`: the number of the tile."""
+    def finish(self, k, mine, width: cutlass.Constexpr, ring, slot):
+        """A complete accumulator becomes a tile of C. `slot`: the one after the tile's last slice."""
         config, form = self.stored, self.form
         if cutlass.const_expr(form.gated):
             width = width // 2
         if cutlass.const_expr(form.aux not in ("", "staged")):
             transform.store_sums(k, config, mine, width)
         if cutlass.const_expr(self.staged):
-            epilogue.store(k, config, mine, width, turn)
+            epilogue.store(k, self.config, config, mine, width, ring, slot)
         elif cutlass.const_expr(form.plain):
             self.store_registers(k, config, mine, width)
         else:

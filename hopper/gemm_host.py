@@ -20,7 +20,7 @@ from ..artifact import Artifact
 from ..device import clusters
 from ..epilogue import View
 from ..operands import Launch, Problem, oriented, transposed
-from . import copies, epilogue, gemm_space, host, partial_sums, placement, rules, schedule
+from . import copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule
 from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
@@ -51,8 +51,8 @@ class Variant:
             "elastic": c.elastic, "pingpong": c.pingpong, "split": c.split_k > 1, "stream": c.stream_k, "pdl": c.pdl,
             "serpentine": c.k_serpentine, "columns": f.by_columns, "crossed": f.crossed, "batched": f.batched,
             "ordered": f.ordered, "once": f.once, "scaled": f.scaled, f"by{f.width}": not f.staged,
-            "jitter": c.jitter, f"addend_{f.addend}": f.addend, f"bias_{f.bias}": f.bias, f.function: f.function, "gated": f.gated,
-            f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
+            "jitter": c.jitter, f"addend_{f.addend}": f.addend, f"bias_{f.bias}": f.bias, f.function: f.function,
+            "gated": f.gated, f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
@@ -301,8 +301,8 @@ def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tup
     match kind:
         case "":
             return None
-        case "columns" | "rows":
-            return (columns if kind == "columns" else problem.M,), (1,)
+        case "columns" | "pairs" | "rows":
+            return (problem.M if kind == "rows" else columns,), (1,)
     assert view, f"the form has {name}, and the problem has not"
     *batch, row, column = view.strides
     if kind == "staged":  # the stride of an extent of 1 is free, and TMA takes 8
@@ -324,10 +324,17 @@ def _kind(problem: Problem, view: View | None, staged: bool, by_columns: bool) -
     if staged and inner == 1 and whole and view.alignment >= 16:
         return "staged"
     if not any(batch) and (row == 0 or problem.M == 1) and column == 1:
-        return "columns"
+        return "pairs" if problem.N % 2 == 0 and view.alignment >= 2 * size else "columns"
     if not any(batch) and column == 0 and row == 1:
         return "rows"
     return "batch" if problem.batch else "matrix"
+
+
+def _fetches(problem: Problem, config: HopperConfig) -> bool:
+    """Whether what lies as C does can come through the ring: slots have room, and every tile is some CTA's alone."""
+    stored = config.stored(problem.epilogue.gated)
+    whole = not config.split and config.cluster_k == 1
+    return whole and fetched.per_slot(config, stored, host.NUMERIC[problem.out_dtype]) > 0
 
 
 def _pieces(problem: Problem, config: HopperConfig) -> int:
@@ -353,10 +360,9 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
     ]
     width = fits[0] if fits else 1
     staged = width == whole and (size == 2 or not by_columns) and config.store_buffers > 0
-    may = {"aux": staged, "residual": staged and not config.split}  # one tensor is fetched, and for the output
-    may["addend"] = may["residual"] and not (
-        problem.epilogue.residual or problem.epilogue.aux or problem.epilogue.gated
-    )
+    added = problem.epilogue
+    may = {"aux": staged, "residual": staged and _fetches(problem, config)}
+    may["addend"] = may["residual"] and not (added.residual or added.aux or added.gated)  # it is fetched once
     kinds = {name: _kind(problem, _view(problem, name), may.get(name, False), by_columns) for name in _ADDED}
     form = rung.form(
         width=whole if staged else 1 if by_columns else width,
@@ -426,8 +432,8 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
                 return None
             case "staged":
                 return like_c(columns, form.width)
-            case "columns" | "rows":
-                return one_by_one(variant.out_dtype, (columns if kind == "columns" else M,), (1,))
+            case "columns" | "pairs" | "rows":
+                return one_by_one(variant.out_dtype, (M if kind == "rows" else columns,), (1,))
         lead = (L,) * (kind == "batch")
         shape = (*lead, *_given((M, columns), form.crossed))
         return one_by_one(variant.out_dtype, shape, tuple(cute.sym_int64() for _ in shape))

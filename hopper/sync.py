@@ -87,11 +87,13 @@ class Ring:
         self.announce(slot)
 
     @cute.jit
-    def announce(self, slot: Slot):
-        """One elected thread arrives and says how many bytes will land."""
+    def announce(self, slot: Slot, tx_bytes: cutlass.Constexpr = None):
+        """One elected thread arrives and says how many bytes will land: those of a slice, if it is not told."""
         self.note("full", "producer", 1)
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full + slot.index, self.tx_bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                self.full + slot.index, self.tx_bytes if tx_bytes is None else tx_bytes
+            )
 
     @cute.jit
     def wait(self, slot: Slot):

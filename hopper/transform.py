@@ -11,13 +11,12 @@ from cutlass import Float32
 
 from .config import WARPGROUP
 
-# gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²): p of least error |x| for x² up to LAST, where Φ is 0 or 1 in fp32;
-# coefficients from the constant on, times log2(e). At most 1.4e-7 |x| from gelu in fp32, 6e-8 |x| of that its rounding.
-LAST = 30.0
+# gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²), and so are tanh's variant and silu: coefficients of p from the
+# constant on, in bits. Φ's are a fit: its gelu is within 1.6e-7 |x| in fp32 arithmetic, below -6 within 1e-9 of 0.
 _LOG2E = 1.4426950408889634
 _ERF = (
-    1.5957698822021484, 0.07266616821289062, -6.518987356685102e-05, -0.00011061242548748851, 7.929495950520504e-06,
-    -2.6452732981852023e-07, 3.51236173479208e-09,
+    1.5957692618786827, 0.07266804902870688, -6.684545669869996e-05, -0.0001100166672455707, 7.831996633362428e-06,
+    -2.573994760121863e-07, 3.3259117274699695e-09,
 )  # fmt: skip
 _SQUARE = {
     "gelu": tuple(_LOG2E * c for c in _ERF),
@@ -42,27 +41,39 @@ def activate(name: cutlass.Constexpr, values):
         if cutlass.const_expr(name == "relu"):
             values[i] = Float32(0.0) if x < 0.0 else x  # NaN stays
         else:
-            power = x * x
-            if cutlass.const_expr(name == "gelu"):
-                power = cute.arch.fmin(power, Float32(LAST))
-            v = Float32(_SQUARE[name][-1])
+            bits = Float32(_SQUARE[name][-1])
             for c in cutlass.range_constexpr(len(_SQUARE[name]) - 1):
-                v = cute.math.fma(v, power, Float32(_SQUARE[name][-2 - c]))
-            values[i] = x * cute.arch.rcp_approx(1.0 + cute.math.exp2(-(x * v), fastmath=True))
+                bits = cute.math.fma(bits, x * x, Float32(_SQUARE[name][-2 - c]))
+            values[i] = x * cute.arch.rcp_approx(1.0 + cute.math.exp2(-(x * bits), fastmath=True))
 
 
 @cute.jit
 def add(k, values, tensor, kind: cutlass.Constexpr, factor, place, half: cutlass.Constexpr):
     """values += factor · tensor, in the first or second half of the columns. `kind`: "columns" or "rows", of which the
-    tensor has one value each, "matrix", or "batch" of matrices.
+    tensor has one value each, "pairs" of columns, which begin at whole pairs, "matrix", or "batch" of matrices.
     """
     row, column, matrix = place
     M, N = k.extents
-    for v in cutlass.range_constexpr(cute.size(values)):
-        r = cutlass.min(row + v // 2 % 2 * 8, M - 1)
-        c = cutlass.min(column + (v // 4 * 8 + v % 2), N - 1) + half * N
-        at = {"rows": r, "columns": c, "matrix": (r, c), "batch": (r, c, matrix)}[kind]
-        values[v] += factor * tensor[at].to(Float32)
+    if cutlass.const_expr(kind == "pairs"):
+        for v in cutlass.range_constexpr(0, cute.size(values), 4):
+            pair = held(tensor.iterator + (cutlass.min(column + v * 2, N - 2) + half * N), 2)
+            for i in cutlass.range_constexpr(4):
+                values[v + i] += factor * pair[i % 2].to(Float32)
+    else:
+        for v in cutlass.range_constexpr(cute.size(values)):
+            r = cutlass.min(row + v // 2 % 2 * 8, M - 1)
+            c = cutlass.min(column + (v // 4 * 8 + v % 2), N - 1) + half * N
+            at = {"rows": r, "columns": c, "matrix": (r, c), "batch": (r, c, matrix)}[kind]
+            values[v] += factor * tensor[at].to(Float32)
+
+
+def held(pointer, count: int):
+    """So many neighbours in memory, in registers: they begin at a multiple of their size."""
+    dtype = pointer.dtype
+    at = cute.make_ptr(dtype, pointer.toint(), pointer.memspace, assumed_align=count * dtype.width // 8)
+    registers = cute.make_rmem_tensor((count,), dtype)
+    cute.autovec_copy(cute.make_tensor(at, count), registers)
+    return registers
 
 
 def place(k, config, work, i: int, start: int):

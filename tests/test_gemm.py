@@ -354,10 +354,12 @@ def test_a_call_hands_over_its_own_tensors(batch: tuple[int, ...], swap: bool, m
 
 def test_a_form_says_what_a_call_has() -> None:
     plain = variant(product(64, 64, 64)).form
-    assert (plain.batched, plain.ordered, plain.scaled, plain.addend) == (False, False, False, False)
+    assert (plain.batched, plain.ordered, plain.scaled, plain.addend, plain.plain) == (False, False, False, "", True)
     assert variant(product(8192, 8192, 64)).form.ordered
     assert variant(replace(product(64, 64, 64), scaled=True)).form.scaled
-    assert variant(replace(product(64, 64, 64), scaled=True, c=(0, 1))).form.addend
+    for strides, kind in {(0, 1): "pairs", (1, 0): "rows", (64, 1): "staged", (65, 1): "matrix"}.items():
+        with_c = replace(product(64, 64, 64), scaled=True, c=strides, alignment=(16, 16, 16, 16))
+        assert variant(with_c).form.addend == kind
     assert variant(ODD["a batch"][0]).form.batched
 
 

@@ -87,7 +87,8 @@ def launch(
         "part_a": 0, "part_b": 0,
     }  # fmt: skip
     words = {name: Word(value) for name, value in numbers.items()}
-    return SimpleNamespace(batched=batch > 0, table=table, by=by, once=once, only=None, **words)
+    own = {"batched": batch > 0, "table": table, "by": by, "once": once, "only": None, "columns": config.tile_n}
+    return SimpleNamespace(**own, **words)
 
 
 def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:

@@ -1,0 +1,141 @@
+"""What an addend or a residual that lies as C does comes by: TMA, into slots of the ring behind a tile's last slices.
+
+There it is on its way while the products run, and takes memory for as long as it waits to be read. A slot holds as many
+slabs of C (`epilogue`) for each consumer that shares the tile as fit in its part of A and in its part of B.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64
+from cutlass.cute.nvgpu import cpasync
+
+from . import epilogue, transform
+from .config import WARPGROUP
+
+REGISTERS = 200  # of a thread, for sums and what is added to them
+EVICT_FIRST = 0x12F0000000000000  # L2: before the operands, which are read again
+
+
+def slab_bytes(stored, dtype) -> int:
+    return int(64 * epilogue.slab_columns(stored, dtype) * dtype.width // 8)
+
+
+def per_slot(config, stored, dtype) -> int:
+    """Slabs of each consumer in a slot; none where slots do not begin at whole swizzles."""
+    if config.tile_k < 64:
+        return 0
+    rows = config.tile_m, config.slot_n
+    return sum(extent * config.tile_k * 2 // slab_bytes(stored, dtype) for extent in rows) // config.sharing
+
+
+def slots(config, stored, dtype) -> int:
+    """Of a tile: as many for each, whatever its width."""
+    most = max(len(epilogue.places(stored, dtype, width)) for width in stored.widths)
+    return -(-most // per_slot(config, stored, dtype))
+
+
+def memory(k, config, stored, index, number: int):
+    """Where a slab of slot `index` begins."""
+    size = slab_bytes(stored, k.mC.element_type)
+    bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.slot_n))
+    in_a = bytes_a // size
+    if number < in_a:
+        return k.slots + (index * bytes_a + number * size)
+    return k.slots + (config.slots * bytes_a + index * bytes_b + (number - in_a) * size)
+
+
+@cute.jit
+def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, work, issues: cutlass.Constexpr):
+    """One of the two warps that load, after a tile's slices. Returns the slot after the last. `issues`: it is the one
+    that loads these.
+    """
+    for number in cutlass.range_constexpr(slots(config, stored, k.mC.element_type)):
+        ring.await_empty(slot)
+        if cutlass.const_expr(issues):
+            if cutlass.const_expr(config.elastic):
+                if work.narrow == 0:
+                    fill(k, config, stored, ring, slot, work, config.tile_n, number)
+                else:
+                    fill(k, config, stored, ring, slot, work, config.tile_n - 8, number)
+            else:
+                fill(k, config, stored, ring, slot, work, stored.tile_n, number)
+        slot = ring.next(slot)
+    return slot
+
+
+@cute.jit
+def fill(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, work, width: cutlass.Constexpr,
+         number: cutlass.Constexpr):  # fmt: skip
+    """The slabs of all consumers in slot `number` of those of a tile."""
+    dtype, per = k.mC.element_type, per_slot(config, stored, k.mC.element_type)
+    columns = epilogue.slab_columns(stored, dtype)
+    batch = epilogue.places(stored, dtype, width)[number * per :][:per]
+    ring.announce(slot, len(batch) * config.sharing * slab_bytes(stored, dtype))
+    for share in cutlass.range_constexpr(config.sharing):
+        for i in cutlass.range_constexpr(len(batch)):
+            at = memory(k, config, stored, slot.index, share * per + i)
+            sC = cute.make_tensor(cute.recast_ptr(at, k.slab_layout.inner, dtype), k.slab_layout.outer)
+            row = work.m * stored.tile_m + (batch[i][0] * stored.sharing + share) * 64
+            gC = epilogue.tile_of(k, k.gmem_fetched, row, work.column + batch[i][1], work.matrix, (64, columns))
+            sC, gC = cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2)
+            target, source = cpasync.tma_partition(k.tma_fetched, 0, cute.make_layout(1), sC, gC)
+            full = ring.full + slot.index
+            cute.copy(k.tma_fetched, source, target, tma_bar_ptr=full, cache_policy=Int64(EVICT_FIRST))
+
+
+@cute.jit
+def read(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, index, number: cutlass.Constexpr):
+    """One consumer: this thread's values of a slab that lies in slot `index`. Bits 4 to 6 of an address in a slab are
+    swizzled by those above: in a row, or column, that is one number, and steps along it change those bits alone.
+    """
+    dtype, columns = k.mC.element_type, epilogue.slab_columns(stored, k.mC.element_type)
+    size, lane = dtype.width // 8, k.tidx % 32
+    row, column = k.tidx % WARPGROUP // 32 * 16 + lane // 4, lane % 4 * 2
+    slab = memory(k, config, stored, index, number).toint()
+    for share in cutlass.range_constexpr(1, config.sharing):
+        other = memory(k, config, stored, index, share * per_slot(config, stored, dtype) + number).toint()
+        slab = other if k.share == share else slab
+    across = columns * size
+    by_columns = k.form.by_columns
+    values = cute.make_rmem_tensor((columns // 2,), dtype)
+    for v in cutlass.range_constexpr(0, columns // 2, 1 if by_columns else 2):
+        if cutlass.const_expr(by_columns):
+            line = column + v % 2
+            at = line * 128 + ((row * size) ^ (line << 4) ^ (v // 2 % 2 << 4)) + v // 4 * 1024
+        else:
+            line = row * across
+            in_line = (column * size) ^ (line >> 7 & across // 16 - 1) << 4 ^ v // 4 * 8 * size
+            at = line + in_line + v // 2 % 2 * 8 * across
+        found = transform.held(cute.make_ptr(dtype, slab + at, k.slots.memspace), 1 if by_columns else 2)
+        for i in cutlass.range_constexpr(1 if by_columns else 2):
+            values[v + i] = found[i]
+    return values
+
+
+def early(config, stored, dtype, slabs: int) -> bool:
+    """Whether a consumer has registers for all that came for its part of a tile, beside its sums: then it reads it at
+    once, and slots are free for the next tile's slices while it stores.
+    """
+    held = slabs * epilogue.slab_columns(stored, dtype) // 2 * dtype.width // 32
+    return bool(config.accumulator_registers + held <= REGISTERS)
+
+
+@cute.jit
+def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, number: cutlass.Constexpr,
+         count: cutlass.Constexpr):  # fmt: skip
+    """One consumer: its slab `number` of `count`, and the slot of the next."""
+    per = per_slot(config, stored, k.mC.element_type)
+    if cutlass.const_expr(number % per == 0):
+        ring.wait(slot)
+    values = read(k, config, stored, slot.index, number % per)
+    if cutlass.const_expr((number + 1) % per == 0 or number + 1 == count):
+        slot = leave(k, ring, slot)
+    return values, slot
+
+
+@cute.jit
+def leave(k, ring, slot):
+    """One consumer has read all that it needs of a slot. Returns the next."""
+    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
+    ring.release(slot.index)
+    return ring.next(slot)
