@@ -23,13 +23,21 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "addmm": (ops.addmm.default, (C, A, B, 0.5, 2.0)),
     "addmm row": (ops.addmm.default, (C[0], A, B)),
     "addmm_out": (ops.addmm_out.default, (C, A, B, torch.empty(6, 4), 0.5, 2.0)),
+    "gemm": (ops.gemm.default, (A, B, None, C[0], C, 1, 1, "gelu")),
+    "gemm gated": (ops.gemm.default, (A, B, C[0], None, None, 0.5, 2.0, "swiglu")),
+    "gemm_aux": (ops.gemm_aux.default, (A, B, None, C[0], None, 1, 1, "silu")),
+    "gemm_out": (ops.gemm_out.default, (torch.empty(6, 4), torch.empty(6, 4), A, B, None, C[0], None, 1, 1, "gelu")),
+    "activation_backward": (ops.activation_backward.default, (C[:, :2], C, "geglu")),
 }
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("grown", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_opcheck(name: str) -> None:
+def test_opcheck(name: str, grown: bool) -> None:
     op, arguments = CALLS[name]
+    if grown and "_out" not in name:
+        arguments = tuple(t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments)
     torch.library.opcheck(op, arguments)
 
 

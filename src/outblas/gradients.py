@@ -17,6 +17,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import eager, fallback, ops
+from .device.launch import TYPES
 from .dispatch import Plan
 from .epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, halves
 from .invariance import asked
@@ -24,13 +25,12 @@ from .invariance import asked
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 _BELOW = torch._C._AutoDispatchBelowAutograd
-_operators = torch.ops.outblas
 _modes = torch._C._len_torch_dispatch_stack
 
 
 class Product(torch.autograd.Function):
-    """All products. `apply` takes a plan, or None to go by the operators; the tensors of `ops.gemm`; how: what else it
-    takes; and whether x is wanted too. It returns the output; and x, where it is wanted or its derivative will be."""
+    """All products. `apply` takes a plan, or None to go by the operators; the tensors of `ops.gemm`, and what else it
+    takes; whether x is wanted, or its shape where the plan writes it. It returns the output, and x if there is one."""
 
     @staticmethod
     def forward(
@@ -48,20 +48,16 @@ class Product(torch.autograd.Function):
         _, needs_a, needs_b, needs_c, needs_bias, *_ = ctx.needs_input_grad
         x = None
         if plan is not None:
-            if aux is not None:
-                x = a.new_empty(aux)
-                y = plan(a, b, c, None, alpha, beta, bias, residual, x)
-            elif bias is not None or residual is not None:
-                y = plan(a, b, c, None, alpha, beta, bias, residual, None)
-            else:
-                y = plan(a, b, c, None, alpha, beta)
+            x = None if aux is None else a.new_empty(aux)
+            extra = () if x is None and bias is None and residual is None else (bias, residual, x)
+            y = plan(a, b, c, None, alpha, beta, *extra)
         else:
             choice = kernel, config, tune, batch_invariant
             # Gradients are off here, but not on the other levels of torch.func's transforms.
             with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None), _BELOW():
                 if aux or (activation and (needs_a or needs_b or needs_c or needs_bias)):
                     y, x = ops.gemm_aux(a, b, c, bias, residual, *how)
-                elif activation or bias is not None or residual is not None or (c is not None and out_dtype):
+                elif activation or bias is not None or residual is not None:
                     y = ops.gemm(a, b, c, bias, residual, *how)
                 elif c is not None:
                     y = ops.addmm(c, a, b, alpha, beta, *choice)
@@ -135,15 +131,15 @@ def _summed(t: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _product(a: Tensor, b: Tensor, alpha: Any, how: tuple[Any, ...]) -> Tensor:
     """alpha · A B, differentiable."""
-    tune, batch_invariant = how
-    if alpha != 1:
-        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, alpha, 0, "", "", tune, batch_invariant)
-        return scaled
-    if not tune and not torch.compiler.is_compiling():
-        done = eager.run(a, b, None, None, 1, 0, batch_invariant)
-        if done is not None:
-            return done
-    found: Tensor = ops.matmul(a, b, None, "", "", tune, batch_invariant)
+    found: Tensor | None = None
+    if alpha == 1 and not how[0] and not torch.compiler.is_compiling():
+        found = eager.run(a, b, None, None, 1, 0, how[1])
+    if found is None:
+        found = (
+            ops.matmul(a, b, None, "", "", *how)
+            if alpha == 1
+            else ops.addmm(a.new_empty(()), a, b, alpha, 0, "", "", *how)
+        )
     return found
 
 
@@ -154,45 +150,36 @@ def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     if dtype in (torch.float16, torch.bfloat16):
         grad, x = grad.float(), x.float()
     if activation not in GATED:
-        return _DERIVATIVES[activation](grad, x).to(dtype)
+        return _slope(grad, x, activation).to(dtype)
     gate, other = x.chunk(2, -1)
     function = GATED[activation]
-    return torch.cat((_DERIVATIVES[function](grad * other, gate), grad * FUNCTIONS[function](gate)), -1).to(dtype)
+    return torch.cat((_slope(grad * other, gate, function), grad * FUNCTIONS[function](gate)), -1).to(dtype)
 
 
-_DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda grad, x: _aten.threshold_backward(grad, x, 0),
-    "gelu": lambda grad, x: _aten.gelu_backward(grad, x),
-    "gelu_tanh": lambda grad, x: _aten.gelu_backward(grad, x, approximate="tanh"),
-    "silu": lambda grad, x: _silu_backward(grad, x) if torch.is_grad_enabled() else _aten.silu_backward(grad, x),
-}
+def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
+    if function == "silu":  # aten's has no derivative
+        s = torch.sigmoid(x)
+        return grad * s * (1 + x * (1 - s))
+    found: Tensor = (
+        _aten.threshold_backward(grad, x, 0)
+        if function == "relu"
+        else _aten.gelu_backward(grad, x, approximate="none" if function == "gelu" else "tanh")
+    )
+    return found
 
 
-def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """aten's has no derivative."""
-    s = torch.sigmoid(x)
-    return grad * s * (1 + x * (1 - s))
-
-
-def _check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
+def _check(grad: Tensor, x: Tensor, activation: str) -> None:
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
-    shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else x.shape
-    if tuple(grad.shape) != tuple(shape) or grad.dtype != x.dtype or grad.device != x.device:
-        given, expected = (grad.shape, grad.dtype, grad.device), (shape, x.dtype, x.device)
-        for name, have, want in zip(("shape", "dtype", "device"), given, expected, strict=True):
-            if have != want:
-                raise ValueError(f"grad.{name} is {have}, expected {want}, as x has for {activation!r}")
+    shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
+    given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
+    if given != expected:
+        raise ValueError(f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}")
 
 
-def _by_torch(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    _check_derivative(grad, x, activation)
-    return formula(grad, x, activation).contiguous()
-
-
-def _by_kernel(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    _check_derivative(grad, x, activation)
-    if x.dtype in (torch.float16, torch.bfloat16, torch.float32) and x.numel():
+def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    _check(grad, x, activation)
+    if x.is_cuda and x.dtype in TYPES and x.numel():
         try:
             from .kernels import activation as kernel
         except ImportError as error:
@@ -230,13 +217,9 @@ def recorded(
 ) -> Tensor:
     """A call that has a plan, and needs gradients. `x`: the shape of x, where the plan writes it."""
     activation, bias, residual, _ = extra or _NOTHING
-    how = alpha, beta, activation, None, "", "", "", batch_invariant
-    found = _apply(plan, a, b, c, bias, residual, how, x)
+    found = _apply(plan, a, b, c, bias, residual, (alpha, beta, activation, None, "", "", "", batch_invariant), x)
     result: Tensor = found if x is None else found[0]
     return result
-
-
-_NOTHING = Extra()
 
 
 def _grows(*tensors: Tensor | None) -> bool:
@@ -252,70 +235,63 @@ def _unwatched() -> bool:
     return _modes() == 0 and torch._C._get_tracing_state() is None and torch._C._functorch.maybe_current_level() is None
 
 
-def _matmul(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Any:
-    if _grows(a, b):
-        return _record(None, a, b, None, None, None, (1, 0, "", out_dtype, *how, *_HOW[len(how) :]), None)
-    done = eager.run(a, b, None, None, 1, 0, None) if out_dtype is None and not how and _unwatched() else None
-    if done is not None:
-        return done
-    with _BELOW():
-        return _operators.matmul.default(a, b, out_dtype, *how)
+_NOTHING = Extra()
+_HOW = "", "", "", None  # the defaults of the schemas, which the dispatcher leaves out
+_GEMM = None, None, None, None, None, 1, 1, "", None, *_HOW
 
 
-def _addmm(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Any:
-    if _grows(a, b, c):
-        return _record(None, a, b, c, None, None, (alpha, beta, "", None, *how, *_HOW[len(how) :]), None)
-    done = eager.run(a, b, c, None, alpha, beta, None) if not how and _unwatched() else None
-    if done is not None:
-        return done
-    with _BELOW():
-        return _operators.addmm.default(c, a, b, alpha, beta, *how)
-
-
-def _split(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of `ops.gemm` as `Product` takes them."""
+def _split_gemm(*given: Any) -> tuple[Any, ...]:
     given += _GEMM[len(given) :]
     return *given[:5], given[5:]
 
 
-def _gemm(*given: Any) -> Any:
-    if _grows(*given[:5]):
-        found = _record(None, *_split(given), None)
-        return found[0] if isinstance(found, tuple) else found
-    if len(given) < 9 and _unwatched():  # out_dtype and all behind it are left to us
-        a, b, c, bias, residual, alpha, beta, activation = given + _GEMM[len(given) : 8]
-        done = None
-        if c is not None or alpha == 1:
-            beta = 0 if c is None else beta
-            done = eager.run(a, b, c, None, alpha, beta, None, Extra(activation, bias, residual))
-        if done is not None:
-            return done
-    with _BELOW():
-        return _operators.gemm.default(*given)
+# The arguments of an operator as `Product` takes them.
+_SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "matmul": lambda a, b, dtype=None, *how: (a, b, None, None, None, (1, 0, "", dtype, *how, *_HOW[len(how) :])),
+    "addmm": lambda c, a, b, alpha=1, beta=1, *how: (
+        *(a, b, c, None, None),
+        (alpha, beta, "", None, *how, *_HOW[len(how) :]),
+    ),
+    "gemm": _split_gemm,
+    "gemm_aux": _split_gemm,
+}
 
 
-def _gemm_aux(*given: Any) -> Any:
-    if _grows(*given[:5]):
-        return _record(None, *_split(given), True)
-    with _BELOW():
-        return _operators.gemm_aux.default(*given)
+def _autograd(name: str) -> Callable[..., Any]:
+    operator, split, aux = getattr(ops, name), _SPLIT[name], name == "gemm_aux" or None
+
+    def run(*given: Any) -> Any:
+        a, b, c, bias, residual, how = split(*given)
+        if _grows(a, b, c, bias, residual):
+            found = _record(None, a, b, c, bias, residual, how, aux)
+            return found[0] if isinstance(found, tuple) and not aux else found
+        alpha, beta, activation = how[:3]
+        if not aux and how[3:] == _GEMM[8:] and (c is not None or alpha == 1) and _unwatched():
+            extra = Extra(activation, bias, residual) if name == "gemm" else None
+            done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
+            if done is not None:
+                return done
+        with _BELOW():
+            return operator(*given)
+
+    return run
 
 
 def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if _grows(grad, x):
-        _check_derivative(grad, x, activation)
+        _check(grad, x, activation)
         return formula(grad, x, activation)
-    if type(x) is Tensor and _unwatched() and (x.is_cuda or x.is_cpu):
-        return (_by_kernel if x.is_cuda else _by_torch)(grad, x, activation)
+    if type(x) is Tensor and (x.is_cuda or x.is_cpu) and _unwatched():
+        return _derivative(grad, x, activation)
     with _BELOW():
-        return _operators.activation_backward.default(grad, x, activation)
+        return ops.activation_backward(grad, x, activation)
 
 
 def _without(operator: Any) -> Callable[..., None]:
     """An operator that writes to its arguments has no gradients."""
 
     def run(*given: Any) -> None:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*given):
+        if _grows(*(t for t in given if isinstance(t, Tensor))):
             raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
         with _BELOW():
             operator(*given)
@@ -323,25 +299,15 @@ def _without(operator: Any) -> Callable[..., None]:
     return run
 
 
-_HOW = "", "", "", None  # the defaults of the schemas, which the dispatcher leaves out
-_GEMM = None, None, None, None, None, 1, 1, "", None, *_HOW
-
-ops.library.impl("activation_backward", _by_torch, "CPU")
-ops.library.impl("activation_backward", _by_kernel, "CUDA")
-
-
 @torch.library.register_fake("outblas::activation_backward", lib=ops.library)
 def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    _check_derivative(grad, x, activation)
+    _check(grad, x, activation)
     return x.new_empty(x.shape)
 
 
-for _name, _function in {
-    "matmul": _matmul,
-    "addmm": _addmm,
-    "gemm": _gemm,
-    "gemm_aux": _gemm_aux,
-    "activation_backward": _activation_backward,
-    **{name: _without(getattr(ops, name)) for name in ("matmul_out", "addmm_out", "gemm_out")},
-}.items():
-    ops.library.impl(_name, _function, "Autograd")
+for _key, _function in {"CPU": _derivative, "CUDA": _derivative, "Autograd": _activation_backward}.items():
+    ops.library.impl("activation_backward", _function, _key)
+for _name in _SPLIT:
+    ops.library.impl(_name, _autograd(_name), "Autograd")
+for _name in ("matmul_out", "addmm_out", "gemm_out"):
+    ops.library.impl(_name, _without(getattr(ops, _name)), "Autograd")

@@ -19,28 +19,25 @@ def _cast(operator: Any, device: str, key: torch.DispatchKey) -> Callable[..., A
     """Operands become tensors of autocast's dtype, but float64 ones; bias and residual of the product's. Inside,
     autocast is off."""
     keys = torch._C.DispatchKeySet(key)
-    place = 8 if operator is not ops.matmul else 2  # of out_dtype
-    wide = {ops.gemm: (3, 4), ops.gemm_aux: (3, 4)}.get(operator, ())
-    if operator is ops.addmm:
-        place = len(operator._schema.arguments)
+    names = [argument.name for argument in operator._schema.arguments]
+    place = names.index("out_dtype") if "out_dtype" in names else len(names)
 
     def run(*given: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
         out_dtype = (given[place] if len(given) > place else None) or dtype
 
-        def cast(i: int, value: Any) -> Any:
+        def cast(name: str, value: Any) -> Any:
             fits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-            return value.to(out_dtype if i in wide else dtype) if fits and value.device.type == device else value
+            wanted = out_dtype if name in ("bias", "residual") else dtype
+            return value.to(wanted) if fits and value.device.type == device else value
 
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*(cast(i, value) for i, value in enumerate(given)))
+            return operator(*map(cast, names, given))
 
     return run
 
 
 # ---- vmap ----
-# A rule takes what is mapped over, the mapped dimension of each argument or None, and the arguments; it returns the
-# result and its mapped dimension.
 def _lifted(t: Tensor, dim: int | None, rank: int) -> Tensor:
     """Its mapped dimension, which is the first if there is one, before `rank` others."""
     return t if dim is None else t[(slice(None), *[None] * (rank + 1 - t.dim()))]
@@ -86,30 +83,9 @@ def _matmul(info: Any, dims: Any, a: Tensor, b: Tensor, *how: Any) -> tuple[Tens
 def _addmm(
     info: Any, dims: Any, c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *choice: Any
 ) -> tuple[Tensor, int]:
-    dim_c, dim_a, dim_b = dims[:3]
-    c = _first(c, dim_c)
-    if dim_b is None and dim_a is not None:  # rows of one product
-        a = _first(a, dim_a)
-        size, rows, columns = a.shape[0], a.shape[1], b.shape[1]
-        if dim_c is not None or (c.dim() == 2 and c.shape[0] != 1):
-            c = _lifted(c, dim_c, 2).expand(size, rows, columns).reshape(-1, columns)
-        return ops.addmm(c, a.flatten(0, 1), b, alpha, beta, *choice).unflatten(0, (size, rows)), 0
-    return _scaled(dims, c, a, b, alpha, beta, None, choice), 0
-
-
-def _scaled(
-    dims: Any, c: Tensor, a: Tensor, b: Tensor, alpha: Any, beta: Any, out_dtype: torch.dtype | None, choice: Any
-) -> Tensor:
-    """alpha · A B + beta · C of batches, rounded once. `c` has its mapped dimension in front."""
-    dim_c, dim_a, dim_b = dims[:3]
-    mapped = _Operands(a, b, dim_a, dim_b)
-    x = ops.matmul(mapped.a, mapped.b, torch.float32 if a.dtype in _NARROW else None, *choice) * alpha
-    if beta != 0:
-        x = x + _lifted(c, dim_c, 2).to(x.dtype) * beta
-    elif dim_a is None and dim_b is None:
-        x = x.expand(c.shape[0], *x.shape)
-    result: Tensor = x.to(out_dtype or a.dtype)
-    return result
+    dims = *dims[1:3], dims[0]
+    found: tuple[Tensor, int] = _gemm(info, dims, a, b, c, None, None, alpha, beta, "", None, *choice)
+    return found
 
 
 def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
@@ -121,11 +97,13 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
         operator = ops.gemm_aux if aux else ops.gemm
         found = operator(mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice)
         return (tuple(map(mapped.given, found)), (0, 0)) if aux else (mapped.given(found), 0)
-    if c is None:  # one product, whose epilogues differ
-        x = ops.matmul(mapped.a, mapped.b, out_dtype, *choice).expand(info.batch_size, *[-1] * mapped.rank)
-    else:
-        x = _scaled((dim_c, dim_a, dim_b), _first(c, dim_c), a, b, alpha, beta, out_dtype, choice)
-        x = x.expand(info.batch_size, *x.shape[-2:])
+    # Operators have no batch of addends, and one product with several epilogues is still one.
+    wide = torch.float32 if c is not None and a.dtype in _NARROW else out_dtype
+    x = ops.matmul(mapped.a, mapped.b, wide, *choice)
+    if c is not None:
+        x = x * alpha
+        x = (x if beta == 0 else x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta).to(a.dtype)
+    x = x.expand(info.batch_size, *x.shape[-mapped.rank :])
     x = x if bias is None else x + bias
     y = mapped.given(apply(x, activation, residual))
     return ((y, mapped.given(x)), (0, 0)) if aux else (y, 0)
