@@ -1,7 +1,5 @@
 """The gradient of an activation: one pass over memory, in fp32, rounded once."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients against finite differences in float64, what they cost, and the kernel of an activation's derivative."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Our product as a choice of Inductor's, in a process of its own: what it registers stays."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

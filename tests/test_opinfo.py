@@ -1,7 +1,5 @@
 """Torch's own samples of its products (OpInfo), through outblas: values, gradients, and who computed them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What torch makes of the operators: autocast, vmap, torch.func, inference mode, compiled and exported programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "igno
 close = torch.testing.assert_close
 
 
-def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(shape)
-
-
 def layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tensor:
     return linear(x, w, bias, activation="gelu", residual=residual)
 
@@ -30,12 +24,12 @@ def torchs_layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tenso
     return apply(torch.nn.functional.linear(x, w, bias), "gelu", residual)
 
 
-A, W, BIAS = normal(6, 5), normal(4, 5).requires_grad_(), normal(4).requires_grad_()
+A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
-    x, leaves = normal(3, 6, 5), (W, BIAS)
+    x, leaves = torch.randn(3, 6, 5), (W, BIAS)
     pairs: list[tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]] = [
         (matmul, torch.matmul, (x.to(dtype), W.t())),
         (matmul, torch.matmul, (x.double(), W.t().double())),
@@ -49,12 +43,10 @@ def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
         gradients = [torch.autograd.grad(y.sum(), leaves, allow_unused=True, materialize_grads=True) for y in results]
         close(*gradients, atol=0.05, rtol=0.02)
     with torch.autocast("cpu", dtype=dtype):
-        assert layer(x, W, BIAS, normal(6, 4)).dtype == dtype
+        assert layer(x, W, BIAS, torch.randn(6, 4)).dtype == dtype
         assert matmul(A, W.t(), out_dtype=torch.float32, bias=BIAS.to(dtype)).dtype == torch.float32
         with torch.no_grad():  # as torch, which casts nothing for an out
             assert matmul(A, W.t(), out=torch.empty(6, 4)).dtype == torch.float32
-        with pytest.raises(ValueError, match=r"b.dtype is .*float16 but a.dtype is torch.float64"):
-            matmul(A.double(), W.t())
 
 
 @pytest.mark.parametrize("shape_b", [(5,), (5, 4), (3, 5, 4)])
@@ -65,30 +57,21 @@ def test_vmap_over_any_dimension(shape_a: tuple[int, ...], shape_b: tuple[int, .
             if dim_a is None and dim_b is None:
                 continue
             given = [
-                normal(*shape) if dim is None else normal(*shape[:dim], 7, *shape[dim:])
+                torch.randn(shape) if dim is None else torch.randn(*shape[:dim], 7, *shape[dim:])
                 for shape, dim in ((shape_a, dim_a), (shape_b, dim_b))
             ]
             close(vmap(matmul, (dim_a, dim_b))(*given), vmap(torch.matmul, (dim_a, dim_b))(*given))
 
 
 PAIRS: list[tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, ...]]]] = [
-    *(
-        (
-            lambda c, a, b, s=s, t=t: addmm(c, a, b, alpha=s, beta=t),
-            lambda c, a, b, s=s, t=t: t * c + s * (a @ b),
-            [c, (6, 5), (5, 4)],
-        )
-        for c in [(6, 4), (4,), (6, 1), ()]
-        for s, t in [(1, 1), (0.5, -2), (2, 0)]
-    ),
-    *(
-        (layer, torchs_layer, [x, (4, 5), (4,), r])
-        for x, r in [((6, 5), (6, 4)), ((5,), (4,)), ((5,), ()), ((3, 6, 5), (6, 1)), ((3, 6, 5), (4,))]
-    ),
+    (lambda c, a, b: addmm(c, a, b, alpha=0.5, beta=-2), lambda c, a, b: a @ b / 2 - 2 * c, [(6, 4), (6, 5), (5, 4)]),
+    (addmm, lambda c, a, b: c + a @ b, [(4,), (6, 5), (5, 4)]),
+    (lambda c, a, b: addmm(c, a, b, beta=0), lambda c, a, b: c * 0 + a @ b, [(), (6, 5), (5, 4)]),
+    *((layer, torchs_layer, [x, (4, 5), (4,), r]) for x, r in [((6, 5), (6, 4)), ((5,), ()), ((3, 6, 5), (6, 1))]),
     (
         lambda c, a, b: addmm(c, a, b, alpha=0.5, activation="swiglu"),
         lambda c, a, b: apply(c + (a @ b) / 2, "swiglu", None),
-        [(6, 4), (6, 5), (5, 4)],
+        [(6, 1), (6, 5), (5, 4)],
     ),
     (lambda x, w: linear(x, w, activation="relu"), lambda x, w: torch.relu(x @ w), [(6, 5), (5,)]),
     (vmap(matmul, (None, 0)), vmap(torch.matmul, (None, 0)), [(6, 5), (2, 5, 4)]),
@@ -100,12 +83,12 @@ def test_vmap_over_any_arguments(i: int) -> None:
     ours, torchs, shapes = PAIRS[i]
     for mask in range(1, 2 ** len(shapes)):
         in_dims = tuple(0 if mask >> k & 1 else None for k in range(len(shapes)))
-        given = [normal(7, *s) if dim == 0 else normal(*s) for s, dim in zip(shapes, in_dims, strict=True)]
+        given = [torch.randn(7, *s) if dim == 0 else torch.randn(s) for s, dim in zip(shapes, in_dims, strict=True)]
         close(vmap(ours, in_dims)(*given), vmap(torchs, in_dims)(*given))
 
 
 def test_transforms_of_gradients() -> None:
-    x, w, bias = normal(7, 3, 5).double(), normal(4, 5).double(), normal(4).double()
+    x, w, bias = torch.randn(7, 3, 5).double(), torch.randn(4, 5).double(), torch.randn(4).double()
     dims = None, None, 0
 
     def losses(layer: Any) -> Any:
@@ -123,21 +106,19 @@ def test_transforms_of_gradients() -> None:
     w.requires_grad_()  # transforms inside what autograd records
     close(*(torch.autograd.grad(grad(losses(f), 1)(w, bias, x).sum(), w) for f in (layer, torchs_layer)))
     with pytest.raises(RuntimeError, match=r"vmap|out"):
-        vmap(lambda a: matmul(a, normal(5, 4), out=torch.empty(6, 4)))(normal(7, 6, 5))
+        vmap(lambda a: matmul(a, torch.randn(5, 4), out=torch.empty(6, 4)))(torch.randn(7, 6, 5))
 
 
 def test_inference_mode_and_deterministic_algorithms() -> None:
     for _ in range(3):
         with torch.inference_mode():
             y = layer(A, W, BIAS)
-        assert y.is_inference()
         torch.use_deterministic_algorithms(True)
         try:
             z = layer(A, W, BIAS)
         finally:
             torch.use_deterministic_algorithms(False)
-        assert z.requires_grad
-        assert torch.equal(y, z)
+        assert (y.is_inference(), z.requires_grad, torch.equal(y, z)) == (True, True, True)
 
 
 # ---- compiled ----
@@ -159,7 +140,7 @@ def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> N
     model = Perceptron()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
     for rows in (6, 6, 9):
-        x = normal(rows, 8)
+        x = torch.randn(rows, 8)
         results = compiled(x), model(x)
         close(*results)
         close(*(torch.autograd.grad(y.square().mean(), list(model.parameters())) for y in results))
@@ -176,10 +157,10 @@ CALLS: list[Callable[..., torch.Tensor]] = [
 @pytest.mark.parametrize("i", range(len(CALLS)))
 def test_a_dynamic_size_is_compiled_once(i: int) -> None:
     torch._dynamo.reset()
-    counter, w, bias = CompileCounter(), normal(4, 8).requires_grad_(), normal(4)
+    counter, w, bias = CompileCounter(), torch.randn(4, 8).requires_grad_(), torch.randn(4)
     compiled = torch.compile(CALLS[i], backend=counter, fullgraph=True)
     for rows in (5, 7, 64):
-        x = normal(rows, 8)
+        x = torch.randn(rows, 8)
         torch._dynamo.mark_dynamic(x, 0)
         close(compiled(x, w, bias), CALLS[i](x, w, bias))
     assert counter.frame_count == 1
@@ -201,7 +182,7 @@ def test_compiled_under_autocast_and_transforms() -> None:
         results = torch.compile(plain, backend="aot_eager", fullgraph=True)(A), plain(A)
     close(*(torch.autograd.grad(y.float().sum(), (W, BIAS)) for y in results))
     backend = EagerAndRecordGraphs()
-    torch.compile(Perceptron(), backend=backend, fullgraph=True)(normal(6, 8))
+    torch.compile(Perceptron(), backend=backend, fullgraph=True)(torch.randn(6, 8))
     targets = [node.target for node in backend.graphs[0].graph.nodes]
     assert [targets.count(op) for op in (ops.gemm, ops.addmm, ops.matmul)] == [2, 1, 1]
 
@@ -209,8 +190,8 @@ def test_compiled_under_autocast_and_transforms() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict: bool) -> None:
     model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)
-    exported = torch.export.export(model, (normal(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=strict)
+    exported = torch.export.export(model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=strict)
     assert [str(node.target) for node in exported.graph.nodes].count("outblas.gemm.default") == 2
     for program in (exported, exported.run_decompositions()):
-        x = normal(31, 8)
+        x = torch.randn(31, 8)
         close(program.module()(x), model(x))

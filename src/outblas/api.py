@@ -68,7 +68,8 @@ def matmul(
 
     Sums are accumulated, and what follows them is computed, in fp32, and rounded once. fp32 products are IEEE unless
     torch's fp32 precision setting asks for tf32. What no kernel covers goes to `torch.matmul` with one
-    `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
+    `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1). Gradients are products of ours too, by the best
+    kernel known. Under autocast all tensors are cast, a fp32 residual too.
 
     Raises:
         TypeError: an argument is of the wrong type.

@@ -1,7 +1,5 @@
 """CUDA graphs: what a capture must find ready, and what makes it so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +19,11 @@ def not_ready() -> RuntimeError:
 
 
 def warmup(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
-    """Calls `function(*args, **kwargs)` once, so that a CUDA graph can then capture it: all kernels that its products
-    need, backward passes included if it has them, are compiled, planned and on the GPU when this returns.
+    """Calls `function(*args, **kwargs)` once, so that a CUDA graph can capture it: all kernels of its products, and of
+    their backward passes if it runs them, are then on the GPU, for tensors of the same shapes, strides and dtypes.
 
-    It runs on a stream of its own, as torch recommends before captures, of the current GPU; the current stream waits
-    for it. Without a GPU it is called all the same. Shapes, dtypes, strides and alignments must be those that will be
-    captured; what it returns is dropped, and what it writes stays written.
-
-    Raises RuntimeError inside a capture, TypeError for a `function` that cannot be called, and what `function` raises.
+    It runs on a stream of its own, as torch recommends, of the current GPU, and the current stream waits for it;
+    without a GPU it just runs. Raises RuntimeError inside a capture, TypeError for a `function` that is none.
     """
     if not callable(function):
         raise TypeError(f"function is {type(function).__name__}, expected something to call")

@@ -8,8 +8,6 @@ best kernel known, whatever kernel the forward pass named, batch-invariant ones 
 a fp32 product, g is rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +21,9 @@ from .epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, halves
 from .invariance import asked
 
 Tensor = torch.Tensor
-_aten = torch.ops.aten
 _BELOW = torch._C._AutoDispatchBelowAutograd
 _modes = torch._C._len_torch_dispatch_stack
+_level = torch._C._functorch.maybe_current_level
 
 
 class Product(torch.autograd.Function):
@@ -54,7 +52,7 @@ class Product(torch.autograd.Function):
         else:
             choice = kernel, config, tune, batch_invariant
             # Gradients are off here, but not on the other levels of torch.func's transforms.
-            with torch.set_grad_enabled(torch._C._functorch.maybe_current_level() is not None), _BELOW():
+            with torch.set_grad_enabled(_level() is not None), _BELOW():
                 if aux or (activation and (needs_a or needs_b or needs_c or needs_bias)):
                     y, x = ops.gemm_aux(a, b, c, bias, residual, *how)
                 elif activation or bias is not None or residual is not None:
@@ -131,16 +129,12 @@ def _summed(t: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _product(a: Tensor, b: Tensor, alpha: Any, how: tuple[Any, ...]) -> Tensor:
     """alpha · A B, differentiable."""
-    found: Tensor | None = None
-    if alpha == 1 and not how[0] and not torch.compiler.is_compiling():
-        found = eager.run(a, b, None, None, 1, 0, how[1])
-    if found is None:
-        found = (
-            ops.matmul(a, b, None, "", "", *how)
-            if alpha == 1
-            else ops.addmm(a.new_empty(()), a, b, alpha, 0, "", "", *how)
-        )
-    return found
+    if alpha != 1:
+        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, alpha, 0, "", "", *how)
+        return scaled
+    short = not how[0] and not torch.compiler.is_compiling()
+    found = eager.run(a, b, None, None, 1, 0, how[1]) if short else None
+    return ops.matmul(a, b, None, "", "", *how) if found is None else found
 
 
 # ---- the activation's derivative ----
@@ -160,11 +154,9 @@ def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
     if function == "silu":  # aten's has no derivative
         s = torch.sigmoid(x)
         return grad * s * (1 + x * (1 - s))
-    found: Tensor = (
-        _aten.threshold_backward(grad, x, 0)
-        if function == "relu"
-        else _aten.gelu_backward(grad, x, approximate="none" if function == "gelu" else "tanh")
-    )
+    if function == "relu":
+        return torch.where(x <= 0, 0, grad)
+    found: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="none" if function == "gelu" else "tanh")
     return found
 
 
@@ -198,27 +190,19 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, Product).apply
 
 def _record(*given: Any) -> Any:
     """Where torch.func differentiates, of one level of its transforms: the dispatcher sees to the others."""
-    if torch._C._functorch.maybe_current_level() is None:
+    if _level() is None:
         return _apply(*given)
     with enable_single_level_autograd_function():
         return _apply(*given)
 
 
-def recorded(
-    plan: Plan,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None,
-    alpha: Any,
-    beta: Any,
-    batch_invariant: bool,
-    extra: Extra | None,
-    x: Sequence[int] | None,
-) -> Tensor:
-    """A call that has a plan, and needs gradients. `x`: the shape of x, where the plan writes it."""
+def recorded(plan: Plan, a: Tensor, b: Tensor, c: Tensor | None, *how: Any) -> Tensor:
+    """A call that has a plan, and needs gradients."""
+    alpha, beta, batch_invariant, extra, shape_of_x = how
     activation, bias, residual, _ = extra or _NOTHING
-    found = _apply(plan, a, b, c, bias, residual, (alpha, beta, activation, None, "", "", "", batch_invariant), x)
-    result: Tensor = found if x is None else found[0]
+    how = alpha, beta, activation, None, "", "", "", batch_invariant
+    found = _apply(plan, a, b, c, bias, residual, how, shape_of_x)
+    result: Tensor = found if shape_of_x is None else found[0]
     return result
 
 
@@ -232,12 +216,11 @@ def _grows(*tensors: Tensor | None) -> bool:
 
 def _unwatched() -> bool:
     """Whether nobody behind autograd sees operators: `eager`'s guards are of tensors that have not come that far."""
-    return _modes() == 0 and torch._C._get_tracing_state() is None and torch._C._functorch.maybe_current_level() is None
+    return _modes() == 0 and torch._C._get_tracing_state() is None and _level() is None
 
 
 _NOTHING = Extra()
-_HOW = "", "", "", None  # the defaults of the schemas, which the dispatcher leaves out
-_GEMM = None, None, None, None, None, 1, 1, "", None, *_HOW
+_GEMM = None, None, None, None, None, 1, 1, "", None, "", "", "", None  # defaults, which the dispatcher leaves out
 
 
 def _split_gemm(*given: Any) -> tuple[Any, ...]:
@@ -247,11 +230,8 @@ def _split_gemm(*given: Any) -> tuple[Any, ...]:
 
 # The arguments of an operator as `Product` takes them.
 _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "matmul": lambda a, b, dtype=None, *how: (a, b, None, None, None, (1, 0, "", dtype, *how, *_HOW[len(how) :])),
-    "addmm": lambda c, a, b, alpha=1, beta=1, *how: (
-        *(a, b, c, None, None),
-        (alpha, beta, "", None, *how, *_HOW[len(how) :]),
-    ),
+    "matmul": lambda a, b, dtype=None, *how: _split_gemm(a, b, None, None, None, 1, 0, "", dtype, *how),
+    "addmm": lambda c, a, b, s=1, t=1, *how: _split_gemm(a, b, c, None, None, s, t, "", None, *how),
     "gemm": _split_gemm,
     "gemm_aux": _split_gemm,
 }

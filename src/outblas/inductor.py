@@ -1,7 +1,5 @@
 """Our product among those that Inductor measures when it compiles with max-autotune."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -21,10 +19,9 @@ def inductor_choice() -> None:
     """Offers our product to Inductor: from now on, programs compiled with `mode="max-autotune"` measure it beside those
     of ATen and Triton wherever a `torch.mm` of theirs becomes a kernel, and take the fastest.
 
-    It is `torch._inductor.config.external_matmul`, which reaches `mm` alone: linear layers without a bias, and products
-    of matrices, but not `addmm`, `bmm` and int8 products; nor what Inductor fuses into its own templates. Calling it
-    twice is calling it once. A process that takes compiled code from Inductor's cache must have called it too. Programs
-    that call `outblas.matmul` need none of it: that is compiled as itself.
+    By `torch._inductor.config.external_matmul`, which reaches `mm` alone, linear layers without a bias among it, but no
+    `addmm` or `bmm`; Inductor fuses nothing into it. A process that takes compiled code from Inductor's cache must have
+    called it too. `outblas.matmul` needs none of it: it is compiled as itself.
     """
     from torch._inductor import config
     from torch._inductor.kernel.mm import lazy_register_extern_choice

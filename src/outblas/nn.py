@@ -1,9 +1,8 @@
 """`Linear`, and `patch`, which makes every `torch.nn.Linear` of a model one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -15,32 +14,17 @@ _COMPUTED = torch.float16, torch.bfloat16, torch.float32
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear` by `outblas.linear`, and what often follows it: activation(x @ weight.T + bias).
-
-    Args:
-        in_features, out_features, bias, device, dtype: as in `torch.nn.Linear`.
-        activation: as in `outblas.matmul`. Of a gated pair out_features are the rows of the weight, those of the gate
-            first, and half as many columns come out.
-    """
+    """`torch.nn.Linear` by `outblas.linear`, with its `activation`. Of a gated pair out_features are the rows of the
+    weight, those of the gate first, and half as many columns come out."""
 
     activation: str | None = None  # instances of torch.nn.Linear that become ones of this class have no other
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        activation: str | None = None,
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, *given: Any, activation: str | None = None, **how: Any):
         epilogue.check_activation(activation)
-        if activation in epilogue.GATED and out_features % 2:
+        if out_features % epilogue.halves(activation or ""):
             raise ValueError(f"out_features is {out_features}, expected an even number for activation {activation!r}")
-        super().__init__(in_features, out_features, bias, device, dtype)
-        if activation is not None:
-            self.activation = activation
+        super().__init__(in_features, out_features, *given, **how)
+        self.activation = activation
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(input, self.weight, self.bias, activation=self.activation)
@@ -51,11 +35,10 @@ class Linear(torch.nn.Linear):
 
 @dataclass(frozen=True)
 class Report:
-    """What `patch` or `unpatch` made of the linear layers of a model, by name; the root's is "(root)". `str` of it is a
-    table.
+    """What `patch` or `unpatch` made of the linear layers of a model, by name ("(root)" for the model itself).
 
-    `swapped`: they are of the other class now, or were before. `kept`: they are not, and why. `remarks`: what keeps a
-    swapped one from our kernels for the time being.
+    `swapped`: of the other class now, or before. `kept`: not, and why. `remarks`: what keeps a swapped one from our
+    kernels for the time being. `str` makes a table.
     """
 
     swapped: tuple[str, ...] = ()
@@ -71,13 +54,9 @@ class Report:
 
 
 def patch(model: torch.nn.Module) -> Report:
-    """Makes every `torch.nn.Linear` in a model, in place, an `outblas.Linear`: only its class changes.
-
-    Parameters, hooks, the state dict, ties, optimizers and whoever holds the module stay as they are. Modules of other
-    classes, subclasses of `torch.nn.Linear` too, are left alone, and so are those whose `forward` was replaced, whose
-    dtype no kernel takes, and those of a scripted model. Patching twice is patching once.
-
-    Raises TypeError for what is no module.
+    """Makes every `torch.nn.Linear` in a model, in place, an `outblas.Linear`: only its class changes, and parameters,
+    hooks, ties, optimizers and whoever holds the module stay as they are. Subclasses of `torch.nn.Linear` are left
+    alone, and layers whose `forward` was replaced or whose dtype no kernel takes. Raises TypeError for no module.
     """
     swapped: list[str] = []
     kept: dict[str, str] = {}
@@ -91,8 +70,6 @@ def patch(model: torch.nn.Module) -> Report:
         swapped.append(name)
         if not module.weight.is_cuda:
             remarks[name] = f"on {module.weight.device}: torch takes it until it moves to an NVIDIA GPU"
-        elif module.weight.dtype not in _COMPUTED:
-            remarks[name] = f"{module.weight.dtype}: torch takes it"
     return Report(tuple(swapped), kept, remarks)
 
 

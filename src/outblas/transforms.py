@@ -1,7 +1,5 @@
 """What autocast and `torch.vmap` make of the operators: what they make of torch's own products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +7,7 @@ import torch
 
 from . import ops
 from .epilogue import apply
+from .gradients import _GEMM
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
@@ -89,7 +88,7 @@ def _addmm(
 
 
 def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
-    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = given + _DEFAULTS[len(given) :]
+    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = given + _GEMM[len(given) :]
     dim_a, dim_b, dim_c, dim_bias, dim_residual = (*dims, *[None] * 5)[:5]
     mapped = _Operands(a, b, dim_a, dim_b)
     bias, residual = mapped.extra(bias, dim_bias), mapped.extra(residual, dim_residual)
@@ -120,8 +119,6 @@ def _activation_backward(info: Any, dims: Any, grad: Tensor, x: Tensor, activati
     )
     return ops.activation_backward(grad, x, activation), 0
 
-
-_DEFAULTS = None, None, None, None, None, 1, 1, "", None, "", "", "", None  # of `gemm`'s schema
 
 for _name in ("matmul", "addmm", "gemm", "gemm_aux"):
     for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
