@@ -138,11 +138,6 @@ def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, wid
     tma, gmem = (k.tma_c, k.gmem_c) if what == "out" else (k.tma_aux, k.gmem_aux)
     per = fetched.per_slot(whole, config, dtype) if what == "out" and k.form.fetched != "" else 0
     issuer = k.warp % 4 == 0
-    came = [None] * len(slabs)
-    early = per > 0 and fetched.early(whole, config, dtype, len(slabs))
-    if cutlass.const_expr(early):
-        for number in cutlass.range_constexpr(len(slabs)):
-            came[number], slot = fetched.take(k, whole, config, ring, slot, number, len(slabs))
     for first in cutlass.range_constexpr(0, len(slabs), together):
         batch, buffer = slabs[first : first + together], first if fresh else 0
         if cutlass.const_expr(not fresh):
@@ -150,9 +145,10 @@ def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, wid
                 staging.finish()
             cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         for i in cutlass.range_constexpr(len(batch)):
-            if cutlass.const_expr(per > 0 and not early):
-                came[first + i], slot = fetched.take(k, whole, config, ring, slot, first + i, len(slabs))
-            slab = rounded(k, config, work, batch[i], what, half, came[first + i])
+            came = None
+            if cutlass.const_expr(per > 0):
+                came, slot = fetched.take(k, whole, config, ring, slot, first + i, len(slabs))
+            slab = rounded(k, config, work, batch[i], what, half, came)
             cute.copy(k.to_shared, slab, k.tSsC[None, None, None, buffer + i])
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)

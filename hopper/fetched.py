@@ -6,14 +6,10 @@ slabs of C (`epilogue`) for each consumer that shares the tile as fit in its par
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64
 from cutlass.cute.nvgpu import cpasync
 
 from . import epilogue, transform
 from .config import WARPGROUP
-
-REGISTERS = 200  # of a thread, for sums and what is added to them
-EVICT_FIRST = 0x12F0000000000000  # L2: before the operands, which are read again
 
 
 def slab_bytes(stored, dtype) -> int:
@@ -79,8 +75,7 @@ def fill(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
             gC = epilogue.tile_of(k, k.gmem_fetched, row, work.column + batch[i][1], work.matrix, (64, columns))
             sC, gC = cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2)
             target, source = cpasync.tma_partition(k.tma_fetched, 0, cute.make_layout(1), sC, gC)
-            full = ring.full + slot.index
-            cute.copy(k.tma_fetched, source, target, tma_bar_ptr=full, cache_policy=Int64(EVICT_FIRST))
+            cute.copy(k.tma_fetched, source, target, tma_bar_ptr=ring.full + slot.index)
 
 
 @cute.jit
@@ -110,14 +105,6 @@ def read(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, index, number:
         for i in cutlass.range_constexpr(1 if by_columns else 2):
             values[v + i] = found[i]
     return values
-
-
-def early(config, stored, dtype, slabs: int) -> bool:
-    """Whether a consumer has registers for all that came for its part of a tile, beside its sums: then it reads it at
-    once, and slots are free for the next tile's slices while it stores.
-    """
-    held = slabs * epilogue.slab_columns(stored, dtype) // 2 * dtype.width // 32
-    return bool(config.accumulator_registers + held <= REGISTERS)
 
 
 @cute.jit

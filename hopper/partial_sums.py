@@ -8,6 +8,8 @@ import threading
 
 import torch
 
+from ..device import memory
+
 _held: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 _making = threading.Lock()
 
@@ -22,7 +24,10 @@ def borrow(index: int, floats: int, counters: int) -> tuple[torch.Tensor, torch.
     if held is None or held[0].numel() < floats or held[1].numel() < counters:
         with _making:
             before = (0, 0) if held is None else (held[0].numel(), held[1].numel())
-            held = _held[key] = _made(index, max(floats, before[0]), max(counters, before[1]))
+            for smaller in held or ():
+                smaller.record_stream(stream)  # a call may still use it
+            wanted = max(floats, before[0]), max(counters, before[1])
+            held = _held[key] = memory.for_good(torch.device("cuda", index), lambda: _made(index, *wanted))
     return held
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from cutlass.utils import HardwareInfo
 
-from ..device import raster
+from ..device import memory, raster
 from .config import HopperConfig
 
 compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
@@ -50,9 +50,8 @@ def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch
                     "a CUDA graph is being captured, and the order of this call's tiles must be copied to the GPU "
                     "first: make the same call once before capturing"
                 )
-            made = torch.tensor(order(), dtype=torch.int32).to(device)
-            torch.cuda.current_stream(device).synchronize()  # other streams will read it
-            _kept[device, key] = made
+            tiles = torch.tensor(order(), dtype=torch.int32)
+            _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))
         return _kept[device, key]
 
 
