@@ -31,9 +31,8 @@ def _value_and_slope(x, FUNCTION: tl.constexpr):  # type: ignore[no-untyped-def]
         below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
         return x * below, below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     elif FUNCTION == "gelu_tanh":
-        t = 2 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))) - 1  # tanh
-        slope = 0.7978845608028654 * (1 + 0.134145 * x * x)
-        return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope
+        s = 1 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))  # (1 + tanh) / 2, nothing cancelled
+        return x * s, s + x * s * (1 - s) * (1.5957691216057308 + 0.21406447 * x * x)
     else:
         tl.static_assert(FUNCTION == "silu")
         s = 1 / (1 + tl.exp(-x))
