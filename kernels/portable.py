@@ -130,7 +130,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
 
     COUNT: tl.constexpr = 1 if FUNCTION is None else 2 if BLOCK_N < 128 else 4
     PART: tl.constexpr = BLOCK_N // COUNT
-    # One after the other: all outputs of a large tile at once take more registers than there are.
+    # One after the other, for all outputs of a large tile take too many registers.
     parts = (acc,) if COUNT == 1 else halves(acc) if COUNT == 2 else quarters(acc)
     c_view, out_view = (c, c_outer, c_inner, c_m, c_n), (out, out_outer, out_inner, out_m, out_n)
     for part in tl.static_range(WIDTH // PART):

@@ -12,6 +12,7 @@ from outblas.epilogue import GATED, apply, halves
 from outblas.verify.guards import Guarded
 from outblas.verify.oracle import ulp
 
+EXACT = None, "relu", "reglu"  # integers stay integers
 UNIT = 2.0**-24  # roundoff of fp32
 SLOPE = 1.13  # of any activation, at most
 INPUTS = "a", "b", "c", "bias", "residual"
@@ -26,11 +27,9 @@ def run(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, kernel: str
 
 @dataclass(frozen=True)
 class Fused:
-    """A call whose output is [*batch, M, N], with an addend if beta is not 0.
-
-    `bias`, `residual`: "", "matrix", or a "row" or "column", repeated by stride 0. `layout`: of A, B, and all others: n
-    by rows, t by columns, s with gaps. `pad`: elements between rows and between matrices; `offset`: before them.
-    """
+    """A call whose output is [*batch, M, N], with an addend if beta is not 0. `bias`, `residual`: "", "matrix", or a
+    "row" or "column", repeated by stride 0. `layout`: of A, B, and the rest: n by rows, t by columns, s with gaps.
+    `pad`: elements between rows and between matrices; `offset`: before them."""
 
     M: int
     N: int
@@ -48,13 +47,7 @@ class Fused:
     pad: int = 0
     offset: int = 0
 
-    @property
-    def exact(self) -> bool:
-        """Whether integers stay integers."""
-        return self.activation in (None, "relu", "reglu")
-
     def operands(self, device: str) -> dict[str, Guarded]:
-        """By name; inputs are filled."""
         M, N, K, wide = self.M, self.N, self.K, self.N * halves(self.activation or "")
         sizes = {"a": (M, K), "b": (K, wide), "out": (M, N), "residual": (M, N)}
         forms = {"a": "matrix", "b": "matrix", "out": "matrix", "bias": self.bias, "residual": self.residual}
@@ -62,16 +55,17 @@ class Fused:
         generator, found = torch.Generator(device).manual_seed(K), {}
         for name, form in ((name, form) for name, form in forms.items() if form):
             size, letter = sizes.get(name, (M, wide)), self.layout["ab".find(name)]
-            stored = torch.empty([n + self.pad for n in (*self.batch, *size[:: -1 if letter == "t" else 1])])
-            strides = [n * (1 + (letter == "s")) for n in (stored.mT if letter == "t" else stored).stride()]
+            stored = [n + self.pad for n in (*self.batch, *size[:: -1 if letter == "t" else 1])]
+            *outer, m, n = (step * (1 + (letter == "s")) for step in torch.empty(stored, device="meta").stride())
+            strides = [*outer, n, m] if letter == "t" else [*outer, m, n]
             if form != "matrix":
-                strides = [*[0] * len(self.batch), strides[-2] * (form == "column"), strides[-1] * (form == "row")]
+                strides = [*[0] * len(outer), strides[-2] * (form == "column"), strides[-1] * (form == "row")]
             dtype, output = self.dtype if name in "abc" else self.out_dtype or self.dtype, name in ("out", "aux")
-            shape = (*self.batch, *size)
-            found[name] = each = Guarded(name, shape, strides, dtype, device, offset=self.offset, output=output)
+            each = Guarded(name, (*self.batch, *size), strides, dtype, device, offset=self.offset, output=output)
+            found[name] = each
             if not output:
                 values = torch.randn(each.cells.shape, generator=generator, device=device)
-                each.cells.copy_((3 * values).round() if self.exact else values)
+                each.cells.copy_((3 * values).round() if self.activation in EXACT else values)
             each.arm()
         return found
 
@@ -84,8 +78,8 @@ class Fused:
         a, b, c, bias, residual = (t[name].double() if name in t else torch.zeros(()) for name in INPUTS)
         x = self.alpha * (a @ b) + self.beta * c + bias
         want = apply(x, self.activation or "", residual)
-        sums = abs(self.alpha) * (a.abs() @ b.abs()) + (self.beta * c).abs() + bias.abs()
-        slack = 2 * (self.K + 2) * UNIT * sums
+        slack = abs(self.alpha) * (a.abs() @ b.abs()) + (self.beta * c).abs() + bias.abs()
+        slack = 2 * (self.K + 2) * UNIT * slack
         error = SLOPE * slack + 4 * UNIT * x.abs()
         if self.activation in GATED:
             (gate, other), (of_gate, _), (_, of_other) = x.chunk(2, -1), error.chunk(2, -1), slack.chunk(2, -1)
@@ -94,7 +88,7 @@ class Fused:
         for name, right, allowed in [("out", want, error), ("aux", x, slack)][: 1 + self.aux]:
             got = t[name]
             wrong = got != right.float().to(got.dtype)
-            if not self.exact:
+            if self.activation not in EXACT:
                 wrong = ~((got.double() - right).abs() <= allowed + ulp(right.abs() + allowed, got.dtype) / 2)
             assert not bool(wrong.any()), (self, name, int(wrong.sum()), got[wrong][:3], right[wrong][:3])
         written = {name: each.violation(writable=name in ("out", "aux")) for name, each in guarded.items()}

@@ -79,8 +79,7 @@ def pipelined(
 
     One wait and one barrier a slab, before its last products: they say that the next slab is there, and that nobody
     reads this one any more. Fragments of 16 terms are read while the products of those before run. Of a gated pair half
-    of a tile's columns are the gate's. Outputs of an epilogue are computed half after half: together they would take
-    more registers than there are.
+    of a tile's columns are the gate's. Outputs of an epilogue come half after half, for all take too many registers.
     """
     WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, WIDTH, GROUP_M)

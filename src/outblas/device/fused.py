@@ -1,4 +1,4 @@
-"""Device code for what follows a product, in fp32: the way out of Triton's kernels, of Gluon's, and of the interpreter.
+"""Device code for what follows a product, in fp32, in kernels of Triton and of Gluon and in the interpreter.
 
 Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. A view is (pointer, outer, inner,
 m, n): where a tensor lies and how it steps along batch, rows and columns; its pointer is None without the tensor, its m
@@ -28,10 +28,8 @@ def activate(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def pair(index, column, size, WIDTH: tl.constexpr):
-    """Where the columns of a gated tile, WIDTH of the gate and as many that it multiplies, belong: in the output, in B.
-
-    `index` counts on from the tile's first column of the output as `column` does from 0.
-    """
+    """Columns of the output, and of B, of a gated tile's columns, WIDTH of the gate and as many that it multiplies:
+    `column` counts them from 0, `index` from the tile's first."""
     second = column // WIDTH
     index -= second * WIDTH
     return index, index + second * size
@@ -52,22 +50,21 @@ def quarters(x):
 
 @triton.jit
 def pointers(view, place):
-    """To all elements of a view at a place."""
-    return view[0] + place[4] * view[1] + place[5] * view[2] + (place[0] * view[3] + place[1] * view[4])
+    """To a view's elements at a place: a row or a column of them where the others are the same."""
+    ptr = view[0] + place[4] * view[1] + place[5] * view[2]
+    if view[3] is None:
+        return ptr + place[1] * view[4]
+    elif view[4] is None:
+        return ptr + place[0] * view[3]
+    else:
+        return ptr + (place[0] * view[3] + place[1] * view[4])
 
 
 @triton.jit
-def read(view, place):
-    """A view's elements at a place, as fp32: a column or a row of them where the others are the same."""
-    if view[3] is None:
-        ptr = view[0] + place[4] * view[1] + place[5] * view[2] + place[1] * view[4]
-        x = tl.load(ptr, mask=place[3], other=0.0)
-    elif view[4] is None:
-        ptr = view[0] + place[4] * view[1] + place[5] * view[2] + place[0] * view[3]
-        x = tl.load(ptr, mask=place[2], other=0.0)
-    else:
-        x = tl.load(pointers(view, place), mask=place[2] & place[3], other=0.0)
-    return x.to(tl.float32)
+def read(view, place, mask):
+    """A view's elements at a place, as fp32."""
+    inside = place[3] if view[3] is None else place[2] if view[4] is None else mask
+    return tl.load(pointers(view, place), mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -89,7 +86,7 @@ def x_of(acc, c, extra, alpha, beta, place, mask, FUNCTION: tl.constexpr, INTERP
         x += beta * tl.load(c_ptr, mask=mask, other=0.0).to(tl.float32)
     if FUNCTION is not None:
         if extra[0][0] is not None:
-            x += read(extra[0], place)
+            x += read(extra[0], place, mask)
         if extra[2][0] is not None:
             aux_ptr = pointers(extra[2], place)
             tl.store(aux_ptr, rounded(x, aux_ptr.dtype.element_ty, INTERPRETED), mask=mask)
@@ -111,6 +108,6 @@ def finish(
             second = (place[0], place[1] + N, place[2], place[3], place[4], place[5])
             y *= x_of(sums[1], c, extra, alpha, beta, second, mask, FUNCTION, INTERPRETED)
         if extra[1][0] is not None:
-            y += read(extra[1], place)
+            y += read(extra[1], place, mask)
     out_ptr = pointers(out, place)
     tl.store(out_ptr, rounded(y, out_ptr.dtype.element_ty, INTERPRETED), mask=mask)

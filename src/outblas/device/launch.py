@@ -18,7 +18,7 @@ from ..operands import Launch, Problem, dtype_name
 from .grid import INT32_MAX, Piece, kept_dims
 
 Tensor = torch.Tensor
-Path = tuple[int, ...]  # of an argument: its position, and of a part of a tuple that of each part
+Path = tuple[int, ...]  # to an argument, or into a tuple: positions
 
 WIDEST = 16  # bytes of a load or a store
 EXTRAS = "bias", "residual", "aux"
@@ -97,8 +97,7 @@ def fused(problem: Problem) -> dict[str, Any]:
 
 
 def _views(problem: Problem) -> list[tuple[str, View | None, dict[str, int | None]]]:
-    """Of bias, residual and aux the name, the view, and what a kernel takes behind the pointer: steps, None where all
-    rows, or else all columns, are the same. What is written has no such."""
+    """Of bias, residual and aux: name, view, and steps as a kernel takes them, None where what it reads repeats."""
     found = []
     for name in EXTRAS:
         view = problem.epilogue.views.get(name)
@@ -190,14 +189,10 @@ def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], c
     def views(extra: Sequence[Tensor | None]) -> tuple[Any, ...]:
         return tuple((t, *own) for t, own in zip(extra, steps, strict=True))
 
-    def launch_fused(
-        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float, *extra: Tensor | None
-    ) -> None:
+    def launch_fused(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any) -> None:
         first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail, views(extra))
 
-    def launch_pieces(
-        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float, *extra: Tensor | None
-    ) -> None:
+    def launch_pieces(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any) -> None:
         tensors = (a, b, c if has_c else None, out, *extra)
         for offsets, start in runs:
             shifted = [None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=False)]
