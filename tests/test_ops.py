@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import outblas
-
 ops = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (6, 4)))
 
@@ -50,16 +48,3 @@ def test_fake_checks_like_the_real_one() -> None:
             ops.matmul(a, b[:4])
         with pytest.raises(ValueError, match=r"out\.dtype is"):
             ops.matmul_out(a, b, mode.from_tensor(torch.empty(6, 4, dtype=torch.float64)))
-
-
-def test_torch_compile_keeps_one_graph() -> None:
-    graphs = []
-
-    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(module)
-        return module.forward
-
-    compiled = torch.compile(lambda a, b: outblas.matmul(a, b) + 1, backend=backend, fullgraph=True)
-    assert torch.equal(compiled(A, B), A @ B + 1)
-    targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
-    assert ops.matmul.default in targets
