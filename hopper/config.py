@@ -183,6 +183,14 @@ def gated_reason(c: HopperConfig) -> str | None:
     return None
 
 
+def promoted_reason(c: HopperConfig) -> str | None:
+    """Why a thread cannot hold sums of slots beside those of tiles of this config."""
+    limit = ACCUMULATOR_LIMIT if c.consumers == 2 else 128
+    if 2 * c.accumulator_registers > limit:
+        return f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for sums and theirs of slots"
+    return None
+
+
 def _tile(c: HopperConfig) -> str | None:
     if c.tile_m not in (64, 128, 192, 256, 320):
         return f"tile_m is {c.tile_m}, expected 64, 128, 192, 256 or 320 (wgmma has 64 rows)"

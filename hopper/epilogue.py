@@ -52,8 +52,8 @@ def buffers(config, dtype, form) -> int:
     return slabs if form.once and fits else config.store_buffers
 
 
-def over_ring(config, dtype, form):
-    return buffers(config, dtype, form) > config.store_buffers
+def over_ring(config, dtype, form) -> bool:
+    return bool(buffers(config, dtype, form) > config.store_buffers)
 
 
 def maps(config, c, aux, fetched, form):

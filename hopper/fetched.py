@@ -21,7 +21,7 @@ def per_slot(config, stored, dtype) -> int:
     if config.tile_k < 64:
         return 0
     rows = config.tile_m, config.slot_n
-    return sum(extent * config.tile_k * 2 // slab_bytes(stored, dtype) for extent in rows) // config.sharing
+    return int(sum(extent * config.tile_k * 2 // slab_bytes(stored, dtype) for extent in rows) // config.sharing)
 
 
 def slots(config, stored, dtype) -> int:

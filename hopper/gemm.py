@@ -37,6 +37,8 @@ from .group_ring import GroupRing
 
 BATCH_INVARIANT = True
 EPILOGUES = True
+FP8 = True
+FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 BESIDE = 4  # slots' barriers, as much as what pieces of K say and wait for takes
 TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
 
@@ -62,7 +64,8 @@ class Form:
     has more than one piece of work. `ordered`: a table numbers the tiles, of all matrices done at once, else of one.
     The others are steps of `outblas.epilogue`, "" those that a call has not: `addend` (beta times it), `bias` and
     `residual` come as "columns", "pairs" of them, or "rows" of one value each, as a "matrix", or as a "batch" of them,
-    and addend or residual "staged", as C leaves (`fetched`); x leaves as a "matrix", a "batch" or "staged".
+    and addend or residual "staged", as C leaves (`fetched`); x leaves as a "matrix", a "batch" or "staged". `formats`
+    are those of fp8 operands, whose scales come as "one" or as a bias may; words of A and B are two values then.
     """
 
     width: int
@@ -79,6 +82,14 @@ class Form:
     bias: str = ""
     residual: str = ""
     aux: str = ""
+    scale_a: str = ""
+    scale_b: str = ""
+    formats: str = ""
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums leave the tensor cores slot by slot."""
+        return "promoted" in self.formats
 
     @property
     def fetched(self) -> str:
@@ -88,7 +99,8 @@ class Form:
     @property
     def plain(self) -> bool:
         """Whether sums are the output."""
-        return not (self.scaled or self.function or self.gated or self.bias or self.residual or self.aux)
+        steps = self.scaled, self.function, self.gated, self.bias, self.residual, self.aux, self.formats
+        return not any(steps)
 
 
 def halves(tensor, mode: int, columns):
@@ -175,6 +187,8 @@ class Gemm(tma_store.TmaStore):
         bias,
         residual,
         aux,
+        scale_a,
+        scale_b,
         sums,
         counters,
         pieces: Int32,
@@ -218,7 +232,8 @@ class Gemm(tma_store.TmaStore):
         )
         self.kernel(
             tma_a, mA, tma_b, mB, c, a.element_type, major_a, major_b, layout_a, layout_b, divisors, tiles,
-            wide, k_tiles, table, addend, bias, residual, aux, sums, counters, pieces, clusters, alpha, beta, maps_c,
+            wide, k_tiles, table, addend, bias, residual, aux, scale_a,
+            scale_b, sums, counters, pieces, clusters, alpha, beta, maps_c,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
             block=(WARPGROUP * self.warpgroups, 1, 1),
@@ -251,6 +266,8 @@ class Gemm(tma_store.TmaStore):
         bias,
         residual,
         aux,
+        scale_a,
+        scale_b,
         sums,
         counters,
         pieces: Int32,
@@ -283,12 +300,22 @@ class Gemm(tma_store.TmaStore):
             tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
             cluster=cluster, only=only, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
             k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
-            bias=bias, residual=residual, aux=aux, slots=slots, sums=sums, counters=counters,
-            pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
+            bias=bias, residual=residual, aux=aux, scale_a=scale_a, scale_b=scale_b, slots=slots, sums=sums,
+            counters=counters, pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
             majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,
             once=self.form.once, form=self.form, columns=config.tile_n // (2 if self.form.gated else 1),
             extents=mC.shape[:2], said=cute.make_tensor(said, 4),
         )  # fmt: skip
+        k.kinds, k.multiplied = (dtype, dtype), (sA, sB)
+        if cutlass.const_expr(self.form.formats != ""):
+            k.kinds = tuple(FORMATS[name] for name in self.form.formats.split()[:2])
+            shape = (config.tile_m, config.slot_n, 2 * config.tile_k)
+            layouts = (
+                hopper_helpers.make_smem_layout_a(major_a, shape, k.kinds[0], config.slots),
+                hopper_helpers.make_smem_layout_b(major_b, shape, k.kinds[1], config.slots),
+            )
+            starts = (slots, slots + cute.size_in_bytes(dtype, layout_a))
+            k.multiplied = tuple(at(*each) for each in zip(starts, k.kinds, layouts, strict=True))
         self.share(k)
         ring = self.ring_type(
             bars, bars + config.slots, config.slots, config.slot_bytes, config.sharing, config.group, config.jitter,
@@ -394,15 +421,18 @@ class Gemm(tma_store.TmaStore):
         view.mma.set(warpgroup.Field.ACCUMULATE, True)
         view.mma_overwriting.set(warpgroup.Field.ACCUMULATE, False)
         thread = view.mma.get_slice(k.share * WARPGROUP)  # descriptors: all threads of a warpgroup hold the same
-        view.tCrA = view.mma.make_fragment_A(thread.partition_A(k.sA))  # (MMA, MMA_M, MMA_K, SLOT)
+        view.tCrA = view.mma.make_fragment_A(thread.partition_A(k.multiplied[0]))  # (MMA, MMA_M, MMA_K, SLOT)
         whole = self.instructions(k, config.mma_n or config.slot_n)  # the slot's columns, of which a tile has the first
-        view.tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(k.sB))  # (MMA, MMA_N, MMA_K, SLOT)
-        view.acc = cute.make_rmem_tensor(view.mma.partition_shape_C((config.tile_m, width)), Float32)
+        view.tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(k.multiplied[1]))  # (MMA, MMA_N, MMA_K, SLOT)
+        shape = view.mma.partition_shape_C((config.tile_m, width))
+        view.acc = cute.make_rmem_tensor(shape, Float32)
+        if self.form.promoted:
+            view.own = SimpleNamespace(**vars(view) | {"acc": cute.make_rmem_tensor(shape, Float32)})
         return view
 
     def instructions(self, k, columns):
-        kind, shape = k.operand_type, (self.config.sharing, 1, 1)
-        return hopper_helpers.make_trivial_tiled_mma(kind, kind, *k.majors, Float32, shape, (64, columns))
+        shape = (self.config.sharing, 1, 1)
+        return hopper_helpers.make_trivial_tiled_mma(*k.kinds, *k.majors, Float32, shape, (64, columns))
 
     @cute.jit
     def consumer(self, k, ring):
@@ -436,10 +466,14 @@ class Gemm(tma_store.TmaStore):
         part, own = width // config.cluster_k, mine
         if cutlass.const_expr(config.cluster_k > 1):
             own = mine._replace(column=mine.column + k.part_k * part)
-        slot, previous = roles.multiply_slots(k, ring, slot, mine.count, config.in_flight, True)
+        if cutlass.const_expr(self.form.promoted):
+            slot, in_flight, previous = roles.multiply_promoted(k, ring, slot, mine.count), 0, Int32(0)
+        else:
+            in_flight = config.in_flight
+            slot, previous = roles.multiply_slots(k, ring, slot, mine.count, in_flight, True)
         if cutlass.const_expr(config.pingpong):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
-        roles.drain(k, ring, previous, config.in_flight)
+        roles.drain(k, ring, previous, in_flight)
         if cutlass.const_expr(self.staged):
             epilogue.settle(k, self.stored)
         if cutlass.const_expr(config.split):

@@ -21,15 +21,14 @@ from ..device import clusters
 from ..epilogue import View
 from ..operands import Launch, Problem, oriented, transposed
 from . import copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule
-from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, unscheduled
+from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, promoted_reason, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
 
 MOST_SUMS = 1 << 31  # fp32 of all pieces, which are numbered in 32 bits
 
 
-_ADDED = "addend", "bias", "residual", "aux"  # tensors of the epilogue, as the kernel takes them
-_NO = None, None, None
+_ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"  # tensors of the epilogue, as the kernel takes them
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class Variant:
             "serpentine": c.k_serpentine, "columns": f.by_columns, "crossed": f.crossed, "batched": f.batched,
             "ordered": f.ordered, "once": f.once, "scaled": f.scaled, f"by{f.width}": not f.staged,
             "jitter": c.jitter, f"addend_{f.addend}": f.addend, f"bias_{f.bias}": f.bias, f.function: f.function,
-            "gated": f.gated, f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
+            f.formats.replace(" ", "_"): f.formats, "gated": f.gated,
+            f"scales_{f.scale_a}_{f.scale_b}": f.formats, f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
@@ -102,6 +102,8 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
 def _refused(problem: Problem, config: HopperConfig) -> str | None:
     """Why this problem cannot be computed in the order of K that a config asks for."""
     if problem.epilogue.gated and (reason := gated_reason(config)):
+        return f"config: {reason}"
+    if "promoted" in problem.formats and (reason := promoted_reason(config)):
         return f"config: {reason}"
     slices = -(-problem.K // config.tile_k)
     if problem.batch_invariant and (config.split or config.cluster_k > 1 or config.k_serpentine):
@@ -159,17 +161,15 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         sums = places * config.accumulator_registers * WARPGROUP, max(cut, 1) * parts
     scaled = problem.scaled
     added = [_added(problem, variant.form, name) for name in _ADDED]
-    steps = [(view := _view(outer, name)) and view.strides for name in _ADDED]
+    steps = [view.strides if (view := _view(outer, name)) else () for name in _ADDED]
     index = problem.device.index or 0
 
     def call(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         space, counters = (None, None) if sums is None else partial_sums.borrow(index, *sums)
-        addend, bias, residual, aux = (
-            None if way is None else host.view(t, *way) for t, way in zip((c, *(extra or _NO)), added, strict=True)
-        )
+        tensors = (None if way is None else host.view(t, *way) for t, way in itertools.zip_longest((c, *extra), added))
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, addend, bias, residual, aux, space, counters, pieces, launched, alpha, beta,
+            table, *tensors, space, counters, pieces, launched, alpha, beta,
         )  # fmt: skip
 
     def prepared(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
@@ -193,7 +193,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
                     (a, (shape_a, a_strides), outer.a),
                     (b, (shape_b, b_strides), outer.b),
                     (out, (shape_out, out_strides), outer.out),
-                    *zip((c, *extra), added, steps, strict=False),
+                    *itertools.zip_longest((c, *extra), added, steps),
                 )
             )
             call(a_, b_, others[0], out_, alpha, beta, *others[1:])
@@ -202,13 +202,15 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     if not plain:
         return prepared
 
+    nothing = (None,) * len(_ADDED)
+
     # Warm calls of matmul come here: `call` without what it looks up, in one frame.
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         if crossed:
             a, b = b, a
         run(
             host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, None, None, None, None, None, None, 1, launched, 1.0, 0.0,
+            table, *nothing, None, None, 1, launched, 1.0, 0.0,
         )  # fmt: skip
 
     return launch
@@ -242,7 +244,7 @@ def _one_batch(problem: Problem) -> tuple[Problem, int]:
         a=keep(problem.a),
         b=keep(problem.b),
         out=keep(problem.out),
-        epilogue=replace(problem.epilogue, **{name: kept(view) for name, view in problem.epilogue.views.items()}),
+        epilogue=problem.epilogue.mapped(kept),
         alignment=(a, b, aligned(problem.out, out), *others),
     )
     return alone, inner
@@ -301,6 +303,8 @@ def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tup
     match kind:
         case "":
             return None
+        case "one":
+            return (1,), (1,)
         case "columns" | "pairs" | "rows":
             return (problem.M if kind == "rows" else columns,), (1,)
     assert view, f"the form has {name}, and the problem has not"
@@ -311,12 +315,14 @@ def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tup
     return _given(shape, form.crossed), _given(strides, form.crossed)
 
 
-def _kind(problem: Problem, view: View | None, staged: bool, by_columns: bool) -> str:
+def _kind(problem: Problem, view: View | None, staged: bool, by_columns: bool, scale: bool) -> str:
     """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be as C does."""
     if view is None:
         return ""
     *batch, row, column = view.strides
-    size, outer, inner = problem.out_dtype.itemsize, row, column
+    if not any(view.strides):
+        return "one" if scale else "batch" if problem.batch else "matrix"
+    size, outer, inner = 4 if scale else problem.out_dtype.itemsize, row, column
     if by_columns:
         outer, inner = column, row
     single = problem.N == 1 if by_columns else problem.M == 1
@@ -363,7 +369,9 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
     added = problem.epilogue
     may = {"aux": staged, "residual": staged and _fetches(problem, config)}
     may["addend"] = may["residual"] and not (added.residual or added.aux or added.gated)  # it is fetched once
-    kinds = {name: _kind(problem, _view(problem, name), may.get(name, False), by_columns) for name in _ADDED}
+    kinds = {
+        name: _kind(problem, _view(problem, name), may.get(name, False), by_columns, "scale" in name) for name in _ADDED
+    }
     form = rung.form(
         width=whole if staged else 1 if by_columns else width,
         by_columns=by_columns,
@@ -375,6 +383,7 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
         scaled=problem.scaled,
         function=problem.epilogue.function,
         gated=problem.epilogue.gated,
+        formats=problem.formats,
         **kinds,
     )
     return Variant(unscheduled(config), form, problem.dtype, problem.out_dtype, layout)
@@ -426,20 +435,26 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     def one_by_one(dtype: torch.dtype, shape: tuple[Any, ...], strides: Any) -> Any:
         return make_fake_tensor(host.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize)
 
-    def added(kind: str, columns: Any) -> Any:
+    def added(kind: str, columns: Any, dtype: torch.dtype) -> Any:
         match kind:
             case "":
                 return None
+            case "one":
+                return one_by_one(dtype, (1,), (1,))
             case "staged":
                 return like_c(columns, form.width)
             case "columns" | "pairs" | "rows":
-                return one_by_one(variant.out_dtype, (M if kind == "rows" else columns,), (1,))
+                return one_by_one(dtype, (M if kind == "rows" else columns,), (1,))
         lead = (L,) * (kind == "batch")
         shape = (*lead, *_given((M, columns), form.crossed))
-        return one_by_one(variant.out_dtype, shape, tuple(cute.sym_int64() for _ in shape))
+        return one_by_one(dtype, shape, tuple(cute.sym_int64() for _ in shape))
 
     c = like_c(N, form.width)
-    extra = [added(getattr(form, name), N if name == "residual" else columns) for name in _ADDED]
+    dtypes = [torch.float32 if "scale" in name else variant.out_dtype for name in _ADDED]
+    extra = [
+        added(getattr(form, name), N if name == "residual" else columns, dtype)
+        for name, dtype in zip(_ADDED, dtypes, strict=True)
+    ]
     table = host.compact(cutlass.Int32, 1) if form.ordered else None
     split = variant.config.split
     sums = host.compact(cutlass.Float32, 1) if split else None

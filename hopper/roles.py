@@ -72,6 +72,24 @@ def multiply_slots(k, ring, slot, count: Int32, in_flight: cutlass.Constexpr, ov
 
 
 @cute.jit
+def multiply_promoted(k, ring, slot, count: Int32):
+    """As `multiply_slots`, of fp8: tensor cores keep 14 bits of a sum, so each slot's is one of its own, added to the
+    accumulator in fp32 while the other consumer multiplies. Returns the slot after the last.
+    """
+    acc, own = k.acc, k.own.acc
+    acc.fill(0.0)
+    for _ in cutlass.range(count, unroll=1):
+        ring.wait(slot)
+        multiply_slot(k.own, slot.index, True)
+        warpgroup.wait_group(0)
+        ring.release(slot.index)
+        for v in cutlass.range_constexpr(cute.size(acc)):
+            acc[v] += own[v]
+        slot = ring.next(slot)
+    return slot
+
+
+@cute.jit
 def drain(k, ring, previous: Int32, in_flight: cutlass.Constexpr):
     """Consumers: the accumulator is complete, the last slot released."""
     if cutlass.const_expr(in_flight > 0):

@@ -9,7 +9,7 @@ from itertools import product
 from ..device import clusters, l2
 from ..operands import Problem, oriented
 from . import copies, schedule
-from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig, gated_reason
+from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig, gated_reason, promoted_reason
 
 # Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
 START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
@@ -61,6 +61,8 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     found = _candidates(problem, M, N, sms, own)
     if problem.epilogue.gated:
         found = (c for c in found if gated_reason(c) is None)
+    if "promoted" in problem.formats:
+        found = (c for c in found if promoted_reason(c) is None)
     return min(found, key=lambda c: _cycles(c, M, N, problem, sms, lines))
 
 

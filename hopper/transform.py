@@ -30,7 +30,7 @@ def register(config, width: int, i: int, column: int) -> int:
     ((2, 2, V), MMA_M, MMA_N).
     """
     mma_n, tall = config.mma_n or width, config.tile_m // (64 * config.sharing)
-    return column % mma_n // 2 + mma_n // 2 * (i + tall * (column // mma_n))
+    return int(column % mma_n // 2 + mma_n // 2 * (i + tall * (column // mma_n)))
 
 
 @cute.jit
@@ -47,24 +47,44 @@ def activate(name: cutlass.Constexpr, values):
             values[i] = x * cute.arch.rcp_approx(1.0 + cute.math.exp2(-(x * bits), fastmath=True))
 
 
-@cute.jit
-def add(k, values, tensor, kind: cutlass.Constexpr, factor, place, half: cutlass.Constexpr):
-    """values += factor · tensor, in the first or second half of the columns. `kind`: "columns" or "rows", of which the
-    tensor has one value each, "pairs" of columns, which begin at whole pairs, "matrix", or "batch" of matrices.
+def each(k, tensor, kind, place, half, count: int):
+    """The element of a tensor that belongs to each of so many values, in the first or second half of the columns, in
+    fp32. `kind`: "one" for all, "columns" or "rows" of one each, "pairs" of columns, which begin at whole pairs,
+    "matrix", or "batch" of matrices.
     """
     row, column, matrix = place
     M, N = k.extents
-    if cutlass.const_expr(kind == "pairs"):
-        for v in cutlass.range_constexpr(0, cute.size(values), 4):
+    found = []
+    for v in range(0, count, 4):
+        rows = [cutlass.min(row + i * 8, M - 1) for i in range(2)]
+        columns = [cutlass.min(column + v * 2 + i, N - 1) + half * N for i in range(2)]
+        if kind == "pairs":
             pair = held(tensor.iterator + (cutlass.min(column + v * 2, N - 2) + half * N), 2)
-            for i in cutlass.range_constexpr(4):
-                values[v + i] += factor * pair[i % 2].to(Float32)
-    else:
-        for v in cutlass.range_constexpr(cute.size(values)):
-            r = cutlass.min(row + v // 2 % 2 * 8, M - 1)
-            c = cutlass.min(column + (v // 4 * 8 + v % 2), N - 1) + half * N
-            at = {"rows": r, "columns": c, "matrix": (r, c), "batch": (r, c, matrix)}[kind]
-            values[v] += factor * tensor[at].to(Float32)
+            four = [pair[i % 2] for i in range(4)]
+        elif kind == "one":
+            four = [tensor[0]] * 4
+        else:
+            ways = {"rows": lambda r, c: r, "columns": lambda r, c: c, "matrix": lambda r, c: (r, c)}
+            way = ways.get(kind, lambda r, c: (r, c, matrix))
+            four = [tensor[way(rows[i // 2], columns[i % 2])] for i in range(4)]
+        found += [value.to(Float32) for value in four]
+    return found
+
+
+@cute.jit
+def add(k, values, tensor, kind: cutlass.Constexpr, factor, place, half: cutlass.Constexpr):
+    """values += factor · tensor, as `each` says."""
+    theirs = each(k, tensor, kind, place, half, cute.size(values))
+    for v in cutlass.range_constexpr(cute.size(values)):
+        values[v] += factor * theirs[v]
+
+
+@cute.jit
+def scale(k, values, tensor, kind: cutlass.Constexpr, place, half: cutlass.Constexpr):
+    """values *= tensor, as `each` says."""
+    theirs = each(k, tensor, kind, place, half, cute.size(values))
+    for v in cutlass.range_constexpr(cute.size(values)):
+        values[v] *= theirs[v]
 
 
 def held(pointer, count: int):
@@ -93,6 +113,10 @@ def sums(k, config: cutlass.Constexpr, work, i: cutlass.Constexpr, start: cutlas
     values = cute.make_rmem_tensor(shape, Float32)
     for v in cutlass.range_constexpr(cute.size(values)):
         values[v] = k.acc[register(config, k.width, i, start + half * config.tile_n + v // 4 * 8) + v % 4]
+    if cutlass.const_expr(form.formats != ""):
+        scale(k, values, k.scale_a, form.scale_a, at, half)
+        scale(k, values, k.scale_b, form.scale_b, at, half)
+    for v in cutlass.range_constexpr(cute.size(values)):
         if cutlass.const_expr(form.scaled):
             values[v] *= k.alpha
         if cutlass.const_expr(form.addend == "staged"):

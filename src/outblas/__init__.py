@@ -12,6 +12,7 @@ from .inductor import inductor_choice
 from .invariance import batch_invariant
 from .nn import Linear, patch, unpatch
 from .registry import Kernel, ladder
+from .scaled import scaled_mm
 
 if TYPE_CHECKING:
     from .autotune.automatic import tune
@@ -27,6 +28,7 @@ __all__ = [
     "linear",
     "matmul",
     "patch",
+    "scaled_mm",
     "tune",
     "unpatch",
     "warmup",

@@ -29,6 +29,8 @@ def kernel_for(problem: Problem) -> str:
     of operands cost more than they save (`spared`). All else is `portable`'s, whose `tl.dot` becomes wgmma or tcgen05
     where there is such, and so are batch-invariant products on other GPUs: they have no choice by shape.
     """
+    if problem.formats:
+        return PRODUCTION
     if problem.device.type != "cuda":
         return "portable"
     return by_rule(problem, launch.arch_of(problem.device), launch.sm_count(problem.device))

@@ -43,11 +43,13 @@ class Call(NamedTuple):
     tune: str = ""
     batch_invariant: bool = False
     extra: Extra | None = None
+    scales: tuple[Tensor, Tensor] | None = None  # of fp8 operands, whose `formats` are as in `Problem`
+    formats: str = ""
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Of the epilogue, as a launch takes them behind the others."""
-        return () if self.extra is None else self.extra[1:]
+        return () if self.extra is None else (*self.extra[1:], *(self.scales or ()))
 
 
 # plan(a, b, c, out, alpha, beta) → out; of a call with an epilogue bias, residual and aux follow
@@ -99,12 +101,13 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
         call.tune,
         call.batch_invariant,
         a.dtype is torch.float32 and tf32_requested(),
-        None if call.extra is None else _extra_kind(call.extra),
+        None if call.extra is None else _extra_kind(call.extra[0], call.tensors),
+        call.formats,
     )
 
 
-def _extra_kind(extra: Extra) -> tuple[Any, ...]:
-    return extra[0], *(None if t is None else (*_traits(t), t.data_ptr() & 15) for t in extra[1:])
+def _extra_kind(activation: str, tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    return activation, *(None if t is None else (*_traits(t), t.data_ptr() & 15) for t in tensors)
 
 
 def forget() -> None:
@@ -126,7 +129,7 @@ def _prepare(call: Call) -> Plan:
     """Checks the call and decides how calls like it run."""
     a, b, c, out = call.a, call.b, call.c, call.out
     shape: tuple[int, ...] = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
-    dtype = operands.check_out_dtype(call.out_dtype, a.dtype)
+    dtype = call.out_dtype if call.formats and call.out_dtype else operands.check_out_dtype(call.out_dtype, a.dtype)
     if c is not None and dtype != a.dtype:
         raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
     if call.extra is not None:
@@ -138,7 +141,16 @@ def _prepare(call: Call) -> Plan:
     scaled = addend is not None or (c is not None and call.alpha != 1)
     tf32 = a.dtype is torch.float32 and tf32_requested()
     problem = operands.problem(
-        a, b, sample, addend, tf32=tf32, scaled=scaled, batch_invariant=call.batch_invariant, extra=call.extra
+        a,
+        b,
+        sample,
+        addend,
+        tf32=tf32,
+        scaled=scaled,
+        batch_invariant=call.batch_invariant,
+        extra=call.extra,
+        scales=call.scales,
+        formats=call.formats,
     )
 
     if call.kernel:
@@ -329,6 +341,8 @@ def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> C
         raise ValueError(
             f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may depend on M with it"
         )
+    if problem.formats and not getattr(module, "FP8", False):
+        raise ValueError(f"kernel {kernel!r} takes no fp8 operands, and was given {problem.formats}")
     if problem.epilogue != NONE and not getattr(module, "EPILOGUES", False):
         raise ValueError(f"kernel {kernel!r} has no epilogue beside alpha and C, and was given {problem.epilogue}")
     if 0 in (problem.M, problem.N, *problem.batch):

@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 _GATES = {function: gated for gated, function in GATED.items()}
 ACTIVATIONS = (*FUNCTIONS, *GATED)
+TENSORS = "bias", "residual", "aux", "scale_a", "scale_b"  # in the order in which a launch takes them
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,20 @@ class View:
 @dataclass(frozen=True)
 class Epilogue:
     """What a kernel does to sums beside alpha and C. `function` is a key of FUNCTIONS or "". `gated`: columns N.. of B,
-    C, bias and aux are those of the second half."""
+    C, bias and aux are those of the second half. `scale_a` and `scale_b`: fp32, of fp8 operands."""
 
     function: str = ""
     gated: bool = False
     bias: View | None = None
     residual: View | None = None
     aux: View | None = None
+    scale_a: View | None = None
+    scale_b: View | None = None
 
     @property
     def views(self) -> dict[str, View]:
         """Of its tensors, those that there are."""
-        found = {"bias": self.bias, "residual": self.residual, "aux": self.aux}
+        found = {name: getattr(self, name) for name in TENSORS}
         return {name: view for name, view in found.items() if view is not None}
 
     @property
@@ -64,11 +67,13 @@ class Epilogue:
         """Of ACTIVATIONS, or ""."""
         return _GATES[self.function] if self.gated else self.function
 
+    def mapped(self, change: Callable[[View], View]) -> Epilogue:
+        """With its tensors as `change` makes them."""
+        return Epilogue(self.function, self.gated, **{name: change(view) for name, view in self.views.items()})
+
     def transposed(self) -> Epilogue:
         """That of the transposed product, which has no halves."""
-        return Epilogue(
-            self.function, False, *(view and view.turned() for view in (self.bias, self.residual, self.aux))
-        )
+        return self.mapped(View.turned)
 
     def __str__(self) -> str:
         """For people: "bias, gelu, residual"."""

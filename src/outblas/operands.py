@@ -43,7 +43,9 @@ class Problem:
     begins at a whole line. `tf32`: torch asks for tf32 in fp32 products. `scaled`: alpha is not 1, or there is an
     addend. `batch_invariant`: nothing that decides the bits of a row (tile, order of sums, split of K) may depend on M,
     the batch, or what of strides and addresses follows M. `epilogue`: what follows the product; where it is gated, N
-    columns are stored, and B and `c` have 2 N.
+    columns are stored, and B and `c` have 2 N. `formats`: of fp8 operands A and B,
+    "e4m3 e5m2", two of which are one of `dtype`, so that K is half of theirs; "e4m3 e5m2 promoted" if sums of 128
+    products are added up in fp32.
     """
 
     M: int
@@ -62,6 +64,7 @@ class Problem:
     scaled: bool = False
     batch_invariant: bool = False
     epilogue: Epilogue = epilogue.NONE
+    formats: str = ""
 
     @property
     def columns(self) -> int:
@@ -251,6 +254,8 @@ def problem(
     scaled: bool = False,
     batch_invariant: bool = False,
     extra: Extra | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    formats: str = "",
 ) -> Problem:
     """The normal form of a checked call; `c` is the addend of addmm."""
     extra = extra or Extra()
@@ -277,6 +282,8 @@ def problem(
     if c is not None:
         views.append(list(c.expand(M, N * halves).stride()))
     added = {"bias": (extra.bias, x_shape), "residual": (extra.residual, out.shape), "aux": (extra.aux, x_shape)}
+    if scales is not None:
+        added |= {"scale_a": (scales[0], x_shape), "scale_b": (scales[1], x_shape)}
     present = {name: (t, shape) for name, (t, shape) in added.items() if t is not None}
     views += [stored(t, shape) for t, shape in present.values()]
 
@@ -308,6 +315,7 @@ def problem(
         scaled=scaled,
         batch_invariant=batch_invariant,
         epilogue=Epilogue(function, halves > 1, **own),
+        formats=formats,
     )
 
 
@@ -335,6 +343,7 @@ def transposed(problem: Problem) -> Problem:
         out=turned(problem.out),
         alignment=(b, a, *others),
         epilogue=problem.epilogue.transposed(),
+        formats=" ".join([*problem.formats.split()[1::-1], *problem.formats.split()[2:]]),
     )
 
 

@@ -1,0 +1,160 @@
+"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere torch in fp32."""
+
+from __future__ import annotations
+
+import torch
+
+from . import dispatch, epilogue, fallback, operands, ops, registry
+from .choice import PRODUCTION
+from .dispatch import Call
+from .epilogue import Extra
+
+Tensor = torch.Tensor
+
+FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
+
+ops.library.define(
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? out_dtype=None, "
+    "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
+)
+
+
+def scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """(scale_a * a) @ (scale_b * b) of fp8 operands, and an epilogue as `matmul`'s.
+
+    Args:
+        a: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in multiples of 16, or it is
+            copied first.
+        b: (K, N), of either dtype and on a's device. Columns contiguous, as a transposed weight's, or it is copied.
+        scale_a: float32, of one element for all of a, or (M, 1), one for each row.
+        scale_b: float32, of one element for all of b, or (1, N), one for each column.
+        bias, residual: of `out_dtype`, as in `matmul`.
+        out_dtype: bfloat16, float16 or float32.
+        use_fast_accum: whether sums stay in the tensor cores of sm_90, which keep about 14 bits of them; else those of
+            128 products are added up in fp32.
+        activation: as in `matmul`.
+
+    Without sm_90 torch multiplies in fp32, with a `FallbackWarning`. There are no gradients.
+
+    Raises TypeError and ValueError as `matmul`; nothing is written then.
+    """
+    given = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "residual": residual}
+    for name, t in given.items():
+        if t is not None:
+            operands.check_tensor(name, t)
+    result: Tensor = torch.ops.outblas.scaled_mm.default(
+        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, epilogue.check_activation(activation), residual
+    )
+    return result
+
+
+def _checked(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    activation: str,
+    residual: Tensor | None,
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of the output. Raises ValueError."""
+    for name, t in (("a", a), ("b", b)):
+        if t.dim() != 2:
+            raise ValueError(f"{name} has {t.dim()} dimensions, expected 2")
+        if t.dtype not in FORMATS:
+            raise ValueError(f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}")
+        if t.device != a.device:
+            raise ValueError(f"{name} is on {t.device} but a is on {a.device}")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"a.shape[1] is {a.shape[1]} but b.shape[0] is {b.shape[0]}")
+    shape = a.shape[0], b.shape[1]
+    for name, t, per in (("scale_a", scale_a, (shape[0], 1)), ("scale_b", scale_b, (1, shape[1]))):
+        if t.dtype != torch.float32 or t.device != a.device:
+            raise ValueError(f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}")
+        if t.numel() != 1 and tuple(t.shape) != per:
+            raise ValueError(f"{name}.shape is {tuple(t.shape)}, expected one element or {per}")
+    dtype = out_dtype or torch.bfloat16
+    if dtype not in OUT_DTYPES:
+        raise ValueError(f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}")
+    return operands.check_extra(Extra(activation, bias, residual), shape, dtype, a.device), dtype
+
+
+def _scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> Tensor:
+    _, dtype = _checked(a, b, scale_a, scale_b, bias, out_dtype, activation, residual)
+    extra = Extra(activation, bias, residual)
+    reason = _refused(a)
+    if reason is not None:
+        fallback.notice(reason)
+        wide = Extra(activation, *(t if t is None else t.float() for t in (bias, residual)))
+        return fallback.fused(scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide).to(dtype)
+    if 0 in (*a.shape, *b.shape):
+        x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+        x = x if bias is None else x + bias
+        return epilogue.apply(x, activation, residual).to(dtype)
+    whole_a, whole_b = (t.reshape(()) if t.numel() == 1 else t for t in (scale_a, scale_b))
+    formats = f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}" + ("" if use_fast_accum else " promoted")
+    how = dtype, 1, 0, "", "", "", False, extra, (whole_a, whole_b), formats
+    return dispatch.run(Call(_words(a), _words(b.t()).t(), None, None, *how))
+
+
+def _refused(a: Tensor) -> str | None:
+    """Why torch takes a call."""
+    if a.device.type != "cuda":
+        return "fp8 CPU tensors"
+    if reason := dispatch.lacks_device(registry.find(PRODUCTION), a.device):
+        return f"fp8 operands, for which {PRODUCTION} {reason}"
+    try:
+        registry.load(PRODUCTION)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def _words(t: Tensor) -> Tensor:
+    """Rows of fp8 values as rows of half as many of 16 bits, which are moved as such; copied where they cannot be."""
+    if t.stride(1) != 1 or t.shape[1] % 2 or t.stride(0) % 2 or t.data_ptr() % 2:
+        t = torch.nn.functional.pad(t.view(torch.uint8), (0, t.shape[1] % 2)).contiguous()
+    return t.view(torch.bfloat16)
+
+
+for _key in ("CPU", "CUDA"):
+    ops.library.impl("scaled_mm", _scaled_mm, _key)
+
+
+@torch.library.register_fake("outblas::scaled_mm", lib=ops.library)
+def _(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> Tensor:
+    shape, dtype = _checked(a, b, scale_a, scale_b, bias, out_dtype, activation, residual)
+    return a.new_empty(shape, dtype=dtype)
