@@ -1,0 +1,109 @@
+"""The epilogue of `hopper.gemm` without a GPU: how a call's tensors come, what is refused, the machine code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outblas import configs, operands
+from outblas.epilogue import Extra, halves
+from outblas.hopper import fetched, gemm, gemm_host, host
+
+BF16 = torch.bfloat16
+BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
+SMALL = "tile_m=64,consumers=1,cluster_m=1,store_buffers=1,producer_registers=0,consumer_registers=0"
+STEPS: dict[str, Any] = {"bias": "pairs", "residual": "staged", "aux": "staged"}
+
+
+def problem(*shape: int, activation: str = "", turned: str = "", formats: str = "", **extra: Any) -> Any:
+    """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of others."""
+    M, N, K = shape
+
+    def made(name: str, *size: int) -> torch.Tensor:
+        size = size[::-1] if name in turned else size
+        t = torch.empty(size, dtype=BF16, device="meta")
+        return t.t() if name in turned else t
+
+    wide = N * halves(activation)
+    found = {"bias": made("bias", wide), "residual": made("residual", M, N), "aux": made("aux", M, wide)} | extra
+    scales = (torch.empty(M, 1, device="meta"), torch.empty((), device="meta")) if formats else None
+    a, b, out = made("a", M, K), made("b" if "b" in turned else "w", wide, K).t(), made("out", M, N)
+    return operands.problem(a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats)
+
+
+def variant(given: Any, text: str = BASE) -> Any:
+    return gemm_host.example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "want"),
+    [
+        ({}, BASE, STEPS),
+        ({"bias": torch.empty(64, 1)}, BASE, STEPS | {"bias": "rows"}),
+        ({"residual": torch.empty(64, dtype=BF16), "aux": None}, BASE, {"residual": "pairs", "aux": ""}),
+        ({"turned": "residual"}, BASE, STEPS | {"residual": "matrix"}),
+        ({"turned": "out residual aux"}, BASE, STEPS | {"bias": "rows"}),
+        ({"turned": "out residual aux", "activation": "swiglu"}, BASE, STEPS | {"gated": True, "by_columns": True}),
+        ({}, "split_k=2,k_serpentine=False", STEPS | {"residual": "matrix"}),
+        ({}, "tile_k=32", STEPS | {"residual": "matrix"}),
+        ({"formats": "e4m3 e5m2"}, BASE, STEPS | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"}),
+        ({"formats": "e4m3 e5m2 promoted"}, "swap=True", {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"}),
+    ],
+)
+def test_how_tensors_come(given: dict[str, Any], text: str, want: dict[str, Any]) -> None:
+    form = variant(problem(64, 64, 64, **given), text).form
+    assert {name: getattr(form, name) for name in want} == want
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "reason"),
+    [
+        ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
+        ({"activation": "geglu"}, "tile_n=80,cluster_m=1", "tile_n is 80, expected a multiple of 32"),
+        ({"formats": "e4m3 e4m3 promoted"}, BASE, "needs 256 registers for sums and theirs of slots"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:
+    config = configs.from_text(gemm.Config, text)
+    assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
+    assert gemm.unsupported(problem(64, 64, 64, **given)) is None
+
+
+def test_pairs_in_rows_come_in_whole_granules() -> None:
+    assert "multiples of 8 columns" in gemm.unsupported(problem(64, 60, 64, activation="swiglu", turned="b", aux=None))
+
+
+def test_slabs_fit_the_slots_that_carry_them() -> None:
+    for text in (BASE, TALL, f"{SMALL},tile_n=16"):
+        config = configs.from_text(gemm.Config, text)
+        per = fetched.per_slot(config, config, host.NUMERIC[BF16])
+        assert per * config.sharing * fetched.slab_bytes(config, host.NUMERIC[BF16]) <= config.slot_bytes
+        assert fetched.slots(config, config, host.NUMERIC[BF16]) * per >= len(
+            gemm.epilogue.places(config, host.NUMERIC[BF16], config.tile_n)
+        )
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("given", "text", "code"),
+    [
+        ({"activation": "gelu"}, BASE, ("ex2.approx", "m64n256k16")),
+        ({"activation": "gelu", "aux": None}, TALL, ("rcp.approx", "m64n192k16")),
+        ({"activation": "swiglu"}, BASE, ("m64n256k16",)),
+        ({"activation": "silu", "turned": "a b"}, f"{SMALL},tile_n=64", ()),
+        ({"formats": "e4m3 e5m2", "activation": "relu"}, BASE, ("m64n256k32.f32.e4m3.e5m2",)),
+        ({"formats": "e5m2 e4m3 promoted"}, "tile_n=192,slots=5,store_buffers=1", ("m64n192k32.f32.e5m2.e4m3",)),
+    ],
+)  # fmt: skip
+def test_machine_code(given: dict[str, Any], text: str, code: tuple[str, ...], tmp_path: Path) -> None:
+    asked = variant(problem(4096, 4096, 4096, **given), text)
+    remarks = tmp_path / "remarks.yaml"
+    made = gemm_host.compile_variant(
+        gemm.Gemm, asked, f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}"
+    )
+    log = host.assembler_log(remarks.read_text(encoding="utf-8"))
+    assert "0 bytes spill stores, 0 bytes spill loads" in log
+    assert not [line for line in log.splitlines() if "C75" in line]
+    for found in code:
+        assert found in str(made.__ptx__)

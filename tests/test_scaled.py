@@ -1,0 +1,106 @@
+"""fp8: `scaled_mm` against float64, exactly where sums are small integers, its errors, what the kernel is made of."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from outblas import FallbackWarning, fallback, scaled_mm
+from outblas.epilogue import apply
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SHAPES = (128, 128, 128), (300, 264, 272), (1000, 1040, 1000), (16, 4096, 1024), (7, 9, 33), (256, 192, 4096)
+gpu = [pytest.mark.gpu, pytest.mark.sm90]
+
+
+def operands(M: int, N: int, K: int, a: Any = E4M3, b: Any = E4M3, device: str = "cpu", most: int = 0) -> Any:
+    """Normal values, or integers up to `most`; B as a transposed weight."""
+    generator = torch.Generator(device).manual_seed(M + N + K)
+
+    def made(rows: int, dtype: torch.dtype) -> torch.Tensor:
+        t = torch.randn(rows, K, generator=generator, device=device)
+        return (t.round().clamp(-most, most) if most else t).to(dtype)
+
+    return made(M, a), made(N, b).t()
+
+
+def error(y: torch.Tensor, x: torch.Tensor) -> float:
+    return float((y.double() - x).norm() / x.norm())
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_scales_and_epilogues(device: str) -> None:
+    M, N, K = 96, 160, 256
+    a, b = operands(M, N, K, E5M2, device=device)
+    x = a.double() @ b.double()
+    rows, columns = torch.rand(M, 1, device=device) + 0.5, torch.rand(1, N, device=device) + 0.5
+    for scale_a, scale_b in ((rows, columns), (rows[0], columns[0, 0]), (rows, columns[0, 0])):
+        scaled = scale_a.double() * x * scale_b.double()
+        for dtype, unit in ((torch.bfloat16, 2**-9), (torch.float16, 2**-12), (torch.float32, 2**-17)):
+            bias, residual = torch.randn(N, device=device).to(dtype), torch.randn(M, N, device=device).to(dtype)
+            assert error(scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype), scaled) < unit
+            how = {"bias": bias, "activation": "gelu", "residual": residual, "out_dtype": dtype}
+            want = apply(scaled + bias.double(), "gelu", residual.double())
+            assert error(scaled_mm(a, b, scale_a, scale_b, **how), want) < unit
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_small_integers_are_exact(shape: tuple[int, int, int], fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums below 2¹³, which the tensor cores hold."""
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+    one = torch.ones((), device="cuda")
+    for kinds in ((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)):
+        a, b = operands(*shape, *kinds, device="cuda", most=1)
+        for first, second in ((a, b), (a.t().contiguous().t(), b.contiguous())):
+            y = scaled_mm(first, second, one, one, out_dtype=torch.float32, use_fast_accum=fast)
+            assert torch.equal(y.double(), a.double() @ b.double())
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("K", [1024, 4096, 16384])
+def test_precision_of_sums(K: int) -> None:
+    """Promoted, the error does not grow with K; in the tensor cores it does, no faster than torch's."""
+    a, b = operands(512, 512, K, device="cuda")
+    one, x = torch.ones((), device="cuda"), a.double() @ b.double()
+
+    def ours(fast: bool) -> float:
+        return error(scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast), x)
+
+    theirs = error(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=True), x)
+    assert ours(False) < 2e-4
+    assert ours(False) < ours(True) < 1.1 * theirs
+
+
+def test_torch_takes_it_without_a_gpu_and_says_so() -> None:
+    a, b = operands(4, 6, 8)
+    one = torch.ones(())
+    fallback._seen.discard("fp8 CPU tensors")
+    with pytest.warns(FallbackWarning, match="fp8 CPU tensors"):
+        scaled_mm(a, b, one, one)
+    assert scaled_mm(a[:0], b, one, one).shape == (0, 6)
+    for check in ("test_faketensor", "test_aot_dispatch_dynamic"):
+        torch.library.opcheck(torch.ops.outblas.scaled_mm.default, (a, b, one, one), test_utils=check)
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.ones(4, 8)}, "a.dtype is torch.float32, expected one of torch.float8_e4m3fn"),
+        ({"b": operands(4, 6, 16)[1]}, r"a.shape\[1\] is 8 but b.shape\[0\] is 16"),
+        ({"scale_a": torch.ones(6, 1)}, r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)"),
+        ({"scale_b": torch.ones((), dtype=torch.float16)}, "scale_b is torch.float16"),
+        ({"out_dtype": torch.float64}, "out_dtype is torch.float64, expected one of torch.bfloat16"),
+        ({"bias": torch.ones(6)}, "bias.dtype is torch.float32, expected torch.bfloat16"),
+    ],
+)
+def test_bad_input_names_the_argument(change: dict[str, Any], message: str) -> None:
+    a, b = operands(4, 6, 8)
+    given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
+    with pytest.raises(ValueError, match=message):
+        scaled_mm(**given)
