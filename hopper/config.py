@@ -184,7 +184,9 @@ def gated_reason(c: HopperConfig) -> str | None:
 
 
 def promoted_reason(c: HopperConfig) -> str | None:
-    """Why a thread cannot hold sums of slots beside those of tiles of this config."""
+    """Why sums of slots, of 128 products, cannot be added up in registers beside those of this config's tiles."""
+    if c.tile_k > 64:
+        return f"tile_k is {c.tile_k}, expected at most 64 (128 of fp8) for promoted sums"
     limit = ACCUMULATOR_LIMIT if c.consumers == 2 else 128
     if 2 * c.accumulator_registers > limit:
         return f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for sums and theirs of slots"

@@ -118,6 +118,7 @@ def _cut(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[Ho
 def _deep(c: HopperConfig, problem: Problem) -> HopperConfig:
     """Small tiles take 128 terms a slice, so that loads and barriers are half as many."""
     deep = c.tile_m * c.tile_n < 64 * 128 and c.group == 1 and problem.K >= 8 * 128
+    deep = deep and "promoted" not in problem.formats
     return replace(c, tile_k=128) if deep else c
 
 

@@ -62,6 +62,7 @@ def test_how_tensors_come(given: dict[str, Any], text: str, want: dict[str, Any]
         ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
         ({"activation": "geglu"}, "tile_n=80,cluster_m=1", "tile_n is 80, expected a multiple of 32"),
         ({"formats": "e4m3 e4m3 promoted"}, BASE, "needs 256 registers for sums and theirs of slots"),
+        ({"formats": "e4m3 e4m3 promoted"}, f"{SMALL},tile_n=64,tile_k=128", "tile_k is 128, expected at most 64"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -313,7 +314,9 @@ def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..
     if problem.device.type == "cuda" and not (problem.batch or problem.batch_invariant):
         from .autotune import automatic
 
-        for kernel, config in automatic.choices(problem, tune):
+        # Of fp8 operands, what was tuned for words of as many bytes.
+        known = replace(problem, out_dtype=problem.dtype) if problem.formats else problem
+        for kernel, config in automatic.choices(known, tune):
             try:
                 if lacks(registry.find(kernel), problem) is None:
                     return _launcher(kernel, config, problem, nothing=False)
