@@ -452,18 +452,21 @@ def test_compact_charts_draw_the_same():
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="9pt">'
     white, clear = "fill: #ffffff; stroke: none", "fill: #ffffff; opacity: 0.5"
     bar = '<g id="b">\n <path d="M {} 8.04 \nL 4 2.26 \nL 5.26 2.26 \nL 5.3 3 \nz \n" style="{}"/>\n</g>'
+    small = '<text style="font-size: 5px">1</text>'
     drawn = (
         f'{head}<metadata>long</metadata><defs><style>*{{a: b}}</style><path id="m" d="M 0.126 0 L 1 1"/></defs>'
         f"{bar.format(0, white)}{bar.format(4, white)}{bar.format(4, clear) * 2}"
-        '<g clip-path="url(#box)"><use x="1.26" xlink:href="#m"/></g><clipPath id="box"/>'
-        '<text y="2.04" transform="rotate(-0 1 2)"> 1.00345 </text></svg>'
+        '<text y="2.04" transform="rotate(-0 1 2)"> 1.00345 </text>'
+        f'<g clip-path="url(#box)"><use x="1.26" style="{white}" xlink:href="#m"/></g><clipPath id="box"/>'
+        f"{small * 3}</svg>"
     )
     assert svg.compact(drawn, "note").splitlines() == [
         '<svg width="9pt" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">',
-        "<metadata>note</metadata>", "<defs>", "<style>*{a:b}", ".s0{fill:#ffffff;stroke:none}",
-        ".s1{fill:#ffffff;opacity:0.5}</style>", '<path id="i1" d="M0.13 0l0.87 1"/>', "</defs>",
-        '<path d="M0 8l4-5.7h1.3v0.7zM4 8v-5.7h1.3v0.7z" class="s0"/>',
-        *['<path d="M4 8v-5.7h1.3v0.7z" class="s1"/>'] * 2,
-        '<g clip-path="url(#i0)">', '<use x="1.3" xlink:href="#i1"/>', "</g>", '<clipPath id="i0"/>',
-        '<text y="2"> 1.00345 </text>', "</svg>",
+        "<metadata>note</metadata>", "<defs>", "<style>*{a:b}",
+        "text{font-family:'DejaVu Sans', sans-serif;}", ".a{fill:#ffffff;stroke:none}",
+        ".b{fill:#ffffff;opacity:0.5}", ".c{font-size:5px}</style>", '<path id="i1" d="M.13 0l.87 1"/>', "</defs>",
+        '<path d="M0 8l4-5.7h1.3v.7zM4 8v-5.7h1.3v.7z" class="a"/>',
+        *['<path d="M4 8v-5.7h1.3v.7z" class="b"/>'] * 2,
+        '<g clip-path="url(#i0)">', '<use x="1.3" class="a" xlink:href="#i1"/>', "</g>", '<clipPath id="i0"/>',
+        '<text y="2"> 1.00345 </text>', '<g class="c">', *["<text>1</text>"] * 3, "</g>", "</svg>",
     ]  # fmt: skip

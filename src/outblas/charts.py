@@ -49,6 +49,7 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
     for axis in unused:
         axis.remove()
     for axis in axes:
+        axis.patch.set_visible(False)  # the figure is as white
         axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.tick_params(length=0)

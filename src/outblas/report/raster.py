@@ -243,12 +243,13 @@ def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
     axis.imshow(
         [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
         cmap=ListedColormap([palette[name] for name in names]), vmin=-0.5, vmax=len(waves) - 0.5, interpolation="none",
+        clip_on=False,
     )  # fmt: skip
     curve = row.order.kind in CURVES
     if curve:
         path = [tile for tiles in waves for tile in tiles]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
-        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
+        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8, clip_on=False)
     if numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
