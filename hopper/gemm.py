@@ -176,28 +176,12 @@ class Gemm(tma_store.TmaStore):
         loaded = cpasync.make_tiled_tma_atom(load, b, one, (half, config.tile_k), num_multicast=shared)
         return *made[:3], *loaded, slots
 
-    # ---- host ---------------------------------------------------------------------------------------------------
+    # host
     @cute.jit
     def __call__(
-        self,
-        a: cute.Tensor,
-        b: cute.Tensor,
-        c: cute.Tensor,
-        table,
-        addend,
-        bias,
-        residual,
-        aux,
-        scale_a,
-        scale_b,
-        sums,
-        counters,
-        pieces: Int32,
-        clusters: Int32,
-        alpha: Float32,
-        beta: Float32,
-        stream,
-    ):
+        self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, table, addend, bias, residual, aux, scale_a, scale_b,
+        sums, counters, pieces: Int32, clusters: Int32, alpha: Float32, beta: Float32, stream,
+    ):  # fmt: skip
         """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed product the last
         two of each change places. `table`: tiles in their order, int32, or None; `addend`, `bias`, `residual`, `aux`: a
         vector, or as c, or None, as `form` says; of gated pairs they have 2 N columns as b has, but for the residual.
@@ -244,39 +228,15 @@ class Gemm(tma_store.TmaStore):
             use_pdl=config.pdl,
         )  # fmt: skip
 
-    # ---- device -------------------------------------------------------------------------------------------------
+    # device
     @cute.kernel
     def kernel(
-        self,
-        tma_a: cute.CopyAtom,
-        mA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        mB: cute.Tensor,
-        mC: cute.Tensor,
-        dtype: cutlass.Constexpr,
-        major_a: cutlass.Constexpr,
-        major_b: cutlass.Constexpr,
-        layout_a: cute.ComposedLayout,
-        layout_b: cute.ComposedLayout,
-        divisors: tuple[Any, ...],
-        tiles: Int32,
-        wide: Int32,
-        k_tiles: Int32,
-        table,
-        addend,
-        bias,
-        residual,
-        aux,
-        scale_a,
-        scale_b,
-        sums,
-        counters,
-        pieces: Int32,
-        clusters: Int32,
-        alpha: Float32,
-        beta: Float32,
-        maps_c: tuple[Any, ...],
-    ):
+        self, tma_a: cute.CopyAtom, mA: cute.Tensor, tma_b: cute.CopyAtom, mB: cute.Tensor, mC: cute.Tensor,
+        dtype: cutlass.Constexpr, major_a: cutlass.Constexpr, major_b: cutlass.Constexpr,
+        layout_a: cute.ComposedLayout, layout_b: cute.ComposedLayout, divisors: tuple[Any, ...], tiles: Int32,
+        wide: Int32, k_tiles: Int32, table, addend, bias, residual, aux, scale_a, scale_b, sums, counters,
+        pieces: Int32, clusters: Int32, alpha: Float32, beta: Float32, maps_c: tuple[Any, ...],
+    ):  # fmt: skip
         config = self.config
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import dispatch, epilogue, fallback, operands, ops, registry
@@ -65,10 +67,11 @@ def _checked(
     b: Tensor,
     scale_a: Tensor,
     scale_b: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype | None,
-    activation: str,
-    residual: Tensor | None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    activation: str = "",
+    residual: Tensor | None = None,
 ) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of the output. Raises ValueError."""
     for name, t in (("a", a), ("b", b)):
@@ -103,7 +106,7 @@ def _scaled_mm(
     activation: str = "",
     residual: Tensor | None = None,
 ) -> Tensor:
-    _, dtype = _checked(a, b, scale_a, scale_b, bias, out_dtype, activation, residual)
+    _, dtype = _checked(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual)
     extra = Extra(activation, bias, residual)
     reason = _refused(a)
     if reason is not None:
@@ -145,16 +148,6 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("outblas::scaled_mm", lib=ops.library)
-def _(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    activation: str = "",
-    residual: Tensor | None = None,
-) -> Tensor:
-    shape, dtype = _checked(a, b, scale_a, scale_b, bias, out_dtype, activation, residual)
+def _(a: Tensor, *given: Any) -> Tensor:
+    shape, dtype = _checked(a, *given)
     return a.new_empty(shape, dtype=dtype)
