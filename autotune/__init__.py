@@ -1,7 +1,5 @@
 """Autotuning: search spaces, pruning, parallel compiles, isolated measurement, a store of trials, choice of configs."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

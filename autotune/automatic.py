@@ -1,7 +1,5 @@
 """Tuning from inside a program: what `matmul` asks before it plans a call, and `outblas.tune`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Which kernel and config a call takes: what was tuned here, what a table says, what the model thinks."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Config texts of one kernel in little space: a base for all, and of each what it changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..configs import items

@@ -1,7 +1,5 @@
 """SQLite files: opened for writing or without a trace, found sound or damaged, set aside, copied to memory."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

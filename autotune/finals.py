@@ -1,7 +1,5 @@
 """The finals: from times of rivals that took turns to a winner, by how much it won, and how sure that is."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence

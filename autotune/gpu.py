@@ -1,7 +1,5 @@
 """The facts that a figure depends on besides the kernel: the GPU, its driver, the software above it."""
 
-from __future__ import annotations
-
 import functools
 import platform
 from importlib import metadata

@@ -1,7 +1,5 @@
 """A second ranker: NVIDIA's nvMatmulHeuristics, which knows tiles, stages and clusters, and none of our kernels."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from typing import Any

@@ -4,8 +4,6 @@ It ranks configs before anything is compiled. Its constants are fitted to an H10
 puts configs, and `rank.spearman` says how good that is.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

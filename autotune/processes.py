@@ -1,7 +1,5 @@
 """Processes that a sweep starts: fresh interpreters that do not import the caller's script, and that end with it."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing.context
 import os

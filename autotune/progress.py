@@ -1,7 +1,5 @@
 """How far a sweep has come: one snapshot for each workload that is being tuned."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

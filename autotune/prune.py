@@ -1,7 +1,5 @@
 """From a space to the configs worth compiling: what each rule takes away, and the rest in the model's order."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

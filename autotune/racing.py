@@ -1,7 +1,5 @@
 """The finals in a worker: rivals take turns with cuBLAS, and one that cannot go on costs the others nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """How well one order agrees with another."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Rows of the store and the records that they hold, and what is done to them within a transaction."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

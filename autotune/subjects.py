@@ -1,7 +1,5 @@
 """What is tuned: a kernel by its name and the module that has it, which workers import for themselves."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

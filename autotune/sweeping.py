@@ -1,7 +1,5 @@
 """Sweeps: many workloads over the GPUs of this machine, or of a cluster; a workload is never split."""
 
-from __future__ import annotations
-
 import math
 import os
 import queue

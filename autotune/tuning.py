@@ -1,7 +1,5 @@
 """One workload on one GPU: compile ahead, measure each config once, then let the fastest race."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ Why it pays: it is the fallback of every other kernel, and through Triton's inte
 Source: beyond the seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

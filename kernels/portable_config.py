@@ -1,7 +1,5 @@
 """Plans of the portable kernel: tile configs, their budgets, the presets, the rule that picks one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Shared memory: wavefronts of one warp for one slab. Global memory: transactions 
 Products of aligned, row-major or transposed matrices without an edge; 16-bit operands are widened in shared memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..device import access

@@ -1,7 +1,5 @@
 """The configuration of every rung of the CUDA-core ladder: tiles of a CTA, a warp, a thread, and their budgets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from ..device.grid import MAX_THREADS, WARP, max_registers

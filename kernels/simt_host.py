@@ -1,7 +1,5 @@
 """The host side of the CUDA-core rungs: what they take, layouts from configs, what the compiler is told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who holds what in a CUDA-core kernel: the maps that its config and the storage of its operands ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..device.launch import contiguous, vector

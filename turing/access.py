@@ -1,8 +1,6 @@
 """Loads of a tensor-core rung: who loads what, and what that costs in L1, predicted without a GPU: lines of 128 bytes
 that its warps look up."""
 
-from __future__ import annotations
-
 from ..device import access, launch
 from ..device.mapping import Mapping, copies
 from ..operands import Problem

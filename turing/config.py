@@ -1,7 +1,5 @@
 """The configuration of every rung of the tensor-core ladder: tiles, warps, copies, shared memory, and their budgets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..device.grid import MAX_THREADS, WARP, max_registers

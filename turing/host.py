@@ -1,7 +1,5 @@
 """The host side of the tensor-core rungs: what they take, layouts from configs, what the compiler is told."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """GEMM kernels in Python DSLs that outrun cuBLAS, and the ladder of kernels that explains how."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

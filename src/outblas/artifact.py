@@ -1,7 +1,5 @@
 """What compiling a kernel produces where no GPU is needed: the contract between ladders and `outblas.inspect`."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ must belong to the user and be closed to others' writing; if it is not, or canno
 cache costs speed only: callers compile again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

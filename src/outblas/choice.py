@@ -1,7 +1,5 @@
 """The kernel of a call that names none, by the GPU's architecture and the call's shape; imports no DSL."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Kernel configs as text: `tile_m=128,stages=4`, the form of the command line and of operator arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache

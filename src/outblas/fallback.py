@@ -1,7 +1,5 @@
 """What happens when no kernel of ours covers a call: torch takes it, and says so once per cause."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Whether products are batch-invariant where a call does not say: a row's bits depend on no other row, nor on M."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar

@@ -3,8 +3,6 @@
 Read by occupancy, rooflines, utilisation and the choice of configs; imports no DSL and needs no GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

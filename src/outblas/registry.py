@@ -4,8 +4,6 @@ Every rung file ends in `KERNEL = Kernel(...)` with literal arguments. Listing r
 so `outblas list` works where triton or CuTe DSL is absent; the module itself is imported when its kernel is first used.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

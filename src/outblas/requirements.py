@@ -1,7 +1,5 @@
 """The versions outblas is tested with, read from its own package metadata, and what is installed here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib import metadata
 

@@ -1,7 +1,5 @@
 """Shapes of products, M×N×K: the suite that every campaign can be compared on, and shapes as text."""
 
-from __future__ import annotations
-
 Shape = tuple[int, int, int]
 LAYOUTS = ("nt", "nn", "tn", "tt")  # A then B: n as stored row-major, t as stored transposed
 

@@ -1,7 +1,5 @@
 """Search spaces: every kernel declares its own, as frozen configs, and says of each what it asks of a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

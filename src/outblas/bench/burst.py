@@ -1,7 +1,5 @@
 """The burst protocol: idle, one warm call, the timed calls; providers interleaved round by round, in balanced order."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A campaign: every provider at every shape, checked first, then timed by one protocol; one record each."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

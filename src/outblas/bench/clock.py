@@ -3,8 +3,6 @@
 NVML's clock is sampled a few times a second and says nothing of a burst of a millisecond.
 """
 
-from __future__ import annotations
-
 import statistics
 from functools import cache
 from typing import Any

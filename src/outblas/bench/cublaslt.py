@@ -4,8 +4,6 @@ torch.mm runs the first algorithm that cuBLASLt's heuristic names. This asks for
 outrun cuBLAS does not rest on the heuristic's mistakes. The library is the one torch has loaded, called by ctypes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where figures were measured: every result file carries this."""
 
-from __future__ import annotations
-
 import datetime
 import platform
 from importlib import metadata

@@ -1,7 +1,5 @@
 """The operands of every measurement: normal(0, 1), never zeros, which draw less power."""
 
-from __future__ import annotations
-
 import torch
 
 from ..shapes import Shape

@@ -1,7 +1,5 @@
 """Energy of the current GPU by NVML: joules counted by the board, not a sampled power."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who is timed: cuBLAS, its alternatives, torch.compile, `outblas.matmul` as called, and every kernel by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Who is timed when: orders in which drift and neighbours favour nobody."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """From times, round by round, to a ratio with its spread and a verdict."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

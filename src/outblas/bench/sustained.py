@@ -3,8 +3,6 @@
 Power, not the SMs, limits large products. A turn shorter than a second or two still runs on the last one's heat.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Mapping

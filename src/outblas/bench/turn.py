@@ -1,7 +1,5 @@
 """One provider at one shape, ready to be timed: eager, inside a CUDA graph, and the host's share of a call."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """`outblas doctor`."""
 
-from __future__ import annotations
-
 import platform
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`outblas list`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

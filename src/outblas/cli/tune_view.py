@@ -1,7 +1,5 @@
 """How a sweep is shown while it runs: blocks in a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

@@ -3,8 +3,6 @@
 Nothing else imports Gluon's private modules, nor names that changed between Triton 3.6 and 3.9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

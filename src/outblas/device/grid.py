@@ -1,8 +1,6 @@
 """Tiles of a call as launches: how many CTAs, of how many registers a thread, which products of a batch, what needs
 64-bit offsets."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """A model of L2 under an order of tiles: which bytes of A and B its CTAs request, and which DRAM must bring in."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

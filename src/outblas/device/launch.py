@@ -4,8 +4,6 @@ Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arg
 with an epilogue has `fused` among these, and takes the views of bias, residual and aux at last, as `fused.finish` does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

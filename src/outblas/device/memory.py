@@ -1,7 +1,5 @@
 """Memory on a GPU that is kept for good."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar

@@ -5,8 +5,6 @@ its row and the panel of B of its column, so that tiles running at the same time
 bytes of panels) as there is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 ORDERS = ("row", "column", "consecutive", "grouped", "serpentine", "hilbert")

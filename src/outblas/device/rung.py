@@ -1,7 +1,5 @@
 """The host side of a Gluon rung: what dispatch calls, from the parts in which ladders differ."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Triton and Gluon kernels as artifacts: what the compiler made, what the assembler said, bank conflicts."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

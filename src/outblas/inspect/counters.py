@@ -3,8 +3,6 @@
 Everything here works on text and numbers: neither torch nor ncu is needed.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

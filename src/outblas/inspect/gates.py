@@ -1,7 +1,5 @@
 """Gates on machine code: every figure that is not what it should be, named with what was expected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 

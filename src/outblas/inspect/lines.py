@@ -1,7 +1,5 @@
 """Which source line an instruction comes from, and which operand of the product that line touches."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import sys

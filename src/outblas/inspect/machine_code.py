@@ -1,7 +1,5 @@
 """Registers, spills and instructions of a cubin and of PTX, through the CUDA tools inside the triton wheel."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Runs NVIDIA's ncu (Nsight Compute) around one product, and says in one sentence why it could not."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

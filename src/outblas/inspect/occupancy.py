@@ -1,7 +1,5 @@
 """CTAs that fit on one SM, by the rules of NVIDIA's occupancy calculator (cuda_occupancy.h)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..machines import Machine

@@ -1,7 +1,5 @@
 """Arithmetic intensity of a kernel at each level of memory, and the speed that each level allows on a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """SASS as a list of instructions: mnemonics, branches, loops, and the FLOP and shared-memory bytes of each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The budgets and bounds that documents reason with come first, as formulas: sizes
 of memory, bandwidths in TB/s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from statistics import NormalDist

@@ -6,8 +6,6 @@ A claim is one record. Those that arithmetic settles are in `arithmetic`, those 
 `settled` tests them all against the results at hand.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

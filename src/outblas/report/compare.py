@@ -1,7 +1,5 @@
 """Timings and profiles found by what ran, and one set against another: what the measured claims share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

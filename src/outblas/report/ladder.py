@@ -1,7 +1,5 @@
 """The ladder report: every rung in order of the climb, the seed's figure beside ours, and the gain on its parent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Claims of the seed documents that a measurement settles: the speed of every rung that runs on their GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..registry import dtype_of

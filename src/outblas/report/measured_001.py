@@ -2,8 +2,6 @@
 where power binds, what the L2 cache serves.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from ..bench.record import BASE

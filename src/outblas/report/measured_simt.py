@@ -6,8 +6,6 @@ Their own forms of a kernel are presets of its rung: theirs of simt.vectorized h
 unpadded in 002 and in the first half of 000, and prefetches nothing in any of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 

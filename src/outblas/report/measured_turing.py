@@ -1,8 +1,6 @@
 """Claims of document 003 on its tensor-core kernels (v07 to v11) that a measurement settles: one run against another,
 and ncu's counters."""
 
-from __future__ import annotations
-
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Evidence, Finding
 from .compare import N, Run, against, campaign, counted, in_range
 from .profiles import Profile

@@ -6,8 +6,6 @@ a config's text, "x=1,y=2", where that is shorter: {"field=": names of its setti
 fields of its own: "shared.load.excess". A shape is text, "4096" or "16x4096x4096".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of `outblas profile --phases`: the cycles of each role of a kernel, and what 001 says of its kernel 3."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Result files of `outblas bench`: read, held to their format, merged; and what files of every command share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Every rung of the ladders in order of the climb, with what the seeds measured on it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .. import registry

@@ -4,8 +4,6 @@ The documents: 000, an H100 SGEMM worklog; 001, the H100 climb to 107% of cuBLAS
 T4 from CUDA cores to tensor cores; 004, a retelling of 001. A document's figures compare with its own cuBLAS only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One kernel over square products: time, speed and ratio to cuBLAS at each size, beside the seed's ratio there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

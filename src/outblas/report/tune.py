@@ -1,7 +1,5 @@
 """What a sweep found: one workload's trials of one kernel on one model of GPU."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

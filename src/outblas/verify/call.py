@@ -1,7 +1,5 @@
 """One call under test: the guarded operands of a `Case`, and what their product is in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

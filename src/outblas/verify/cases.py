@@ -1,7 +1,5 @@
 """The calls that verification makes: a `Case` says everything about one, and generators yield those worth making."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product

@@ -4,8 +4,6 @@ Poison is a NaN with a payload of its own, so that a kernel's NaN differs from i
 payloads, because CPUs carry a payload through arithmetic: a NaN read outside an input must not pass for "unwritten".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

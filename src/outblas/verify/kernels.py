@@ -1,7 +1,5 @@
 """The oracles on kernels by name, through the public API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The oracles: run a kernel on a `Case` and say whether its result, and nothing else, was written, and is right."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Says what is wrong with a result so that an engineer can act on it: how many, where, what was expected."""
 
-from __future__ import annotations
-
 import torch
 
 from .call import Call

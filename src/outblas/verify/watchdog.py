@@ -1,7 +1,5 @@
 """Ends a process that hangs, and says where."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import threading
