@@ -1,7 +1,5 @@
 """The checks that every record passes on its way in: from a file, from a row, and before it is written."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import reprlib
@@ -61,6 +59,9 @@ _name = _Rule(f"text of 1 to {TEXT_LIMIT} characters", lambda value: _is_text(va
 _kernel = _matching("a kernel's name, of a-z, 0-9, _ and .", r"[a-z0-9_.]+")
 _config = _matching("name=value,... of A-Z, a-z, 0-9, _ . and -", r"(\w+=[\w.-]*(,\w+=[\w.-]*)*)?")
 _date = _Rule("a time such as 2026-01-31T12:00:00+00:00", _is_date)
+_day = _Rule(
+    f"a day such as 2026-01-31, or {_date.expected}", lambda value: _is_date(value) or _is_date(f"{value}T00:00:00Z")
+)
 _positive = _Rule("a number above 0, at most 1e15", lambda value: _is_number(value, 5e-324, 1e15))
 _not_negative = _Rule("a number from 0 to 1e15", lambda value: _is_number(value, 0, 1e15))
 _count = _integer(0)
@@ -112,7 +113,7 @@ _workload = _matching(
 )
 _list = _Rule("a list", lambda value: type(value) is list)
 KERNEL = {"kernel": _kernel, "base": _config, "entries": _list}
-ENTRY = {"workload": _workload, "changes": _config, **_FIGURES, "confidence": _confidence, "when": _date}
+ENTRY = {"workload": _workload, "changes": _config, **_FIGURES, "confidence": _confidence, "when": _day}
 
 
 def gpu_of(fields: object, place: str) -> Gpu:

@@ -65,7 +65,7 @@ def import_into(store: Store, path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`."""
+    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`, `when` to the day."""
 
     workload: Workload
     kernel: str
@@ -150,7 +150,7 @@ def _table_at(folder: Path, gpu: Gpu, taken: Mapping[Path, Table]) -> tuple[Path
 
 def _entry(winner: Winner) -> Entry:
     names = [field.name for field in dataclasses.fields(Entry)]
-    return Entry(**{name: getattr(winner, name) for name in names} | {"when": winner.when or now()})
+    return Entry(**{name: getattr(winner, name) for name in names} | {"when": (winner.when or now())[:10]})
 
 
 def _packed(table: Table) -> Fields:
