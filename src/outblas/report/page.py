@@ -64,12 +64,12 @@ def chart(figure: Figure) -> str:
 def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
     """Where figures come from, a line each."""
     keys = (("driver", "driver"), ("CUDA", "cuda"), ("torch", "torch"), ("triton", "triton"))
-    lines = []
+    days: dict[str, set[str]] = {}
     for e in environments:
         versions = ", ".join(f"{name} {e[key]}" for name, key in keys if e.get(key))
         dsl = f", CuTe DSL {e['nvidia-cutlass-dsl']}" if e.get("nvidia-cutlass-dsl") else ""
-        lines.append(f"{e.get('gpu')}: {versions}{dsl}" + (f"; measured {e['date'][:10]}" if e.get("date") else ""))
-    return list(dict.fromkeys(lines))
+        days.setdefault(f"{e.get('gpu')}: {versions}{dsl}", set()).update([e["date"][:10]] if e.get("date") else [])
+    return [where + (f"; measured {', '.join(sorted(on))}" if on else "") for where, on in days.items()]
 
 
 def _cell(text: str) -> str:

@@ -1,7 +1,5 @@
 """README's tables of what was tuned: for every workload of a shipped table the kernel that `matmul` takes there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -22,7 +20,8 @@ def table(path: Path) -> str:
     heads = [f"{dtype} {layout}" for dtype, _, layout in kinds]
     lines = [f"| shape | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for shape in [shape for shape in shapes if shape in SUITE]:
-        cells = [_cell(_best(found, shape, kind)) for kind in kinds]
+        row = [_best(found, shape, kind) for kind in kinds]
+        cells = [_cell(each, before) for each, before in zip(row, [None, *row], strict=False)]
         lines.append(f"| {to_text(shape)} | {' | '.join(cells)} |")
     lines += ["", _note(found)]
     for kind, head in zip(kinds, heads, strict=True):
@@ -49,10 +48,12 @@ def _ratio(entry: Entry) -> str:
     return f"{entry.ratio:.3f}" + ("" if entry.kernel == PRODUCTION else f" (`{entry.kernel}`)")
 
 
-def _cell(best: Entry | None) -> str:
-    """The fastest kernel, how it compares with cuBLAS, and what its config changes of its own."""
+def _cell(best: Entry | None, before: Entry | None) -> str:
+    """The fastest kernel, how it compares with cuBLAS, and what its config changes; `before` may have both."""
     if best is None:
         return "–"
+    if before and (best.kernel, best.config) == (before.kernel, before.config):
+        return f"{best.ratio:.3f}, the same"
     changed = short(best.kernel, best.config)
     config = f"<br>{changed.replace(',', ', ')}" if changed else ""
     return f"{best.ratio:.3f} `{best.kernel}`{config}"
