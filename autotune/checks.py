@@ -60,7 +60,8 @@ _kernel = _matching("a kernel's name, of a-z, 0-9, _ and .", r"[a-z0-9_.]+")
 _config = _matching("name=value,... of A-Z, a-z, 0-9, _ . and -", r"(\w+=[\w.-]*(,\w+=[\w.-]*)*)?")
 _date = _Rule("a time such as 2026-01-31T12:00:00+00:00", _is_date)
 _day = _Rule(
-    f"a day such as 2026-01-31, or {_date.expected}", lambda value: _is_date(value) or _is_date(f"{value}T00:00:00Z")
+    f"a day such as 2026-01-31, nothing, or {_date.expected}",
+    lambda value: value == "" or _is_date(value) or _is_date(f"{value}T00:00:00Z"),
 )
 _positive = _Rule("a number above 0, at most 1e15", lambda value: _is_number(value, 5e-324, 1e15))
 _not_negative = _Rule("a number from 0 to 1e15", lambda value: _is_number(value, 0, 1e15))
@@ -109,7 +110,7 @@ _WINNER = {
     "when": _date,
 }
 _workload = _matching(
-    "a workload such as 16x4096x4096 float16 to float32 nt", r"\d{1,15}(x\d{1,15}x\d{1,15})? \w+( to \w+)? \w+"
+    "a workload such as 16x4096x4096 float16 to float32 nt", r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?"
 )
 _list = _Rule("a list", lambda value: type(value) is list)
 KERNEL = {"kernel": _kernel, "base": _config, "entries": _list}

@@ -102,9 +102,10 @@ def read_table(source: Path | str) -> Table:
     entries: dict[tuple[Workload, str], Entry] = {}
     for i, fields in enumerate(content["kernels"]):
         kernel = checks.checked(fields, checks.KERNEL, f"kernels[{i}]")
+        above = "", ""
         for j, row in enumerate(kernel["entries"]):
             place = f"kernels[{i}].entries[{j}]"
-            entry = _unpacked(row, kernel, place)
+            entry, above = _unpacked(row, kernel, place, above)
             if entry.place in entries:
                 raise ValueError(f"{place} is the second of {entry.kernel} at {entry.workload}, expected one")
             entries[entry.place] = entry
@@ -155,7 +156,7 @@ def _entry(winner: Winner) -> Entry:
 
 def _packed(table: Table) -> Fields:
     """As the file has it: each kernel with a base config, and a row an entry. Two forms of config make two bases, so do
-    two families.
+    two families. What kind of workload a row has, and its day, it says where the row above has others.
     """
     alike: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
     for entry in sorted(table.entries, key=_order):
@@ -164,14 +165,19 @@ def _packed(table: Table) -> Fields:
     for (kernel, _), entries in sorted(alike.items()):
         for family in compact.families([entry.config for entry in entries]):
             base = compact.common(family)
-            rows = [_row(entry, base) for entry in entries if entry.config in family]
+            own = [entry for entry in entries if entry.config in family]
+            rows = [_row(entry, base, above) for entry, above in zip(own, [None, *own], strict=False)]
             kernels.append({"kernel": kernel, "base": base, "entries": rows})
     head = {"format": TABLE, "version": VERSIONS[TABLE], "gpu": vars(table.gpu)}
     return {**head, "columns": list(checks.ENTRY), "kernels": kernels}
 
 
-def _row(entry: Entry, base: str) -> list[Any]:
+def _row(entry: Entry, base: str, above: Entry | None) -> list[Any]:
     fields = vars(entry) | {"workload": str(entry.workload), "changes": compact.difference(entry.config, base)}
+    if above and above.workload.kind == entry.workload.kind:
+        fields["workload"] = fields["workload"].split(" ")[0]
+    if above and above.when == entry.when:
+        fields["when"] = ""
     return [_rounded(fields[name], DIGITS.get(name)) for name in checks.ENTRY]
 
 
@@ -179,15 +185,21 @@ def _rounded(value: Any, digits: int | None) -> Any:
     return value if value is None or digits is None else float(f"{value:.{digits}g}")
 
 
-def _unpacked(row: object, kernel: Fields, place: str) -> Entry:
-    """The entry in a row under a kernel whose fields are those of `checks.KERNEL`. Raises ValueError."""
+def _unpacked(row: object, kernel: Fields, place: str, above: tuple[str, str]) -> tuple[Entry, tuple[str, str]]:
+    """The entry in a row under a kernel whose fields are those of `checks.KERNEL`, and its kind and day: those `above`
+    where it says none. Raises ValueError.
+    """
     valid = checks.checked_row(row, checks.ENTRY, place)
-    workload = checks.workload_in(valid.pop("workload"), f"{place}.workload")
+    shape, _, kind = valid.pop("workload").partition(" ")
+    kind, valid["when"] = above = (kind or above[0], valid["when"] or above[1])
+    if not all(above):
+        raise ValueError(f"{place} is {shown(row)}, expected a kind of workload and a day in the first")
+    workload = checks.workload_in(f"{shape} {kind}", f"{place}.workload")
     try:
         config = compact.applied(kernel["base"], valid.pop("changes"))
     except ValueError as error:
         raise ValueError(f"{place}.changes: {error}") from None
-    return Entry(workload=workload, kernel=kernel["kernel"], config=config, **valid)
+    return Entry(workload=workload, kernel=kernel["kernel"], config=config, **valid), above
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:
