@@ -3,8 +3,6 @@
 Gradients, autocast and vmap are the operators' own, and so are torch.compile and torch.export.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 from typing import Any, TypeGuard

@@ -1,7 +1,5 @@
 """From a call to a launch: chooses the kernel, plans once per kind of call, and remembers the plan."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

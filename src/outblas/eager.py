@@ -4,8 +4,6 @@ A call through torch's dispatcher costs the host more than all else but the laun
 every tensor from Python: Dynamo's guard compares them in one call, and the state of the dispatcher with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

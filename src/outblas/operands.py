@@ -5,8 +5,6 @@ operands have become matrices, broadcast batch dimensions have stride 0, adjacen
 walk are merged, and a batch of rows times one shared B has been folded into M.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 implementations are registered by hand. `gemm` is what `matmul` and `addmm` become where more is asked of the epilogue.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere torch in fp32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
