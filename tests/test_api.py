@@ -1,10 +1,6 @@
 """The public calls without a GPU: semantics of torch.matmul through the fallback and the interpreter, and bad input."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,26 +16,14 @@ GROWN = A.clone().requires_grad_()
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 SHAPES = [
-    ((5,), (5,)),
-    ((5,), (5, 4)),
-    ((6, 5), (5,)),
-    ((6, 5), (5, 4)),
-    ((3, 6, 5), (5, 4)),
-    ((6, 5), (3, 5, 4)),
-    ((2, 1, 6, 5), (3, 5, 4)),
-    ((3, 6, 5), (5,)),
-    ((5,), (3, 5, 4)),
-    ((0, 5), (5, 4)),
-    ((6, 5), (5, 0)),
-    ((6, 0), (0, 4)),
-    ((0,), (0,)),
-    ((0, 6, 5), (5, 4)),
-    ((3, 6, 0), (3, 0, 4)),
-]
+    ((5,), (5,)), ((5,), (5, 4)), ((6, 5), (5,)), ((6, 5), (5, 4)), ((3, 6, 5), (5, 4)), ((6, 5), (3, 5, 4)),
+    ((2, 1, 6, 5), (3, 5, 4)), ((3, 6, 5), (5,)), ((5,), (3, 5, 4)), ((0, 5), (5, 4)), ((6, 5), (5, 0)),
+    ((6, 0), (0, 4)), ((0,), (0,)), ((0, 6, 5), (5, 4)), ((3, 6, 0), (3, 0, 4)),
+]  # fmt: skip
 
 
 @pytest.fixture(params=[None, "portable"])
-def kernel(request: pytest.FixtureRequest) -> str | None:
+def kernel(request):
     return request.param
 
 
@@ -48,7 +32,7 @@ def integers(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("shape_a", "shape_b"), SHAPES)
-def test_matmul_is_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple[int, ...], kernel: str | None) -> None:
+def test_matmul_is_torch_matmul(shape_a, shape_b, kernel):
     a, b = integers(shape_a, shape_b)
     want = torch.matmul(a, b)
     got = matmul(a, b, kernel=kernel)
@@ -59,7 +43,7 @@ def test_matmul_is_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple[int, ..
     assert torch.equal(out, want)
 
 
-def test_out_dtype_widens(kernel: str | None) -> None:
+def test_out_dtype_widens(kernel):
     a, b = torch.full((3, 300), 3.0).bfloat16(), torch.full((300, 2), 3.0).bfloat16()
     assert matmul(a, b, kernel=kernel)[0, 0] == 2704  # 2700 has no bf16
     wide = matmul(a, b, out_dtype=torch.float32, kernel=kernel)
@@ -68,7 +52,7 @@ def test_out_dtype_widens(kernel: str | None) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4,), (6, 1), (1,), ()])
-def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> None:
+def test_addmm_is_torch_addmm(shape, kernel):
     a, b, c = integers((6, 5), (5, 4), shape)
     want = torch.addmm(c, a, b, alpha=0.5, beta=-2.0)
     assert torch.equal(addmm(c, a, b, alpha=0.5, beta=-2.0, kernel=kernel), want)
@@ -79,7 +63,7 @@ def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> Non
     assert torch.equal(addmm(c, a * torch.nan, b, alpha=0, kernel=kernel), c.expand(6, 4))
 
 
-def test_addmm_in_place(kernel: str | None) -> None:
+def test_addmm_in_place(kernel):
     a, b, c = integers((6, 5), (5, 4), (6, 4))
     want = torch.addmm(c, a, b, beta=0.5)
     assert addmm(c, a, b, beta=0.5, out=c, kernel=kernel) is c
@@ -88,7 +72,7 @@ def test_addmm_in_place(kernel: str | None) -> None:
         addmm(c[:1], a[:2], b, out=c[:2], kernel=kernel)
 
 
-def test_each_fallback_warns_once() -> None:
+def test_each_fallback_warns_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -105,7 +89,7 @@ class Tagged(torch.Tensor):
     pass
 
 
-CAUSES: dict[str, Callable[..., Any]] = {
+CAUSES = {
     "CPU tensors": lambda **how: matmul(A, B, **how),
     "tensor subclass Tagged": lambda **how: addmm(B[0], A.as_subclass(Tagged), B, **how),
     "meta tensors": lambda **how: matmul(A.to("meta"), B.to("meta"), **how),
@@ -115,7 +99,7 @@ CAUSES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_strict_mode_names_the_cause(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_mode_names_the_cause(cause, monkeypatch):
     with pytest.warns(FallbackWarning, match=cause):
         CAUSES[cause]()
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
@@ -123,7 +107,7 @@ def test_strict_mode_names_the_cause(cause: str, monkeypatch: pytest.MonkeyPatch
         CAUSES[cause]()
 
 
-def test_fallbacks_give_what_torch_gives() -> None:
+def test_fallbacks_give_what_torch_gives():
     assert type(matmul(A.as_subclass(Tagged), B)) is Tagged
     assert matmul(A.to("meta"), B.to("meta")).shape == (6, 4)
     x = torch.arange(30).reshape(6, 5)
@@ -136,19 +120,19 @@ def test_fallbacks_give_what_torch_gives() -> None:
     assert torch.allclose(tangent, torch.ones_like(A) @ B)
 
 
-def test_portable_takes_negated_views() -> None:
+def test_portable_takes_negated_views():
     z = torch.randint(-8, 9, (6, 5)) + 1j * torch.randint(-8, 9, (6, 5))
     imaginary = z.to(torch.complex64).conj().imag
     assert imaginary.is_neg()
     assert torch.equal(matmul(imaginary, B.round(), kernel="portable"), imaginary @ B.round())
 
 
-def test_interpreter_needs_no_gradients_when_they_are_off() -> None:
+def test_interpreter_needs_no_gradients_when_they_are_off():
     with torch.no_grad():
         matmul(GROWN, B, kernel="portable")
 
 
-def test_out_of_every_kind(kernel: str | None) -> None:
+def test_out_of_every_kind(kernel):
     a, b = integers((3, 2, 3), (3, 2))
     unfoldable = torch.empty(60).as_strided((3, 2, 2), (2, 6, 1))
     assert torch.equal(matmul(a, b, out=unfoldable, kernel=kernel), a @ b)
@@ -159,7 +143,7 @@ def test_out_of_every_kind(kernel: str | None) -> None:
     assert torch.equal(addmm(lazy, a[0], b, out=lazy, kernel=kernel), a[0] @ b - 0.0)
 
 
-def test_writing_out_is_seen_by_autograd(kernel: str | None) -> None:
+def test_writing_out_is_seen_by_autograd(kernel):
     out, weight = torch.rand(6, 4), torch.rand(6, 4, requires_grad=True)
     loss = (weight * out).sum()
     matmul(A, B, out=out, kernel=kernel)
@@ -167,7 +151,7 @@ def test_writing_out_is_seen_by_autograd(kernel: str | None) -> None:
         loss.backward()
 
 
-def test_overlap_is_checked_on_every_path() -> None:
+def test_overlap_is_checked_on_every_path():
     s = torch.rand(6, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="out overlaps a"):
         addmm(torch.zeros(6), s, torch.rand(6, 6), out=s)
@@ -175,13 +159,13 @@ def test_overlap_is_checked_on_every_path() -> None:
         matmul(s.as_subclass(Tagged), torch.rand(6, 6), out=s)
 
 
-def test_nested_tensors_go_to_torch() -> None:
+def test_nested_tensors_go_to_torch():
     x = torch.nested.nested_tensor([torch.rand(2, 5), torch.rand(3, 5)])
     y = torch.nested.nested_tensor([B, B])
     assert all(map(torch.equal, matmul(x, y).unbind(), torch.matmul(x, y).unbind()))
 
 
-def test_scalars_of_numpy() -> None:
+def test_scalars_of_numpy():
     c = torch.rand(6, 4)
     got = addmm(c, A, B, alpha=np.float32(0.5), beta=np.int64(2))
     assert torch.allclose(got, torch.addmm(c, A, B, alpha=0.5, beta=2))
@@ -190,7 +174,7 @@ def test_scalars_of_numpy() -> None:
             addmm(c, A, B, alpha=value)
 
 
-def test_a_wrong_config_spoils_no_equal_one() -> None:
+def test_a_wrong_config_spoils_no_equal_one():
     with pytest.raises(TypeError, match=r"config num_warps is 4.0 \(float\), expected int"):
         matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4.0))
     matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4))
@@ -200,7 +184,7 @@ def test_a_wrong_config_spoils_no_equal_one() -> None:
 
 BUFFER = torch.randn(20, 20)
 
-BAD: dict[type[Exception], dict[str, Callable[[torch.Tensor], Any]]] = {
+BAD = {
     ValueError: {
         r"a.shape\[1\] is 5 but b.shape\[0\] is 4": lambda o: matmul(A, B[:4], out=o),
         r"a.shape\[0\] is 5 but b.shape\[0\] is 4": lambda o: matmul(A[0], B[:4]),
@@ -261,7 +245,7 @@ BAD: dict[type[Exception], dict[str, Callable[[torch.Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "message"), [(kind, message) for kind in BAD for message in BAD[kind]])
-def test_bad_input_names_the_argument_and_writes_nothing(kind: type[Exception], message: str) -> None:
+def test_bad_input_names_the_argument_and_writes_nothing(kind, message):
     out = torch.full((6, 4), 7.0)
     before = BUFFER.clone()
     with pytest.raises(kind, match=message):

@@ -1,22 +1,17 @@
 """From a call to what was tuned for it: workloads, modes, bad arguments. No GPU needed."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from known import A100, CONFIGS, H100, Know, knowing, winner
+from known import A100, CONFIGS, H100, knowing, winner
 
 import outblas
 from outblas import dispatch, fallback
 from outblas.autotune import automatic, choose
-from outblas.autotune.records import Gpu, Workload
+from outblas.autotune.records import Workload
 from outblas.configs import to_text
 from outblas.hopper import gemm, hilbert
 from outblas.operands import Problem, problem
@@ -26,11 +21,11 @@ OWN = ("portable", "")  # what the rule says, and the kernel's own config
 
 
 @pytest.fixture
-def know(tmp_path: Path) -> Know:
+def know(tmp_path):
     return knowing(tmp_path)
 
 
-def asked(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more: Any) -> Problem:
+def asked(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more) -> Problem:
     return problem(a, b, (a @ b).to(out_dtype or a.dtype), **more)
 
 
@@ -38,7 +33,7 @@ def empty(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
-WORKLOADS: dict[str, tuple[Problem, str | None]] = {
+WORKLOADS = {
     "nn": (asked(empty(6, 8), empty(8, 4)), "6x4x8 bfloat16 nn"),
     "nt": (asked(empty(6, 8), empty(4, 8).t()), "6x4x8 bfloat16 nt"),
     "tn": (asked(empty(8, 6).t(), empty(8, 4)), "6x4x8 bfloat16 tn"),
@@ -60,14 +55,14 @@ WORKLOADS: dict[str, tuple[Problem, str | None]] = {
 
 
 @pytest.mark.parametrize("case", WORKLOADS)
-def test_workload_of_a_call(case: str) -> None:
+def test_workload_of_a_call(case):
     call, expected = WORKLOADS[case]
     found = automatic.of_problem(call)
     assert (found and str(found)) == expected
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Problem:
+def on_gpu(monkeypatch):
     """A call on a GPU, as far as dispatch can tell."""
     monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(dispatch, "lacks", lambda record, problem: None)
@@ -76,11 +71,11 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Problem:
 
 
 @pytest.fixture
-def taken(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def taken(on_gpu, monkeypatch):
     """What `matmul` would launch, where the plans of some configs fail."""
 
-    def taken(known: Any, tune: str = "", failing: dict[str, Exception] | None = None) -> Any:
-        def launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> Any:
+    def taken(known, tune: str = "", failing: dict[str, Exception] | None = None):
+        def launcher(kernel: str, config: str, problem: Problem, *, nothing: bool):
             if failing and config in failing:
                 raise failing[config]
             return kernel, config
@@ -92,9 +87,7 @@ def taken(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     return taken
 
 
-def test_matmul_takes_the_best_that_takes_the_call(
-    taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, know: Know
-) -> None:
+def test_matmul_takes_the_best_that_takes_the_call(taken, monkeypatch, know):
     best, second = ("portable", CONFIGS[0]), ("hopper.hilbert", to_text(hilbert.Config()))
     known = know(
         winner(0, workload=AT, ratio=1.0),
@@ -116,9 +109,7 @@ def test_matmul_takes_the_best_that_takes_the_call(
 
 
 @pytest.mark.parametrize("gpu", [H100, A100])
-def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, know: Know
-) -> None:
+def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkeypatch, know):
     """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not turned."""
     a, b, out = empty(96, 64), empty(64, 128), empty(128, 96).t()
     call = replace(problem(a, b, out), device=torch.device("cuda", 0))
@@ -135,7 +126,7 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
     assert list(automatic.choices(call))[: len(expected)] == expected
 
 
-def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch):
     """No kernel can be compiled there, nor its tiles ordered."""
     prepared = []
     monkeypatch.setattr(dispatch, "_prepare", lambda call: prepared.append(call) or (lambda *_: call.a))
@@ -143,7 +134,7 @@ def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch: py
     buffer = torch.empty(1024)
     buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
 
-    def product(*starts: int) -> Any:
+    def product(*starts: int):
         a, b = (buffer[start : start + 64].view(8, 8) for start in starts)
         return dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "", ""))
 
@@ -156,14 +147,14 @@ def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch: py
     assert len(prepared) == 2
 
 
-def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken: Callable[..., Any]) -> None:
+def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken):
     broken = Mock(gpu=H100)
     broken.choices.side_effect = KeyError("a bug")
     with pytest.warns(RuntimeWarning, match="a bug"):
         assert taken(broken) == OWN
 
 
-def test_batches_and_empty_calls_ask_nothing(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_empty_calls_ask_nothing(on_gpu, monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     monkeypatch.setattr(dispatch, "_launcher", lambda *_, nothing: nothing)
     for changed in ({"batch": (2,)}, {"M": 0}, {"device": torch.device("cpu")}):
@@ -171,12 +162,12 @@ def test_batches_and_empty_calls_ask_nothing(on_gpu: Problem, monkeypatch: pytes
     assert dispatch._best_launcher(on_gpu, "on", nothing=True) is True
 
 
-def test_tuning_when_first_met(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Know) -> None:
+def test_tuning_when_first_met(on_gpu, monkeypatch, know):
     """Once for a shape, with what the environment grants; a failure is said once, and then forgotten."""
     swept: list[tuple[Workload, float | None]] = []
     known = [know()]
 
-    def sweep(workload: Workload, index: int, kernels: Any, budget: float | None, *_: int) -> None:
+    def sweep(workload: Workload, index: int, kernels, budget: float | None, *_: int):
         swept.append((workload, budget))
         if budget == 1.5:
             raise RuntimeError("the GPU is on fire")
@@ -185,7 +176,7 @@ def test_tuning_when_first_met(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch,
     def choices(tune: str = "on") -> list[tuple[str, str]]:
         return list(automatic.choices(on_gpu, tune))
 
-    def fails(budget: str, message: str) -> None:
+    def fails(budget: str, message: str):
         monkeypatch.setattr(automatic, "_given_up", set())
         monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", budget)
         with pytest.warns(RuntimeWarning, match=message):
@@ -205,7 +196,7 @@ def test_tuning_when_first_met(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch,
     assert swept == [(AT, 1.5), (AT, automatic.FIRST_SECONDS)]
 
 
-def test_modes() -> None:
+def test_modes():
     assert choose.mode(None, None) == choose.mode("", "") == choose.mode(None, "") == "lookup"
     assert choose.mode("on", "off") == "on"
     with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
@@ -215,26 +206,23 @@ def test_modes() -> None:
 A, B = torch.randn(6, 5), torch.randn(5, 4)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "call"),
-    [
-        (ValueError, "tune is 'yes', expected one of off, lookup, on", lambda: outblas.matmul(A, B, tune="yes")),
-        (ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune="")),
-        (TypeError, "tune is bool, expected a str: off, lookup, on", lambda: outblas.matmul(A, B, tune=True)),
-        (ValueError, "tune is 'yes'", lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes")),
-        (ValueError, "a is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
-        (TypeError, "a is list, expected a torch.Tensor", lambda: outblas.tune([1.0], B)),
-        (ValueError, r"a.shape\[1\] is 5 but b.shape\[0\] is 4", lambda: outblas.tune(A, B[:4])),
-        (ValueError, "out_dtype is torch.float16", lambda: outblas.tune(A, B, out_dtype=torch.float16)),
-    ],
-)
-def test_bad_arguments(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(("error", "message", "call"), [
+    (ValueError, "tune is 'yes', expected one of off, lookup, on", lambda: outblas.matmul(A, B, tune="yes")),
+    (ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune="")),
+    (TypeError, "tune is bool, expected a str: off, lookup, on", lambda: outblas.matmul(A, B, tune=True)),
+    (ValueError, "tune is 'yes'", lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes")),
+    (ValueError, "a is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
+    (TypeError, "a is list, expected a torch.Tensor", lambda: outblas.tune([1.0], B)),
+    (ValueError, r"a.shape\[1\] is 5 but b.shape\[0\] is 4", lambda: outblas.tune(A, B[:4])),
+    (ValueError, "out_dtype is torch.float16", lambda: outblas.tune(A, B, out_dtype=torch.float16)),
+])  # fmt: skip
+def test_bad_arguments(error, message, call):
     with pytest.raises(error, match=message):
         call()
 
 
 @pytest.mark.parametrize("tune", ["off", "lookup", "on"])
-def test_calls_without_a_gpu_look_nothing_up(tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_a_gpu_look_nothing_up(tune, monkeypatch):
     monkeypatch.setattr(choose, "knowledge", lambda index: pytest.fail("looked up"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fallback.FallbackWarning)

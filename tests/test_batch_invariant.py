@@ -1,12 +1,8 @@
 """Batch-invariance: a row of the product has the same bits alone, in any batch and beside any rows."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -41,18 +37,18 @@ A, B = normal(6, 5), normal(5, 4)
 
 
 @pytest.fixture(autouse=True)
-def _as_if_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_if_for_the_first_time(monkeypatch):
     """Under torch 2.11 no compiled call keeps one graph once a context has been entered."""
     monkeypatch.setattr(invariance, "_ever", False)
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def on_cpu(monkeypatch):
     """CPU tensors as on a GPU: a kernel of ours takes them. What was planned: batch-invariant or not."""
     asked: list[bool] = []
     launcher = dispatch._best_launcher
 
-    def noted(problem: Problem, tune: str, *, nothing: bool) -> Any:
+    def noted(problem: Problem, tune: str, *, nothing: bool):
         asked.append(problem.batch_invariant)
         return launcher(problem, tune, nothing=nothing)
 
@@ -69,7 +65,7 @@ ROWS = (1, 2, 3, 16, 17, 64, 65, 130)
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["n", "t"])
 @pytest.mark.parametrize(("dtype", "out_dtype"), [(FP32, None), (BF16, None), (BF16, FP32)], ids=str)
-def test_rows_have_the_same_bits(dtype: torch.dtype, out_dtype: torch.dtype | None, transposed: bool) -> None:
+def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
     a, b = normal(130, 97, dtype=dtype), normal(97, 33, dtype=dtype)
     if transposed:
         b = b.t().contiguous().t()
@@ -97,7 +93,7 @@ def test_rows_have_the_same_bits(dtype: torch.dtype, out_dtype: torch.dtype | No
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("wide", [False, True], ids=["row", "matrix"])
-def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, wide: bool) -> None:
+def test_rows_of_addmm_have_the_same_bits(dtype, wide):
     a, b, c = normal(130, 70, dtype=dtype), normal(70, 33, dtype=dtype), normal(130 if wide else 1, 33, dtype=dtype)
 
     def product(rows: slice, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -112,7 +108,7 @@ def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, wide: bool) -> Non
 
 
 # ---- what is chosen ----
-def asked(M: int, dtype: torch.dtype = BF16, **changed: Any) -> Problem:
+def asked(M: int, dtype: torch.dtype = BF16, **changed) -> Problem:
     a, b = torch.empty(M, 512, dtype=dtype, device="meta"), torch.empty(384, 512, dtype=dtype, device="meta").t()
     out = torch.empty(M, 384, dtype=dtype, device="meta")
     found = problem(a, b, out, batch_invariant=True)
@@ -121,7 +117,7 @@ def asked(M: int, dtype: torch.dtype = BF16, **changed: Any) -> Problem:
 
 @pytest.mark.parametrize("arch", [75, 80, 90])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-def test_portable_has_one_config_for_all_rows(arch: int, dtype: torch.dtype) -> None:
+def test_portable_has_one_config_for_all_rows(arch, dtype):
     machine = machines.reference(arch)
 
     def config(found: Problem) -> PortableConfig:
@@ -141,7 +137,7 @@ def test_portable_has_one_config_for_all_rows(arch: int, dtype: torch.dtype) -> 
         assert len(chosen) == 2  # there is something to keep from
 
 
-def test_the_kernel_is_fixed_by_architecture_and_dtype() -> None:
+def test_the_kernel_is_fixed_by_architecture_and_dtype():
     for M in (1, 8192):
         assert choice.by_rule(asked(M), 90, 132) == "hopper.gemm"
         assert choice.by_rule(asked(M, FP32), 90, 132) == "portable"
@@ -149,14 +145,14 @@ def test_the_kernel_is_fixed_by_architecture_and_dtype() -> None:
         assert choice.by_rule(asked(M, FP16), 75, 40) == "portable"
 
 
-def test_what_was_tuned_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_tuned_is_not_asked(monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(dispatch, "_launcher", lambda kernel, config, problem, *, nothing: (kernel, config))
     assert dispatch._best_launcher(asked(64), "on", nothing=False) == ("portable", "")
 
 
-def test_a_kernel_that_promises_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_promises_nothing_is_refused(monkeypatch):
     monkeypatch.delattr(portable, "BATCH_INVARIANT")
     with pytest.raises(ValueError, match="kernel 'portable' does not promise batch_invariant=True"):
         matmul(A, B, kernel="portable", batch_invariant=True)
@@ -167,7 +163,7 @@ def test_a_kernel_that_promises_nothing_is_refused(monkeypatch: pytest.MonkeyPat
     assert set(promising) <= {"portable", "hopper.gemm"}
 
 
-def test_a_config_of_ones_own_is_one_for_all_rows() -> None:
+def test_a_config_of_ones_own_is_one_for_all_rows():
     a, b = normal(40, 50), normal(50, 20)
     config = PortableConfig(block_m=16, block_n=32, block_k=32)
     product = partial(matmul, b=b, kernel="portable", config=config, batch_invariant=True)
@@ -177,7 +173,7 @@ def test_a_config_of_ones_own_is_one_for_all_rows() -> None:
 # ---- what torch would take ----
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
 @pytest.mark.parametrize("cause", CAUSES)
-def test_what_torch_takes_is_refused(cause: str) -> None:
+def test_what_torch_takes_is_refused(cause):
     message = rf"batch_invariant is True, and torch would take this call \(.*{cause}"
     for _ in range(3):
         with pytest.raises(ValueError, match=message):
@@ -188,7 +184,7 @@ def test_what_torch_takes_is_refused(cause: str) -> None:
         CAUSES[cause](batch_invariant=False)
 
 
-def test_the_argument_is_a_bool() -> None:
+def test_the_argument_is_a_bool():
     for call in (lambda: matmul(A, B, batch_invariant=1), lambda: addmm(B[0], A, B, batch_invariant=1)):
         with pytest.raises(TypeError, match="batch_invariant is int, expected a bool"):
             call()
@@ -204,7 +200,7 @@ def planned(found: list[bool]) -> bool:
     return found.pop()
 
 
-def test_contexts_nest_and_end(on_cpu: list[bool]) -> None:
+def test_contexts_nest_and_end(on_cpu):
     assert not planned(on_cpu)
     with batch_invariant():
         assert planned(on_cpu)
@@ -223,10 +219,10 @@ def test_contexts_nest_and_end(on_cpu: list[bool]) -> None:
     assert not planned(on_cpu)
 
 
-def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu, monkeypatch):
     launched: list[str] = []
 
-    def launcher(problem: Problem, tune: str, *, nothing: bool) -> Any:
+    def launcher(problem: Problem, tune: str, *, nothing: bool):
         return lambda *_: launched.append("same" if problem.batch_invariant else "any")
 
     monkeypatch.setattr(dispatch, "_best_launcher", launcher)
@@ -243,14 +239,14 @@ def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu: list[bool], monke
         assert launched == ["any", "same", "same", "any", "same", "any", "same"]
 
 
-def test_other_threads_are_not_asked(on_cpu: list[bool]) -> None:
+def test_other_threads_are_not_asked(on_cpu):
     with batch_invariant(), ThreadPoolExecutor(1) as pool:
         assert not pool.submit(planned, on_cpu).result()
         assert planned(on_cpu)
 
 
 # ---- graphs ----
-def test_graphs_carry_it(on_cpu: list[bool]) -> None:
+def test_graphs_carry_it(on_cpu):
     graph = make_fx(lambda a, b: matmul(a, b, batch_invariant=True))(A, B)
     on_cpu.clear()
     dispatch.forget()
@@ -258,7 +254,7 @@ def test_graphs_carry_it(on_cpu: list[bool]) -> None:
     assert on_cpu == [True]
 
 
-def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
+def test_compiled_calls_carry_it(on_cpu):
     named = torch.compile(lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True)
     named(A, B)
     assert on_cpu == [True]
@@ -282,7 +278,7 @@ def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("N", "K"), [(4096, 512), (509, 100), (1, 700)])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-def test_rows_have_the_same_bits_on_a_gpu(dtype: torch.dtype, N: int, K: int) -> None:
+def test_rows_have_the_same_bits_on_a_gpu(dtype, N, K):
     a, b, c = (normal(*shape, dtype=dtype).cuda() for shape in ((700, K), (K, N), (700, N)))
     for b in (b, b.t().contiguous().t()):  # noqa: B020
         with batch_invariant():

@@ -5,7 +5,6 @@ import itertools
 import json
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def invoke(*arguments: str) -> Result:
 class Machine:
     """A GPU that heats up: every call slows as the run goes on, each turn suffers from what ran before it."""
 
-    def __init__(self, us: dict[str, float], *, seed: int, drift: float = 0.1, noise: float = 0.005) -> None:
+    def __init__(self, us: dict[str, float], *, seed: int, drift: float = 0.1, noise: float = 0.005):
         """`noise` is relative; with any, one turn in twenty also stumbles."""
         self.us = us
         self.random = random.Random(seed)
@@ -48,14 +47,14 @@ class Machine:
         return self.us[name] * heat * inherited * stumble * self.random.gauss(1, self.noise)
 
     def burst(self, rounds: int) -> dict[str, list[float]]:
-        times: dict[str, list[float]] = {name: [] for name in self.us}
+        times = {name: [] for name in self.us}
         for order in schedule.rounds(list(self.us), rounds):
             for name in order:
                 times[name].append(self.time(name))
         return times
 
 
-def verdicts(us: float, runs: int = 200, **machine: Any) -> Counter[Verdict]:
+def verdicts(us: float, runs: int = 200, **machine) -> Counter[Verdict]:
     """What is said of a provider of `us` beside a base of 100 and a bystander, over machines of different luck."""
     found: Counter[Verdict] = Counter()
     for seed in range(runs):
@@ -113,7 +112,7 @@ def test_a_median_within_the_tolerance_is_a_tie_however_sure():
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_rounds_are_balanced(n: int):
+def test_rounds_are_balanced(n):
     names = [f"p{i}" for i in range(n)]
     orders = list(schedule.rounds(names, 2 * n))
     assert all(sorted(order) == names for order in orders)
@@ -144,24 +143,24 @@ def test_turns_put_the_base_around_every_other():
     assert schedule.turns("base", [], 2) == ["base", "base", "base"]
 
 
-def test_burst_keeps_rounds_together(monkeypatch: pytest.MonkeyPatch):
+def test_burst_keeps_rounds_together(monkeypatch):
     seen = []
     monkeypatch.setattr(burst, "_turn", lambda warm, batch, clock, idle: seen.append(batch) or (float(batch), 1500.0))
-    batches: Any = {"a": (None, 1), "b": (None, 2)}
+    batches = {"a": (None, 1), "b": (None, 2)}
     ticks = []
-    samples = burst.run(batches, None, rounds=4, progress=lambda: ticks.append(1))  # type: ignore[arg-type]
+    samples = burst.run(batches, None, rounds=4, progress=lambda: ticks.append(1))
     assert seen == [1, 2, 2, 1, 1, 2, 2, 1]
     assert samples["b"].us == [2.0] * 4
     assert samples["b"].mhz == [1500.0] * 4
     assert len(ticks) == 4
 
 
-def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch: pytest.MonkeyPatch):
+def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch):
     """A board that slows down all the time: neighbours cancel what a mean over the run would not."""
     machine = Machine({"cublas": 100.0, "ours": 90.0}, seed=0, drift=3.0, noise=0.0)
     monkeypatch.setattr(sustained, "_turn", lambda batch, *rest: Turn(machine.time(batch), 1400.0, 700.0))
-    batches: Any = {"cublas": "cublas", "ours": "ours"}
-    done = sustained.run(batches, "cublas", None, None, passes=3)  # type: ignore[arg-type]
+    batches = {"cublas": "cublas", "ours": "ours"}
+    done = sustained.run(batches, "cublas", None, None, passes=3)
     assert [name for name, _ in done] == ["cublas", "ours"] * 3 + ["cublas"]
     turns, base = sustained.pair(done, "cublas")["ours"]
     spread = ratio(base, [t.us for t in turns])
@@ -183,7 +182,7 @@ def test_power_is_taken_between_renewals():
     assert power.mean_power([(1.0, 5000), (1.1, 75_000), (1.2, 145_000)]) == pytest.approx(700)
 
 
-def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch):
+def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch):
     readings = iter([10, 10, 20, 20, 90_000, 90_000, 180_000, 180_000])
     now = iter([1.0, 1.1, 1.2])
     meter = object.__new__(power.EnergyMeter)
@@ -223,36 +222,23 @@ def test_providers_by_name():
     assert (plain.label, plain.trusted) == ("hopper.tma_wgmma", False)
     assert providers.parse("hopper.tma_wgmma[tile_m=128,tile_k=64]").label == "hopper.tma_wgmma[tile_m=128]"
     twice = campaign.distinct([providers.parse("cublas")] * 3 + [plain, plain])
-    assert [p.label for p in twice] == [
-        "cublas",
-        "cublas (2)",
-        "cublas (3)",
-        "hopper.tma_wgmma",
-        "hopper.tma_wgmma (2)",
-    ]
+    assert [
+        p.label for p in twice
+    ] == ["cublas", "cublas (2)", "cublas (3)", "hopper.tma_wgmma", "hopper.tma_wgmma (2)"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--kernels", "hopper.nothing"), "kernel is 'hopper.nothing', expected one of"),
-        (("--kernels", "portable[block_m=7"), "expected NAME or NAME"),
-        (("--kernels", "cublas[a=1]"), "takes no config"),
-        (("--kernels", "portable[nothing=1]"), "config has 'nothing=1'"),
-        (("--kernels", "portable[block_m=x]"), "expected an integer"),
-        (("--ladder", "nothing"), "expected a ladder"),
-        (("--shapes", "12x"), "--shapes is '12x'"),
-        (("--shapes", "0"), "expected sizes of at least 1"),
-        (("--dtype", "int8"), "--dtype is 'int8'"),
-        (("--layout", "xx"), "--layout is 'xx'"),
-        (("--layout", ","), "--layout is ','"),
-        (("--mode", "fast"), "--mode is 'fast'"),
-        (("--rounds", "1"), "--rounds"),
-        (("--save", "/nowhere/file.json"), "--save is '/nowhere/file.json'"),
-        (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
-    ],
-)
-def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--kernels", "hopper.nothing"), "kernel is 'hopper.nothing', expected one of"),
+    (("--kernels", "portable[block_m=7"), "expected NAME or NAME"), (("--kernels", "cublas[a=1]"), "takes no config"),
+    (("--kernels", "portable[nothing=1]"), "config has 'nothing=1'"),
+    (("--kernels", "portable[block_m=x]"), "expected an integer"), (("--ladder", "nothing"), "expected a ladder"),
+    (("--shapes", "12x"), "--shapes is '12x'"), (("--shapes", "0"), "expected sizes of at least 1"),
+    (("--dtype", "int8"), "--dtype is 'int8'"), (("--layout", "xx"), "--layout is 'xx'"),
+    (("--layout", ","), "--layout is ','"), (("--mode", "fast"), "--mode is 'fast'"), (("--rounds", "1"), "--rounds"),
+    (("--save", "/nowhere/file.json"), "--save is '/nowhere/file.json'"),
+    (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
+])  # fmt: skip
+def test_bad_arguments_are_usage_errors(arguments, message):
     result = invoke("bench", *arguments)
     assert result.exit_code == 2
     text = " ".join(result.stderr.replace("│", " ").split())
@@ -260,7 +246,7 @@ def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str
 
 
 @pytest.mark.no_gpu
-def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_gpu_nothing_is_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign.Campaign, "run", lambda *rest: pytest.fail("timed"))
     saved = tmp_path / "bench.json"
     result = invoke("bench", "--save", str(saved), "--json")
@@ -273,11 +259,11 @@ def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.Monk
 def fake(
     name: str, *, fault: str | None = None, refusal: str | None = None, us: float = 100.0, crash: str = ""
 ) -> Provider:
-    def prepare(a: Any, b: Any, out: Any) -> Any:
+    def prepare(a, b, out):
         return lambda: us
 
     class Fake(Provider):
-        def fault(self, case: Any) -> str | None:
+        def fault(self, case) -> str | None:
             if refusal:
                 raise Refused(refusal)
             if crash:
@@ -288,22 +274,22 @@ def fake(
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def board(monkeypatch):
     """A campaign whose device is synthetic: only what is timed, when, and what is made of it are real."""
     machine = Machine({}, seed=0, drift=0.02)
 
     class NoClock:
-        def start(self, wait_us: float = 0.0) -> None: ...
-        def stop(self) -> None: ...
+        def start(self, wait_us: float = 0.0): ...
+        def stop(self): ...
         def mhz(self) -> float:
             return 1500.0
 
-    def turn_of(warm: Any, batch: turn.Batch, *rest: Any) -> tuple[float, float]:
-        us = float(batch.run())  # type: ignore[arg-type]
+    def turn_of(warm, batch: turn.Batch, *rest) -> tuple[float, float]:
+        us = float(batch.run())
         machine.us[str(us)] = us
         return machine.time(str(us)), 1500.0
 
-    def no_meter() -> None:
+    def no_meter():
         raise RuntimeError
 
     monkeypatch.setattr(campaign, "Clock", NoClock)
@@ -324,12 +310,12 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def run(*entrants: Provider, modes: tuple[str, ...] = ("burst",)) -> dict[tuple[str, str], Record]:
-    base = dataclasses.replace(fake("cublas", us=entrants[0].prepare(None, None, None)()), trusted=True)  # type: ignore[arg-type]
+    base = dataclasses.replace(fake("cublas", us=entrants[0].prepare(None, None, None)()), trusted=True)
     found = campaign.Campaign([base, *entrants]).run([(512, 512, 512)], ["nt"], modes)
     return {(r.provider, r.mode): r for r in found}
 
 
-def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine):
+def test_a_kernel_that_fails_its_check_is_not_timed(board):
     right, wrong = fake("right", us=150.0), fake("wrong", fault="wrong: 1 of 4 elements", us=1.0)
     crash = fake("crash", crash="out of\nresources", us=3.0)
     records = run(right, wrong, fake("other", refusal="TMA needs 16 bytes", us=2.0), crash)
@@ -349,7 +335,7 @@ def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine):
     assert records["right", "burst"].verdict == "tied"
 
 
-def test_short_calls_run_in_graphs_and_apart(board: Machine):
+def test_short_calls_run_in_graphs_and_apart(board):
     records = run(fake("ours", us=20.0))
     ours = records["ours", "burst"]
     assert (ours.graph, ours.calls, ours.host_us) == (True, 50, 12.0)
@@ -359,7 +345,7 @@ def test_short_calls_run_in_graphs_and_apart(board: Machine):
     assert (long.graph, long.calls, long.ratio_apart) == (False, 8, None)
 
 
-def test_sustained_reports_no_watts_without_a_counter(board: Machine):
+def test_sustained_reports_no_watts_without_a_counter(board):
     records = run(fake("ours", us=150.0), modes=("burst", "sustained"))
     ours = records["ours", "sustained"]
     assert (ours.rounds, ours.watts, ours.pj_per_flop, ours.host_us) == (3, None, None, None)
@@ -384,7 +370,7 @@ def test_records():
     assert (cells["W"], cells["apart"]) == ("–", "1.000")
 
 
-def test_chart(tmp_path: Path):
+def test_chart(tmp_path):
     base = dataclasses.replace(RECORD, provider="cublas", config="", ratio=1.0, ratio_low=1.0, ratio_high=1.0)
     slow = dataclasses.replace(RECORD, mode="sustained", watts=700.0, joules=0.1, pj_per_flop=1.1)
     large = dataclasses.replace(slow, shape=(1024, 1024, 1024))
@@ -409,7 +395,7 @@ def test_suite():
     assert [shapes.to_text(s) for s in ((4, 4, 4), (8, 16, 24))] == ["4", "8x16x24"]
 
 
-def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch):
+def test_outblas_is_timed_as_it_is_called(monkeypatch):
     """Without a kernel's name: what was tuned, or the rule's."""
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: asked.append(how))
@@ -420,11 +406,11 @@ def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch):
         providers.parse("outblas[slots=4]")
 
 
-def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch):
+def test_torch_compile_compiles_every_shape(monkeypatch):
     """Dynamo runs a function eagerly after eight recompilations: the suite has eleven shapes."""
     compiled, compile = [], torch.compile
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph, inputs):
         compiled.append(inputs)
         return graph.forward
 

@@ -11,11 +11,11 @@ import pytest
 
 from outblas import cache
 
-FACTS: dict[str, object] = {"kernel": "x", "arch": "sm_90a"}
+FACTS = {"kernel": "x", "arch": "sm_90a"}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     cache._warn_once.cache_clear()
     return tmp_path / "cache"
@@ -27,7 +27,7 @@ def fetch(value: str = "built", facts: dict[str, object] = FACTS) -> str:
     )
 
 
-def test_built_once_then_loaded(folder: Path):
+def test_built_once_then_loaded(folder):
     assert fetch("first") == "first"
     assert fetch("second") == "first"
     assert fetch("third", {**FACTS, "arch": "sm_100a"}) == "third"
@@ -36,7 +36,7 @@ def test_built_once_then_loaded(folder: Path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no record", "bad record"])
-def test_damaged_objects_are_built_anew(folder: Path, damage: str):
+def test_damaged_objects_are_built_anew(folder, damage):
     fetch("first")
     (path,) = (folder / "objects").glob("*.o")
     match damage:
@@ -52,7 +52,7 @@ def test_damaged_objects_are_built_anew(folder: Path, damage: str):
     assert fetch("third") == "second"
 
 
-def test_directory_that_others_can_write_is_not_used(folder: Path):
+def test_directory_that_others_can_write_is_not_used(folder):
     folder.mkdir(mode=0o700)
     folder.chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
@@ -63,20 +63,20 @@ def test_directory_that_others_can_write_is_not_used(folder: Path):
     assert not list(folder.iterdir())
 
 
-def test_directory_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_directory_of_another_user_is_not_used(folder, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.warns(UserWarning, match="belongs to another user"):
         assert fetch() == "built"
 
 
-def test_unwritable_place_costs_speed_only(folder: Path):
+def test_unwritable_place_costs_speed_only(folder):
     folder.write_text("a file")
     with pytest.warns(UserWarning, match="outblas keeps no compiled kernels"):
         assert fetch() == "built"
 
 
-def test_full_disk_costs_speed_only(folder: Path):
-    def full(built: str, path: Path) -> None:
+def test_full_disk_costs_speed_only(folder):
+    def full(built: str, path: Path):
         raise OSError(28, "No space left on device")
 
     with pytest.warns(UserWarning, match="No space left"):
@@ -84,7 +84,7 @@ def test_full_disk_costs_speed_only(folder: Path):
     assert not list((folder / "objects").glob("*.o"))
 
 
-def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path):
+def test_objects_that_cannot_be_loaded_are_built_anew(folder):
     def unloadable(path: Path) -> str:
         raise RuntimeError("cannot map")
 
@@ -94,13 +94,13 @@ def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path):
     assert got == "second"
 
 
-def test_folder_below_one_that_others_can_write_is_not_used(folder: Path):
+def test_folder_below_one_that_others_can_write_is_not_used(folder):
     folder.parent.chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
         assert fetch() == "built"
 
 
-def test_prune_keeps_the_newest(folder: Path):
+def test_prune_keeps_the_newest(folder):
     for i in range(4):
         fetch("x" * 100, {"i": i})
         time.sleep(0.02)
@@ -109,7 +109,7 @@ def test_prune_keeps_the_newest(folder: Path):
     assert kept == [2, 3]
 
 
-def test_eight_cold_processes_build_once(folder: Path):
+def test_eight_cold_processes_build_once(folder):
     code = """
 import sys, time
 from pathlib import Path

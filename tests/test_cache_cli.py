@@ -15,7 +15,7 @@ from outblas.cli import cache as command
 
 
 @pytest.fixture(autouse=True)
-def home(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(path, tmp_path, monkeypatch):
     """A cache with results and two compiled kernels, and a folder of tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     monkeypatch.setattr(transfer, "TABLES", tmp_path / "tables")
@@ -42,7 +42,7 @@ def refusal(*arguments: object) -> str:
     return " ".join(invoke(*arguments, code=2).stderr.replace("│", "").split())
 
 
-def test_ls(path: Path):
+def test_ls(path):
     text = shown("ls")
     for piece in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "4096 bfloat16 nt", "16x4096x4096 float16 to float32 nn"):
         assert piece in text
@@ -58,7 +58,7 @@ def test_ls(path: Path):
     assert second["winner"] is None
 
 
-def test_ls_of_nothing(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ls_of_nothing(home, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(home / "nothing"))
     assert "no results" in shown("ls")
     assert not (home / "nothing").exists()
@@ -77,7 +77,7 @@ def test_show():
     assert records[0]["gpu"]["name"] == H100.name
 
 
-def test_export_and_import(home: Path):
+def test_export_and_import(home):
     file, elsewhere = home / "found.json", home / "other" / "tuning.sqlite"
     assert "4 trials, 1 winners" in shown("export", file)
     assert "4 new trials, 1 new winners" in shown("import", file, "--store", elsewhere)
@@ -91,7 +91,7 @@ def test_export_and_import(home: Path):
     assert "sha256 is" in refusal("import", file)
 
 
-def test_export_ship(home: Path):
+def test_export_ship(home):
     invoke("export", "--ship")
     (path,) = (home / "tables").iterdir()
     assert path.name == "NVIDIA_H100_80GB_HBM3.json"
@@ -102,7 +102,7 @@ def test_export_ship(home: Path):
     assert (home / "folder" / path.name).exists()
 
 
-def test_verify(home: Path, path: Path):
+def test_verify(home, path):
     invoke("export", "--ship")
     assert shown("verify") == "no problems\n"
     file = home / "found.json"
@@ -118,14 +118,14 @@ def test_verify(home: Path, path: Path):
     assert "no JSON" in shown("verify", file, code=1)
 
 
-def test_verify_of_a_damaged_store(path: Path):
+def test_verify_of_a_damaged_store(path):
     path.write_text("garbage" * 1000)
     assert "cannot be read" in shown("verify", code=1)
     assert path.read_text().startswith("garbage")
     assert "cannot be read" in invoke("ls").stderr
 
 
-def test_prune_command(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_prune_command(path, monkeypatch):
     monkeypatch.setattr(command, "fingerprints", lambda kernels: dict.fromkeys(kernels, "abc") | {"simt.naive": "new"})
     assert shown("prune", "--stale", "--kernel", "hopper.hilbert") == "0 trials and winners removed\n"
     assert shown("prune", "--stale") == "1 trials and winners removed\n"
@@ -135,44 +135,37 @@ def test_prune_command(path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not list((path.parent / "objects").glob("*.o"))
 
 
-def test_fingerprints(capsys: pytest.CaptureFixture[str]):
+def test_fingerprints(capsys):
     found = command.fingerprints(["hopper.hilbert", "portable", "nothing.here"])
     assert sorted(found) == ["hopper.hilbert", "portable"]
     assert all(found.values())
     assert "nothing.here is not here to compare with" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("show", "nothing"), "kernel is 'nothing'"),
-        (("show", "4x4"), "MxNxK is '4x4'"),
-        (("show", "4096", "--dtype", "int8"), "--dtype is 'int8'"),
-        (("show", "4096", "--layout", "xy"), "--layout is 'xy'"),
-        (("show", "\udcff"), "kernel is"),
-        (("ls", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
-        (("export",), "expected a FILE to write, or --ship"),
-        (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
-        (("export", "--shapes", "x", "f.json"), "--shapes is 'x'"),
-        (("export", "--kernels", "nothing", "f.json"), "kernel is 'nothing'"),
-        (("import", "/nowhere/x.json"), "is no file"),
-        (("prune",), "expected at least one of"),
-        (("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
-        (("prune", "--older-than", "soon"), "--older-than is 'soon'"),
-        (("prune", "--older-than", "99999w"), "expected a number from 0"),
-    ],
-)
-def test_usage_errors(arguments: tuple[str, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("show", "nothing"), "kernel is 'nothing'"), (("show", "4x4"), "MxNxK is '4x4'"),
+    (("show", "4096", "--dtype", "int8"), "--dtype is 'int8'"),
+    (("show", "4096", "--layout", "xy"), "--layout is 'xy'"), (("show", "\udcff"), "kernel is"),
+    (("ls", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
+    (("export",), "expected a FILE to write, or --ship"), (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
+    (("export", "--shapes", "x", "f.json"), "--shapes is 'x'"),
+    (("export", "--kernels", "nothing", "f.json"), "kernel is 'nothing'"),
+    (("import", "/nowhere/x.json"), "is no file"), (("prune",), "expected at least one of"),
+    (("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
+    (("prune", "--older-than", "soon"), "--older-than is 'soon'"),
+    (("prune", "--older-than", "99999w"), "expected a number from 0"),
+])  # fmt: skip
+def test_usage_errors(arguments, message):
     assert message in refusal(*arguments)
 
 
-def test_a_store_of_a_newer_version_is_a_usage_error(path: Path):
+def test_a_store_of_a_newer_version_is_a_usage_error(path):
     sql(path, "PRAGMA user_version = 9")
     for arguments in (("ls",), ("show", "4096"), ("verify",), ("prune", "--kernel", "x")):
         assert "version 9" in refusal(*arguments)
 
 
-def test_import_into_what_cannot_be_written_is_an_error(home: Path):
+def test_import_into_what_cannot_be_written_is_an_error(home):
     file = home / "found.json"
     invoke("export", file)
     assert "lost when the process ends" in refusal("import", file, "--store", file / "x.sqlite")

@@ -1,6 +1,5 @@
 """CUDA graphs without a GPU: what a capture refuses, what it lets pass, and `warmup`."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from outblas.autotune import automatic
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
 GROWN, OUT = A.clone().requires_grad_(), torch.full((6, 4), torch.nan)
 MESSAGE = r"a CUDA graph is being captured, .* outblas\.warmup\(function, \*args\)"
-CALLS: dict[str, Callable[[], Any]] = {
+CALLS = {
     "out": lambda: matmul(A, B, out=OUT),
     "named": lambda: matmul(A, B, kernel="portable"),
     "batch-invariant": lambda: addmm(B[0], A, B, batch_invariant=True),
@@ -22,7 +21,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+def captured(monkeypatch):
     """Says whether a graph is being captured, on a GPU that CPU tensors stand for."""
     dispatch.forget()
     monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
@@ -31,9 +30,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_ready_or_refused(
-    name: str, captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     captured(True)
     for _ in range(3):
@@ -47,7 +44,7 @@ def test_a_call_is_ready_or_refused(
         CALLS[name]()
 
 
-def test_what_needs_no_kernel_passes(captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_no_kernel_passes(captured, monkeypatch):
     captured(True)
     assert matmul(A[:0], B).shape == (0, 4)
     assert not matmul(A[:, :0], B[:0]).any()
@@ -57,7 +54,7 @@ def test_what_needs_no_kernel_passes(captured: Callable[[bool], None], monkeypat
         assert torch.equal(linear(A, B.t(), B[0]), A @ B + B[0])
 
 
-def test_warmup_calls_once_and_never_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_calls_once_and_never_inside(monkeypatch):
     given: list[Any] = []
     outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2)
     with pytest.raises(TypeError, match="function is int, expected something to call"):

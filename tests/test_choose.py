@@ -5,12 +5,11 @@ import os
 import time
 import timeit
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, Know, knowing, winner
+from known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, knowing, winner
 from stored import sql
 
 from outblas.autotune import choose, prune, transfer
@@ -26,7 +25,7 @@ HILBERT = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
 
 
 @pytest.fixture
-def know(tmp_path: Path) -> Know:
+def know(tmp_path):
     return knowing(tmp_path)
 
 
@@ -50,7 +49,7 @@ def test_nothing_known():
     assert [said for _, said in known.steps(SQUARE)] == [nothing] * 4 + ["no config that won somewhere runs here"]
 
 
-def test_places_in_order(know: Know):
+def test_places_in_order(know):
     here = winner(0), winner(1, workload=NEAR)
     shipped = winner(2), winner(3, workload=NEAR), winner(4, gpu=H200)
     known = know(*here, shipped=shipped)
@@ -67,30 +66,30 @@ def test_places_in_order(know: Know):
     assert 195 < float(near[0].why.split()[-4]) < 205  # twice the 100 µs there
 
 
-def test_other_software_of_the_same_model_counts_less(know: Know):
+def test_other_software_of_the_same_model_counts_less(know):
     known = know(winner(5, gpu=OLDER, ratio=1.5), winner(0))
     assert {k.origin for k in known.known} == {HERE, MODEL}
     assert configs(known) == [0]
     assert know(winner(5, gpu=OLDER)).choices(SQUARE)[0].why.startswith(MODEL)
 
 
-def test_the_newest_of_two_sources_counts(know: Know):
+def test_the_newest_of_two_sources_counts(know):
     assert configs(know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))) == [1]
 
 
-def test_kernels_compete_at_one_workload(know: Know):
+def test_kernels_compete_at_one_workload(know):
     """The faster by cuBLAS's time, though one was tuned here and the other shipped."""
     slow, fast = winner(0, ratio=0.95), winner(**HILBERT, ratio=1.05)
     for here, shipped in (((slow, fast), ()), ((slow,), (fast,)), ((fast,), (slow,)), ((), (slow, fast))):
         assert kernels(know(*here, shipped=shipped)) == ["hopper.hilbert", "portable"]
 
 
-def test_kernels_compete_at_the_nearest_workload(know: Know):
+def test_kernels_compete_at_the_nearest_workload(know):
     near = winner(0, workload=NEAR, ratio=0.9), winner(**HILBERT, workload=NEAR)
     assert kernels(know(*near, winner(1, workload=FAR, ratio=2.0))) == ["hopper.hilbert", "portable"]
 
 
-def test_what_won_at_neighbours_is_weighed_by_the_model(know: Know):
+def test_what_won_at_neighbours_is_weighed_by_the_model(know):
     """Of two winners at neighbours, what it took there and how well it fits here decide, not which is nearer."""
     tall, flat = (to_text(gemm.Config(tile_n=n)) for n in (256, 128))
     asked = replace(SQUARE, N=4096 - 256)
@@ -117,7 +116,7 @@ def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines():
     assert choose.suited(own, odd, prune.problem(odd)) == "text"
 
 
-def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know):
+def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know):
     even, odd = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
     text = to_text(gemm.Config())
     known = know(*(winner(workload=each, kernel="hopper.gemm", config=text) for each in (even, odd)))
@@ -130,7 +129,7 @@ def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know
     assert "copies" in str(know().objection("hopper.gemm", odd, prune.problem(odd)))
 
 
-def test_reach(know: Know):
+def test_reach(know):
     known = know(winner(0, workload=Workload(4096, 4096, 64)))
     assert configs(known, Workload(4096, 4096, 128)) == [0]
     assert known.choices(Workload(4096, 4096, 192))[0].why.startswith("analytic model")
@@ -142,7 +141,7 @@ def test_distance():
     assert choose.distance(one, one) == 0
 
 
-def test_other_dtypes_and_layouts_are_no_neighbours(know: Know):
+def test_other_dtypes_and_layouts_are_no_neighbours(know):
     kinds = (
         {"dtype": "float16", "out_dtype": "float16"}, {"out_dtype": "float32"}, {"layout": "nn"},
         {"dtype": "tf32", "out_dtype": "float32"},
@@ -152,7 +151,7 @@ def test_other_dtypes_and_layouts_are_no_neighbours(know: Know):
     assert all(said == "nothing for bfloat16 bfloat16 nt" for _, said in known.steps(SQUARE)[:4])
 
 
-def test_the_nearest_cousin_of_the_same_architecture(know: Know):
+def test_the_nearest_cousin_of_the_same_architecture(know):
     known = know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200), winner(2, gpu=A100)))
     assert {(k.origin, k.gpu) for k in known.known} == {(COUSIN, H200.name)}
     assert configs(known) == [1]
@@ -160,7 +159,7 @@ def test_the_nearest_cousin_of_the_same_architecture(know: Know):
     assert know(shipped=(winner(2, gpu=A100),)).known == ()
 
 
-def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know):
+def test_the_model_knows_what_won_elsewhere_and_runs_here(know):
     far = Workload(16384, 16384, 16384)
     small, large = PortableConfig(16, 16, 32, 8, 4, 2), PortableConfig(128, 256, 64, 8, 8, 4)
     known = know(
@@ -176,7 +175,7 @@ def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know):
     assert "is the fastest of 2 configs that won somewhere" in dict(known.steps(SQUARE))["model"]
 
 
-def test_steps_say_what_each_place_has(know: Know):
+def test_steps_say_what_each_place_has(know):
     known = know(winner(0, ratio=1.234), shipped=(winner(1, workload=NEAR), winner(2, gpu=H200, workload=FAR)))
     steps = dict(known.steps(SQUARE))
     assert steps[HERE] == "portable[group_m=1] 1.234 of cuBLAS"
@@ -193,13 +192,13 @@ def test_refusals():
     assert "name=value" in str(choose.refusal("portable", "tile_m=128", SQUARE, H100))
 
 
-def test_lookups_are_cheap(know: Know):
+def test_lookups_are_cheap(know):
     known = know(winner(0))
     assert known.choices(SQUARE)
     assert min(timeit.repeat(lambda: known.choices(SQUARE), number=2000, repeat=20)) < 2000 * 2e-6
 
 
-def test_first_lookups_among_many_winners_are_quick(know: Know):
+def test_first_lookups_among_many_winners_are_quick(know):
     many = [winner(i % 11, workload=Workload(64 * (i % 40 + 1), 64 * (i // 40 + 1), 4096)) for i in range(1000)]
     known = know(shipped=tuple(many))
     began = time.process_time()
@@ -211,7 +210,7 @@ def test_first_lookups_among_many_winners_are_quick(know: Know):
 
 
 @pytest.fixture
-def path(path: Path) -> Path:
+def path(path):
     """Of a store with a winner."""
     with Store(path) as store:
         store.crown(winner(3))
@@ -223,7 +222,7 @@ def read(store: Path) -> Knowledge:
     return Knowledge(H100, store, store.parent)
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+DAMAGES = {
     "garbage": lambda path: path.write_bytes(os.urandom(1 << 16)),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a newer version": lambda path: sql(path, "PRAGMA user_version = 99"),
@@ -233,7 +232,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path):
+def test_a_store_that_cannot_be_read_is_left_out(damage, path):
     def content() -> bytes:
         return path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else b""
 
@@ -248,7 +247,7 @@ def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path):
     assert content() == before
 
 
-def test_a_store_in_a_folder_that_cannot_be_written(path: Path):
+def test_a_store_in_a_folder_that_cannot_be_written(path):
     files = sorted(path.parent.iterdir())
     path.chmod(0o400)
     path.parent.chmod(0o500)
@@ -259,21 +258,21 @@ def test_a_store_in_a_folder_that_cannot_be_written(path: Path):
         path.parent.chmod(0o700)
 
 
-def test_rows_that_are_no_winners_are_left_out(path: Path):
+def test_rows_that_are_no_winners_are_left_out(path):
     with Store(path) as store:
         store.crown(winner(1, workload=NEAR))
     sql(path, "UPDATE winners SET config = '; rm -rf /' WHERE M = 4096")
     assert [k.workload for k in read(path).known] == [NEAR]
 
 
-def test_tables_that_cannot_be_read_are_left_out(tmp_path: Path):
+def test_tables_that_cannot_be_read_are_left_out(tmp_path):
     transfer.ship([winner(1)], tmp_path)
     (tmp_path / "0.json").write_text("{}")
     with pytest.warns(UserWarning, match=r"outblas leaves out the tuning table 0\.json"):
         assert configs(read(tmp_path / "no.sqlite")) == [1]
 
 
-def test_tables_that_were_changed_are_left_out(tmp_path: Path):
+def test_tables_that_were_changed_are_left_out(tmp_path):
     (path,) = transfer.ship([winner(1)], tmp_path)
     content = json.loads(path.read_text())
     content["kernels"][0]["entries"][0][3] = 9.0

@@ -1,8 +1,6 @@
 """Commands: what they print, as tables and as JSON, and their exit codes."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -46,7 +44,7 @@ def test_doctor():
     assert "hopper.tma_wgmma" in invoke("doctor").stdout
 
 
-def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
     from outblas import requirements
 
     installed = requirements._installed
@@ -58,7 +56,7 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.M
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify(tmp_path: Path):
+def test_verify(tmp_path):
     saved = tmp_path / "verify.json"
     result = invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", str(saved))
     assert result.exit_code == 0, result.stdout
@@ -72,13 +70,13 @@ def test_verify(tmp_path: Path):
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch):
+def test_verify_reports_a_broken_kernel(monkeypatch):
     plan = portable.plan
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments):
         launch = plan(*arguments)
 
-        def run(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: Any, beta: Any) -> None:
+        def run(a, b, c, out: torch.Tensor, alpha, beta):
             launch(a, b, c, out, alpha, beta)
             out[0, 0] += 1
 
@@ -90,16 +88,11 @@ def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch):
     assert "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nothing",), "kernel is 'nothing'"),
-        (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
-        (("portable", "--dtype", "int8"), "--dtype is 'int8'"),
-        (("portable", "--layout", "xy"), "--layout is 'xy'"),
-    ],
-)
-def test_verify_usage_errors(arguments: tuple[str, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("nothing",), "kernel is 'nothing'"), (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
+    (("portable", "--dtype", "int8"), "--dtype is 'int8'"), (("portable", "--layout", "xy"), "--layout is 'xy'"),
+])  # fmt: skip
+def test_verify_usage_errors(arguments, message):
     result = invoke("verify", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -122,7 +115,7 @@ def test_demo():
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
 
 
-def test_saved_json_has_a_short_line_for_each_record(tmp_path: Path):
+def test_saved_json_has_a_short_line_for_each_record(tmp_path):
     records = [{"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]}, said({"us": 1e300, "ratio": None, "check": "exact"})]
     save_json(tmp_path / "saved.json", {"environment": {"sms": 132}, "results": records})
     assert (tmp_path / "saved.json").read_text().splitlines() == [

@@ -1,14 +1,11 @@
 """The Ray engine on a local cluster without GPUs, where the portable kernel is interpreted."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +26,7 @@ TRIALS = 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """A cluster, and where its workers look for what to do."""
     ray = pytest.importorskip("ray")
     found = tmp_path_factory.mktemp("tuned")
@@ -49,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path):
     with Store(tmp_path / "store.sqlite") as found:
         yield found
 
@@ -61,7 +58,7 @@ def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str |
     )  # fmt: skip
 
 
-def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, store: Store):
+def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
     (folder / "kill-32x32x32").touch()
     heard: list[Progress] = []
     began = time.monotonic()
@@ -94,7 +91,7 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, stor
     assert store.trials() == trials
 
 
-def test_a_workload_whose_workers_always_die_fails(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
     monkeypatch.setattr(cluster, "RESTARTS", 1)
     (folder / "deadly").touch()
     try:
@@ -106,10 +103,10 @@ def test_a_workload_whose_workers_always_die_fails(folder: Path, store: Store, m
     assert found.failures[0].reason.startswith("2 workers died in a row")
 
 
-def test_an_interrupt_ends_the_workers(folder: Path, store: Store):
+def test_an_interrupt_ends_the_workers(folder, store):
     (folder / "tuners").unlink(missing_ok=True)
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: Progress):
         if progress.stage == "screening":
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -120,12 +117,12 @@ def test_an_interrupt_ends_the_workers(folder: Path, store: Store):
 
 
 @pytest.mark.usefixtures("folder")
-def test_arguments_that_no_worker_can_take_are_the_callers_error(store: Store):
+def test_arguments_that_no_worker_can_take_are_the_callers_error(store):
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         run(store, kernel="hopper.hilbert")
 
 
-def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_without_ray_it_says_what_to_install(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'outblas\[ray\]'"):
         run(store)
@@ -135,7 +132,7 @@ def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.M
     ("address", "error"),
     [("127.0.0.1:1", ConnectionError), ("head", ValueError), ("ray://127.0.0.1:10001", ValueError)],
 )
-def test_a_wrong_address_is_named(address: str, error: type[Exception], store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_address_is_named(address, error, store, monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(error, match=address):

@@ -25,7 +25,7 @@ def of_cublas(shape: str) -> list[Launch]:
     return in_range(recorded(shape), "cublas")
 
 
-def check(found: Counters, **figures: float) -> None:
+def check(found: Counters, **figures: float):
     assert {name: getattr(found, name) for name in figures} == pytest.approx(figures)
 
 
@@ -48,7 +48,7 @@ def test_the_recording_is_read_in_base_units():
     ("unit", "cell", "value"),
     [("us", "1,234.5", 1234.5), ("msecond", "2", 2000.0), ("ns", "n/a", None), ("ns", "nan", None), ("s", "", None)],
 )
-def test_units_and_values(unit: str, cell: str, value: float | None):
+def test_units_and_values(unit, cell, value):
     header = '"ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum"'
     text = f'{header}\n"","","","","{unit}"\n==PROF== Disconnected\n"0","k","(1, 1, 1)","(2, 3, 4)","{cell}"\n'
     assert parse(text) == [Launch((), "k", (2, 3, 4), (1, 1, 1), {counters.TIME: value})]
@@ -60,7 +60,7 @@ def test_an_unknown_unit_is_an_error():
 
 
 @pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", '"ID","Kernel Name"\n'])
-def test_output_without_launches(text: str):
+def test_output_without_launches(text):
     assert parse(text) == []
 
 

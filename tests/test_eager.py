@@ -1,8 +1,6 @@
 """The short way of an eager call: taken when warm, and not where somebody would see or change the operator."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "igno
 
 
 @pytest.fixture(params=["torch's product", "portable"], autouse=True)
-def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _kernel(request, monkeypatch):
     """What plans of CPU tensors run: torch, as ever, or a kernel of ours as on a GPU."""
     if request.param == "portable":
         monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
@@ -34,13 +32,13 @@ def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def operators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def operators(monkeypatch):
     """The operators that calls go through."""
     called: list[str] = []
     for name in ("matmul", "matmul_out", "addmm", "addmm_out"):
         real = getattr(ops, name)
 
-        def counted(*arguments: Any, name: str = name, real: Any = real) -> Any:
+        def counted(*arguments, name: str = name, real=real):
             called.append(name)
             return real(*arguments)
 
@@ -48,7 +46,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
-def warm(call: Callable[[], Any], operators: list[str] | None = None) -> None:
+def warm(call: Callable[[], Any], operators: list[str] | None = None):
     for _ in range(3):
         call()
     if operators is not None:
@@ -61,7 +59,7 @@ def product() -> torch.Tensor:
     return matmul(A, B)
 
 
-CALLS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
+CALLS = {
     "matmul": (product, lambda: A @ B),
     "vector": (lambda: matmul(A[0], B), lambda: A[0] @ B),
     "batch": (lambda: matmul(A.expand(3, 6, 5), B), lambda: A.expand(3, 6, 5) @ B),
@@ -74,7 +72,7 @@ CALLS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None:
+def test_a_warm_call_skips_the_operator(name, operators):
     call, want = CALLS[name]
     cold = call()
     warm(call, operators)
@@ -83,7 +81,7 @@ def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None
     assert call().stride() == want().stride()
 
 
-def test_kinds_of_one_shape_keep_apart(operators: list[str]) -> None:
+def test_kinds_of_one_shape_keep_apart(operators):
     transposed = B.t().contiguous().t()
     for _ in range(4):
         assert torch.equal(matmul(A, transposed), A @ B)
@@ -96,17 +94,17 @@ def test_kinds_of_one_shape_keep_apart(operators: list[str]) -> None:
     assert operators == []
 
 
-def test_many_kinds_of_one_shape_stay_right() -> None:
+def test_many_kinds_of_one_shape_stay_right():
     for step in range(5, 30):
         a = torch.empty(6, step)[:, :5].copy_(A)
         for _ in range(3):
             assert torch.equal(matmul(a, B), A @ B)
 
 
-def test_forgetting_and_tf32_plan_anew(operators: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
     planned: list[bool] = []
 
-    def prepare(call: Any, prepare: Any = dispatch._prepare) -> Any:
+    def prepare(call, prepare=dispatch._prepare):
         planned.append(dispatch.tf32_requested())
         return prepare(call)
 
@@ -127,10 +125,10 @@ def test_forgetting_and_tf32_plan_anew(operators: list[str], monkeypatch: pytest
 
 
 # ---- who must see the operator, or is in the way ----
-def test_modes_see_the_operator() -> None:
+def test_modes_see_the_operator():
     seen: list[Any] = []
 
-    def see(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def see(mode, func, types, args=(), kwargs=None):
         seen.append(func)
         return func(*args, **(kwargs or {}))
 
@@ -151,7 +149,7 @@ def test_modes_see_the_operator() -> None:
             assert operator in seen
 
 
-def test_tracers_record_the_operator() -> None:
+def test_tracers_record_the_operator():
     warm(product)
     graph = make_fx(lambda a, b: matmul(a, b))(A, B)
     assert OPERATORS.matmul.default in [node.target for node in graph.graph.nodes]
@@ -162,7 +160,7 @@ def test_tracers_record_the_operator() -> None:
     assert "outblas::matmul" in [event.key for event in profile.key_averages()]
 
 
-def test_compiled_calls_keep_the_operator_in_one_graph() -> None:
+def test_compiled_calls_keep_the_operator_in_one_graph():
     warm(product)
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend=backend, fullgraph=True)
@@ -171,7 +169,7 @@ def test_compiled_calls_keep_the_operator_in_one_graph() -> None:
     assert OPERATORS.matmul.default in [node.target for node in graph.graph.nodes]
 
 
-def test_what_torch_transforms_stays_transformed() -> None:
+def test_what_torch_transforms_stays_transformed():
     warm(product)
     warm(lambda: matmul(A[0], B))
     batched = torch.func.vmap(matmul, in_dims=(0, None))(A, B)
@@ -190,7 +188,7 @@ def test_what_torch_transforms_stays_transformed() -> None:
     assert torch.equal(matmul(torch._neg_view(A), B), -A @ B)
 
 
-def test_other_tensors_are_not_taken_for_warm_ones() -> None:
+def test_other_tensors_are_not_taken_for_warm_ones():
     class Tagged(torch.Tensor):
         pass
 
@@ -220,7 +218,7 @@ def test_other_tensors_are_not_taken_for_warm_ones() -> None:
 
 
 # ---- out ----
-def test_out_is_checked_and_its_version_moves(operators: list[str]) -> None:
+def test_out_is_checked_and_its_version_moves(operators):
     out = torch.empty(6, 4)
     warm(lambda: matmul(A, B, out=out), operators)
     before = out._version
@@ -245,7 +243,7 @@ def test_out_is_checked_and_its_version_moves(operators: list[str]) -> None:
         warm(lambda: matmul(A, B, out=inference), operators)
 
 
-def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_memory_is_filled_where_torch_fills_it(monkeypatch):
     monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
     monkeypatch.setattr(dispatch, "_best_launcher", lambda *_, nothing: lambda *_: None)
     warm(product)
@@ -256,8 +254,8 @@ def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPat
         torch.use_deterministic_algorithms(False)
 
 
-def test_every_thread_takes_it() -> None:
-    def work(_: int) -> None:
+def test_every_thread_takes_it():
+    def work(_: int):
         for i in range(200):
             n = 1 + i % 7
             assert torch.equal(matmul(A[:n], B), A[:n] @ B)
@@ -268,7 +266,7 @@ def test_every_thread_takes_it() -> None:
         list(pool.map(work, range(4)))
 
 
-def test_strict_mode_is_read_on_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_mode_is_read_on_every_call(monkeypatch):
     if dispatch._no_default.__name__ == "<lambda>":
         pytest.skip("nothing goes to torch")
     with pytest.warns(FallbackWarning, match="CPU tensors"):
@@ -281,7 +279,7 @@ def test_strict_mode_is_read_on_every_call(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- on a GPU ----
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
-def test_warm_calls_keep_to_their_device_and_stream(index: int, operators: list[str]) -> None:
+def test_warm_calls_keep_to_their_device_and_stream(index, operators):
     a, b = torch.randn(256, 256, device=f"cuda:{index}").bfloat16(), torch.randn(256, 256, device=f"cuda:{index}")
     b, out = b.bfloat16(), torch.empty_like(a)
     want = matmul(a, b)

@@ -1,7 +1,5 @@
 """The finals on made-up times: who wins, how soon, how surely, and what noise and drift that all share do to it."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -58,7 +56,7 @@ def test_nobody_is_dropped_on_few_rounds():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.0005])
-def test_ties_are_as_fast_after_all_rounds(noise: float):
+def test_ties_are_as_fast_after_all_rounds(noise):
     race = run(TIE, noise=noise, seed=1)
     assert race.rounds == MOST_ROUNDS
     assert sorted(race.alive) == ["one", "other"]
@@ -129,7 +127,7 @@ def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran():
     drift=st.floats(-0.02, 0.02),
     jumps=st.floats(0.0, 0.5),
 )
-def test_what_all_share_changes_nothing(seed: int, leads: list[float], drift: float, jumps: float):
+def test_what_all_share_changes_nothing(seed, leads, drift, jumps):
     """A clock that drifts, and rounds that are slower than others by half."""
     us = {"best": 50.0} | {f"r{i}": 50.0 * lead for i, lead in enumerate(leads)}
     dice = random.Random(seed)

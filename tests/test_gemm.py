@@ -1,7 +1,5 @@
 """hopper.gemm without a GPU: machine code of its levers, what the host hands over, its rule."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -31,32 +29,24 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
 
 # ---- machine code ----------------------------------------------------------------------------------------------------
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("text", "layout", "out_dtype", "has", "lacks"),
-    [
-        ("tile_n=192,elastic=True", "nt", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, "STSM.16.M88.4": 24}, ()),
-        ("tile_n=192,elastic=True", "nn", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, TMA_STORE: 6}, ()),
-        ("tile_m=64,pingpong=True", "nt", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4, MULTICAST: 1}, (SUMS,)),
-        ("tile_m=64,pingpong=True", "nn", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4}, (SUMS,)),
-        ("split_k=4,k_serpentine=False", "nt", "", {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32}, ()),
-        ("stream_k=True,k_serpentine=False", "nn", "", {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32}, ()),
-        (f"{SMALL},tile_n=32,swap=True", "nt", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
-        (f"{SMALL},tile_n=32,swap=True", "nn", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
-        ("", "nn", "float32", {"HGMMA.64x256x16": 8, "STS.64": 64, TMA_STORE: 8}, ("STSM", "STG")),
-        (
-            f"{SMALL},tile_n=32,cluster_k=4",
-            "nt",
-            "",
-            {"HGMMA.64x32x16": 8, "STAS.128": 4, "LDS.128": 3, TMA_STORE: 1},
-            (MULTICAST, "STG", SUMS),
-        ),
-        (f"{SMALL},tile_n=16", "nt", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
-        (f"{SMALL},tile_n=16", "nn", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
-    ],
-)
-def test_levers_show_in_the_machine_code(
-    text: str, layout: str, out_dtype: str, has: dict[str, int], lacks: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("text", "layout", "out_dtype", "has", "lacks"), [
+    ("tile_n=192,elastic=True", "nt", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, "STSM.16.M88.4": 24}, ()),
+    ("tile_n=192,elastic=True", "nn", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, TMA_STORE: 6}, ()),
+    ("tile_m=64,pingpong=True", "nt", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4, MULTICAST: 1}, (SUMS,)),
+    ("tile_m=64,pingpong=True", "nn", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4}, (SUMS,)),
+    ("split_k=4,k_serpentine=False", "nt", "", {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32}, ()),
+    ("stream_k=True,k_serpentine=False", "nn", "", {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32}, ()),
+    (f"{SMALL},tile_n=32,swap=True", "nt", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
+    (f"{SMALL},tile_n=32,swap=True", "nn", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
+    ("", "nn", "float32", {"HGMMA.64x256x16": 8, "STS.64": 64, TMA_STORE: 8}, ("STSM", "STG")),
+    (
+        f"{SMALL},tile_n=32,cluster_k=4", "nt", "", {"HGMMA.64x32x16": 8, "STAS.128": 4, "LDS.128": 3, TMA_STORE: 1},
+        (MULTICAST, "STG", SUMS),
+    ),
+    (f"{SMALL},tile_n=16", "nt", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
+    (f"{SMALL},tile_n=16", "nn", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
+])  # fmt: skip
+def test_levers_show_in_the_machine_code(text, layout, out_dtype, has, lacks):
     """No spills and no warnings of the assembler either."""
     inspect("hopper.gemm", config=text, layout=layout, out_dtype=out_dtype or None).require(
         stack=0, has=has, lacks=lacks
@@ -64,16 +54,12 @@ def test_levers_show_in_the_machine_code(
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("shape", "text"),
-    [
-        ((512, 512, 512), f"{SMALL},tile_n=32,slots=8"),
-        ((1024, 1024, 1024), "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,slots=8"),
-        ((2048, 2048, 2048), ""),
-        ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
-    ],
-)
-def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text: str) -> None:
+@pytest.mark.parametrize(("shape", "text"), [
+    ((512, 512, 512), f"{SMALL},tile_n=32,slots=8"),
+    ((1024, 1024, 1024), "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,slots=8"),
+    ((2048, 2048, 2048), ""), ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
+])  # fmt: skip
+def test_short_calls_neither_divide_nor_fence(shape, text):
     """Nor wait for the cluster a second time: who has one tile ends when nobody will reach into its memory."""
     code = inspect("hopper.gemm", config=text, shape=shape)
     code.require(stack=0, lacks=("MUFU", "MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "LDL", "STL"))
@@ -90,7 +76,7 @@ def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text:
         "store_buffers=1",
     ],
 )
-def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
+def test_consumers_meet_before_pieces_of_k_are_counted(text):
     """After the count one of them may be done with the tile, and the other wait for it for ever."""
     text_of = inspect("hopper.gemm", config=text, shape=(256, 512, 65536)).ptx_text
     (meeting,) = re.finditer(r"(bar|barrier)\.sync\S* \s*8, (256|384);", text_of)
@@ -98,18 +84,12 @@ def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("text", "N", "slabs"),
-    [
-        ("", 8192, 0),
-        ("", 2048, 32768),
-        ("", 8191, 32768),  # TMA cannot write it
-        ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0),
-        (f"{SMALL},tile_n=32", 8192, 4096),
-        (f"{SMALL},tile_n=16", 8192, 6144),
-    ],
-)
-def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -> None:
+@pytest.mark.parametrize(("text", "N", "slabs"), [
+    ("", 8192, 0), ("", 2048, 32768), ("", 8191, 32768),  # TMA cannot write it
+    ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0), (f"{SMALL},tile_n=32", 8192, 4096),
+    (f"{SMALL},tile_n=16", 8192, 6144),
+])  # fmt: skip
+def test_shared_memory_is_what_the_formula_says(text, N, slabs):
     """Less what C's slabs do not take, where there are none, they lie over the ring, or they are narrow."""
     config = configs.from_text(gemm.Config, text)
     asked = variant(example(BF16, None, "nt", (-(-N // 8) * 8, N, 1024)), config)
@@ -118,24 +98,24 @@ def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -
     assert f"{gemm_host.shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
 
 
-def test_words_beside_the_barriers_have_room() -> None:
+def test_words_beside_the_barriers_have_room():
     refused = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61"))
     assert "slots is 61, expected at most 60" in str(gemm.unsupported(product(64, 64, 64), refused))
 
 
 # ---- the host --------------------------------------------------------------------------------------------------------
-def asked(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, **changed: Any) -> Problem:
+def asked(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, **changed) -> Problem:
     shape = (*a.shape[:-1], b.shape[-1])
     return replace(problem(a, b, torch.empty(shape, dtype=BF16, device="meta") if out is None else out), **changed)
 
 
-def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: Any) -> Problem:
+def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed) -> Problem:
     out = torch.empty(M, N, dtype=out_dtype, device="meta")
     a, b = torch.empty(M, K, dtype=BF16, device="meta"), torch.empty(N, K, dtype=BF16, device="meta").t()
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
-def variant(given: Problem, config: HopperConfig = OWN) -> Any:
+def variant(given: Problem, config: HopperConfig = OWN):
     return gemm_host.example_variant(gemm.plan.args[0], given, config)
 
 
@@ -166,7 +146,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_copies_are_said(case: str) -> None:
+def test_copies_are_said(case):
     given, which = ODD[case]
     said = [line for line in gemm.remarks(given) if "twice" not in line]
     assert [line[0] for line in said] == [name for name, is_copied in zip("ab", which, strict=True) if is_copied]
@@ -175,7 +155,7 @@ def test_copies_are_said(case: str) -> None:
 
 @pytest.mark.parametrize("config", [OWN, replace(OWN, swap=True)], ids=["straight", "swapped"])
 @pytest.mark.parametrize("case", ODD)
-def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
+def test_any_strides_are_taken(case, config):
     given, which = ODD[case]
     assert gemm.unsupported(given) is None
     assert copies.copied(given) == which
@@ -198,22 +178,15 @@ def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
     assert variant(given, config).layout[0] in "nt"
 
 
-@pytest.mark.parametrize(
-    ("given", "asked_for"),
-    [
-        (product(64, 64, 64), (1, 1)),
-        (product(64, 64, 1000), (2, 2)),
-        (example(BF16, None, "nn", (512, 1000, 512)), (1, 2)),
-        (example(BF16, None, "tn", (1000, 512, 512)), (2, 1)),
-        (product(64, 64, 64, alignment=(16, LINE, 16)), (2, 1)),
-        (product(64, 64, 64, alignment=(LINE, 16, 2)), (1, 2)),
-        (product(64, 64, 1001), (1, 1)),  # copies' rows are whole lines
-        (product(64, 64, 64, alignment=(2, 16, 16)), (1, 2)),
-        (product(1, 64, 1000), (1, 2)),  # of one row there is no next
-        (replace(product(64, 64, 64), batch=(3,), a=(0, 64, 1), b=(4104, 1, 64), out=(4096, 64, 1)), (1, 2)),
-    ],
-)
-def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("given", "asked_for"), [
+    (product(64, 64, 64), (1, 1)), (product(64, 64, 1000), (2, 2)),
+    (example(BF16, None, "nn", (512, 1000, 512)), (1, 2)), (example(BF16, None, "tn", (1000, 512, 512)), (2, 1)),
+    (product(64, 64, 64, alignment=(16, LINE, 16)), (2, 1)), (product(64, 64, 64, alignment=(LINE, 16, 2)), (1, 2)),
+    (product(64, 64, 1001), (1, 1)),  # copies' rows are whole lines
+    (product(64, 64, 64, alignment=(2, 16, 16)), (1, 2)), (product(1, 64, 1000), (1, 2)),  # of one row there is no next
+    (replace(product(64, 64, 64), batch=(3,), a=(0, 64, 1), b=(4104, 1, 64), out=(4096, 64, 1)), (1, 2)),
+])  # fmt: skip
+def test_lines_that_rows_lie_in(given, asked_for):
     assert copies.lines(given) == asked_for
     assert copies.lines(transposed(given)) == asked_for[::-1]
     said = [line for line in copies.remarks(given) if "twice the requests" in line]
@@ -221,7 +194,7 @@ def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("size", [1000, 1024, 2048])
-def test_rows_inside_of_lines_are_loaded_for_each_other(size: int) -> None:
+def test_rows_inside_of_lines_are_loaded_for_each_other(size):
     """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines do not merge."""
     own = rules.config(product(size, size, 1024), 132, OWN)
     beside = rules.config(product(size, size, 1032), 132, OWN)
@@ -232,7 +205,7 @@ def test_rows_inside_of_lines_are_loaded_for_each_other(size: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_a_copy_has_the_elements(data: st.DataObject) -> None:
+def test_a_copy_has_the_elements(data):
     draw = data.draw
     size = st.integers(1, 9)
     wide = size | st.just(70)
@@ -250,7 +223,7 @@ def test_a_copy_has_the_elements(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_a_product_is_turned_for_each_of_two_reasons(swap: bool, by_columns: bool) -> None:
+def test_a_product_is_turned_for_each_of_two_reasons(swap, by_columns):
     out = torch.empty(128, 64, dtype=BF16, device="meta").t() if by_columns else None
     given = asked(FLAT[: 64 * 256].view(64, 256), FLAT[: 128 * 256].view(128, 256).t(), out)
     turned, crossed = gemm_host._turned(given, replace(OWN, swap=swap))
@@ -260,7 +233,7 @@ def test_a_product_is_turned_for_each_of_two_reasons(swap: bool, by_columns: boo
     assert (form.by_columns, form.staged, form.width) == (swap, True, 8)
 
 
-def test_the_longest_batch_dimension_is_the_kernels() -> None:
+def test_the_longest_batch_dimension_is_the_kernels():
     given = replace(product(64, 64, 64), batch=(2, 7, 3), a=(9, 8, 0, 64, 1), b=(0, 24, 7, 1, 64), out=(1, 2, 3, 64, 1))
     made, inner = gemm_host._one_batch(given)
     assert inner == 1
@@ -270,40 +243,29 @@ def test_the_longest_batch_dimension_is_the_kernels() -> None:
     assert gemm_host._offset(given.out, (1, 2), inner) == 7
 
 
-@pytest.mark.parametrize(
-    ("given", "width", "by_columns", "staged"),
-    [
-        (product(64, 64, 64), 8, False, True),
-        (product(64, 64, 64, FP32), 4, False, True),
-        (product(64, 68, 64, FP32), 4, False, True),
-        (product(64, 66, 64, FP32), 2, False, False),
-        (product(64, 66, 64), 2, False, False),
-        (product(64, 65, 64), 1, False, False),
-        (product(64, 64, 64, alignment=(16, 16, 2)), 1, False, False),
-        (product(64, 64, 64, alignment=(16, 16, 8)), 2, False, False),
-        (product(64, 60, 64, out=(72, 1)), 2, False, False),  # TMA would write up to column 64
-        (product(64, 64, 64, out=(512, 2)), 1, False, False),
-        (product(1, 64, 64, out=(1, 1)), 8, False, True),
-        (product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4097, 64, 1)), 1, False, False),
-        (product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4104, 64, 1)), 8, False, True),
-    ],
-)
-def test_how_c_is_written(given: Problem, width: int, by_columns: bool, staged: bool) -> None:
+@pytest.mark.parametrize(("given", "width", "by_columns", "staged"), [
+    (product(64, 64, 64), 8, False, True), (product(64, 64, 64, FP32), 4, False, True),
+    (product(64, 68, 64, FP32), 4, False, True), (product(64, 66, 64, FP32), 2, False, False),
+    (product(64, 66, 64), 2, False, False), (product(64, 65, 64), 1, False, False),
+    (product(64, 64, 64, alignment=(16, 16, 2)), 1, False, False),
+    (product(64, 64, 64, alignment=(16, 16, 8)), 2, False, False),
+    (product(64, 60, 64, out=(72, 1)), 2, False, False),  # TMA would write up to column 64
+    (product(64, 64, 64, out=(512, 2)), 1, False, False), (product(1, 64, 64, out=(1, 1)), 8, False, True),
+    (product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4097, 64, 1)), 1, False, False),
+    (product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4104, 64, 1)), 8, False, True),
+])  # fmt: skip
+def test_how_c_is_written(given, width, by_columns, staged):
     form = variant(given).form
     assert (form.width, form.by_columns, form.staged) == (width, by_columns, staged)
     unstaged = variant(given, replace(OWN, store_buffers=0)).form
     assert (unstaged.width, unstaged.staged) == (width, False)
 
 
-@pytest.mark.parametrize(
-    ("given", "width", "staged"),
-    [
-        (product(16, 64, 64), 8, True),
-        (product(16, 66, 64), 1, False),
-        (product(16, 64, 64, FP32), 1, False),  # which stmatrix cannot turn
-    ],
-)
-def test_how_a_swapped_c_is_written(given: Problem, width: int, staged: bool) -> None:
+@pytest.mark.parametrize(("given", "width", "staged"), [
+    (product(16, 64, 64), 8, True), (product(16, 66, 64), 1, False),
+    (product(16, 64, 64, FP32), 1, False),  # which stmatrix cannot turn
+])  # fmt: skip
+def test_how_a_swapped_c_is_written(given, width, staged):
     made = variant(given, replace(OWN, swap=True))
     assert (made.form.width, made.form.by_columns, made.form.staged) == (width, True, staged)
     assert made.layout == "nt"
@@ -313,26 +275,17 @@ ROW, COLUMN = product(1, 4096, 64), product(4096, 1, 64)
 ROWS = replace(product(1, 64, 64), batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(64, 64, 1))
 
 
-@pytest.mark.parametrize(
-    ("given", "swap", "strides", "width", "by_columns"),
-    [
-        (ROW, False, (8, 1), 8, False),
-        (ROW, True, (1, 8), 8, True),
-        (COLUMN, False, (1, 8), 8, True),
-        (COLUMN, True, (8, 1), 8, False),
-        (ROWS, False, (64, 8, 1), 8, False),
-        (ROWS, True, (64, 1, 8), 8, True),
-        (replace(ROW, out=(4096, 2)), True, (1, 2), 1, True),  # no two elements of it are neighbours
-        (replace(ROWS, out=(60, 60, 1)), True, (60, 1, 8), 1, True),  # not every row starts at 16 bytes
-        (product(1, 4095, 64), True, (1, 8), 1, True),
-        (replace(COLUMN, out=(4096, 1)), False, (4096, 1), 1, False),  # of a matrix stored by rows
-        (replace(ROW, out_dtype=FP32), True, (1, 8), 1, True),  # which stmatrix cannot turn
-        (product(1, 1, 64), True, (8, 1), 1, False),
-    ],
-)
-def test_a_single_row_or_column_is_written_along_its_length(
-    given: Problem, swap: bool, strides: tuple[int, ...], width: int, by_columns: bool
-) -> None:
+@pytest.mark.parametrize(("given", "swap", "strides", "width", "by_columns"), [
+    (ROW, False, (8, 1), 8, False), (ROW, True, (1, 8), 8, True), (COLUMN, False, (1, 8), 8, True),
+    (COLUMN, True, (8, 1), 8, False), (ROWS, False, (64, 8, 1), 8, False), (ROWS, True, (64, 1, 8), 8, True),
+    (replace(ROW, out=(4096, 2)), True, (1, 2), 1, True),  # no two elements of it are neighbours
+    (replace(ROWS, out=(60, 60, 1)), True, (60, 1, 8), 1, True),  # not every row starts at 16 bytes
+    (product(1, 4095, 64), True, (1, 8), 1, True),
+    (replace(COLUMN, out=(4096, 1)), False, (4096, 1), 1, False),  # of a matrix stored by rows
+    (replace(ROW, out_dtype=FP32), True, (1, 8), 1, True),  # which stmatrix cannot turn
+    (product(1, 1, 64), True, (8, 1), 1, False),
+])  # fmt: skip
+def test_a_single_row_or_column_is_written_along_its_length(given, swap, strides, width, by_columns):
     config = replace(OWN, swap=swap)
     assert gemm_host._out_strides(gemm_host._turned(given, config)[0]) == strides
     form = variant(given, config).form
@@ -341,7 +294,7 @@ def test_a_single_row_or_column_is_written_along_its_length(
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("batch", [(), (3,)])
-def test_a_call_hands_over_its_own_tensors(batch: tuple[int, ...], swap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
     """Views of them in every call cost the host 8 µs."""
     a, b, out = torch.empty(*batch, 64, 72), torch.empty(*batch, 40, 72).mT, torch.empty(*batch, 64, 40)
     handed: list[Any] = []
@@ -352,7 +305,7 @@ def test_a_call_hands_over_its_own_tensors(batch: tuple[int, ...], swap: bool, m
     assert [id(given) for given in handed[:3]] == [id(t) for t in ((b, a, out) if swap else (a, b, out))]
 
 
-def test_a_form_says_what_a_call_has() -> None:
+def test_a_form_says_what_a_call_has():
     plain = variant(product(64, 64, 64)).form
     assert (plain.batched, plain.ordered, plain.scaled, plain.addend, plain.plain) == (False, False, False, "", True)
     assert variant(product(8192, 8192, 64)).form.ordered
@@ -363,7 +316,7 @@ def test_a_form_says_what_a_call_has() -> None:
     assert variant(ODD["a batch"][0]).form.batched
 
 
-def test_one_compile_serves_orders_and_numbers_of_pieces() -> None:
+def test_one_compile_serves_orders_and_numbers_of_pieces():
     given = product(8192, 8192, 8192)
     halves = replace(OWN, split_k=2, k_serpentine=False)
     assert variant(given, replace(OWN, order="hilbert", group_m=4, sms=120)) == variant(given)
@@ -373,7 +326,7 @@ def test_one_compile_serves_orders_and_numbers_of_pieces() -> None:
 # ---- the rule --------------------------------------------------------------------------------------------------------
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_the_rule_gives_a_config_that_can_be_built(data: st.DataObject) -> None:
+def test_the_rule_gives_a_config_that_can_be_built(data):
     draw = data.draw
     size = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
     M, N, K = draw(size), draw(size), draw(size)
@@ -394,7 +347,7 @@ def test_the_rule_gives_a_config_that_can_be_built(data: st.DataObject) -> None:
         assert not made.k_serpentine
 
 
-def test_the_rule_cuts_k_where_few_tiles_are() -> None:
+def test_the_rule_cuts_k_where_few_tiles_are():
     small = product(64, 64, 65536)
     assert rules.config(small, 132, OWN).split_k > 8
     assert rules.config(replace(small, batch_invariant=True), 132, OWN).split_k == 1
@@ -407,7 +360,7 @@ def test_the_rule_cuts_k_where_few_tiles_are() -> None:
 
 
 @pytest.mark.parametrize("size", [1280, 1536, 5120])
-def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size: int) -> None:
+def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
     """Where neither operand has such rows tiles begin at whole lines of 128 bytes."""
     rule = {layout: rules.config(example(BF16, None, layout, (size,) * 3), 132, OWN) for layout in LAYOUTS}
     assert {layout: made.swap for layout, made in rule.items() if made.elastic} == {
@@ -427,16 +380,14 @@ def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size: int) -> None:
         ((16, 1024, 1023), "nt", 1.47), ((64, 64, 4095), "nt", 0.48), ((16, 4096, 4096), "nt", 0.70),
     ],
 )  # fmt: skip
-def test_it_is_spared_where_copies_cost_more_than_they_save(
-    shape: tuple[int, int, int], layout: str, ratio: float
-) -> None:
+def test_it_is_spared_where_copies_cost_more_than_they_save(shape, layout, ratio):
     given = example(BF16, None, layout, shape)
     assert (choice.spared("hopper.gemm", given) is not None) == (ratio > 1)
     assert choice.by_rule(given, 90, 132) == ("portable" if ratio > 1 else "hopper.gemm")
     assert choice.by_rule(replace(given, batch_invariant=True), 90, 132) == "hopper.gemm"
 
 
-def test_as_few_clusters_as_waves_allow() -> None:
+def test_as_few_clusters_as_waves_allow():
     """The waves stay as many, and few clusters are left out."""
     assert [schedule.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [66, 66, 64, 64, 66, 65]
     for clusters, tiles in itertools.product(range(1, 140), range(1, 600)):
@@ -446,33 +397,29 @@ def test_as_few_clusters_as_waves_allow() -> None:
 
 
 @pytest.mark.parametrize("text", ["split_k=2,k_serpentine=False", "stream_k=True,k_serpentine=False", ""])
-def test_another_order_of_k_is_refused_where_rows_must_not_tell(text: str) -> None:
+def test_another_order_of_k_is_refused_where_rows_must_not_tell(text):
     given = product(64, 64, 4096, batch_invariant=True)
     config = configs.from_text(gemm.Config, text)
     assert "batch_invariant needs one order of K" in str(gemm.unsupported(given, config))
     assert gemm.unsupported(given, replace(config, split_k=1, stream_k=False, k_serpentine=False)) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("split_k=65", "split_k is 65, expected 1 to 64 pieces of K"),
-        ("split_k=2,stream_k=True", "split_k is 2 with stream_k, expected 1"),
-        ("pingpong=True,consumers=1,producer_registers=0,consumer_registers=0,tile_n=64", "pingpong with 1 consumers"),
-        ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and pieces of K"),
-        ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
-        ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
-        ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),
-        ("phases=True", "phases is True, expected False"),
-        ("cluster_m=3", "cluster_m is 3, expected 1, 2 or 4"),
-    ],
-)
-def test_what_cannot_be_built(text: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "reason"), [
+    ("split_k=65", "split_k is 65, expected 1 to 64 pieces of K"),
+    ("split_k=2,stream_k=True", "split_k is 2 with stream_k, expected 1"),
+    ("pingpong=True,consumers=1,producer_registers=0,consumer_registers=0,tile_n=64", "pingpong with 1 consumers"),
+    ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and pieces of K"),
+    ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
+    ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
+    ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),
+    ("phases=True", "phases is True, expected False"), ("cluster_m=3", "cluster_m is 3, expected 1, 2 or 4"),
+])  # fmt: skip
+def test_what_cannot_be_built(text, reason):
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(product(64, 64, 64), config))
 
 
-def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised() -> None:
+def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised():
     """The stride that is walked call by call, 20481 elements, leaves C at odd addresses."""
     out = FLAT.as_strided((2, 5, 64, 64), (20481, 4096, 64, 1))
     a, b = torch.empty(2, 1, 64, 64, dtype=BF16), torch.empty(1, 5, 64, 64, dtype=BF16)
@@ -482,7 +429,7 @@ def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised() -> No
     assert (inner, alone.batch, alone.alignment[2]) == (1, (5,), 2)
 
 
-def test_partial_sums_beyond_32_bits_are_refused() -> None:
+def test_partial_sums_beyond_32_bits_are_refused():
     asked = problem(*(torch.empty(8192, 8192, dtype=BF16, device="meta") for _ in range(3)))
     config = replace(gemm.Config(), split_k=64, k_serpentine=False)
     assert "split_k takes up to 2147483648 partial sums" in str(gemm.unsupported(asked, config))

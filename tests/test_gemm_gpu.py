@@ -3,11 +3,8 @@
 Most tests compile their kernels first, on all cores: without `-n` they take a few minutes together.
 """
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +14,7 @@ import sanitizer
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from precompiled import KERNEL, SMS, Ahead, Asked, by_default, by_rule, of_case
+from precompiled import KERNEL, SMS, Asked, by_default, by_rule, of_case
 
 import outblas
 from outblas import configs, machines
@@ -62,13 +59,13 @@ LEVERS = {
 def config_of(way: str, case: Case) -> HopperConfig | None:
     """`way`: a lever, "rule", or "default", what a call takes that names no kernel. None: the rule's config."""
     if way in LEVERS:
-        made: HopperConfig = configs.from_text(gemm.Config, LEVERS[way])
+        made = configs.from_text(gemm.Config, LEVERS[way])
         return made
     return by_default(of_case(case)) if way == "default" else None
 
 
 def runner(way: str, case: Case) -> Run:
-    def unnamed(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def unnamed(a, b, c, out: torch.Tensor, alpha: float, beta: float):
         if c is None:
             outblas.matmul(a, b, out=out, out_dtype=None if out.dtype == a.dtype else out.dtype)
         else:
@@ -78,18 +75,18 @@ def runner(way: str, case: Case) -> Run:
 
 
 @pytest.fixture(scope="session")
-def ahead() -> Iterator[Ahead]:
+def ahead():
     with precompiled.compilers() as compile_ahead:
         yield compile_ahead
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def late(monkeypatch):
     """Kernels that were not compiled ahead, which is for GPUs of 132 SMs."""
     found: list[str] = []
     real = gemm_host.compile_variant
 
-    def noted(gemm: Any, variant: Any, *options: str) -> Any:
+    def noted(gemm, variant, *options: str):
         found.append(variant.name)
         return real(gemm, variant, *options)
 
@@ -117,7 +114,7 @@ def examples(draw: st.DrawFn) -> tuple[Case, str]:
     a little below tuned ones. Half of the calls are such as TMA takes: all is in multiples of 8 elements.
     """
 
-    def pick(*values: Any) -> Any:
+    def pick(*values):
         return draw(st.sampled_from(values))
 
     def size(longest: int) -> int:
@@ -157,15 +154,11 @@ def sampled() -> list[tuple[Case, str]]:
     found: list[tuple[Case, str]] = []
 
     @settings(
-        max_examples=EXAMPLES * REPEATS,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
+        max_examples=EXAMPLES * REPEATS, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )
+    )  # fmt: skip
     @given(examples())
-    def collect(example: tuple[Case, str]) -> None:
+    def collect(example: tuple[Case, str]):
         found.append(example)
 
     collect()
@@ -199,7 +192,7 @@ def near(run: Run, case: Case) -> Result:
     return bounded(run, case, "cuda")
 
 
-def test_sampled_calls_are_right(ahead: Ahead, late: list[str]) -> None:
+def test_sampled_calls_are_right(ahead, late):
     calls = sampled()
     compiles = ahead((of_case(case), config_of(way, case)) for case, way in calls)
     faults = []
@@ -237,14 +230,14 @@ def sample(space: Space[HopperConfig]) -> list[HopperConfig]:
 
 
 def space_of(case: Case) -> Space[HopperConfig]:
-    made: Space[HopperConfig] = gemm.space(
+    made = gemm.space(
         example(case.dtype, case.out_dtype, case.layout, (case.M, case.N, case.K)), machines.reference(90)
     )
     return made
 
 
 @pytest.mark.parametrize("case", AWKWARD, ids=str)
-def test_configs_of_the_space_are_right(case: Case, ahead: Ahead, late: list[str]) -> None:
+def test_configs_of_the_space_are_right(case, ahead, late):
     chosen = sample(space_of(case))
     compiles = ahead((of_case(case), config) for config in chosen)
     exact, faults = Exact(case, "cuda"), []
@@ -270,12 +263,12 @@ OVERFLOW = Case(300, 264, 1024, F16, layout="nt")
 
 
 @pytest.fixture(scope="session")
-def _special(ahead: Ahead) -> None:
+def _special(ahead):
     ahead((of_case(case), config_of(way, case)) for case in (*SPECIAL, OVERFLOW) for way in ("rule", *LEVERS))
 
 
 # Of each operand: where, in halves of its extents or counted from their ends, and what.
-PLACED: dict[str, tuple[tuple[Any, Any, str], ...]] = {
+PLACED = {
     "a": ((1, 0, "nan"), (2, 0.5, "inf"), (0.5, 0, "inf"), (0.5, -1, "-inf"), (-1, -1, "inf")),
     "b": ((-1, 0.5, "nan"), (0, 2, "inf"), (0.5, 3, "-inf"), (-1, 3, "inf")),
     "c": ((0, 0, "nan"), (-1, -1, "inf"), (0.5, 1, "-inf"), (5, 3, "inf")),
@@ -285,8 +278,8 @@ PLACED: dict[str, tuple[tuple[Any, Any, str], ...]] = {
 def filled(case: Case, places: str) -> Call:
     """Normal data with NaN and Inf in the operands named. A and B have a 0 each where the other may have Inf."""
 
-    def fill(name: str) -> Any:
-        def fill_one(t: torch.Tensor, generator: torch.Generator) -> None:
+    def fill(name: str):
+        def fill_one(t: torch.Tensor, generator: torch.Generator):
             t.normal_(generator=generator)
             if name != "c":
                 t[..., 0 if name == "a" else -1, 0] = 0.0
@@ -315,7 +308,7 @@ def kinds(t: torch.Tensor) -> torch.Tensor:
 @pytest.mark.usefixtures("_special")
 @pytest.mark.parametrize("way", ["rule", *LEVERS])
 @pytest.mark.parametrize("case", SPECIAL, ids=str)
-def test_nan_and_inf_stand_where_torch_has_them(case: Case, way: str) -> None:
+def test_nan_and_inf_stand_where_torch_has_them(case, way):
     for places in ("", "a", "b", "c", "ab", "abc"):
         call = filled(case, places)
         call.run(runner(way, case))
@@ -331,7 +324,7 @@ def test_nan_and_inf_stand_where_torch_has_them(case: Case, way: str) -> None:
 
 @pytest.mark.usefixtures("_special")
 @pytest.mark.parametrize("way", ["rule", *LEVERS])
-def test_fp16_becomes_inf_where_torch_rounds_to_it(way: str) -> None:
+def test_fp16_becomes_inf_where_torch_rounds_to_it(way):
     """Sums of integers, exact in fp32, some of them too large for fp16."""
     integers = [lambda t, generator: t.random_(-64, 65, generator=generator)] * 3
     call = prepare(OVERFLOW, "cuda", *integers)
@@ -370,7 +363,7 @@ MIXED = (
 class Mixed:
     """Calls of many kinds on several streams, whose results are compared where they are."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         normal = [lambda t, generator: t.normal_(generator=generator)] * 3
         self.calls = [prepare(case, "cuda", *normal) for case, _ in MIXED]
         self.runs = [runner(way, case) for case, way in MIXED]
@@ -387,7 +380,7 @@ class Mixed:
         self.runs[kind](call.a.view, call.b.view, call.c.view if call.c else None, view, case.alpha, case.beta)
         return view.view(torch.int16 if view.element_size() == 2 else torch.int32)
 
-    def compared(self, stream: int, kind: int) -> None:
+    def compared(self, stream: int, kind: int):
         with torch.cuda.stream(self.streams[stream]):
             self.wrong[stream, kind].logical_or_((self.once(kind) != self.first[kind]).any())
 
@@ -402,7 +395,7 @@ class Mixed:
 
 
 @pytest.mark.parametrize("threads", [1, STREAMS])
-def test_ten_thousand_mixed_calls_on_four_streams(threads: int, ahead: Ahead) -> None:
+def test_ten_thousand_mixed_calls_on_four_streams(threads, ahead):
     ahead((of_case(case), config_of(way, case)) for case, way in MIXED)
     mixed = Mixed()
     torch.cuda.synchronize()
@@ -437,7 +430,7 @@ def invariant(a: torch.Tensor, b: torch.Tensor) -> Asked:
 
 @pytest.mark.parametrize(("N", "K"), [(1024, 4096), (4104, 520)])
 @pytest.mark.parametrize("layout", ["nt", "nn"])
-def test_rows_have_the_same_bits_in_all_batches(layout: str, N: int, K: int, ahead: Ahead, late: list[str]) -> None:
+def test_rows_have_the_same_bits_in_all_batches(layout, N, K, ahead, late):
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(LARGEST, K, device="cuda", generator=generator).to(BF16)
     b = torch.randn(K, N, device="cuda", generator=generator).to(BF16)
@@ -467,7 +460,7 @@ HUGE = (
 
 
 @pytest.mark.parametrize("case", HUGE, ids=str)
-def test_more_than_two_to_the_31_aligned_elements(case: Case) -> None:
+def test_more_than_two_to_the_31_aligned_elements(case):
     result = check(KERNEL, case)
     assert result.ok, result.message
 
@@ -489,5 +482,5 @@ for way, text in {LEVERS}.items():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
-def test_sanitizers_find_nothing(tool: str) -> None:
+def test_sanitizers_find_nothing(tool):
     sanitizer.finds_nothing(tool, SANITIZED, len(LEVERS))

@@ -1,13 +1,11 @@
 """Who computes what in hopper.gemm: its arithmetic on tiles, slices and pieces of K, on Python's integers."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -29,7 +27,7 @@ class Word(int):
     """A 32-bit integer that is never more."""
 
 
-def _checked(name: str) -> Any:
+def _checked(name: str):
     compute = getattr(int, name)
 
     def operation(self: int, other: int) -> Word:
@@ -45,18 +43,18 @@ def _checked_divmod(self: int, other: int) -> tuple[Word, Word]:
     return Word(quotient), Word(remainder)
 
 
-Word.__divmod__ = _checked_divmod  # type: ignore[assignment,method-assign]
+Word.__divmod__ = _checked_divmod
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(Word, f"__{_name}__", _checked(f"__{_name}__"))
     setattr(Word, f"__r{_name}__", _checked(f"__r{_name}__"))
 
 
 @pytest.fixture(scope="module")
-def arithmetic() -> SimpleNamespace:
+def arithmetic():
     """`work`'s own source on Python's integers: what the DSL would trace is computed instead."""
     tree = ast.parse(Path(work.__file__).read_text(encoding="utf-8"))
     dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
-    made: dict[str, Any] = {"cutlass": dsl, "cute": SimpleNamespace(jit=lambda function: function), "Int32": Word}
+    made = {"cutlass": dsl, "cute": SimpleNamespace(jit=lambda function: function), "Int32": Word}
     made |= {"NamedTuple": NamedTuple, "__name__": "work"}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, work.__file__, "exec"), made)
@@ -78,9 +76,7 @@ def launch(
     elif order:
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
-    by = work.Divisors(
-        *(Word(n) for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)),
-    )
+    by = work.Divisors(*(Word(n) for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)))
     numbers = {
         "clusters": clusters, "tiles": tiles, "k_tiles": k_tiles, "pieces": pieces,
         "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
@@ -91,7 +87,7 @@ def launch(
     return SimpleNamespace(**own, **words)
 
 
-def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:
+def all_work(arithmetic, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:
     """(cluster, step, work) of a whole launch; CTAs that share a tile along K as pieces of it."""
     found = []
     for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
@@ -107,20 +103,15 @@ def all_work(arithmetic: Any, k: SimpleNamespace, config: HopperConfig) -> list[
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_every_slice_of_every_tile_is_computed_once(arithmetic: Any, data: st.DataObject) -> None:
+def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
     draw = data.draw
     kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
     config = replace(
-        OWN,
-        tile_m=64,
-        tile_n=draw(st.sampled_from([32, 64])),
-        cluster_m=1,
-        k_serpentine=False,
+        OWN, tile_m=64, tile_n=draw(st.sampled_from([32, 64])), cluster_m=1, k_serpentine=False,
         elastic=kind != "cluster" and draw(st.booleans()),
         cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster" else 1,
-        split_k=draw(st.integers(2, 7)) if kind == "split" else 1,
-        stream_k=kind == "stream",
-    )
+        split_k=draw(st.integers(2, 7)) if kind == "split" else 1, stream_k=kind == "stream",
+    )  # fmt: skip
     M, N, K = draw(st.integers(1, 600)), draw(st.integers(1, 400)), draw(st.integers(1, 900))
     batch, fit = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 7, 16, 132]))
     rows, columns = schedule.cluster_tiles(config, M, N)
@@ -128,7 +119,7 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic: Any, data: st.Da
     check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
 
 
-def check(arithmetic: Any, k: SimpleNamespace, config: HopperConfig, rows: int, columns: int) -> None:
+def check(arithmetic, k: SimpleNamespace, config: HopperConfig, rows: int, columns: int):
     found = all_work(arithmetic, k, config)
     tiles: dict[tuple[int, int, int], list[work.Work]] = {}
     for _, _, mine in found:
@@ -166,24 +157,20 @@ def check(arithmetic: Any, k: SimpleNamespace, config: HopperConfig, rows: int, 
         assert max(slices) - min(slices) <= 1 or int(k.tiles % k.clusters * k.k_tiles) < int(k.clusters)
 
 
-@pytest.mark.parametrize(
-    ("M", "N", "K", "tiles", "clusters"),
-    [
-        (64, 64, 64 * 3, 1, 3),  # fewer slices than clusters fit
-        (128, 64, 64 * 5, 2, 10),
-        (64 * 7, 64, 64, 7, 7),  # a slice each
-        (64 * 133, 64, 64, 133, 132),  # one tile of one slice is left over
-        (64 * 264, 64, 128, 264, 132),  # none is
-    ],
-)
-def test_stream_k_with_few_slices(arithmetic: Any, M: int, N: int, K: int, tiles: int, clusters: int) -> None:
+@pytest.mark.parametrize(("M", "N", "K", "tiles", "clusters"), [
+    (64, 64, 64 * 3, 1, 3),  # fewer slices than clusters fit
+    (128, 64, 64 * 5, 2, 10), (64 * 7, 64, 64, 7, 7),  # a slice each
+    (64 * 133, 64, 64, 133, 132),  # one tile of one slice is left over
+    (64 * 264, 64, 128, 264, 132),  # none is
+])  # fmt: skip
+def test_stream_k_with_few_slices(arithmetic, M, N, K, tiles, clusters):
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True")
     k = launch(config, M, N, K)
     assert (k.tiles, k.clusters) == (tiles, clusters)
     check(arithmetic, k, config, *schedule.cluster_tiles(config, M, N))
 
 
-def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic: Any) -> None:
+def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True")
     M, K = 64 * 263, gemm_host.MOST_SLICES * 64
     check(arithmetic, launch(config, M, 64, K), config, 263, 1)
@@ -192,7 +179,7 @@ def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic: Any) -> No
     assert "slices of K" in str(gemm.unsupported(replace(given, K=K + 1), config))
 
 
-def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:
+def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic):
     config = replace(OWN, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
     k = launch(config, 256, 256, 64)
     k.cluster = Word(3)
@@ -206,7 +193,7 @@ def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(tile_n=st.integers(3, 32).map(lambda n: 8 * n), N=st.integers(1, 20_000))
-def test_elastic_columns_cover_the_matrix(arithmetic: Any, tile_n: int, N: int) -> None:
+def test_elastic_columns_cover_the_matrix(arithmetic, tile_n, N):
     """In whole steps of 8, unless narrow ones are too wide, of which one fewer would not do."""
     config = replace(OWN, tile_n=tile_n, elastic=True, cluster_m=1)
     k = launch(config, 1, N, 64)

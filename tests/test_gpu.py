@@ -1,7 +1,5 @@
 """Every kernel on a GPU: the oracles over the whole matrix of cases, streams, graphs, configs, cold starts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -78,7 +76,7 @@ def tma_takes(case: Case) -> bool:
 
 
 @pytest.mark.parametrize(("kernel", "case"), list(matrix()))
-def test_oracles(kernel: str, case: Case):
+def test_oracles(kernel, case):
     for oracle in oracles(kernel):
         try:
             result = check(kernel, case, oracle)
@@ -89,7 +87,7 @@ def test_oracles(kernel: str, case: Case):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_default_is_right_without_a_fallback(dtype: torch.dtype):
+def test_default_is_right_without_a_fallback(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         for shapes in (((65, 70), (70, 33)), ((3, 1, 5, 70), (2, 70, 9)), ((70,), (70,)), ((4, 0), (0, 3))):
@@ -127,7 +125,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_runs_on_the_current_stream(kernel: str):
+def test_runs_on_the_current_stream(kernel):
     a, b = torch.randn(512, 512, device="cuda").bfloat16(), torch.randn(512, 512, device="cuda").bfloat16()
     want = outblas.matmul(a, b, kernel=kernel)
     stream = torch.cuda.Stream()
@@ -142,7 +140,7 @@ def test_runs_on_the_current_stream(kernel: str):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_captured_in_a_cuda_graph(kernel: str):
+def test_captured_in_a_cuda_graph(kernel):
     a, b = torch.randn(256, 256, device="cuda").bfloat16(), torch.randn(256, 256, device="cuda").bfloat16()
     out = outblas.matmul(a, b, kernel=kernel)
     graph = torch.cuda.CUDAGraph()
@@ -156,7 +154,7 @@ def test_captured_in_a_cuda_graph(kernel: str):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_captured_where_operands_lie_elsewhere_in_lines(kernel: str):
+def test_captured_where_operands_lie_elsewhere_in_lines(kernel):
     flat, out = torch.randint(-3, 4, (2, 2**22 + 64), device="cuda").to(BF16), torch.empty(2048, 2048, device="cuda")
     (a, b), (x, y) = ([each[start : start + 2**22].view(2048, 2048) for each in flat] for start in (0, 8))
     outblas.matmul(a, b.t(), out=out, out_dtype=FP32, kernel=kernel)
@@ -168,13 +166,13 @@ def test_captured_where_operands_lie_elsewhere_in_lines(kernel: str):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_deterministic_alone_and_beside_other_streams(kernel: str):
+def test_deterministic_alone_and_beside_other_streams(kernel):
     result = check(kernel, Case(1000, 520, 2048, BF16, layout="nt"), "determinism")
     assert result.ok, result.message
 
 
 @pytest.mark.parametrize("config", CANDIDATES, ids=str)
-def test_every_portable_preset_runs_or_says_why_not(config: Any):
+def test_every_portable_preset_runs_or_says_why_not(config):
     for dtype in (BF16, torch.float32):
         case = Case(config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt")
         try:
@@ -196,7 +194,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("case", range(len(BAD)))
-def test_bad_input_on_the_gpu(case: int):
+def test_bad_input_on_the_gpu(case):
     kind, message, call = BAD[case]
     a = torch.ones(64, 64, device="cuda", dtype=BF16)
     with pytest.raises(kind, match=message):
@@ -207,7 +205,7 @@ def test_bad_input_on_the_gpu(case: int):
 
 @pytest.mark.sm90
 @pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA cannot take
-def test_what_tma_cannot_take_is_refused_by_name(kernel: str):
+def test_what_tma_cannot_take_is_refused_by_name(kernel):
     a = torch.ones(64, 63, device="cuda", dtype=BF16)
     with pytest.raises(ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"):
         outblas.matmul(a, torch.ones(63, 64, device="cuda", dtype=BF16), kernel=kernel)
@@ -227,7 +225,7 @@ def test_kernels_for_other_architectures_are_refused():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_runs_on_the_operands_device(kernel: str):
+def test_runs_on_the_operands_device(kernel):
     a = torch.randn(256, 256, device="cuda:1").bfloat16()
     with torch.cuda.device(0):
         assert torch.equal(
@@ -245,7 +243,7 @@ HUGE = (
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.values[0] in HUGE])
 @pytest.mark.parametrize("case", list(cases.huge(BF16)), ids=str)
-def test_more_than_two_to_the_31_elements(case: Case, kernel: str):
+def test_more_than_two_to_the_31_elements(case, kernel):
     try:
         result = check(kernel, case)
     except Refused as refusal:
@@ -266,7 +264,7 @@ def run(code: str, cache: Path) -> str:
 
 @pytest.mark.sm90
 @pytest.mark.parametrize("kernel", ["hopper.tma_wgmma", "hopper.gemm"])
-def test_first_call_of_a_process_with_a_warm_cache(kernel: str, tmp_path: Path):
+def test_first_call_of_a_process_with_a_warm_cache(kernel, tmp_path):
     code = f"""
 import time, torch, cutlass, outblas
 a = torch.randn(64, 64, device="cuda").bfloat16()
@@ -281,7 +279,7 @@ print(1000 * (time.perf_counter() - start))
 
 
 @pytest.mark.sm90
-def test_eight_cold_processes_compile_each_key_once(tmp_path: Path):
+def test_eight_cold_processes_compile_each_key_once(tmp_path):
     code = f"""
 import torch, outblas
 from outblas.hopper import host

@@ -1,6 +1,6 @@
 """Gradients against finite differences in float64, what they cost, and the kernel of an activation's derivative."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ def fused(activation: str | None) -> Callable[..., Any]:
     return lambda x, w, bias, residual: linear(x, w, bias, activation=activation, residual=residual)
 
 
-CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+CASES = {
     f"matmul {a} {b}": (matmul, [a, b])
     for a, b in [
         ((3, 4), (4, 2)), ((4,), (4,)), ((4,), (4, 2)), ((3, 4), (4,)), ((2, 3, 4), (4, 2)), ((2, 2, 3, 4), (1, 4, 2)),
@@ -47,14 +47,14 @@ CASES["gemm_aux"] = lambda a, b, bias: ops.gemm_aux(a, b, None, bias, None, 1, 1
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_first_and_second_derivatives(name: str) -> None:
+def test_first_and_second_derivatives(name):
     call, shapes = CASES[name]
     tensors = grown(*shapes)
     assert gradcheck(call, tensors)
     assert gradgradcheck(call, tensors)
 
 
-def test_a_wide_product_has_gradients_of_its_operands_dtype() -> None:
+def test_a_wide_product_has_gradients_of_its_operands_dtype():
     a, b, bias = *grown((9, 16), (16, 8), dtype=torch.bfloat16), *grown((8,), dtype=torch.float32)
     wide = [t.detach().float().requires_grad_() for t in (a, b, bias)]
     matmul(a, b, out_dtype=torch.float32, bias=bias, activation="silu").square().sum().backward()
@@ -65,14 +65,14 @@ def test_a_wide_product_has_gradients_of_its_operands_dtype() -> None:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[torch.Size, ...]]]:
+def launched(monkeypatch):
     """Shapes of A and B, and of x where it was stored, of each product."""
     seen: list[tuple[torch.Size, ...]] = []
 
-    def by_torch(*given: Any, made: Any = dispatch._by_torch) -> Any:
+    def by_torch(*given, made=dispatch._by_torch):
         run = made(*given)
 
-        def execute(*tensors: Any) -> Any:
+        def execute(*tensors):
             seen.append(tuple(t.shape for t in (*tensors[:2], *tensors[8:]) if t is not None))
             return run(*tensors)
 
@@ -85,7 +85,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[torch.Size,
 
 
 @pytest.mark.parametrize("needed", ["", "x", "w", "bias", "x w bias"])
-def test_nothing_needless_is_multiplied_or_kept(needed: str, launched: list[Any]) -> None:
+def test_nothing_needless_is_multiplied_or_kept(needed, launched):
     tensors = {"x": torch.randn(2, 3, 4), "w": torch.randn(5, 4), "bias": torch.randn(5)}
     for name, t in tensors.items():
         t.requires_grad_(name in needed.split())
@@ -101,7 +101,7 @@ def test_nothing_needless_is_multiplied_or_kept(needed: str, launched: list[Any]
             assert launched == [backward[name] for name in needed.split() if name in backward]
 
 
-def test_warm_calls_go_on_having_gradients() -> None:
+def test_warm_calls_go_on_having_gradients():
     a, b = grown((6, 5), (5, 4), dtype=torch.float32)
     for i in range(4):
         (first,) = torch.autograd.grad(matmul(a, b).square().sum(), a, create_graph=i % 2 == 0)
@@ -119,7 +119,7 @@ def test_warm_calls_go_on_having_gradients() -> None:
         ops.matmul_out(a, b, torch.empty(6, 4))
 
 
-def test_checkpointed() -> None:
+def test_checkpointed():
     tensors = grown((6, 5), (4, 5), (4,), (4,))
     y = torch.utils.checkpoint.checkpoint(fused("gelu"), *tensors, use_reentrant=False)
     want = apply(torch.nn.functional.linear(*tensors[:3]), "gelu", tensors[3])
@@ -129,7 +129,7 @@ def test_checkpointed() -> None:
 # ---- the activation's derivative ----
 @pytest.mark.interpreter
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_its_kernel(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_kernel(activation, monkeypatch):
     monkeypatch.setattr(kernels, "_value_and_slope", InterpretedFunction(kernels._value_and_slope.fn))
     kernel = InterpretedFunction(kernels.backward_kernel.fn)
     gate = activation in GATED
@@ -146,7 +146,7 @@ def test_its_kernel(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
-def test_its_kernel_moves_16_bytes_at_a_time(arch: int) -> None:
+def test_its_kernel_moves_16_bytes_at_a_time(arch):
     for pointer in ("*bf16", "*fp32"):
         assert "ld.global.v4" in kernels.compile_for(("gelu", False, False, pointer, (16, 16, 16, 1)), arch).asm["ptx"]
     assert kernels.compile_for(("silu", True, True, "*fp16", (2, 16, 2, 2)), arch).asm["cubin"]

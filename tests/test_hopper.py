@@ -1,11 +1,8 @@
 """Hopper rungs without a GPU: configs, what they refuse, their machine code, and the compile cache on disk."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -32,7 +29,7 @@ def rows(count: int = 64, columns: int = 64, stride: int | None = None, start: i
     return FLAT.as_strided((count, columns), (columns if stride is None else stride, 1), start)
 
 
-def problem(M: int = 64, N: int = 64, K: int = 64, *, a: Any = None, b: Any = None, out: Any = None) -> Problem:
+def problem(M: int = 64, N: int = 64, K: int = 64, *, a=None, b=None, out=None) -> Problem:
     a = rows(M, K) if a is None else a
     b = rows(N, K).t() if b is None else b
     return operands.problem(a, b, rows(M, N) if out is None else out)
@@ -43,13 +40,13 @@ def refusal(rung: str, text: str) -> str:
     return str(module.unsupported(problem(), configs.from_text(module.Config, text)))
 
 
-def check_refused(rung: str, text: str, expected: str) -> None:
+def check_refused(rung: str, text: str, expected: str):
     """It is the text's first field that is refused."""
     field, value = text.split(",")[0].split("=")
     assert refusal(rung, text).startswith(f"config: {field} is {value}, expected {expected}")
 
 
-def test_every_config_is_valid_or_says_why() -> None:
+def test_every_config_is_valid_or_says_why():
     tiles = itertools.product((64, 96, 128, 256), (8, 16, 64, 128, 192, 256, 264), (8, 16, 64, 128, 256))
     verdicts = {config: invalid_reason(config) for config in itertools.starmap(HopperConfig, tiles)}
     assert all(reason is None or "expected" in reason for reason in verdicts.values())
@@ -59,63 +56,44 @@ def test_every_config_is_valid_or_says_why() -> None:
     assert "accumulator registers" in str(invalid_reason(HopperConfig(tile_m=256, tile_n=256)))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("tile_m=80", "64, 128, 192, 256 or 320"),
-        ("tile_n=24", "a multiple of 16 from 16 to 512"),
-        ("tile_k=48", "16, 32, 64 or 128"),
-        ("mma_n=96", "0 or a multiple of 16 that divides tile_n (256)"),
-        ("consumers=3", "1, 2 or 3 that share tile_m (128)"),
-        ("slots=0", "1 to 64"),
-        ("in_flight=1,slots=1", "0 or 1 and fewer than slots (1)"),
-        ("in_flight=2", "0 or 1"),
-        ("producer_registers=0", "a multiple of 8 from 24 to 168"),
-        ("consumer_registers=250", "a multiple of 8 from 168"),
-        ("mma_n=96,tile_n=192,store_buffers=0", "a divisor or a multiple of 64"),
-        ("consumer_registers=240,consumers=1,tile_n=128", "0 with one consumer"),
-        ("group_m=0", "at least 1"),
-        ("sms=1", "0 (all) or at least the 2 CTAs"),
-        ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
-        ("store_buffers=5", "0 to 4, the slabs of a consumer"),
-    ],
-)
-def test_what_the_last_rung_refuses(text: str, expected: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), [
+    ("tile_m=80", "64, 128, 192, 256 or 320"), ("tile_n=24", "a multiple of 16 from 16 to 512"),
+    ("tile_k=48", "16, 32, 64 or 128"), ("mma_n=96", "0 or a multiple of 16 that divides tile_n (256)"),
+    ("consumers=3", "1, 2 or 3 that share tile_m (128)"), ("slots=0", "1 to 64"),
+    ("in_flight=1,slots=1", "0 or 1 and fewer than slots (1)"), ("in_flight=2", "0 or 1"),
+    ("producer_registers=0", "a multiple of 8 from 24 to 168"), ("consumer_registers=250", "a multiple of 8 from 168"),
+    ("mma_n=96,tile_n=192,store_buffers=0", "a divisor or a multiple of 64"),
+    ("consumer_registers=240,consumers=1,tile_n=128", "0 with one consumer"), ("group_m=0", "at least 1"),
+    ("sms=1", "0 (all) or at least the 2 CTAs"), ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
+    ("store_buffers=5", "0 to 4, the slabs of a consumer"),
+])  # fmt: skip
+def test_what_the_last_rung_refuses(text, expected):
     check_refused("hilbert", text, expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("producer_registers=32", "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504"),
-        ("tile_m=256,store_buffers=1", "tile 256x256 needs 256 accumulator registers, expected at most 208"),
-        ("order=spiral", "order is 'spiral', expected one of row, column"),
-        ("cluster_m=4,cluster_n=4", "a cluster of 4x4 has 16 CTAs, expected at most 8"),
-        ("tile_n=240,cluster_m=1,store_buffers=1", "tile_n is 240 and mma_n 240, expected multiples of 64"),
-        ("slots=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
-    ],
-)
-def test_which_fields_the_last_rung_refuses_together(text: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "reason"), [
+    ("producer_registers=32", "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504"),
+    ("tile_m=256,store_buffers=1", "tile 256x256 needs 256 accumulator registers, expected at most 208"),
+    ("order=spiral", "order is 'spiral', expected one of row, column"),
+    ("cluster_m=4,cluster_n=4", "a cluster of 4x4 has 16 CTAs, expected at most 8"),
+    ("tile_n=240,cluster_m=1,store_buffers=1", "tile_n is 240 and mma_n 240, expected multiples of 64"),
+    ("slots=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
+])  # fmt: skip
+def test_which_fields_the_last_rung_refuses_together(text, reason):
     assert refusal("hilbert", text).startswith(f"config: {reason}")
 
 
-@pytest.mark.parametrize(
-    ("rung", "text", "neutral"),
-    [
-        ("tma_wgmma", "slots=2", "1"),
-        ("large_tile", "consumers=2", "1"),
-        ("warp_specialized", "consumer_registers=240", "0"),
-        ("two_consumers", "order=hilbert", "column"),
-        ("lean_barriers", "cluster_m=2", "1"),
-        ("cluster_multicast", "accumulate_flag=True", "False"),
-        ("store_tuning", "store_buffers=2", "0"),
-    ],
-)
-def test_a_rung_refuses_what_a_later_one_brings(rung: str, text: str, neutral: str) -> None:
+@pytest.mark.parametrize(("rung", "text", "neutral"), [
+    ("tma_wgmma", "slots=2", "1"), ("large_tile", "consumers=2", "1"),
+    ("warp_specialized", "consumer_registers=240", "0"), ("two_consumers", "order=hilbert", "column"),
+    ("lean_barriers", "cluster_m=2", "1"), ("cluster_multicast", "accumulate_flag=True", "False"),
+    ("store_tuning", "store_buffers=2", "0"),
+])  # fmt: skip
+def test_a_rung_refuses_what_a_later_one_brings(rung, text, neutral):
     check_refused(rung, text, f"{neutral}: a later rung")
 
 
-def test_configs_grow_with_the_ladder() -> None:
+def test_configs_grow_with_the_ladder():
     """Each rung's config is its parent's with the fields that the rung changes."""
     for kernel in registry.ladder("hopper"):
         own = registry.load(kernel.name).Config
@@ -137,7 +115,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("rung", RUNGS)
-def test_refusals_say_what_is_needed_and_given(rung: str, case: str) -> None:
+def test_refusals_say_what_is_needed_and_given(rung, case):
     """The last kernel copies what TMA cannot stride over, and takes batches and addends."""
     given, message = REFUSED[case]
     if rung == "gemm" and case != "extent":
@@ -147,22 +125,12 @@ def test_refusals_say_what_is_needed_and_given(rung: str, case: str) -> None:
     assert "config: tile_n is 7" in load(rung).unsupported(problem(), HopperConfig(tile_n=7))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        problem(),
-        problem(63, 65, 8),
-        problem(1, 1, 1),
-        problem(1, 63, 63, b=rows(63, 63, 64).t()),
-        problem(N=1),
-        problem(N=1, b=FLAT[:64]),
-        problem(a=rows(stride=8)),
-        problem(a=rows(stride=0)),
-        problem(out=rows(start=1)),
-        problem(out=FLAT.as_strided((64, 64), (200, 3))),
-    ],
-)
-def test_whatever_tma_can_stride_over_is_taken(given: Problem) -> None:
+@pytest.mark.parametrize("given", [
+    problem(), problem(63, 65, 8), problem(1, 1, 1), problem(1, 63, 63, b=rows(63, 63, 64).t()), problem(N=1),
+    problem(N=1, b=FLAT[:64]), problem(a=rows(stride=8)), problem(a=rows(stride=0)), problem(out=rows(start=1)),
+    problem(out=FLAT.as_strided((64, 64), (200, 3))),
+])  # fmt: skip
+def test_whatever_tma_can_stride_over_is_taken(given):
     assert load("hilbert").unsupported(given) is None
 
 
@@ -174,7 +142,7 @@ SIMPLE = TO_REGISTERS | {REGISTERS: 0, PER_THREAD: 0}
 TWO_CONSUMERS = {"HGMMA.64x256x16.F32.BF16": 4, REGISTERS: 2}
 UNROLLED = {"HGMMA.64x256x16.F32.BF16": 8, REGISTERS: 2, MULTICAST: 1}
 STORED_BY_TMA = UNROLLED | {"UTMASTG.2D": 4, "STSM.16.M88.4": 16, "STG": 0}
-CLAIMS: dict[str, dict[str, int]] = {
+CLAIMS = {
     "tma_wgmma": {"HGMMA.64x64x16.F32.BF16": 4, "UTMALDG.2D": 2, "STG.E": 16, **SIMPLE},
     "large_tile": {"HGMMA.64x128x16.F32.BF16": 8, "UTMALDG.2D": 2, "STG.E": 64, **SIMPLE},
     "warp_specialized": {"HGMMA.64x128x16.F32.BF16": 8, "UTMALDG.2D": 2, **SIMPLE, PER_THREAD: 3},
@@ -193,13 +161,13 @@ ENDS = ("tma_wgmma", "hilbert")  # what all rungs share shows in these two
 
 
 @pytest.fixture(params=ENDS)
-def end(request: pytest.FixtureRequest) -> ModuleType:
+def end(request):
     return load(request.param)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("rung", RUNGS)
-def test_the_idea_of_a_rung_is_in_its_machine_code(rung: str) -> None:
+def test_the_idea_of_a_rung_is_in_its_machine_code(rung):
     """No spills and no warnings of the assembler either."""
     code = inspect(f"hopper.{rung}")
     code.require(stack=0, has=CLAIMS[rung], **LIMITS.get(rung, {"max_registers": 168}))
@@ -210,7 +178,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code(rung: str) -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
 @pytest.mark.parametrize("rung", ENDS)
-def test_every_layout_has_the_same_instructions(rung: str, layout: str) -> None:
+def test_every_layout_has_the_same_instructions(rung, layout):
     """Major modes of wgmma and of TMA's boxes: nothing is copied or transposed."""
     has = {op: count for op, count in CLAIMS[rung].items() if not op.startswith(("UTMALDG", "STG"))}
     code = inspect(f"hopper.{rung}", layout=layout).require(stack=0, has=has)
@@ -218,49 +186,38 @@ def test_every_layout_has_the_same_instructions(rung: str, layout: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("rung", "dtype", "out_dtype", "has"),
-    [
-        ("tma_wgmma", "bfloat16", "float32", {"HGMMA.64x64x16.F32.BF16": 4, "STG.E.64": 16}),
-        ("tma_wgmma", "float16", "float16", {"HGMMA.64x64x16.F32": 4, "STG.E": 16}),
-        ("store_tuning", "float16", "float32", {"HGMMA.64x256x16.F32": 8, "STG.E.64.STRONG.SYS": 64}),
-        ("hilbert", "float16", "float16", {"HGMMA.64x256x16.F32": 8, "UTMASTG.2D": 4}),
-        ("hilbert", "bfloat16", "float32", {"UTMASTG.2D": 8, "STS.64": 64}),
-    ],
-)
-def test_machine_code_of_every_dtype(rung: str, dtype: str, out_dtype: str, has: dict[str, int]) -> None:
+@pytest.mark.parametrize(("rung", "dtype", "out_dtype", "has"), [
+    ("tma_wgmma", "bfloat16", "float32", {"HGMMA.64x64x16.F32.BF16": 4, "STG.E.64": 16}),
+    ("tma_wgmma", "float16", "float16", {"HGMMA.64x64x16.F32": 4, "STG.E": 16}),
+    ("store_tuning", "float16", "float32", {"HGMMA.64x256x16.F32": 8, "STG.E.64.STRONG.SYS": 64}),
+    ("hilbert", "float16", "float16", {"HGMMA.64x256x16.F32": 8, "UTMASTG.2D": 4}),
+    ("hilbert", "bfloat16", "float32", {"UTMASTG.2D": 8, "STS.64": 64}),
+])  # fmt: skip
+def test_machine_code_of_every_dtype(rung, dtype, out_dtype, has):
     inspect(f"hopper.{rung}", dtype=dtype, out_dtype=out_dtype).require(has=has)
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("rung", "text", "has"),
-    [
-        ("tma_wgmma", "tile_n=16,tile_k=16", {"HGMMA.64x16x16": 1}),
-        ("tma_wgmma", "tile_k=128,jitter=True", {"HGMMA.64x64x16": 8, "NANOSLEEP": 4}),
-        ("large_tile", "mma_n=64", {"HGMMA.64x64x16": 16}),
-        ("large_tile", "mma_n=32", {"HGMMA.64x32x16": 32}),
-        ("two_consumers", "producer_registers=0,consumer_registers=0", {REGISTERS: 0}),
-        ("cluster_multicast", "cluster_n=2", {MULTICAST: 2}),
-        ("cluster_multicast", "cluster_m=1", {"UTMALDG.2D": 2, MULTICAST: 0}),
-        ("store_tuning", "reorder_stores=False", {"STG.E.STRONG.SYS": 64, "SHFL": 0}),
-        ("store_tuning", "write_through=False", {"STG.E.128": 16, "STG.E.128.STRONG.SYS": 0}),
-        ("store_tuning", "accumulate_flag=False", {"HGMMA.64x256x16": 4}),
-        ("hilbert", "in_flight=1,slots=4,store_buffers=2,sms=0", {"UTMASTG.2D": 4, MULTICAST: 1}),
-        (
-            "hilbert",
-            "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,store_buffers=2",
-            {},
-        ),
-        ("hilbert", "phases=True,jitter=True", ("CS2R", "NANOSLEEP")),
-    ],
-)
+@pytest.mark.parametrize(("rung", "text", "has"), [
+    ("tma_wgmma", "tile_n=16,tile_k=16", {"HGMMA.64x16x16": 1}),
+    ("tma_wgmma", "tile_k=128,jitter=True", {"HGMMA.64x64x16": 8, "NANOSLEEP": 4}),
+    ("large_tile", "mma_n=64", {"HGMMA.64x64x16": 16}), ("large_tile", "mma_n=32", {"HGMMA.64x32x16": 32}),
+    ("two_consumers", "producer_registers=0,consumer_registers=0", {REGISTERS: 0}),
+    ("cluster_multicast", "cluster_n=2", {MULTICAST: 2}),
+    ("cluster_multicast", "cluster_m=1", {"UTMALDG.2D": 2, MULTICAST: 0}),
+    ("store_tuning", "reorder_stores=False", {"STG.E.STRONG.SYS": 64, "SHFL": 0}),
+    ("store_tuning", "write_through=False", {"STG.E.128": 16, "STG.E.128.STRONG.SYS": 0}),
+    ("store_tuning", "accumulate_flag=False", {"HGMMA.64x256x16": 4}),
+    ("hilbert", "in_flight=1,slots=4,store_buffers=2,sms=0", {"UTMASTG.2D": 4, MULTICAST: 1}),
+    ("hilbert", "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,store_buffers=2", {}),
+    ("hilbert", "phases=True,jitter=True", ("CS2R", "NANOSLEEP")),
+])  # fmt: skip
 def test_configs_show_in_the_machine_code(rung: str, text: str, has: Any) -> None:
     inspect(f"hopper.{rung}", config=text).require(has=has)
 
 
 @pytest.mark.compile
-def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma() -> None:
+def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma():
     code = inspect("hopper.two_consumers", config="consumers=1,producer_registers=0,consumer_registers=0")
     with pytest.raises(GateError, match="C7511") as caught:
         code.require(max_registers=255)
@@ -268,7 +225,7 @@ def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma() -> None:
 
 
 @pytest.mark.compile
-def test_only_compiles_with_phases_read_the_clock(end: ModuleType) -> None:
+def test_only_compiles_with_phases_read_the_clock(end):
     inspect(end.KERNEL.name).require(lacks=("CS2R.32", "S2UR.64"))
     assert "clock64" not in end.artifact().ptx
     assert "clock64" in end.artifact(end.Config(phases=True)).ptx
@@ -283,9 +240,7 @@ def test_only_compiles_with_phases_read_the_clock(end: ModuleType) -> None:
         ("announce", lambda self, slot: None, "full", "no", 1),
     ],
 )
-def test_a_ring_that_breaks_its_contract_fails_the_compile(
-    method: str, broken: Any, barrier: str, traced: str, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ring_that_breaks_its_contract_fails_the_compile(method, broken, barrier, traced, expected, monkeypatch):
     """It would hang on the GPU."""
     monkeypatch.setattr(lean_barriers.LeanRing, method, broken)
     message = f"{barrier}[s] gets {traced} arrivals a turn, its contract expects {expected}"
@@ -293,46 +248,29 @@ def test_a_ring_that_breaks_its_contract_fails_the_compile(
         load("lean_barriers").artifact()
 
 
-@pytest.mark.parametrize(
-    ("ring", "consumers", "cluster", "full", "empty"),
-    [
-        (sync.Ring, 1, 1, 1, 0),
-        (sync.TokenRing, 1, 1, 129, 129),
-        (sync.TokenRing, 2, 1, 257, 257),
-        (lean_barriers.LeanRing, 2, 1, 1, 2),
-        (cluster_multicast.ClusterRing, 2, 2, 1, 4),
-        (cluster_multicast.ClusterRing, 3, 4, 1, 12),
-    ],
-)
-def test_arrival_counts_follow_from_the_roles(ring: Any, consumers: int, cluster: int, full: int, empty: int) -> None:
+@pytest.mark.parametrize(("ring", "consumers", "cluster", "full", "empty"), [
+    (sync.Ring, 1, 1, 1, 0), (sync.TokenRing, 1, 1, 129, 129), (sync.TokenRing, 2, 1, 257, 257),
+    (lean_barriers.LeanRing, 2, 1, 1, 2), (cluster_multicast.ClusterRing, 2, 2, 1, 4),
+    (cluster_multicast.ClusterRing, 3, 4, 1, 12),
+])  # fmt: skip
+def test_arrival_counts_follow_from_the_roles(ring, consumers, cluster, full, empty):
     made = ring(None, None, 3, 49152, consumers, cluster, False)
     assert made.contract() == {"full": full, "empty": empty}
 
 
-@pytest.mark.parametrize(
-    ("out", "width"),
-    [
-        (rows(), 8),
-        (torch.empty(64, 64), 4),
-        (rows(stride=72), 8),
-        (rows(64, 66, 72), 2),  # TMA would write up to column 72
-        (torch.empty(64, 68)[:, :66], 2),
-        (rows(64, 66), 2),
-        (rows(64, 65), 1),
-        (rows(start=1), 1),
-        (rows(start=2), 2),
-        (rows(1), 8),
-        (rows(1, 63), 1),
-        (FLAT.as_strided((64, 64), (512, 2)), 1),
-    ],
-)
-def test_how_c_can_be_written(out: torch.Tensor, width: int) -> None:
+@pytest.mark.parametrize(("out", "width"), [
+    (rows(), 8), (torch.empty(64, 64), 4), (rows(stride=72), 8),
+    (rows(64, 66, 72), 2),  # TMA would write up to column 72
+    (torch.empty(64, 68)[:, :66], 2), (rows(64, 66), 2), (rows(64, 65), 1), (rows(start=1), 1), (rows(start=2), 2),
+    (rows(1), 8), (rows(1, 63), 1), (FLAT.as_strided((64, 64), (512, 2)), 1),
+])  # fmt: skip
+def test_how_c_can_be_written(out, width):
     M, N = out.shape
     made = host._variant("hopper.hilbert", problem(M, N, out=out), load("hilbert").Config())
     assert (made.width, made.row_major) == (width, out.stride(1) == 1)
 
 
-def test_a_column_major_c_swaps_the_operands() -> None:
+def test_a_column_major_c_swaps_the_operands():
     given = problem(N=128, K=256, out=rows(128).t())
     swapped = operands.transposed(given)
     assert (swapped.M, swapped.N, swapped.K) == (128, 64, 256)
@@ -341,14 +279,14 @@ def test_a_column_major_c_swaps_the_operands() -> None:
 
 
 @pytest.mark.compile
-def test_invalid_config_compiles_nothing(end: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_config_compiles_nothing(end, monkeypatch):
     monkeypatch.setattr(host.cute, "compile", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(ValueError, match="tile_m is 80, expected 64, 128, 192, 256 or 320"):
         end.artifact(end.Config(tile_m=80))
 
 
 @pytest.mark.compile
-def test_bytes_that_do_not_match_the_config_fail_the_compile(end: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_do_not_match_the_config_fail_the_compile(end, monkeypatch):
     """The producer would announce what never lands, and every CTA would wait for it."""
     lands = end.Config().slot_bytes
     monkeypatch.setattr(HopperConfig, "slot_bytes", property(lambda self: lands + 128))
@@ -357,17 +295,12 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(end: ModuleType, mo
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("rung", "text"),
-    [
-        ("tma_wgmma", ""),
-        ("tma_wgmma", "tile_n=16,tile_k=16"),
-        ("warp_specialized", "slots=64,tile_m=64,tile_n=16,tile_k=16"),
-        ("hilbert", ""),
-        ("hilbert", "slots=2,store_buffers=3,tile_k=32"),
-    ],
-)
-def test_shared_memory_is_what_the_formula_says(rung: str, text: str) -> None:
+@pytest.mark.parametrize(("rung", "text"), [
+    ("tma_wgmma", ""), ("tma_wgmma", "tile_n=16,tile_k=16"),
+    ("warp_specialized", "slots=64,tile_m=64,tile_n=16,tile_k=16"), ("hilbert", ""),
+    ("hilbert", "slots=2,store_buffers=3,tile_k=32"),
+])  # fmt: skip
+def test_shared_memory_is_what_the_formula_says(rung, text):
     (made,) = load(rung).plan.args
     config = configs.from_text(type(made.config), text)
     variant = host.Variant(made.name, config, BF16, BF16, "nt", row_major=True, width=8)
@@ -376,12 +309,12 @@ def test_shared_memory_is_what_the_formula_says(rung: str, text: str) -> None:
 
 
 @pytest.mark.compile
-def test_compiled_once_then_loaded_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_once_then_loaded_from_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     compiles = Mock(wraps=host.compile_variant)
     monkeypatch.setattr(host, "compile_variant", compiles)
 
-    def plan(*shape: int) -> None:
+    def plan(*shape: int):
         monkeypatch.setattr(host, "_loaded", {})  # a new process
         load("tma_wgmma").plan(problem(*shape))
 

@@ -1,10 +1,7 @@
 """Hopper rungs on a GPU beyond the oracles that every kernel passes: races, configs, orders, phases, sanitizers."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import sanitizer
@@ -23,43 +20,26 @@ BF16, F16 = torch.bfloat16, torch.float16
 NAMES = [kernel.name for kernel in registry.ladder("hopper")]
 PERSISTENT = NAMES[NAMES.index("hopper.persistent") :]
 
-VALUES: dict[str, tuple[Any, ...]] = {
-    "tile_m": (64, 128, 192, 256),
-    "tile_n": (16, 32, 48, 64, 96, 128, 192, 256),
-    "tile_k": (16, 32, 64, 128),
-    "mma_n": (0, 16, 32, 48, 64, 96, 128),
-    "slots": (1, 2, 3, 4, 5, 8),
-    "consumers": (1, 2, 3),
-    "in_flight": (0, 1),
-    "order": ("row", "column", "consecutive", "grouped", "serpentine", "hilbert"),
-    "group_m": (1, 3, 8, 16),
-    "group_n": (1, 2, 5, 8),
-    "sms": (0, 8, 23, 128, 1000),
-    "cluster_m": (1, 2, 4),
-    "cluster_n": (1, 2, 4),
-    "reorder_stores": (False, True),
-    "write_through": (False, True),
-    "accumulate_flag": (False, True),
-    "store_buffers": (0, 1, 2, 3, 4),
-    "jitter": (False, True),
-    "swap": (False, True),
-    "elastic": (False, True),
-    "pingpong": (False, True),
-    "k_serpentine": (False, True),
-    "split_k": (1, 2, 3, 7),
-    "stream_k": (False, True),
+VALUES = {
+    "tile_m": (64, 128, 192, 256), "tile_n": (16, 32, 48, 64, 96, 128, 192, 256), "tile_k": (16, 32, 64, 128),
+    "mma_n": (0, 16, 32, 48, 64, 96, 128), "slots": (1, 2, 3, 4, 5, 8), "consumers": (1, 2, 3), "in_flight": (0, 1),
+    "order": ("row", "column", "consecutive", "grouped", "serpentine", "hilbert"), "group_m": (1, 3, 8, 16),
+    "group_n": (1, 2, 5, 8), "sms": (0, 8, 23, 128, 1000), "cluster_m": (1, 2, 4), "cluster_n": (1, 2, 4),
+    "reorder_stores": (False, True), "write_through": (False, True), "accumulate_flag": (False, True),
+    "store_buffers": (0, 1, 2, 3, 4), "jitter": (False, True), "swap": (False, True), "elastic": (False, True),
+    "pingpong": (False, True), "k_serpentine": (False, True), "split_k": (1, 2, 3, 7), "stream_k": (False, True),
     "pdl": (False, True),
-}
+}  # fmt: skip
 SETMAXNREG = ((0, 0), (24, 240), (40, 232), (32, 160), (32, 240), (72, 216))
 
 
-def own(kernel: str, **changes: Any) -> HopperConfig:
-    config: HopperConfig = replace(registry.load(kernel).Config(), **changes)
+def own(kernel: str, **changes) -> HopperConfig:
+    config = replace(registry.load(kernel).Config(), **changes)
     return config
 
 
 @pytest.mark.parametrize("kernel", NAMES)
-def test_two_hundred_jittered_calls_give_equal_bits(kernel: str) -> None:
+def test_two_hundred_jittered_calls_give_equal_bits(kernel):
     """More tiles than SMs, so that persistent CTAs have several each."""
     case = Case(3000, 3400, 456, BF16, layout="nt")
     assert check(kernel, case, config=own(kernel, jitter=True)).ok
@@ -68,7 +48,7 @@ def test_two_hundred_jittered_calls_give_equal_bits(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", NAMES)
-def test_configs_run_or_say_why_not(kernel: str) -> None:
+def test_configs_run_or_say_why_not(kernel):
     """Every valid config of a sample, a few fields away from the rung's own, is exact on ragged sizes."""
     gemm = registry.load(kernel).plan.args[0].gemm
     draw = random.Random(kernel)
@@ -100,26 +80,21 @@ def ragged(draw: random.Random, config: HopperConfig) -> Case:
     M, N, K = draw.randint(1, 4 * rows), draw.randint(1, 4 * columns), 8 * draw.randint(1, config.tile_k)
     layout = draw.choice(("nt", "nn", "tn", "tt"))
     return Case(
-        M + -M % 8 if layout[0] == "t" else M,
-        N + -N % 8 if layout[1] == "n" else N,
-        K,
-        draw.choice((BF16, F16)),
-        layout=layout,
-        out_layout=draw.choice("nnt"),
-        out_dtype=draw.choice((None, torch.float32)),
-    )
+        M + -M % 8 if layout[0] == "t" else M, N + -N % 8 if layout[1] == "n" else N, K, draw.choice((BF16, F16)),
+        layout=layout, out_layout=draw.choice("nnt"), out_dtype=draw.choice((None, torch.float32)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", PERSISTENT)
 @pytest.mark.parametrize("sms", [1, 2, 5, 0])
-def test_few_sms_compute_all_tiles(kernel: str, sms: int) -> None:
+def test_few_sms_compute_all_tiles(kernel, sms):
     config = own(kernel)
     few = replace(config, sms=max(sms, config.cluster) if sms else 0)
     result = check(kernel, Case(900, 1800, 200, BF16, layout="nt"), config=few)
     assert result.ok, result.message
 
 
-def test_a_new_tile_order_inside_a_graph_capture_is_an_error() -> None:
+def test_a_new_tile_order_inside_a_graph_capture_is_an_error():
     a = torch.ones(1408, 64, device="cuda", dtype=BF16)
     b = torch.ones(64, 1280, device="cuda", dtype=BF16)
     out = torch.empty(1408, 1280, device="cuda", dtype=BF16)
@@ -132,7 +107,7 @@ def test_a_new_tile_order_inside_a_graph_capture_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("kernel", NAMES[:-1])  # hopper.gemm has no stopwatch
-def test_phases_add_up(kernel: str) -> None:
+def test_phases_add_up(kernel):
     module = registry.load(kernel)
     a, b = (torch.randn(1024, 1024, device="cuda").to(BF16) for _ in range(2))
     out = torch.empty_like(a)
@@ -169,5 +144,5 @@ for kernel in registry.ladder("hopper"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["synccheck", "racecheck"])
-def test_sanitizers_find_nothing(tool: str) -> None:
+def test_sanitizers_find_nothing(tool):
     sanitizer.finds_nothing(tool, SANITIZED, len(NAMES))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,22 +21,12 @@ KEYS = [
 KIB = 1024
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "data_sheet"),
-    [
-        ("T4", "float16", 65),
-        ("T4", "float32", 8.1),
-        ("A100", "bfloat16", 312),
-        ("A100", "tf32", 156),
-        ("A100", "float32", 19.5),
-        ("H100", "bfloat16", 989.4),
-        ("H100", "tf32", 494.7),
-        ("H100", "fp8", 1978.9),
-        ("GH200", "float16", 990),
-        ("H200", "bfloat16", 989.5),
-    ],
-)
-def test_peaks_are_those_of_the_data_sheets(name: str, dtype: str, data_sheet: float):
+@pytest.mark.parametrize(("name", "dtype", "data_sheet"), [
+    ("T4", "float16", 65), ("T4", "float32", 8.1), ("A100", "bfloat16", 312), ("A100", "tf32", 156),
+    ("A100", "float32", 19.5), ("H100", "bfloat16", 989.4), ("H100", "tf32", 494.7), ("H100", "fp8", 1978.9),
+    ("GH200", "float16", 990), ("H200", "bfloat16", 989.5),
+])  # fmt: skip
+def test_peaks_are_those_of_the_data_sheets(name, dtype, data_sheet):
     assert machines.find(name).peak_tflops(dtype) == pytest.approx(data_sheet, rel=0.006)
 
 
@@ -49,20 +38,12 @@ def test_peak_and_utilisation_at_another_clock():
         machines.find("T4").peak_tflops("bfloat16")
 
 
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA GH200 480GB", "GH200"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("Tesla T4", "T4"),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA A100-SXM4-40GB", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-    ],
-)
-def test_machine_of_a_device(device: str, name: str | None):
+@pytest.mark.parametrize(("device", "name"), [
+    ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA GH200 480GB", "GH200"),
+    ("NVIDIA A100-SXM4-80GB", "A100"), ("Tesla T4", "T4"), ("NVIDIA H100 PCIe", None), ("NVIDIA A100-SXM4-40GB", None),
+    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+])  # fmt: skip
+def test_machine_of_a_device(device, name):
     found = machines.of_device(device)
     assert (found.name if found else None) == name
 
@@ -76,25 +57,20 @@ def test_machines():
         machines.reference(89)
 
 
-@pytest.mark.parametrize(
-    ("machine", "registers", "smem_bytes", "threads", "expected"),
-    [
-        ("H100", 165, 0, 128, (3, 12, "registers")),  # 165 x 32 -> 5376 a warp, 3 to a quarter of the SM
-        ("T4", 116, 18944, 256, (2, 16, "registers")),
-        ("H100", 168, 230 * KIB, 384, (0, 0, "shared memory")),  # beyond 227 KiB
-        ("H100", 168, 196 * KIB, 384, (1, 12, "registers")),
-        ("H100", 32, 113 * KIB, 128, (2, 8, "shared memory")),  # 2 x (113 + 1) KiB fill 228 exactly
-        ("H100", 32, 113 * KIB + 1, 128, (1, 4, "shared memory")),
-        ("A100", 32, 0, 1024, (2, 64, "registers")),
-        ("A100", 16, 0, 32, (16, 16, "threads")),  # warps are allotted in fours
-        ("A100", 16, 0, 64, (16, 32, "threads")),
-        ("T4", 32, 32 * KIB, 128, (2, 8, "shared memory")),  # nothing is reserved on sm_75
-        ("T4", 16, 0, 64, (8, 16, "threads")),
-        ("H100", 256, 0, 128, (0, 0, "registers")),
-        ("H100", 32, 0, 1056, (0, 0, "threads")),
-    ],
-)
-def test_occupancy(machine: str, registers: int, smem_bytes: int, threads: int, expected: tuple[int, int, str]):
+@pytest.mark.parametrize(("machine", "registers", "smem_bytes", "threads", "expected"), [
+    ("H100", 165, 0, 128, (3, 12, "registers")),  # 165 x 32 -> 5376 a warp, 3 to a quarter of the SM
+    ("T4", 116, 18944, 256, (2, 16, "registers")),
+    ("H100", 168, 230 * KIB, 384, (0, 0, "shared memory")),  # beyond 227 KiB
+    ("H100", 168, 196 * KIB, 384, (1, 12, "registers")),
+    ("H100", 32, 113 * KIB, 128, (2, 8, "shared memory")),  # 2 x (113 + 1) KiB fill 228 exactly
+    ("H100", 32, 113 * KIB + 1, 128, (1, 4, "shared memory")), ("A100", 32, 0, 1024, (2, 64, "registers")),
+    ("A100", 16, 0, 32, (16, 16, "threads")),  # warps are allotted in fours
+    ("A100", 16, 0, 64, (16, 32, "threads")),
+    ("T4", 32, 32 * KIB, 128, (2, 8, "shared memory")),  # nothing is reserved on sm_75
+    ("T4", 16, 0, 64, (8, 16, "threads")), ("H100", 256, 0, 128, (0, 0, "registers")),
+    ("H100", 32, 0, 1056, (0, 0, "threads")),
+])  # fmt: skip
+def test_occupancy(machine, registers, smem_bytes, threads, expected):
     found = occupancy(machines.find(machine), registers, smem_bytes, threads)
     assert (found.ctas_per_sm, found.warps_per_sm, found.limiter) == expected
     assert found.share == expected[1] / machines.find(machine).warps_per_sm
@@ -130,14 +106,9 @@ FFMA = """
 
 def test_sass_of_wgmma():
     code = sass.parse(WGMMA)
-    assert [i.name for i in code] == [
-        "BRA",
-        "HGMMA.64x128x16.F32.BF16",
-        "HGMMA.64x128x16.F32.BF16",
-        "BRA",
-        "LDS.128",
-        "EXIT",
-    ]
+    assert [
+        i.name for i in code
+    ] == ["BRA", "HGMMA.64x128x16.F32.BF16", "HGMMA.64x128x16.F32.BF16", "BRA", "LDS.128", "EXIT"]  # fmt: skip
     assert [i.target for i in code] == [5, None, None, 0, None, None]
     loop = sass.hot_loop(code)
     assert loop == code[:4]
@@ -165,18 +136,12 @@ def test_sass_of_ffma():
     assert [sass.width(i.name) for i in code if i.name.startswith(("STL", "LDL"))] == [8, 4]
 
 
-@pytest.mark.parametrize(
-    ("name", "flops", "unit"),
-    [
-        ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16, "float16"),
-        ("HMMA.1688.F32", 2 * 16 * 8 * 8, "float16"),
-        ("HMMA.1684.F32.TF32", 2 * 16 * 8 * 4, "tf32"),
-        ("HGMMA.64x64x8.F32.TF32", 2 * 64 * 64 * 8, "tf32"),
-        ("QGMMA.64x256x32.F32.E4M3.E4M3", 2 * 64 * 256 * 32, "fp8"),
-        ("HFMA2.MMA", 0, "float32"),  # how constants are made
-    ],
-)
-def test_flops_and_unit(name: str, flops: int, unit: str):
+@pytest.mark.parametrize(("name", "flops", "unit"), [
+    ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16, "float16"), ("HMMA.1688.F32", 2 * 16 * 8 * 8, "float16"),
+    ("HMMA.1684.F32.TF32", 2 * 16 * 8 * 4, "tf32"), ("HGMMA.64x64x8.F32.TF32", 2 * 64 * 64 * 8, "tf32"),
+    ("QGMMA.64x256x32.F32.E4M3.E4M3", 2 * 64 * 256 * 32, "fp8"), ("HFMA2.MMA", 0, "float32"),  # how constants are made
+])  # fmt: skip
+def test_flops_and_unit(name, flops, unit):
     instruction = sass.Instruction(0, name, "R0, R2, R4, R6")
     assert (sass.flops(instruction), sass.unit([instruction])) == (flops, unit)
 
@@ -234,14 +199,10 @@ LAB_WAIT: mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], %r2;
 
 def test_ptx_opcodes():
     assert machine_code.ptx_instructions(PTX) == {
-        "mov.u32": 1,
-        "bra": 1,
-        "st.global.v4.b32": 1,
-        "setp.ne.b32": 1,
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16": 1,
-        "mbarrier.try_wait.parity.shared::cta.b64": 1,
+        "mov.u32": 1, "bra": 1, "st.global.v4.b32": 1, "setp.ne.b32": 1,
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16": 1, "mbarrier.try_wait.parity.shared::cta.b64": 1,
         "ret": 1,
-    }
+    }  # fmt: skip
     assert cta_threads(PTX) == 256
     with pytest.raises(ValueError, match=r"ptx declares no \.reqntid"):
         cta_threads(".version 8.8")
@@ -276,7 +237,7 @@ def said(log: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("arch", [75, 80, 90])
 # Of the Hopper ladder the ends: tests/test_hopper.py compiles and reads every rung.
 @pytest.mark.parametrize("name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]])
-def test_the_log_is_that_of_the_machine_code(name: str, arch: int):
+def test_the_log_is_that_of_the_machine_code(name, arch):
     kernel = registry.find(name)
     if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
         pytest.skip(f"{name} does not run on sm_{arch}")
@@ -300,7 +261,7 @@ def old_ptxas(name: str) -> bool:
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_portable_multiplies_where_it_should(arch: int, dtype: str):
+def test_portable_multiplies_where_it_should(arch, dtype):
     found = inspect("portable", arch=arch, dtype=dtype, layout="nn")
     mma = {75: "FFMA", 80: "HMMA.16816.F32", 90: "HGMMA"}[arch] if dtype == "float16" else "FFMA"
     found.require(has=(mma,), lacks=() if mma != "FFMA" else ("HMMA", "HGMMA"), no_warnings=not old_ptxas("portable"))
@@ -309,7 +270,7 @@ def test_portable_multiplies_where_it_should(arch: int, dtype: str):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_a_gluon_kernel(arch: int):
+def test_a_gluon_kernel(arch):
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
@@ -326,7 +287,7 @@ def test_a_gluon_kernel(arch: int):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_spills_fail_the_gate(arch: int):
+def test_spills_fail_the_gate(arch):
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(max_registers=32), arch)
@@ -373,26 +334,21 @@ def test_gates_name_every_failure():
         found.require(spills=None, no_warnings=False, has=("HMMA",))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"kernel": "nothing"}, "kernel is 'nothing'"),
-        ({"arch": 80}, "arch is 80, expected for hopper.tma_wgmma: 90"),
-        ({"kernel": "portable", "arch": 89}, "arch is 89, expected for portable: 75, 80, 90"),
-        ({"dtype": "float32"}, "dtype is 'float32', expected for hopper.tma_wgmma: bfloat16, float16"),
-        ({"out_dtype": "float16"}, "out_dtype is 'float16', expected for hopper.tma_wgmma: bfloat16, float32"),
-        ({"layout": "xy"}, "layout is 'xy', expected one of nt, nn, tn, tt"),
-        ({"shape": (4096, 0, 4096)}, "shape is"),
-        ({"shape": (64, 64, 63)}, "TMA needs one stride of 1"),
-        ({"config": "tile_m=80"}, "config: tile_m is 80, expected 64, 128, 192, 256 or 320"),
-        ({"config": "stage=4"}, "config has 'stage=4'"),
-        ({"kernel": "portable", "arch": 75, "config": "num_stages=4"}, "needs 131136 bytes of shared memory"),
-        ({"kernel": "portable", "config": "block_m=100"}, "config: block_m is 100, expected a power of two"),
-    ],
-)
-def test_bad_arguments_compile_nothing(arguments: dict[str, object], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"kernel": "nothing"}, "kernel is 'nothing'"), ({"arch": 80}, "arch is 80, expected for hopper.tma_wgmma: 90"),
+    ({"kernel": "portable", "arch": 89}, "arch is 89, expected for portable: 75, 80, 90"),
+    ({"dtype": "float32"}, "dtype is 'float32', expected for hopper.tma_wgmma: bfloat16, float16"),
+    ({"out_dtype": "float16"}, "out_dtype is 'float16', expected for hopper.tma_wgmma: bfloat16, float32"),
+    ({"layout": "xy"}, "layout is 'xy', expected one of nt, nn, tn, tt"), ({"shape": (4096, 0, 4096)}, "shape is"),
+    ({"shape": (64, 64, 63)}, "TMA needs one stride of 1"),
+    ({"config": "tile_m=80"}, "config: tile_m is 80, expected 64, 128, 192, 256 or 320"),
+    ({"config": "stage=4"}, "config has 'stage=4'"),
+    ({"kernel": "portable", "arch": 75, "config": "num_stages=4"}, "needs 131136 bytes of shared memory"),
+    ({"kernel": "portable", "config": "block_m=100"}, "config: block_m is 100, expected a power of two"),
+])  # fmt: skip
+def test_bad_arguments_compile_nothing(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        inspect(**{"kernel": "hopper.tma_wgmma", **arguments})  # type: ignore[arg-type]
+        inspect(**{"kernel": "hopper.tma_wgmma", **arguments})
 
 
 def invoke(*arguments: str) -> Result:
@@ -400,7 +356,7 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.mark.compile
-def test_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_command_prints_json(tmp_path, monkeypatch):
     kernels = [registry.find(name) for name in ("portable", "turing.ldmatrix", "turing.cp_async", "hopper.tma_wgmma")]
     monkeypatch.setattr(registry, "ladder", lambda: kernels)
     saved = tmp_path / "inspect.json"
@@ -419,7 +375,7 @@ def test_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.compile
-def test_command_prints_ffma_where_there_are_some(monkeypatch: pytest.MonkeyPatch):
+def test_command_prints_ffma_where_there_are_some(monkeypatch):
     arguments = ("--arch", "80", "--layout", "nn", "--shapes", "1024x512x256")
     result = invoke("portable", *arguments, "--dtype", "float32")
     assert re.search(r"\d\d\.\d%, \d\d\.\d%\s+.*\.reuse", result.stdout, re.DOTALL), result.stdout
@@ -443,21 +399,14 @@ def test_command_prints_code():
     assert "wgmma.mma_async.sync.aligned.m64n64k16" in invoke("hopper.tma_wgmma", "--ptx").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nothing",), "kernel is 'nothing'"),
-        (("hopper.tma_wgmma", "--arch", "75"), "arch is 75"),
-        (("--arch", "sm_90"), "--arch is 'sm_90'"),
-        (("--dtype", "int8"), "--dtype is 'int8'"),
-        (("--shapes", "64,128"), "--shapes is '64,128'"),
-        (("hopper.tma_wgmma", "--config", "tile_m=80"), "tile_m is 80"),
-        (("portable", "--sass"), "expected one kernel, one --arch"),
-        (("hopper.tma_wgmma", "--ptx", "--json"), "--json"),
-        (("--save", "/nowhere/file.json"), "--save is"),
-    ],
-)
-def test_usage_errors(arguments: tuple[str, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("nothing",), "kernel is 'nothing'"), (("hopper.tma_wgmma", "--arch", "75"), "arch is 75"),
+    (("--arch", "sm_90"), "--arch is 'sm_90'"), (("--dtype", "int8"), "--dtype is 'int8'"),
+    (("--shapes", "64,128"), "--shapes is '64,128'"), (("hopper.tma_wgmma", "--config", "tile_m=80"), "tile_m is 80"),
+    (("portable", "--sass"), "expected one kernel, one --arch"), (("hopper.tma_wgmma", "--ptx", "--json"), "--json"),
+    (("--save", "/nowhere/file.json"), "--save is"),
+])  # fmt: skip
+def test_usage_errors(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())

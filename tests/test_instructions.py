@@ -111,18 +111,12 @@ def test_output_without_launches():
     assert parse("==ERROR== no such report\n") == []
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("    ra = gl.load(a_ptr + k, mask=a_ptr < end)", "A"),
-        ("    async_load(sB, b_ptr)  # beside a_ptr", "B"),
-        ("    c = gl.load(c_ptr)", "C"),
-        ("gl.store(out_ptr, acc)", "out"),
-        ("copy(a_ptr, b_ptr)", None),
-        ("gl.load(data_ptr + a_ptrs)", None),
-    ],
-)
-def test_the_operand_that_a_line_names(line: str, expected: str | None):
+@pytest.mark.parametrize(("line", "expected"), [
+    ("    ra = gl.load(a_ptr + k, mask=a_ptr < end)", "A"), ("    async_load(sB, b_ptr)  # beside a_ptr", "B"),
+    ("    c = gl.load(c_ptr)", "C"), ("gl.store(out_ptr, acc)", "out"), ("copy(a_ptr, b_ptr)", None),
+    ("gl.load(data_ptr + a_ptrs)", None),
+])  # fmt: skip
+def test_the_operand_that_a_line_names(line, expected):
     assert lines.operand(line) == expected
 
 
@@ -178,7 +172,7 @@ def test_lines_of_ptx_and_of_a_listing():
     assert len(sass.parse(LISTING)) == len(found)
 
 
-def test_operands_by_line_and_where_it_is_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_operands_by_line_and_where_it_is_inlined(tmp_path, monkeypatch):
     rung = tmp_path / "rung.py"
     rung.write_text("\n" * 4 + "gl.load(a_ptr)\ngl.load(b_ptr)\n" + "\n" * 2 + "copy(b_ptr)\n")
     monkeypatch.setattr(lines, "with_ptx_lines", lambda cubin: LISTING)
@@ -189,7 +183,7 @@ def test_operands_by_line_and_where_it_is_inlined(tmp_path: Path, monkeypatch: p
     assert lines.operands(b"", ptx, [*names[:-1], "BRA"]) == [None] * 8, "other code of the same length"
 
 
-def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path, monkeypatch):
     here = {ladder: str(tmp_path / "here" / ladder / "rung.py") for ladder in ("simt", "turing")}
     for ladder, file in here.items():
         module = ModuleType(f"{ladder}.rung")
@@ -206,7 +200,7 @@ def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path: Pa
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
-def test_operands_of_a_compiled_kernel(arch: int):
+def test_operands_of_a_compiled_kernel(arch):
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)

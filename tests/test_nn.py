@@ -15,7 +15,7 @@ X = torch.randn(3, 8)
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
         self.tied = self.up
@@ -26,7 +26,7 @@ class Net(nn.Module):
         return self.back(torch.relu(self.up(self.down(torch.relu(self.tied(x))))))
 
 
-def test_a_linear_layer() -> None:
+def test_a_linear_layer():
     for activation, bias in ((None, True), ("gelu", False), ("swiglu", True)):
         layer, torchs = Linear(8, 6, bias, activation=activation), nn.Linear(8, 6, bias)
         torchs.load_state_dict(layer.state_dict())
@@ -34,7 +34,7 @@ def test_a_linear_layer() -> None:
         assert (f"bias={bias}, activation={activation!r})" in repr(layer)) == (activation is not None)
 
 
-def test_only_the_class_changes() -> None:
+def test_only_the_class_changes():
     net = Net()
     held, want, state = net.up, net(X), {k: v.clone() for k, v in net.state_dict().items()}
     parameters = [id(p) for p in net.parameters()]
@@ -59,7 +59,7 @@ def test_only_the_class_changes() -> None:
     assert torch.equal(net(X), want)
 
 
-def test_copies_files_and_compilers_keep_it() -> None:
+def test_copies_files_and_compilers_keep_it():
     torch._dynamo.reset()
     net = Net()
     patch(net)
@@ -74,23 +74,16 @@ def test_copies_files_and_compilers_keep_it() -> None:
     assert net.double()(X.double()).dtype == torch.float64
 
 
-def test_what_is_not_swapped_says_why() -> None:
+def test_what_is_not_swapped_says_why():
     class Lora(nn.Linear):
         pass
 
-    model = nn.ModuleDict(
-        {
-            "plain": nn.Linear(8, 8),
-            "attention": nn.MultiheadAttention(8, 2),
-            "lazy": nn.LazyLinear(8),
-            "lora": Lora(8, 8),
-            "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
-            "wide": nn.Linear(8, 8, dtype=torch.float64),
-            "replaced": nn.Linear(8, 8),
-            "meta": nn.Linear(8, 8, device="meta"),
-            "ours": Linear(8, 8, activation="gelu"),
-        }
-    )
+    model = nn.ModuleDict({
+        "plain": nn.Linear(8, 8), "attention": nn.MultiheadAttention(8, 2), "lazy": nn.LazyLinear(8),
+        "lora": Lora(8, 8), "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+        "wide": nn.Linear(8, 8, dtype=torch.float64), "replaced": nn.Linear(8, 8),
+        "meta": nn.Linear(8, 8, device="meta"), "ours": Linear(8, 8, activation="gelu"),
+    })  # fmt: skip
     model["replaced"].forward = lambda x: x
     report = patch(model)
     assert report.swapped == ("plain", "meta", "ours")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outblas import operands
 
 
-def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> None:
+def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None):
     """What a kernel does with a Problem, by its definition, is torch's product: every element through explicit
     strides."""
     want = torch.matmul(a, b) if c is None else torch.addmm(c, a, b)
@@ -42,7 +42,7 @@ def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> No
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("transposed", [False, True])
-def test_problem_describes_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple[int, ...], transposed: bool):
+def test_problem_describes_torch_matmul(shape_a, shape_b, transposed):
     a, b = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) for shape in (shape_a, shape_b))
     if transposed:
         a, b = (t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in (a, b))
@@ -52,7 +52,7 @@ def test_problem_describes_torch_matmul(shape_a: tuple[int, ...], shape_b: tuple
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_problem_describes_any_strides(data: st.DataObject):
+def test_problem_describes_any_strides(data):
     sizes = st.integers(1, 3)
     batch = data.draw(st.lists(sizes, max_size=3))
     M, N, K = (data.draw(sizes) for _ in range(3))
@@ -69,45 +69,29 @@ def test_problem_describes_any_strides(data: st.DataObject):
 
 
 @pytest.mark.parametrize("addend", [(3, 2), (2,), (1, 2), (3, 1), (1,), ()])
-def test_addend_broadcasts(addend: tuple[int, ...]):
+def test_addend_broadcasts(addend):
     check(*(torch.randint(-8, 9, shape).float() for shape in ((3, 4), (4, 2), addend)))
 
 
-@pytest.mark.parametrize(
-    ("a", "shape_b", "batch", "M"),
-    [
-        (torch.empty(5, 6, 4), (4, 3), (), 30),
-        (torch.empty(7, 5, 6, 4), (4, 3), (), 210),
-        (torch.empty(5, 1, 4), (4, 3), (), 5),
-        (torch.empty(5, 6, 8)[..., :4], (4, 3), (), 30),
-        (torch.empty(5, 7, 4)[:, :6], (4, 3), (5,), 6),
-        (torch.empty(6, 4).expand(5, 6, 4), (4, 3), (5,), 6),
-        (torch.empty(5, 6, 4), (5, 4, 3), (5,), 6),
-        (torch.empty(7, 5, 6, 4), (7, 5, 4, 3), (35,), 6),
-        (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
-    ],
-)
-def test_batches_merge_and_fold(a: torch.Tensor, shape_b: tuple[int, ...], batch: tuple[int, ...], M: int):
+@pytest.mark.parametrize(("a", "shape_b", "batch", "M"), [
+    (torch.empty(5, 6, 4), (4, 3), (), 30), (torch.empty(7, 5, 6, 4), (4, 3), (), 210),
+    (torch.empty(5, 1, 4), (4, 3), (), 5), (torch.empty(5, 6, 8)[..., :4], (4, 3), (), 30),
+    (torch.empty(5, 7, 4)[:, :6], (4, 3), (5,), 6), (torch.empty(6, 4).expand(5, 6, 4), (4, 3), (5,), 6),
+    (torch.empty(5, 6, 4), (5, 4, 3), (5,), 6), (torch.empty(7, 5, 6, 4), (7, 5, 4, 3), (35,), 6),
+    (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
+])  # fmt: skip
+def test_batches_merge_and_fold(a, shape_b, batch, M):
     b = torch.empty(shape_b)
     p = operands.problem(a, b, torch.matmul(a, b))
     assert (p.batch, p.M) == (batch, M)
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "overlaps"),
-    [
-        ((3, 4), (4, 1), False),
-        ((3, 4), (1, 3), False),
-        ((3, 4), (3, 1), True),
-        ((3, 4), (0, 1), True),
-        ((1, 4), (0, 1), False),
-        ((2, 3, 4), (12, 4, 1), False),
-        ((2, 3, 4), (8, 4, 1), True),
-        ((0, 4), (0, 0), False),
-        ((1, 1), (1, 1), False),
-    ],
-)
-def test_out_that_overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool):
+@pytest.mark.parametrize(("shape", "strides", "overlaps"), [
+    ((3, 4), (4, 1), False), ((3, 4), (1, 3), False), ((3, 4), (3, 1), True), ((3, 4), (0, 1), True),
+    ((1, 4), (0, 1), False), ((2, 3, 4), (12, 4, 1), False), ((2, 3, 4), (8, 4, 1), True), ((0, 4), (0, 0), False),
+    ((1, 1), (1, 1), False),
+])  # fmt: skip
+def test_out_that_overlaps_itself(shape, strides, overlaps):
     out = torch.empty(100).as_strided(shape, strides)
     with pytest.raises(ValueError, match="out has strides") if overlaps else nullcontext():
         operands.check_out(out, shape, out.dtype, out.device)

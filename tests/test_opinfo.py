@@ -1,7 +1,7 @@
 """Torch's own samples of its products (OpInfo), through outblas: values, gradients, and who computed them."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import outblas
 from outblas import dispatch
 
 Tensor = torch.Tensor
-OURS: dict[str, Callable[..., Tensor]] = {
+OURS = {
     "matmul": outblas.matmul,
     "__rmatmul__": lambda x, y: outblas.matmul(y, x),
     "mm": outblas.matmul,
@@ -24,7 +24,7 @@ LEAST = 256
 
 
 @functools.cache
-def operator(name: str) -> Any:
+def operator(name: str):
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
     return next(op for op in op_db if op.name == name and not op.variant_test_name)
@@ -43,7 +43,7 @@ def scaled(t: Tensor) -> Tensor:
     return memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape) if t.dim() else memory
 
 
-def compare(name: str, given: list[Any], how: dict[str, Any]) -> None:
+def compare(name: str, given: list[Any], how: dict[str, Any]):
     """Values and gradients, of the same gradient of the output."""
     got, want = OURS[name](*given, **how), operator(name).op(*given, **how)
     assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True)
@@ -72,7 +72,7 @@ def share(name: str, device: str, dtype: torch.dtype, change: Callable[[Tensor],
 
 
 @pytest.fixture
-def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _strict(monkeypatch):
     """On the CPU, `portable` takes all, as some kernel does on a GPU."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     real = dispatch._no_default
@@ -85,19 +85,19 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OURS)
-def test_samples_by_torch(name: str, dtype: torch.dtype) -> None:
+def test_samples_by_torch(name, dtype):
     assert share(name, "cpu", dtype) == 1
 
 
 @pytest.mark.interpreter
 @pytest.mark.usefixtures("_strict")
 @pytest.mark.parametrize("name", OURS)
-def test_samples_by_kernels(name: str) -> None:
+def test_samples_by_kernels(name):
     for dtype in DTYPES[:2]:
         assert share(name, "cpu", dtype) == 1
 
 
-def test_scaling_keeps_the_pattern() -> None:
+def test_scaling_keeps_the_pattern():
     t = torch.empty(3, 1, 10, 5).transpose(0, 3)[:, :, ::2].expand(5, 4, 5, 3)
     large = scaled(t)
     assert large.shape == (5, 4, 260, 258)
@@ -110,5 +110,5 @@ def test_scaling_keeps_the_pattern() -> None:
 @pytest.mark.parametrize("change", [lambda t: t, scaled], ids=["as they are", "scaled"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OURS)
-def test_samples_on_a_gpu(name: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> None:
+def test_samples_on_a_gpu(name, dtype, change):
     assert share(name, "cuda", dtype, change) == 1

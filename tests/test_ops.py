@@ -1,9 +1,5 @@
 """The operators as torch sees them: schema, fake, mutation, tracing."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 ops = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (6, 4)))
 
-CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+CALLS = {
     "matmul": (ops.matmul.default, (A, B)),
     "matmul batched": (ops.matmul.default, (A.expand(3, 6, 5), B)),
     "matmul 1-D": (ops.matmul.default, (A[0], B)),
@@ -32,14 +28,14 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("grown", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_opcheck(name: str, grown: bool) -> None:
+def test_opcheck(name, grown):
     op, arguments = CALLS[name]
     if grown and "_out" not in name:
         arguments = tuple(t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments)
     torch.library.opcheck(op, arguments)
 
 
-def test_fake_checks_like_the_real_one() -> None:
+def test_fake_checks_like_the_real_one():
     with FakeTensorMode() as mode:
         a, b = mode.from_tensor(A), mode.from_tensor(B)
         assert ops.matmul(a, b).shape == (6, 4)

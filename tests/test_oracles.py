@@ -234,18 +234,12 @@ def test_case_generators():
     assert [cases.prime_after(n) for n in (0, 1, 2, 7, 256)] == [2, 2, 3, 11, 257]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layout": "nx"}, "layout is 'nx'"),
-        ({"pad": -1}, "pad is -1"),
-        ({"out_dtype": FP16}, "out_dtype is torch.float16"),
-        ({"alpha": 2.0}, "alpha is 2.0"),
-        ({"addend": "row", "batch_a": (2,)}, r"with batch \(2,\)"),
-        ({"tf32": True}, "tf32 with dtype torch.bfloat16"),
-        ({"addend": "out"}, "expected beta other than 0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"layout": "nx"}, "layout is 'nx'"), ({"pad": -1}, "pad is -1"),
+    ({"out_dtype": FP16}, "out_dtype is torch.float16"), ({"alpha": 2.0}, "alpha is 2.0"),
+    ({"addend": "row", "batch_a": (2,)}, r"with batch \(2,\)"), ({"tf32": True}, "tf32 with dtype torch.bfloat16"),
+    ({"addend": "out"}, "expected beta other than 0"),
+])  # fmt: skip
 def test_cases_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Case(8, 8, 8, BF16, **options)

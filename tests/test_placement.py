@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_sms_that_clusters_connect_are_one_gpc():
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
+def board(monkeypatch):
     """What probes see, call by call, in place of a GPU."""
     seen: list[list[int]] = []
     monkeypatch.setattr(placement, "_seen", lambda device, cluster, ctas, jitter: seen.pop(0))
@@ -49,7 +49,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
     placement.gpcs.cache_clear()
 
 
-def test_sms_that_no_cluster_had_cut_no_gpc(board: list[list[int]]):
+def test_sms_that_no_cluster_had_cut_no_gpc(board):
     sms = [9, 0, 19, 17, 8, 30]
     board += [sms, sms, [*range(8), *range(8, 16)]]
     found = placement.places(DEVICE, 1, 6)
@@ -57,12 +57,12 @@ def test_sms_that_no_cluster_had_cut_no_gpc(board: list[list[int]]):
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
-def test_a_probe_that_was_disturbed_is_made_again(board: list[list[int]]):
+def test_a_probe_that_was_disturbed_is_made_again(board):
     board += [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0], [*range(8)]]
     assert [sm for *_, sm in placement.places(DEVICE, 1, 4)] == [3, 2, 1, 0]
 
 
-def test_where_probes_never_agree_tiles_go_as_they_come(board: list[list[int]]):
+def test_where_probes_never_agree_tiles_go_as_they_come(board):
     board += [[0, 0, 1, 2, 3, 4]] * 2 * placement.TRIES
     with pytest.warns(RuntimeWarning, match="tiles are dealt out to SMs as they come"):
         assert placement.table(Config(cluster_m=1), 2, 3, DEVICE) == raster.order("column", 2, 3)

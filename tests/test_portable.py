@@ -1,11 +1,7 @@
 """The portable kernel on the CPU, through Triton's interpreter, against float64 products of small integers."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -73,20 +69,20 @@ def check(
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (16, 16, 16), (17, 15, 33), (1, 40, 7), (40, 1, 16), (48, 32, 80)], ids=str
 )
-def test_shapes_with_outputs_of_either_dtype(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_shapes_with_outputs_of_either_dtype(shape, dtype):
     a, b = pair(*shape, dtype)
     check(a, b)
     check(a, b, out=torch.empty(*shape[:2]))
 
 
 @pytest.mark.parametrize("block", [Config(32, 16, 32, 1, 4, 2), Config(16, 64, 16, 8, 2, 3), None], ids=str)
-def test_configs(block: Config | None) -> None:
+def test_configs(block):
     check(*pair(70, 90, 40), config=block)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt", "ss"])
 @pytest.mark.parametrize("out_letter", ["n", "t", "s"])
-def test_layouts(layout: str, out_letter: str) -> None:
+def test_layouts(layout, out_letter):
     a, b = map(stored, pair(20, 18, 35, FP16), layout)
     out = stored(torch.empty(20, 18, dtype=FP16), out_letter)
     check(a, b, out=out)
@@ -96,7 +92,7 @@ def test_layouts(layout: str, out_letter: str) -> None:
 
 
 @pytest.mark.parametrize(("terms", "rounded"), [(129, 1160), (133, 1200), (-129, -1160), (-133, -1200)])
-def test_sums_beyond_the_output_precision_round_to_nearest(terms: int, rounded: int) -> None:
+def test_sums_beyond_the_output_precision_round_to_nearest(terms, rounded):
     """bf16 holds every eighth number between 1024 and 2048."""
     b = torch.full((abs(terms), 20), 3.0, dtype=BF16)
     a = b.t() if terms > 0 else -b.t()
@@ -104,12 +100,12 @@ def test_sums_beyond_the_output_precision_round_to_nearest(terms: int, rounded: 
     assert check(a, b, out=torch.empty(20, 20))[0, 0] == 9 * terms
 
 
-def test_stride_zero_operands() -> None:
+def test_stride_zero_operands():
     for a, b in (pair(1, 1, 24, FP32), pair(19, 21, 1, FP32)):
         check(a.expand(19, 24), b.expand(24, 21))
 
 
-def test_vectors() -> None:
+def test_vectors():
     a, b = pair(19, 21, 24)
     check(a[0], b)
     check(a, b[:, 0])
@@ -121,17 +117,12 @@ def test_vectors() -> None:
 @pytest.mark.parametrize(
     ("batch_a", "batch_b", "dims", "launches"),
     [
-        ((5,), (5,), 1, 1),
-        ((5,), (), 0, 1),
-        ((), (5,), 1, 1),
-        ((2, 1), (2, 3), 2, 1),
-        ((2, 3), (1, 3), 2, 1),
-        ((2, 3, 1), (1, 3, 4), 3, 2),
-        ((4, 1, 2, 1), (1, 3, 1, 2), 4, 4),
+        ((5,), (5,), 1, 1), ((5,), (), 0, 1), ((), (5,), 1, 1), ((2, 1), (2, 3), 2, 1), ((2, 3), (1, 3), 2, 1),
+        ((2, 3, 1), (1, 3, 4), 3, 2), ((4, 1, 2, 1), (1, 3, 1, 2), 4, 4),
     ],
     ids=str,
-)
-def test_batches(batch_a: tuple[int, ...], batch_b: tuple[int, ...], dims: int, launches: int) -> None:
+)  # fmt: skip
+def test_batches(batch_a, batch_b, dims, launches):
     a, b = integers(*batch_a, 17, 20), integers(*batch_b, 20, 9, seed=1)
     given = problem(a, b, check(a, b))
     assert len(given.batch) == dims
@@ -139,7 +130,7 @@ def test_batches(batch_a: tuple[int, ...], batch_b: tuple[int, ...], dims: int, 
 
 
 @pytest.mark.parametrize(("limit", "launches"), [(30, 1), (20, 2), (14, 2), (4, 8), (3, 12)])
-def test_batches_split_to_keep_the_grid_small(monkeypatch: pytest.MonkeyPatch, limit: int, launches: int) -> None:
+def test_batches_split_to_keep_the_grid_small(monkeypatch, limit, launches):
     monkeypatch.setattr(grid, "MAX_PROGRAMS", limit)
     a, b = integers(4, 1, 17, 20), integers(4, 3, 20, 9, seed=1)
     pieces = pieces_of(problem(a, b, check(a, b)), SMALL)
@@ -150,18 +141,18 @@ def test_batches_split_to_keep_the_grid_small(monkeypatch: pytest.MonkeyPatch, l
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, -2), (2, 0)])
-def test_alpha_and_beta(alpha: float, beta: float, dtype: torch.dtype) -> None:
+def test_alpha_and_beta(alpha, beta, dtype):
     matrix, row = integers(18, 33, dtype=dtype, seed=2), integers(33, dtype=dtype, seed=3)
     for c in (matrix, row, stored(matrix, "t")):
         check(*pair(18, 33, 20, dtype), c=c, alpha=alpha, beta=beta)
 
 
-def test_beta_zero_does_not_read_c() -> None:
+def test_beta_zero_does_not_read_c():
     c = torch.full((18, 33), float("nan"))
     check(*pair(18, 33, 20, FP32), c=c, alpha=3, beta=0)
 
 
-def test_in_place_addend() -> None:
+def test_in_place_addend():
     a, b = pair(18, 33, 20, FP32)
     c = integers(18, 33, dtype=FP32, seed=2)
     want = (a.double() @ b.double() + 2 * c.double()).float()
@@ -169,7 +160,7 @@ def test_in_place_addend() -> None:
     assert torch.equal(c, want)
 
 
-def test_nan_and_inf_stay_in_their_rows() -> None:
+def test_nan_and_inf_stay_in_their_rows():
     a, b = (t.abs() + 1 for t in pair(18, 17, 20, FP32))
     a[3, 4], a[5, 6] = float("nan"), float("inf")
     out = torch.empty(18, 17)
@@ -178,13 +169,13 @@ def test_nan_and_inf_stay_in_their_rows() -> None:
     assert torch.equal(out.isinf().all(1).nonzero()[:, 0], torch.tensor([5]))
 
 
-def test_slices_at_any_offset_leave_their_surroundings_alone() -> None:
+def test_slices_at_any_offset_leave_their_surroundings_alone():
     whole = torch.full((40, 50), float("nan"), dtype=BF16)
     check(integers(21, 40)[:, 3:22], integers(30, 40, seed=1)[5:24, 1:28], out=whole[7:28, 11:38])
     assert int(whole.isnan().sum()) == whole.numel() - 21 * 27
 
 
-def test_a_slab_wider_than_its_strides(tmp_path: Path) -> None:
+def test_a_slab_wider_than_its_strides(tmp_path):
     """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start at element 64."""
     stride, K = 2**26 + 1, 65
     storage = torch.from_file(str(tmp_path / "a"), shared=True, size=stride * (K - 1) + 8, dtype=FP16)
@@ -195,7 +186,7 @@ def test_a_slab_wider_than_its_strides(tmp_path: Path) -> None:
     assert outblas.matmul(a, b, kernel="portable").eq(K).all()
 
 
-def test_unsupported_says_what_it_needs_and_what_it_was_given() -> None:
+def test_unsupported_says_what_it_needs_and_what_it_was_given():
     a = torch.empty(16, 16, dtype=torch.float64)
     assert unsupported(problem(a, a, a)) == (
         "needs bfloat16, float16 or float32, and was given float64 operands for float64 outputs"
@@ -211,26 +202,21 @@ def test_unsupported_says_what_it_needs_and_what_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"block_m": 8}, "block_m is 8"),
-        ({"block_n": 48}, "block_n is 48"),
-        ({"block_k": 0}, "block_k is 0"),
-        ({"num_warps": 3}, "num_warps is 3"),
-        ({"num_warps": 64}, "num_warps is 64"),
-        ({"group_m": 0}, "group_m is 0"),
-        ({"num_stages": 0}, "num_stages is 0"),
-        ({"block_n": 256}, "256 accumulators a thread, expected at most 128"),
+        ({"block_m": 8}, "block_m is 8"), ({"block_n": 48}, "block_n is 48"), ({"block_k": 0}, "block_k is 0"),
+        ({"num_warps": 3}, "num_warps is 3"), ({"num_warps": 64}, "num_warps is 64"), ({"group_m": 0}, "group_m is 0"),
+        ({"num_stages": 0}, "num_stages is 0"), ({"block_n": 256}, "256 accumulators a thread, expected at most 128"),
         ({"num_stages": 8}, "needs 262208 bytes of shared memory, the device has 232448"),
     ],
     ids=str,
-)
-def test_invalid_configs_say_why(change: dict[str, int], complaint: str) -> None:
+)  # fmt: skip
+def test_invalid_configs_say_why(change, complaint):
     assert invalid_reason(Config(), FP16, 227 * KIB) is None
     assert complaint in str(invalid_reason(dataclasses.replace(Config(), **change), FP16, 227 * KIB))
 
 
 @pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
 @pytest.mark.parametrize("limit", [limit for _, _, limit in DEVICES.values()])
-def test_every_preset_fits_or_says_why(limit: int, dtype: torch.dtype) -> None:
+def test_every_preset_fits_or_says_why(limit, dtype):
     for config in CANDIDATES:
         reason = invalid_reason(config, dtype, limit)
         if config.shared_memory(dtype) <= limit:
@@ -248,9 +234,7 @@ H100 = DEVICES[90]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("pad", [0, 1, 2, 4])
-def test_choose_finds_a_cheap_preset_that_fits(
-    device: tuple[int, int, int], dtype: torch.dtype, tf32: bool, pad: int
-) -> None:
+def test_choose_finds_a_cheap_preset_that_fits(device, dtype, tf32, pad):
     for shape in [(1, 1, 1), (16, 4096, 4096), (4096, 16, 4096), (512, 512, 512), (4096, 4096, 4096), (1001, 77, 1)]:
         given = row_major(*shape, dtype=dtype, pad=pad, tf32=tf32 and dtype == FP32)
         config = choose(given, *device)
@@ -260,7 +244,7 @@ def test_choose_finds_a_cheap_preset_that_fits(
         assert all(cycles(config, given, *device[:2]) <= cycles(other, given, *device[:2]) for other in rest)
 
 
-def test_choose_by_shape() -> None:
+def test_choose_by_shape():
     def tile(*shape: int) -> tuple[int, int]:
         config = choose(row_major(*shape), *H100)
         return config.block_m, config.block_n
@@ -274,8 +258,8 @@ def test_choose_by_shape() -> None:
         choose(row_major(64, 64, 64), 1, 90, KIB)
 
 
-def test_vector_widths() -> None:
-    def width(name: str, dtype: torch.dtype = BF16, N: int = 64, arch: int = 90, **storage: Any) -> int:
+def test_vector_widths():
+    def width(name: str, dtype: torch.dtype = BF16, N: int = 64, arch: int = 90, **storage) -> int:
         return vector(row_major(64, N, 64, dtype, **storage), name, arch)
 
     assert width("a") == 8
@@ -293,5 +277,5 @@ def test_vector_widths() -> None:
     assert vector(problem(gaps, gaps, gaps), "a", 90) == 1
 
 
-def test_fields_of_a_config_are_integers() -> None:
+def test_fields_of_a_config_are_integers():
     assert all(type(field.default) is int for field in dataclasses.fields(Config))

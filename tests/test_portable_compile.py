@@ -1,12 +1,8 @@
 """The portable kernel compiled without a GPU: spills, instructions, copies, and what the compiler is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -49,13 +45,13 @@ def form(
     return problem(a, b, out, out if addend else None, tf32=tf32, scaled=addend)
 
 
-def copies(compiled: Any) -> Counter[int]:
+def copies(compiled) -> Counter[int]:
     """cp.async instructions by their bytes."""
     found = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], (0x\w+)", compiled.asm["ptx"])
     return Counter(int(n, 16) for n in found)
 
 
-def check(given: Problem, config: Config | None = None, arch: int = 90) -> Any:
+def check(given: Problem, config: Config | None = None, arch: int = 90):
     """Compiles (without a config, what is chosen); no spills, no local memory, the dot the architecture should use,
     shared memory within the budget."""
     config = config or choose(given, *DEVICES[arch])
@@ -73,7 +69,7 @@ def check(given: Problem, config: Config | None = None, arch: int = 90) -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sm90_presets(layout: str) -> None:
+def test_sm90_presets(layout):
     """Each layout takes every fourth tile; presets that differ in stages alone count once."""
     given = form(layout=layout)
     assert candidates(given, *DEVICES[90][1:]) == TENSOR_CORE, "a preset fits no H100"
@@ -85,12 +81,12 @@ def test_sm90_presets(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_edges_keep_wide_copies(layout: str) -> None:
+def test_edges_keep_wide_copies(layout):
     """1000 is a multiple of 8 elements (16 bytes), not of any tile."""
     assert set(copies(check(form(1000, 1000, 1000, layout=layout, addend=True), LARGE))) == {16}
 
 
-def test_the_loop_is_pipelined() -> None:
+def test_the_loop_is_pipelined():
     compiled = compile_for(form(), LARGE, 90)
     tile = (LARGE.block_m + LARGE.block_n) * LARGE.block_k * 2
     assert copies(compiled)[16] == LARGE.num_stages * tile // (16 * LARGE.threads)
@@ -103,7 +99,7 @@ def test_the_loop_is_pipelined() -> None:
     [(80, (4096, 4096, 4096)), (80, (1000, 1000, 1000)), (86, (1000, 1000, 1000)), (86, (16, 4096, 4096))],
     ids=str,
 )
-def test_sm80(arch: int, shape: tuple[int, int, int]) -> None:
+def test_sm80(arch, shape):
     compiled = check(form(*shape, torch.float16, layout="nn", addend=True), arch=arch)
     assert set(copies(compiled)) == {16}
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in compiled.asm["ptx"]
@@ -111,12 +107,12 @@ def test_sm80(arch: int, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1000, 1000, 1000), (16, 4096, 4096)], ids=str)
-def test_sm75(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_sm75(shape, dtype):
     assert not copies(check(form(*shape, dtype), arch=75)), "cp.async begins with sm_80"
 
 
 @pytest.mark.parametrize(("arch", "layout"), [(80, "nn"), (80, "tt"), (90, "nn"), (90, "nt")])
-def test_fp32_is_ieee_unless_tf32_is_asked_for(arch: int, layout: str) -> None:
+def test_fp32_is_ieee_unless_tf32_is_asked_for(arch, layout):
     for tf32 in (False, True):
         ptx = check(form(dtype=torch.float32, layout=layout, tf32=tf32), arch=arch).asm["ptx"]
         assert ("tf32" in ptx) == tf32
@@ -124,11 +120,11 @@ def test_fp32_is_ieee_unless_tf32_is_asked_for(arch: int, layout: str) -> None:
 
 
 @pytest.mark.parametrize(("K", "pad", "widest"), [(1000, 1, 0), (1000, 2, 4), (1000, 4, 8), (1001, 7, 0)])
-def test_unaligned_rows_get_narrower_copies_and_no_spills(K: int, pad: int, widest: int) -> None:
+def test_unaligned_rows_get_narrower_copies_and_no_spills(K, pad, widest):
     assert max(copies(check(form(1001, 1001, K, pad=pad, addend=True))), default=0) == widest
 
 
-def test_an_unaligned_address_is_never_copied_wide() -> None:
+def test_an_unaligned_address_is_never_copied_wide():
     buffer = torch.empty(64 * 64 + 8, dtype=BF16)
     shifted, aligned = buffer[4:-4].view(64, 64), torch.empty(64, 64, dtype=BF16)
     for a, widths in ((aligned, {16}), (shifted, {8, 16})):
@@ -136,7 +132,7 @@ def test_an_unaligned_address_is_never_copied_wide() -> None:
         assert set(copies(compile_for(given, SQUARE, 90))) == widths
 
 
-def test_launches_that_start_inside_a_tensor_are_unaligned() -> None:
+def test_launches_that_start_inside_a_tensor_are_unaligned():
     """The third batch dimension is walked on the host, in steps of 4 elements (8 bytes)."""
     a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16).as_strided((2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1))
     b = torch.empty(4, 64, 64, dtype=BF16)
@@ -150,27 +146,27 @@ def test_launches_that_start_inside_a_tensor_are_unaligned() -> None:
     [((), False), ((40000, 256, 60000), True), ((256, 256, 2**31 - 1), True), ((2**31 + 7, 16, 64), True)],
     ids=str,
 )
-def test_offsets_are_64_bit_only_where_they_must_be(shape: tuple[int, ...], wide: bool) -> None:
+def test_offsets_are_64_bit_only_where_they_must_be(shape, wide):
     compiled = check(form(*shape), SQUARE)
     assert bool(re.search(r"tensor<\d+x\d+xi64>", compiled.asm["ttir"])) == wide
 
 
-def test_a_stride_beyond_32_bits() -> None:
+def test_a_stride_beyond_32_bits():
     a = torch.empty(1, device="meta", dtype=BF16).as_strided((64, 64), (2**33, 1))
     b = torch.empty(64, 64, device="meta", dtype=BF16)
     check(problem(a, b, b), SQUARE)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 64), (64, 1, 64), (64, 64, 1)], ids=str)
-def test_sizes_of_one(shape: tuple[int, int, int]) -> None:
+def test_sizes_of_one(shape):
     check(form(*shape), Config(16, 16, 16, 8, 4, 2))
 
 
-def test_kernel_name_tells_tile_and_dtype() -> None:
+def test_kernel_name_tells_tile_and_dtype():
     assert compile_for(form(), LARGE, 90).metadata.name == "outblas_portable_128x256x64_bf16"
 
 
-def test_interpreting_does_not_change_what_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreting_does_not_change_what_compiles(tmp_path, monkeypatch):
     config = Config(32, 32, 32, 8, 4, 2)
     texts, ones, out = [], torch.ones(32, 32), torch.empty(32, 32)
     for folder in ("before", "after"):

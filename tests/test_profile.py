@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -64,11 +63,11 @@ def printed(*arguments: str) -> str:
     return result.stdout
 
 
-def results(*arguments: str) -> Any:
+def results(*arguments: str):
     return json.loads(printed(*arguments, "--json"))["results"]
 
 
-def stops(code: int, message: str, *arguments: str) -> None:
+def stops(code: int, message: str, *arguments: str):
     result = invoke(*arguments)
     assert result.exit_code == code
     assert message in result.stderr
@@ -84,7 +83,7 @@ def calls(log: Path) -> list[list[str]]:
 
 
 @pytest.fixture
-def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+def h100(monkeypatch):
     """Torch tells what it would tell of an H100. No GPU is touched: the fake ncu starts nothing."""
     told = {
         "is_available": True,
@@ -99,7 +98,7 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fake(h100: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake(h100, tmp_path, monkeypatch):
     """A program called ncu, first on PATH, for tests to write."""
     program = tmp_path / "ncu"
     program.touch(mode=0o755)
@@ -108,7 +107,7 @@ def fake(h100: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def replay(fake: Path) -> Path:
+def replay(fake):
     """The log of calls of an ncu that replays the copy of the recording beside it."""
     shutil.copy(RECORDING, fake.with_name("recording"))
     fake.write_text(FAKE + REPLAY)
@@ -116,7 +115,7 @@ def replay(fake: Path) -> Path:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Path:
+def page(tmp_path):
     """What the source page of 4096³ by cublas and portable would be, with the rows of two other kernels."""
     sections = PAGE.read_text().split('"Kernel Name",')[1:3]
     names = (launch.kernel for launch in recorded("4096")[:2])
@@ -135,7 +134,7 @@ def test_the_configuration_that_runs_is_said_where_it_is_known():
     assert "tile_m=128,tile_n=256" in resolved("hopper.hilbert")
 
 
-def test_the_command_that_ncu_gets(replay: Path):
+def test_the_command_that_ncu_gets(replay):
     assert printed("hopper.tma_wgmma", "--layout", "tn", "--dtype", "float16", "--config", "tile_m=128, jitter=1")
     (call,) = calls(replay)
     assert call[:14] == [
@@ -147,7 +146,7 @@ def test_the_command_that_ncu_gets(replay: Path):
     assert call[16] == "C"
 
 
-def test_of_a_product_with_an_addend(replay: Path, tmp_path: Path):
+def test_of_a_product_with_an_addend(replay, tmp_path):
     """alpha A B + beta C: asked for, said in the record, and no profile of A B for reports."""
     saved = tmp_path / "profile.json"
     assert "alpha A B + beta C" in printed("hopper.tma_wgmma", "--addend", "--save", str(saved))
@@ -160,23 +159,17 @@ def test_of_a_product_with_an_addend(replay: Path, tmp_path: Path):
     assert compare.profiled(*asked, addend=True) == found[1]
 
 
-def test_tables(replay: Path):
+def test_tables(replay):
     output = printed("hopper.tma_wgmma")
     rows = {name: rest for name, *rest in cells(output)}
     expected = {
-        "time in ncu, one cold run (µs)": ["179.0", "448.4"],
-        "tensor pipe active": ["94.7%", "35.1%"],
-        "FLOP / DRAM byte": ["766.4", "584.0"],
-        "… A, B, C moved once": ["1,365.3", "1,365.3"],
-        "… by the CTA's tile": ["–", "–"],
-        "DRAM (GB/s)": ["1,002", "525"],
-        "fp32 FMAs / M·N·K": ["0.000", "0.000"],
-        "global load requests": ["–", "–"],
-        "not selected, of the cycles between issues": ["0.4%", "0.2%"],
-        "shared wavefronts: stores": ["660,937 (21.5% conflicts)", "0"],
-        "shared wavefronts: wgmma": ["–", "–"],
+        "time in ncu, one cold run (µs)": ["179.0", "448.4"], "tensor pipe active": ["94.7%", "35.1%"],
+        "FLOP / DRAM byte": ["766.4", "584.0"], "… A, B, C moved once": ["1,365.3", "1,365.3"],
+        "… by the CTA's tile": ["–", "–"], "DRAM (GB/s)": ["1,002", "525"], "fp32 FMAs / M·N·K": ["0.000", "0.000"],
+        "global load requests": ["–", "–"], "not selected, of the cycles between issues": ["0.4%", "0.2%"],
+        "shared wavefronts: stores": ["660,937 (21.5% conflicts)", "0"], "shared wavefronts: wgmma": ["–", "–"],
         "cublas": ["nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "2×66×1", "384×1×1", "179.0"],
-    }
+    }  # fmt: skip
     assert {name: rows[name] for name in expected} == expected
     reasons = [name for name in rows if name.replace(" ", "_") in counters.STALLS]
     assert reasons[:3] == ["long scoreboard", "barrier", "wait"]
@@ -187,7 +180,7 @@ def test_tables(replay: Path):
     assert "outblas bench" in output
 
 
-def test_json_of_two_shapes(replay: Path, tmp_path: Path):
+def test_json_of_two_shapes(replay, tmp_path):
     saved = tmp_path / "profile.json"
     report = json.loads(printed("portable", "--shapes", "4096,16x4096x4096", "--json", "--save", str(saved)))
     assert report == json.loads(saved.read_text())
@@ -206,14 +199,14 @@ def test_json_of_two_shapes(replay: Path, tmp_path: Path):
     assert len(calls(replay)) == 2
 
 
-def test_intensity_by_the_tile(replay: Path):
+def test_intensity_by_the_tile(replay):
     cublas, ours = results("portable", "--config", "block_m=128,block_n=64", "--dtype", "float32")
     assert ours["tile_flop_per_l2_byte"] == pytest.approx(2 * 128 * 64 / ((128 + 64) * 4))
     assert ours["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 6)
     assert cublas["tile_flop_per_l2_byte"] is None
 
 
-def test_instructions(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch):
+def test_instructions(replay, page, monkeypatch):
     artifact = Mock(return_value=SimpleNamespace(cubin=b"cubin", ptx="ptx"))
     monkeypatch.setattr(instructions, "artifact", artifact)
     monkeypatch.setattr(lines, "operands", lambda *_: [None, "A", "A", "B", "B", *[None] * 14])
@@ -240,7 +233,7 @@ def test_instructions(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch)
     assert third == ["--import", f"{second[9]}.ncu-rep", "--csv", "--page", "source", "C"]
 
 
-def test_instructions_in_a_table(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch):
+def test_instructions_in_a_table(replay, page, monkeypatch):
     monkeypatch.setattr(instructions, "artifact", lambda *_: None)
     rows = cells(printed("portable", "--instructions"))
     assert ["cublas", "–", "global copy", "2,048", "4.00", "4.00", "25.0%", "22,528", "2,048", "20,480"] in rows
@@ -256,12 +249,12 @@ def test_instructions_in_a_table(replay: Path, page: Path, monkeypatch: pytest.M
         ('"Kernel Name"', '"Name"', "counted nothing"),
     ],
 )
-def test_instructions_that_cannot_be_read(replay: Path, page: Path, old: str, new: str, message: str):
+def test_instructions_that_cannot_be_read(replay, page, old, new, message):
     page.write_text(page.read_text().replace(old, new))
     stops(3, message, "portable", "--instructions")
 
 
-def test_a_second_run_without_a_report(replay: Path):
+def test_a_second_run_without_a_report(replay):
     stops(3, "ncu ended with exit code 0 and counted nothing", "portable", "--instructions")
     assert len(calls(replay)) == 2, "a report that is missing is not imported"
 
@@ -274,47 +267,42 @@ def answer(**what: object) -> str:
 UNPROFILED = "print('==WARNING== No kernels were profiled.')\n"
 
 
-@pytest.mark.parametrize(
-    ("act", "code", "message"),
-    [
-        (
-            answer(failed="RuntimeError") + UNPROFILED + "sys.exit('==ERROR== ERR_NVGPUCTRPERM - No permission.')",
-            3,
-            "cannot measure here: ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)",
-        ),
-        (
-            answer(done=True) + UNPROFILED + "sys.exit('==ERROR== Profiling is not supported on device 0.')",
-            3,
-            "this ncu does not know this GPU or its driver: Profiling is not supported on device 0",
-        ),
-        (answer(done=True) + UNPROFILED, 3, "ncu profiled no kernels"),
-        ("print('==ERROR== Failed to find metric lts__t_sectors.sum'); sys.exit(1)", 3, "ncu refused: Failed to find"),
-        ("sys.exit('out of luck')", 3, "ncu ended with exit code 1 and counted nothing: out"),
-        ("", 3, "ncu ended with exit code 0 and counted nothing: it said nothing"),
-        (answer(unavailable="needs cutlass"), 3, "cannot measure here: needs cutlass"),
-        (answer(started=True) + "print('==PROF== Connected')", 1, "profiling failed: the profiled process ended"),
-        (answer(failed="OutOfMemoryError: 1 TiB"), 1, "profiling failed: OutOfMemoryError: 1 T"),
-        (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
-    ],
-)
-def test_refusals(fake: Path, act: str, code: int, message: str):
+@pytest.mark.parametrize(("act", "code", "message"), [
+    (
+        answer(failed="RuntimeError") + UNPROFILED + "sys.exit('==ERROR== ERR_NVGPUCTRPERM - No permission.')", 3,
+        "cannot measure here: ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)",
+    ),
+    (
+        answer(done=True) + UNPROFILED + "sys.exit('==ERROR== Profiling is not supported on device 0.')", 3,
+        "this ncu does not know this GPU or its driver: Profiling is not supported on device 0",
+    ),
+    (answer(done=True) + UNPROFILED, 3, "ncu profiled no kernels"),
+    ("print('==ERROR== Failed to find metric lts__t_sectors.sum'); sys.exit(1)", 3, "ncu refused: Failed to find"),
+    ("sys.exit('out of luck')", 3, "ncu ended with exit code 1 and counted nothing: out"),
+    ("", 3, "ncu ended with exit code 0 and counted nothing: it said nothing"),
+    (answer(unavailable="needs cutlass"), 3, "cannot measure here: needs cutlass"),
+    (answer(started=True) + "print('==PROF== Connected')", 1, "profiling failed: the profiled process ended"),
+    (answer(failed="OutOfMemoryError: 1 TiB"), 1, "profiling failed: OutOfMemoryError: 1 T"),
+    (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
+])  # fmt: skip
+def test_refusals(fake, act, code, message):
     fake.write_text(FAKE + act)
     stops(code, message, "portable")
     assert fake.with_name("calls").exists()
 
 
-def test_a_provider_without_launches(replay: Path):
+def test_a_provider_without_launches(replay):
     replay.with_name("recording").write_text("".join(RECORDING.read_text().splitlines(keepends=True)[:6]))
     assert [each["provider"] for each in results("cublas")] == ["cublas"]
     stops(3, "counted nothing", "portable")
 
 
-def test_output_that_cannot_be_read(replay: Path):
+def test_output_that_cannot_be_read(replay):
     replay.with_name("recording").write_text(RECORDING.read_text().replace('"ns"', '"fortnight"'))
     stops(3, "the unit of gpu__time_duration.sum is 'fortnight'", "portable")
 
 
-def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_takes_too_long_is_ended(fake, monkeypatch):
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 3.0)
     sleep = "[sys.executable, '-S', '-c', 'import time; time.sleep(100)']"
     fake.write_text(f"{FAKE}(here / 'pid').write_text(str(subprocess.Popen({sleep}).pid)); time.sleep(100)")
@@ -326,7 +314,7 @@ def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.Monk
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z", "the watched process lives on"
 
 
-def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_without_ncu(h100, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     if Path("/usr/local/cuda/bin/ncu").exists():
@@ -339,41 +327,38 @@ def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert ncu.find() == str(program)
 
 
-def test_without_a_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_gpu(replay, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     stops(3, "cannot measure here: there is no NVIDIA GPU", "portable")
     assert not replay.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
-        (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
-        (("hopper.tma_wgmma", "--dtype", "float32"), "--dtype is 'float32', expected for hopper.tma_wgmma: "),
-        (("cublas", "--dtype", "int8"), "--dtype is 'int8', expected for cublas: "),
-        (("portable", "--layout", "xy"), "--layout is 'xy', expected one of"),
-        (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
-        (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),
-        (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
-        (("portable", "--phases"), "--phases is given for 'portable', expected a kernel of the hopper ladder"),
-        (("cublas", "--phases"), "--phases is given for 'cublas'"),
-        (("hopper.large_tile", "--phases", "--instructions"), "--phases and --instructions are both given"),
-        (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
-    ],
-)
-def test_usage_errors(replay: Path, arguments: tuple[str, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
+    (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
+    (("hopper.tma_wgmma", "--dtype", "float32"), "--dtype is 'float32', expected for hopper.tma_wgmma: "),
+    (("cublas", "--dtype", "int8"), "--dtype is 'int8', expected for cublas: "),
+    (("portable", "--layout", "xy"), "--layout is 'xy', expected one of"),
+    (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
+    (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),
+    (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
+    (("portable", "--phases"), "--phases is given for 'portable', expected a kernel of the hopper ladder"),
+    (("cublas", "--phases"), "--phases is given for 'cublas'"),
+    (("hopper.large_tile", "--phases", "--instructions"), "--phases and --instructions are both given"),
+    (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
+])  # fmt: skip
+def test_usage_errors(replay, arguments, message):
     stops(2, message, *arguments)
     assert not replay.exists(), "ncu has been started"
 
 
-def test_a_kernel_for_another_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_for_another_gpu(replay, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     stops(2, "kernel 'hopper.tma_wgmma' needs sm_90, and H100 is sm_80", "hopper.tma_wgmma")
     assert not replay.exists()
 
 
-def test_phases_in_a_table_and_in_json(replay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_phases_in_a_table_and_in_json(replay, tmp_path, monkeypatch):
     """What is shown of counted cycles; the kernels count theirs in the GPU tests."""
     module = registry.load("hopper.large_tile")
     role = cycles.Role("all", wait=0.0, load=1478.4, tensor=688.0, store=11182.0, total=149790.0)
@@ -402,7 +387,7 @@ def test_phases_in_a_table_and_in_json(replay: Path, tmp_path: Path, monkeypatch
         ("RuntimeError('illegal address')", 1, {"failed": "RuntimeError: illegal address"}),
     ],
 )
-def test_what_the_profiled_process_answers(tmp_path: Path, error: str, code: int, answer: dict[str, str]):
+def test_what_the_profiled_process_answers(tmp_path, error, code, answer):
     """Its own output stays out of ncu's."""
     status = tmp_path / "status.json"
     request = Request("portable", (8, 8, 7), "bfloat16", "nt").to_text()

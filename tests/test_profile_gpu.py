@@ -1,7 +1,5 @@
 """`outblas profile` with ncu itself."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,7 +10,7 @@ from outblas.inspect import ncu
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["portable", pytest.param("hopper.tma_wgmma", marks=pytest.mark.sm90)])
-def test_on_a_gpu(kernel: str, monkeypatch: pytest.MonkeyPatch):
+def test_on_a_gpu(kernel, monkeypatch):
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 100.0)
     result = invoke(kernel, "--shapes", "1024", "--json")
     if result.exit_code == 3:

@@ -27,7 +27,7 @@ TILE = (128, 256)
 
 
 @given(KINDS, SIDES, SIDES, GROUPS, GROUPS)
-def test_every_order_visits_each_tile_once(kind: str, rows: int, columns: int, group_m: int, group_n: int):
+def test_every_order_visits_each_tile_once(kind, rows, columns, group_m, group_n):
     assert sorted(order(kind, rows, columns, group_m, group_n)) == list(range(rows * columns))
 
 
@@ -40,7 +40,7 @@ def test_orders_of_a_small_grid():
 
 
 @given(SIDES, SIDES, GROUPS)
-def test_serpentine_bands(rows: int, columns: int, group_m: int):
+def test_serpentine_bands(rows, columns, group_m):
     tiles = []
     for band, first in enumerate(range(0, rows, group_m)):
         swept = sorted(range(columns), reverse=band % 2 == 1)
@@ -59,7 +59,7 @@ def test_hilbert_steps_to_neighbours():
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32, 64])
-def test_hilbert_fills_one_quadrant_after_the_other(side: int):
+def test_hilbert_fills_one_quadrant_after_the_other(side):
     tiles = [divmod(tile, side) for tile in order("hilbert", side, side)]
     size = side // 2
     while size:
@@ -69,7 +69,7 @@ def test_hilbert_fills_one_quadrant_after_the_other(side: int):
 
 
 @given(KINDS, SIDES, SIDES, st.integers(1, 200), GROUPS, GROUPS)
-def test_schedules_are_balanced(kind: str, rows: int, columns: int, workers: int, group_m: int, group_n: int):
+def test_schedules_are_balanced(kind, rows, columns, workers, group_m, group_n):
     steps, count = schedule(kind, rows, columns, workers, group_m, group_n), rows * columns
     dealt = [tile for step in steps for tile in step]
     runs = [[tile for tile in worker if tile != PAD] for worker in zip(*steps, strict=True)]
@@ -87,18 +87,13 @@ def test_longer_runs_come_first():
     assert schedule("consecutive", 2, 3, 4) == [[0, 2, 4, 5], [1, 3, PAD, PAD]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("spiral", 2, 2, 1), "kind is 'spiral', expected one of: row, column"),
-        (("row", 0, 2, 1), "rows is 0, expected an integer of at least 1"),
-        (("row", 2, -1, 1), "columns is -1"),
-        (("row", 2, 2, 0), "workers is 0"),
-        (("grouped", 2, 2, 1, 0), "group_m is 0"),
-        (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
-    ],
-)
-def test_orders_refuse(arguments: tuple[Any, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("spiral", 2, 2, 1), "kind is 'spiral', expected one of: row, column"),
+    (("row", 0, 2, 1), "rows is 0, expected an integer of at least 1"), (("row", 2, -1, 1), "columns is -1"),
+    (("row", 2, 2, 0), "workers is 0"), (("grouped", 2, 2, 1, 0), "group_m is 0"),
+    (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
+])  # fmt: skip
+def test_orders_refuse(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         schedule(*arguments)
 
@@ -114,9 +109,7 @@ def traffic(
     KINDS, st.tuples(*[st.integers(1, 700)] * 3), st.tuples(*[st.integers(1, 3)] * 2),
     st.integers(1, 20), st.integers(1, 1 << 20), st.booleans(),
 )  # fmt: skip
-def test_the_model_on_any_product(
-    kind: str, shape: tuple[int, int, int], cluster: tuple[int, int], workers: int, capacity: int, multicast: bool
-):
+def test_the_model_on_any_product(kind, shape, cluster, workers, capacity, multicast):
     tile = (48, 64)
     steps = schedule(kind, *l2.grid(shape, tile, cluster), workers, 3, 2)
     small, whole = (
@@ -155,24 +148,19 @@ def test_orders_and_the_model_are_fast():
     assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps": [[4]]}, "steps have tile 4, expected one below 4, or -1"),
-        ({"shape": (0, 4, 4)}, "shape is (0, 4, 4), expected sizes of at least 1"),
-        ({"tile": (2, 0)}, "tile is (2, 0)"),
-        ({"cluster": (0, 1)}, "cluster is (0, 1)"),
-        ({"capacity": 0}, "capacity is 0, expected it above 0"),
-        ({"halves": 0}, "halves is 0, expected it above 0"),
-    ],
-)
-def test_the_model_refuses(changes: dict[str, Any], message: str):
-    known: dict[str, Any] = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"steps": [[4]]}, "steps have tile 4, expected one below 4, or -1"),
+    ({"shape": (0, 4, 4)}, "shape is (0, 4, 4), expected sizes of at least 1"), ({"tile": (2, 0)}, "tile is (2, 0)"),
+    ({"cluster": (0, 1)}, "cluster is (0, 1)"), ({"capacity": 0}, "capacity is 0, expected it above 0"),
+    ({"halves": 0}, "halves is 0, expected it above 0"),
+])  # fmt: skip
+def test_the_model_refuses(changes, message):
+    known = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
     with pytest.raises(ValueError, match=re.escape(message)):
         l2.simulate(**(known | changes))
 
 
-def entry(hit_rate: float, config: str = "", **changes: Any) -> dict[str, Any]:
+def entry(hit_rate: float, config: str = "", **changes) -> dict[str, Any]:
     known = {
         "provider": report.PROVIDER, "shape": [8192] * 3, "dtype": "bfloat16", "layout": "nt", "config": config,
         "l2_hit_rate": hit_rate, "dram_read_bytes": 1.2e9,
@@ -184,61 +172,50 @@ def profiled(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"environment": {"gpu": "NVIDIA H100 80GB HBM3"}, "results": list(entries)}
 
 
-def write(path: Path, value: Any) -> Path:
+def write(path: Path, value) -> Path:
     path.write_text(json.dumps(value))
     return path
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return write(
-        tmp_path / "profiles.json",
-        profiled(
-            entry(0.72, provider="cublas", dram_read_bytes=1.5e9),
-            entry(0.83),
-            entry(0.80, "order=hilbert,group_m=2", dram_read_bytes=1.3e9),
-            entry(0.70, "order=row", resolved="tile_m=128,tile_n=256,order=row,sms=128", dram_read_bytes=2.4e9),
-            entry(0.81, "group_m=32,group_n=4", dram_read_bytes=1.35e9),
-            entry(0.1, "order=column,sms=0"),
-            entry(0.1, "order=column,cluster_m=2"),
-            entry(0.1, "order=column", layout="nn"),
-            entry(0.1, "order=column", shape=[4096] * 3),
-            entry(0.1, "order=column", provider="hopper.hilbert"),
-        ),
-    )
+def file(tmp_path):
+    return write(tmp_path / "profiles.json", profiled(
+        entry(0.72, provider="cublas", dram_read_bytes=1.5e9), entry(0.83),
+        entry(0.80, "order=hilbert,group_m=2", dram_read_bytes=1.3e9),
+        entry(0.70, "order=row", resolved="tile_m=128,tile_n=256,order=row,sms=128", dram_read_bytes=2.4e9),
+        entry(0.81, "group_m=32,group_n=4", dram_read_bytes=1.35e9), entry(0.1, "order=column,sms=0"),
+        entry(0.1, "order=column,cluster_m=2"), entry(0.1, "order=column", layout="nn"),
+        entry(0.1, "order=column", shape=[4096] * 3), entry(0.1, "order=column", provider="hopper.hilbert"),
+    ))  # fmt: skip
 
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["report", "raster", *map(str, arguments)])
 
 
-def test_settings_are_those_that_ran_or_those_asked_for(file: Path):
+def test_settings_are_those_that_ran_or_those_asked_for(file):
     base, _, asked, ran, *_ = profiles.load([file])
     assert base.settings == {}
     assert asked.settings == {"order": "hilbert", "group_m": "2"}
     assert ran.settings == {"tile_m": "128", "tile_n": "256", "order": "row", "sms": "128"}
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([], "expected an object with environment and results, as outblas profile writes"),
-        (profiled(entry(0.5), entry(1.5)), "results[1].l2_hit_rate is 1.5, expected a number from 0 to 1"),
-        (profiled({"provider": "x", "dtype": "y", "layout": "nt"}), "results[0] has no l2_hit_rate"),
-        (profiled(entry(0.5, "order")), "results[0].config is 'order', expected name=value,..."),
-        (profiled(entry(0.5, resolved=3)), "results[0].resolved is 3, expected text"),
-        (profiled(entry(0.5, us=-1)), "results[0].us is -1"),
-        (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
-    ],
-)
-def test_malformed_profiles_name_file_and_field(value: Any, message: str, tmp_path: Path):
+@pytest.mark.parametrize(("value", "message"), [
+    ([], "expected an object with environment and results, as outblas profile writes"),
+    (profiled(entry(0.5), entry(1.5)), "results[1].l2_hit_rate is 1.5, expected a number from 0 to 1"),
+    (profiled({"provider": "x", "dtype": "y", "layout": "nt"}), "results[0] has no l2_hit_rate"),
+    (profiled(entry(0.5, "order")), "results[0].config is 'order', expected name=value,..."),
+    (profiled(entry(0.5, resolved=3)), "results[0].resolved is 3, expected text"),
+    (profiled(entry(0.5, us=-1)), "results[0].us is -1"), (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
+])  # fmt: skip
+def test_malformed_profiles_name_file_and_field(value, message, tmp_path):
     path = write(tmp_path / "bad.json", value)
     with pytest.raises(ValueError, match=re.escape(f"bad.json: {message}")):
         profiles.load([path])
     assert invoke("--results", path).exit_code == 2
 
 
-def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_profiles_and_benches_are_told_apart(file, monkeypatch):
     bench = write(file.with_name("bench.json"), {"environment": {"gpu": "x"}, "results": []})
     write(file.with_name("other.json"), [1])
     monkeypatch.setattr(results, "FOLDER", file.parent)
@@ -246,7 +223,7 @@ def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.Mon
     assert profiles.default_files() == [file]
 
 
-def test_raster_command(file: Path, tmp_path: Path):
+def test_raster_command(file, tmp_path):
     saved, chart = tmp_path / "r.json", tmp_path / "r.svg"
     done = invoke("--results", file, "--json", "--save", saved, "--chart", chart)
     assert done.exit_code == 0, done.output
@@ -266,7 +243,7 @@ def test_raster_command(file: Path, tmp_path: Path):
     assert "The model beside ncu" in invoke("--results", file).stdout
 
 
-def test_raster_command_without_profiles(tmp_path: Path):
+def test_raster_command_without_profiles(tmp_path):
     empty = write(tmp_path / "none.json", profiled())
     done = invoke("--shapes", "1000x700x320", "--cluster", "2x1", "--results", empty)
     assert done.exit_code == 0, done.output
@@ -275,18 +252,13 @@ def test_raster_command_without_profiles(tmp_path: Path):
     assert "ncu" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--shapes", "4096,512"), "expected one shape"),
-        (("--tile", "128"), "--tile is '128', expected two sizes above 0 such as 2x1"),
-        (("--group", "0x8"), "--group is '0x8'"),
-        (("--cluster", "2x1", "--sms", "1"), "sms is 1 and cluster (2, 1)"),
-        (("--results", "/nowhere.json"), "/nowhere.json: cannot be read"),
-        (("--chart", "x.bmp"), "--chart is 'x.bmp'"),
-    ],
-)
-def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str):
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--shapes", "4096,512"), "expected one shape"),
+    (("--tile", "128"), "--tile is '128', expected two sizes above 0 such as 2x1"),
+    (("--group", "0x8"), "--group is '0x8'"), (("--cluster", "2x1", "--sms", "1"), "sms is 1 and cluster (2, 1)"),
+    (("--results", "/nowhere.json"), "/nowhere.json: cannot be read"), (("--chart", "x.bmp"), "--chart is 'x.bmp'"),
+])  # fmt: skip
+def test_bad_arguments_are_usage_errors(arguments, message):
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert "".join(message.split()) in "".join(done.stderr.replace("│", "").split())
@@ -300,7 +272,7 @@ def test_rank_correlation():
 
 
 @pytest.mark.parametrize(("sms", "orders"), [(128, 3), (132, 2)])
-def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: int):
+def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms, orders):
     """DRAM reads of the checked-in profiles to 1%, hit rates to a few points; one cache of 50 MB is far off."""
     found = profiles.load(profiles.default_files())
     setting = report.Setting((4096, 4096, 4096), sms=sms)

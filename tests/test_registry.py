@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_record_read_from_source_is_the_module_s(name: str):
+def test_record_read_from_source_is_the_module_s(name):
     module = registry.load(name)
     assert registry.find(name) == module.KERNEL
     config = module.Config()
@@ -26,7 +26,7 @@ def test_record_read_from_source_is_the_module_s(name: str):
 
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_rung_opens_with_its_idea(name: str):
+def test_rung_opens_with_its_idea(name):
     doc = registry.load(name).__doc__
     assert doc is not None
     assert doc.startswith(name)
@@ -44,7 +44,7 @@ def test_parents_come_first():
 
 def test_records_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        registry.find("portable").name = "other"  # type: ignore[misc]
+        registry.find("portable").name = "other"
 
 
 def test_config_text():

@@ -40,7 +40,7 @@ RUNGS = {
 }
 
 
-def entry(provider: str, ratio: float, n: int = 4096, **changes: Any) -> Entry:
+def entry(provider: str, ratio: float, n: int = 4096, **changes) -> Entry:
     """A timing, as `outblas bench` saves it."""
     known = {
         "provider": provider, "shape": [n, n, n], "dtype": "bfloat16", "layout": "nt", "mode": "burst",
@@ -50,23 +50,23 @@ def entry(provider: str, ratio: float, n: int = 4096, **changes: Any) -> Entry:
     return known | changes
 
 
-def counted(provider: str, config: str = "", n: int = 4096, **changes: Any) -> Entry:
+def counted(provider: str, config: str = "", n: int = 4096, **changes) -> Entry:
     """Counters, as `outblas profile` saves them."""
     known = {"provider": provider, "config": config, "shape": [n, n, n], "dtype": "float32", "layout": "nn"}
     return known | {"l2_hit_rate": 0.8} | changes
 
 
-def report(*entries: Entry, **environment: Any) -> Entry:
+def report(*entries: Entry, **environment) -> Entry:
     known = {"gpu": "NVIDIA H100 80GB HBM3", "cuda": "13.0", "date": "2026-01-01", "power_limit_w": 700.0}
     return {"environment": known | environment, "results": entries}
 
 
-def write(path: Path, *entries: Entry, **environment: Any) -> Path:
+def write(path: Path, *entries: Entry, **environment) -> Path:
     path.write_text(json.dumps(report(*entries, **environment)))
     return path
 
 
-def loaded(*entries: Entry, **environment: Any) -> claims.Evidence:
+def loaded(*entries: Entry, **environment) -> claims.Evidence:
     """Timings, profiles and phases of one campaign, each from a file of its own."""
     with TemporaryDirectory() as folder:
         paths = [write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)]
@@ -182,7 +182,7 @@ def test_ladder():
     assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not measured")
 
 
-def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch):
+def test_gain_over_the_parent(monkeypatch):
     parent, child = rungs.climb("hopper")[0], dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma")
     monkeypatch.setattr(ladder, "climb", lambda name: (parent, child))
     rows = ladder.rows(loaded(*MEASURED).measurements, None, (4096,))
@@ -190,15 +190,11 @@ def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch):
     assert rows[1].record()["sizes"][0]["gain"] == rows[1].at[0].gain
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "seed"),
-    [
-        ("simt", (2048, 4096), "0.502, 0.01\n002 baseline, GH200, at 4096"),
-        ("turing", (2048, 4096), "1.87, 0.05\n003 v07, T4"),
-        ("portable", (4096, 8192), "–"),
-    ],
-)
-def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[int, ...], seed: str):
+@pytest.mark.parametrize(("name", "sizes", "seed"), [
+    ("simt", (2048, 4096), "0.502, 0.01\n002 baseline, GH200, at 4096"),
+    ("turing", (2048, 4096), "1.87, 0.05\n003 v07, T4"), ("portable", (4096, 8192), "–"),
+])  # fmt: skip
+def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
     assert ladder.default_sizes(name) == sizes
     rows = rows_of(name, sizes)
     start = ["simt.vectorized"] if name == "turing" else []  # where its climb starts from
@@ -206,22 +202,19 @@ def test_ladders_without_a_measurement_show_the_seeds(name: str, sizes: tuple[in
     assert rows[rungs.names(name)[0]].cells()[1] == seed
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([], "expected an object with environment and results"),
-        ({"environment": {}, "results": []}, "environment.gpu is None"),
-        (report({}), r"results\[0\].provider is None, expected text"),
-        (report(entry("x", 1.0, mode="fast")), r"results\[0\].mode is 'fast'"),
-        (report(entry("x", 1.0, shape=[1, 2])), r"results\[0\].shape is \[1, 2\]"),
-        (report(entry("x", 1.0), entry("x", 1.0, us=-1)), r"results\[1\].us is -1, expected a number above 0"),
-        (report(entry("x", 1.0, ratio_low=None)), "expected all three or none"),
-        (report(entry("x", 1.0, check="wrong: 1")), "has figures although its check is 'wrong: 1'"),
-        (report(entry("x", 1.0, tflops=None)), "has a ratio and no us or tflops"),
-        (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
-    ],
-)
-def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path):
+@pytest.mark.parametrize(("value", "message"), [
+    ([], "expected an object with environment and results"),
+    ({"environment": {}, "results": []}, "environment.gpu is None"),
+    (report({}), r"results\[0\].provider is None, expected text"),
+    (report(entry("x", 1.0, mode="fast")), r"results\[0\].mode is 'fast'"),
+    (report(entry("x", 1.0, shape=[1, 2])), r"results\[0\].shape is \[1, 2\]"),
+    (report(entry("x", 1.0), entry("x", 1.0, us=-1)), r"results\[1\].us is -1, expected a number above 0"),
+    (report(entry("x", 1.0, ratio_low=None)), "expected all three or none"),
+    (report(entry("x", 1.0, check="wrong: 1")), "has figures although its check is 'wrong: 1'"),
+    (report(entry("x", 1.0, tflops=None)), "has a ratio and no us or tflops"),
+    (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
+])  # fmt: skip
+def test_malformed_results_name_file_and_field(value, message, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(value))
     with pytest.raises(ValueError, match=rf"bad\.json: .*{message}"):
@@ -234,7 +227,7 @@ class Page(HTMLParser):
 
     VOID = ("meta", "br", "path", "use", "circle", "rect", "line", "image", "stop")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str):
         super().__init__()
         self.open: list[str] = []
         self.seen: list[str] = []
@@ -242,22 +235,22 @@ class Page(HTMLParser):
         self.feed(text)
         assert not self.open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
         self.seen.append(tag)
         for name, value in attrs:
             assert name not in ("src", "href") or (value or "").startswith(("#", "data:")), value
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag: str):
         if tag not in self.VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data: str):
         self.text += data
 
 
-def test_ladder_command(tmp_path: Path):
+def test_ladder_command(tmp_path):
     file = write(tmp_path / "bench.json", *MEASURED)
     html, saved = tmp_path / "l.html", tmp_path / "l.json"
     shown("ladder", "--ladder", "hopper", "--results", file, "--html", html, "--save", saved)
@@ -278,7 +271,7 @@ def roofline_points(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.compile
-def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_roofline_command(tmp_path, monkeypatch):
     file = write(tmp_path / "bench.json", *MEASURED)
     kernels = [registry.find(name) for name in ("portable", "simt.pipelined", "turing.cp_async", "hopper.tma_wgmma")]
     monkeypatch.setattr(registry, "ladder", lambda name=None: kernels)
@@ -293,7 +286,7 @@ def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
 
 
-def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path):
+def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
     """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured on one."""
     chart = tmp_path / "t4.svg"
     points = roofline_points("--gpu", "t4", "--chart", chart)
@@ -312,23 +305,16 @@ def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path):
     assert "seed 17.1 at 4096" in chart.read_text()
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("ladder --ladder nothing", "--ladder is 'nothing'"),
-        ("ladder --shapes 4096,16x32x64", "expected N,..."),
-        ("ladder --profiles /nowhere.json", "/nowhere.json: cannot be read"),
-        ("sizes nothing", "kernel is 'nothing'"),
-        ("roofline --shapes 4096,512", "expected one shape"),
-        ("ladder --results /nowhere.json", "/nowhere.json: cannot be read"),
-        ("ladder --html /nowhere/x.html", "--html is '/nowhere/x.html'"),
-        ("roofline --gpu H9000", "machine is 'H9000'"),
-        ("roofline --dtype int8", "--dtype is 'int8'"),
-        ("roofline --ladder nothing", "expected a ladder"),
-        ("roofline --gpu T4 --ladder hopper", "no kernel of hopper takes bfloat16 on sm_75"),
-        ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
-    ],
-)
+@pytest.mark.parametrize(("command", "message"), [
+    ("ladder --ladder nothing", "--ladder is 'nothing'"), ("ladder --shapes 4096,16x32x64", "expected N,..."),
+    ("ladder --profiles /nowhere.json", "/nowhere.json: cannot be read"), ("sizes nothing", "kernel is 'nothing'"),
+    ("roofline --shapes 4096,512", "expected one shape"),
+    ("ladder --results /nowhere.json", "/nowhere.json: cannot be read"),
+    ("ladder --html /nowhere/x.html", "--html is '/nowhere/x.html'"), ("roofline --gpu H9000", "machine is 'H9000'"),
+    ("roofline --dtype int8", "--dtype is 'int8'"), ("roofline --ladder nothing", "expected a ladder"),
+    ("roofline --gpu T4 --ladder hopper", "no kernel of hopper takes bfloat16 on sm_75"),
+    ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
+])  # fmt: skip
 def test_bad_arguments_are_usage_errors(command: str, message: str):
     done = invoke(*command.split())
     assert done.exit_code == 2
@@ -342,7 +328,7 @@ def test_the_readme_shows_the_newest_results():
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """With some of the README's parts."""
     shutil.copytree(ROOT / "results", tmp_path / "results")
     shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
@@ -354,7 +340,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_changed_figure_makes_the_readme_stale(checkout: Path):
+def test_a_changed_figure_makes_the_readme_stale(checkout):
     path = checkout / "results" / "h100_suite.json"
     value = results.parsed(path)
     value["results"][1]["ratio_high"] += 0.1
@@ -369,7 +355,7 @@ def test_a_changed_figure_makes_the_readme_stale(checkout: Path):
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
 
 
-def test_a_picture_that_was_touched_is_stale(checkout: Path):
+def test_a_picture_that_was_touched_is_stale(checkout):
     path = checkout / "results" / "h100_suite.svg"
     text = path.read_text()
     for other in (text[: len(text) // 2], text.replace("512", "513", 1), ""):
@@ -380,7 +366,7 @@ def test_a_picture_that_was_touched_is_stale(checkout: Path):
     assert readme.stale(checkout) == []
 
 
-def test_a_table_holds_one_campaign(checkout: Path):
+def test_a_table_holds_one_campaign(checkout):
     value = results.parsed(checkout / "results" / "h100_suite.json")
     value["environment"]["gpu"] = "NVIDIA H200"
     other = checkout / "results" / "h200.json"
@@ -393,7 +379,7 @@ def test_a_table_holds_one_campaign(checkout: Path):
         rendered(checkout, "suite from results/h200.json")
 
 
-def test_the_readme_is_made_in_a_checkout_only(tmp_path: Path):
+def test_the_readme_is_made_in_a_checkout_only(tmp_path):
     (tmp_path / "README.md").write_text("")
     with pytest.raises(ValueError, match="is no checkout of outblas"):
         readme.render(tmp_path)
@@ -414,16 +400,13 @@ def test_the_newest_measurement_counts():
     assert found.ratio == 0.9
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ("nonsense from results/h100_suite.json -->\n<!-- end -->", "is a 'nonsense', expected one of"),
-        ("suite from results/none.json -->\n<!-- end -->", "none.json: cannot be read"),
-        ("suite -->\n<!-- end -->", "is not of the form"),
-        ("suite from results/h100_suite.json -->\n", "is not of the form"),
-    ],
-)
-def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkout: Path):
+@pytest.mark.parametrize(("part", "message"), [
+    ("nonsense from results/h100_suite.json -->\n<!-- end -->", "is a 'nonsense', expected one of"),
+    ("suite from results/none.json -->\n<!-- end -->", "none.json: cannot be read"),
+    ("suite -->\n<!-- end -->", "is not of the form"),
+    ("suite from results/h100_suite.json -->\n", "is not of the form"),
+])  # fmt: skip
+def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
     text = f"<!-- generated: {part}"
     (checkout / "README.md").write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -431,7 +414,7 @@ def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkou
     assert (checkout / "README.md").read_text() == text
 
 
-def test_saved_charts_keep_their_words(tmp_path: Path):
+def test_saved_charts_keep_their_words(tmp_path):
     from outblas import charts
 
     figure, (axis,) = charts.canvas(1, (3.0, 2.0))

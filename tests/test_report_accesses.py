@@ -3,7 +3,6 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_report import Entry, counted, invoke, loaded, rendered, shown, write
@@ -29,7 +28,7 @@ def row(config: str, operation: str, kernel: str = "simt.vectorized") -> Conflic
     return predictions()[kernel, brief, operation]
 
 
-def profile(provider: str, config: str, memory: list[Entry] | None, **changes: Any) -> Entry:
+def profile(provider: str, config: str, memory: list[Entry] | None, **changes) -> Entry:
     resolved = configs.to_text(configs.from_text(registry.load(provider).Config, config))
     return counted(provider, config, resolved=resolved, memory=memory) | changes
 
@@ -44,7 +43,7 @@ def of_global(operand: str, operation: str, transactions: float, efficiency: flo
     return {"operand": operand, "space": "global", "operation": operation, "efficiency": efficiency} | counts
 
 
-def conflicts(kernel: str, config: str, memory: list[Entry], **changes: Any) -> list[Conflicts]:
+def conflicts(kernel: str, config: str, memory: list[Entry], **changes) -> list[Conflicts]:
     """Rows of a kernel, of which one configuration was profiled."""
     given = loaded(profile(kernel, config, memory, **changes)).profiles
     return [each for each in accesses.conflicts(given) if each.case.kernel == kernel]
@@ -107,7 +106,7 @@ def test_gluon_counts_the_same_where_it_can():
 
 
 @pytest.mark.parametrize("name", ["simt.shared", "simt.strip", "simt.register"])
-def test_gluon_counts_the_same_of_other_rungs(name: str):
+def test_gluon_counts_the_same_of_other_rungs(name):
     assert [r.triton_agrees for r in conflicts(name, "pad=0", [])] == [True, True]
 
 
@@ -118,7 +117,7 @@ def test_gluon_counts_the_same_of_other_rungs(name: str):
         (FIRST, "store", -0.021, False), ("", "load", 0.01, True), ("", "load", 0.03, False),
     ],
 )  # fmt: skip
-def test_measured_beside_predicted(config: str, operation: str, off: float, expected: bool):
+def test_measured_beside_predicted(config, operation, off, expected):
     """Measured twice over: two launches, of which each did half."""
     of = row(config, operation).predicted
     wavefronts = of.wavefronts + round(off * of.wavefronts)
@@ -193,7 +192,7 @@ def test_a_profile_of_another_version_is_named():
         coalescing(profile("simt.naive", "", [], resolved="tile=3"))
 
 
-def test_command(tmp_path: Path):
+def test_command(tmp_path):
     of = row(FIRST, "load").predicted
     entry = profile("simt.vectorized", FIRST, [shared("load", of.instructions, of.ideal, of.ideal)])
     path, saved = write(tmp_path / "ncu.json", entry), tmp_path / "saved.json"
@@ -211,7 +210,7 @@ def test_command(tmp_path: Path):
     assert invoke("accesses", "--results", "/nowhere.json").exit_code == 2
 
 
-def test_readme_parts(tmp_path: Path):
+def test_readme_parts(tmp_path):
     of = row(FIRST, "load").predicted
     total = shared("load", of.instructions, of.wavefronts, of.ideal)
     direct = profile("simt.naive", "", [of_global("A", "load", 32, 1 / 32)])

@@ -1,8 +1,6 @@
 """The Hopper climb in reports: several sizes, ncu's counters, one run against another, the sweep of the last rung."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from test_report import Entry, counted, entry, findings, invoke, loaded, rendered, rows_of, shown, verdict, write
@@ -13,7 +11,7 @@ from outblas.report import claims, compare, ladder, ladder_chart, measured_001, 
 CLIMB = rungs.names("hopper")[:10]
 
 
-def profile(provider: str, rate: float, n: int = 4096, **changes: Any) -> Entry:
+def profile(provider: str, rate: float, n: int = 4096, **changes) -> Entry:
     return counted(provider, "", n, dtype="bfloat16", layout="nt", l2_hit_rate=rate, registers=168) | changes
 
 
@@ -34,7 +32,7 @@ COUNTED = [
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
+def files(tmp_path):
     return write(tmp_path / "bench.json", *CLIMBED), write(tmp_path / "ncu.json", *COUNTED)
 
 
@@ -51,7 +49,7 @@ def test_every_rung_at_every_size():
     assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
 
 
-def test_commands(files: tuple[Path, Path], tmp_path: Path):
+def test_commands(files, tmp_path):
     bench, ncu = files
     options = ("--results", bench, "--profiles", ncu, "--ladder", "hopper")
     html, chart, saved = (tmp_path / name for name in ("l.html", "l.svg", "l.json"))
@@ -69,7 +67,7 @@ def test_commands(files: tuple[Path, Path], tmp_path: Path):
     assert [at["n"] for at in one["rungs"][1]["sizes"]] == [8192]
 
 
-def test_sizes_of_one_kernel(files: tuple[Path, Path]):
+def test_sizes_of_one_kernel(files):
     measured = loaded(*CLIMBED).measurements
     cells = {row.n: row.cells() for row in sizes.rows(measured, "hopper.hilbert")}
     assert cells[512] == ("512", "3", "936", "1.200 (1.188–1.212)", "3.5", "1.100", "1.02", "exact")
@@ -83,7 +81,7 @@ def test_sizes_of_one_kernel(files: tuple[Path, Path]):
     assert "no square product of hopper.gemm" in done.output
 
 
-def test_readme_parts(files: tuple[Path, Path], tmp_path: Path):
+def test_readme_parts(files, tmp_path):
     parts = "ladder hopper", "ladder hopper 8192", "sizes hopper.hilbert", "claims", "climb hopper results/climb.svg"
     changed, text = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
     assert changed == ["README.md", "results/climb.svg"]
@@ -104,23 +102,16 @@ def test_nothing_to_draw():
 A, B = compare.Run("hopper.tma_store"), compare.Run("hopper.store_tuning", "sms=0,order=row")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "stated", "expected"),
-    [
-        ((1.05, 0.001), (1.00, 0.001), (1.04, 1.0), "confirmed"),
-        ((1.05, 0.001), (1.00, 0.001), (2.0, 1.0), "differs"),  # another size
-        ((1.05, 0.001), (1.00, 0.001), None, "confirmed"),
-        ((1.01, 0.100), (1.00, 0.100), None, "confirmed"),  # by 0.5%
-        ((1.003, 0.001), (1.00, 0.001), None, "confirmed"),  # beyond the spreads
-        ((1.003, 0.002), (1.00, 0.002), None, "differs"),
-        ((1.00, 0.100), (1.05, 0.100), None, "refuted"),
-        ((1.001, 0.010), (1.00, 0.010), (1.004, 1.0), "confirmed"),  # a tie, and no more was stated
-        ((1.00, 0.001), (1.003, 0.001), None, "refuted"),  # beyond the spreads
-    ],
-)
-def test_one_run_against_another(
-    first: tuple[float, float], second: tuple[float, float], stated: tuple[float, float] | None, expected: str
-):
+@pytest.mark.parametrize(("first", "second", "stated", "expected"), [
+    ((1.05, 0.001), (1.00, 0.001), (1.04, 1.0), "confirmed"),
+    ((1.05, 0.001), (1.00, 0.001), (2.0, 1.0), "differs"),  # another size
+    ((1.05, 0.001), (1.00, 0.001), None, "confirmed"), ((1.01, 0.100), (1.00, 0.100), None, "confirmed"),  # by 0.5%
+    ((1.003, 0.001), (1.00, 0.001), None, "confirmed"),  # beyond the spreads
+    ((1.003, 0.002), (1.00, 0.002), None, "differs"), ((1.00, 0.100), (1.05, 0.100), None, "refuted"),
+    ((1.001, 0.010), (1.00, 0.010), (1.004, 1.0), "confirmed"),  # a tie, and no more was stated
+    ((1.00, 0.001), (1.003, 0.001), None, "refuted"),  # beyond the spreads
+])  # fmt: skip
+def test_one_run_against_another(first, second, stated, expected):
     runs = (A, first, ""), (B, second, "order=row,sms=0")
     found = [
         entry(run.provider, ratio, config=config, ratio_low=ratio - spread, ratio_high=ratio + spread)
@@ -160,7 +151,7 @@ def test_claims_of_the_climb():
     ("watts", "n", "expected"),
     [(695, 8192, "confirmed"), (500, 8192, "refuted"), (500, 2048, "confirmed"), (704, 2048, "differs")],
 )
-def test_power(watts: float, n: int, expected: str):
+def test_power(watts, n, expected):
     part = {8192: "the 700 W limit", 2048: "the power wall stands"}[n]
     found = entry("cublas", 1.0, n, mode="sustained", watts=watts, clock_mhz=1400)
     assert verdict(part, found) == (expected, pytest.approx(watts / 700))
@@ -173,7 +164,7 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
         assert configs.brief(config) == run.config
 
 
-def phase(**changes: Any) -> Entry:
+def phase(**changes) -> Entry:
     role = {"name": "all", "wait": 0.0, "load": 1450.0, "tensor": 690.0, "store": 11000.0, "total": 150000.0}
     return {"provider": "hopper.large_tile", "shape": [4096] * 3, "dtype": "bfloat16", "phases": [role | changes]}
 
@@ -186,7 +177,7 @@ def test_cycles_by_phase_beside_the_seeds():
 
 
 @pytest.mark.parametrize(("field", "value"), [("load", -1.0), ("store", "fast"), ("name", 3)])
-def test_malformed_phases_name_the_field(tmp_path: Path, field: str, value: Any):
+def test_malformed_phases_name_the_field(tmp_path, field, value):
     path = write(tmp_path / "p.json", phase(**{field: value}))
     with pytest.raises(ValueError, match=rf"p.json: results\[0\].phases\[0\].*{field}"):
         phases.load([path])

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_report import Entry, counted, finding, findings, rendered, rows_of, shown, verdict, write
@@ -17,7 +16,7 @@ FIRST, SPLIT, PADDED = "pad=0,piece_n=8", "pad=0", "piece_n=8"
 OPEN = (claims.OPEN, None)
 
 
-def entry(provider: str, ratio: float, n: int = 4096, **changes: Any) -> Entry:
+def entry(provider: str, ratio: float, n: int = 4096, **changes) -> Entry:
     figures = {"tflops": 50 * ratio, "us": 2700 / ratio, "utilisation": 0.85 * ratio}
     return timing(provider, ratio, n, **{"dtype": "float32", "layout": "nn"} | figures | changes)
 
@@ -49,7 +48,7 @@ COUNTED = counted(CLIMB[4], ipc=2.97, fma_active=0.64, occupancy=0.18, registers
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
+def files(tmp_path):
     return write(tmp_path / "bench.json", *CLIMBED), write(tmp_path / "ncu.json", COUNTED)
 
 
@@ -79,7 +78,7 @@ def test_the_hopper_ladder_starts_from_the_mixed_measurement():
         assert found[f"simt.warptile reaches {reached} at 4096 with bfloat16 operands"].verdict == "differs"
 
 
-def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path):
+def test_readme_parts_and_chart(files, tmp_path):
     parts = "ladder simt", "climb simt results/climb.svg"
     changed, made = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
     assert changed == ["README.md", "results/climb.svg"]
@@ -91,7 +90,7 @@ def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path):
         assert label in drawn
 
 
-def test_readme_part_of_layouts(tmp_path: Path):
+def test_readme_part_of_layouts(tmp_path):
     entries = [entry(CLIMB[-1], ratio, layout=layout) for layout, ratio in (("nt", 1.01), ("tn", 0.99), ("tt", 1.04))]
     write(tmp_path / "bench.json", *entries, entry(CLIMB[-1], 0.5, layout="nt", config="group_m=4"))
     _, made = rendered(tmp_path, f"layouts {CLIMB[-1]} from bench.json")
@@ -100,7 +99,7 @@ def test_readme_part_of_layouts(tmp_path: Path):
     assert "float32, nt, tn and tt, simt.pipelined at 4096, burst" in made
 
 
-def test_command(files: tuple[Path, Path]):
+def test_command(files):
     printed = shown("ladder", "--results", files[0], "--profiles", files[1], "--ladder", "simt")
     assert max(map(len, printed.splitlines())) <= 140
     assert "80% of float32's" in printed
@@ -123,7 +122,7 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
 @pytest.mark.parametrize(
     ("words", "stride", "ways"), [(1, 0, 1), (1, 1, 1), (1, 2, 2), (1, 32, 32), (1, 33, 1), (4, 4, 1), (4, 8, 2)]
 )
-def test_bank_conflicts(words: int, stride: int, ways: int):
+def test_bank_conflicts(words, stride, ways):
     assert arithmetic.ways((lane * stride for lane in range(32)), words) == ways
 
 
@@ -160,21 +159,18 @@ def test_a_gain_of_several_times_is_said_in_times():
     assert found.ours.startswith("12.60 times")
 
 
-@pytest.mark.parametrize(
-    ("part", "rung", "config", "ratio", "expected"),
-    [
-        ("nearly 100 times slower", "naive", "", 0.0101, "confirmed"),
-        ("nearly 100 times slower", "naive", "", 0.005, "differs"),
-        ("simt.coalesced is 8 times slower", "coalesced", "", 0.126, "confirmed"),
-        ("more than 5 times slower", "shared", "", 0.18, "confirmed"),
-        ("more than 5 times slower", "shared", "", 0.25, "differs"),
-        ("achieves nearly 0.84", "warptile", "pad=0,prefetch=False", 0.82, "confirmed"),
-        ("kernel reached 0.937", "warptile", "prefetch=False", 0.82, "differs"),
-        ("56% of the fp32 roofline", "vectorized", FIRST, 0.65, "confirmed"),
-        ("56% of the fp32 roofline", "vectorized", FIRST, 0.95, "differs"),
-    ],
-)
-def test_shares_of_cublas(part: str, rung: str, config: str, ratio: float, expected: str):
+@pytest.mark.parametrize(("part", "rung", "config", "ratio", "expected"), [
+    ("nearly 100 times slower", "naive", "", 0.0101, "confirmed"),
+    ("nearly 100 times slower", "naive", "", 0.005, "differs"),
+    ("simt.coalesced is 8 times slower", "coalesced", "", 0.126, "confirmed"),
+    ("more than 5 times slower", "shared", "", 0.18, "confirmed"),
+    ("more than 5 times slower", "shared", "", 0.25, "differs"),
+    ("achieves nearly 0.84", "warptile", "pad=0,prefetch=False", 0.82, "confirmed"),
+    ("kernel reached 0.937", "warptile", "prefetch=False", 0.82, "differs"),
+    ("56% of the fp32 roofline", "vectorized", FIRST, 0.65, "confirmed"),
+    ("56% of the fp32 roofline", "vectorized", FIRST, 0.95, "differs"),
+])  # fmt: skip
+def test_shares_of_cublas(part, rung, config, ratio, expected):
     assert verdict(part, entry(f"simt.{rung}", ratio, config=config))[0] == expected
 
 
@@ -183,19 +179,14 @@ def test_cublas_itself_in_the_layout_of_the_climb():
     assert verdict("cuBLAS reaches 85%", entry("cublas", 1.0, layout="nt")) == OPEN
 
 
-@pytest.mark.parametrize(
-    ("part", "v06", "deep", "expected", "value"),
-    [
-        ("64×64×8 lose to v05", 0.4, None, "confirmed", 1.0),
-        ("64×64×8 lose to v05", 0.8 / 1.57, None, "differs", 0.57),  # under 3/4 of the stated factor
-        ("64×64×8 lose to v05", 0.9, None, "refuted", -1 / 9),
-        ("root cause of its loss", 0.4, 0.5, "differs", 0.25),
-        ("root cause of its loss", 0.4, 0.7, "confirmed", 0.75),
-        ("root cause of its loss", 0.4, None, *OPEN),
-        ("root cause of its loss", 0.9, 0.9, "differs", None),
-    ],
-)
-def test_what_003_says_of_its_v06(part: str, v06: float, deep: float | None, expected: str, value: float | None):
+@pytest.mark.parametrize(("part", "v06", "deep", "expected", "value"), [
+    ("64×64×8 lose to v05", 0.4, None, "confirmed", 1.0),
+    ("64×64×8 lose to v05", 0.8 / 1.57, None, "differs", 0.57),  # under 3/4 of the stated factor
+    ("64×64×8 lose to v05", 0.9, None, "refuted", -1 / 9), ("root cause of its loss", 0.4, 0.5, "differs", 0.25),
+    ("root cause of its loss", 0.4, 0.7, "confirmed", 0.75), ("root cause of its loss", 0.4, None, *OPEN),
+    ("root cause of its loss", 0.9, 0.9, "differs", None),
+])  # fmt: skip
+def test_what_003_says_of_its_v06(part, v06, deep, expected, value):
     ratios = {V06: v06, V06.replace("block_k=8,", ""): deep}
     tiles = [entry("simt.warptile", ratio, 2048, config=config) for config, ratio in ratios.items() if ratio]
     v05 = entry("simt.vectorized", 0.8, 2048, config="block_k=16")
@@ -257,22 +248,17 @@ def test_traffic_by_ncu():
 LOAD = {"space": "shared", "operation": "load"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"occupancy": 18.0}, r"occupancy is 18.0, expected a number from 0 to 1.1"),
-        ({"ipc": "fast"}, r"ipc is 'fast'"),
-        ({"not_selected_share": -1}, r"not_selected_share is -1"),
-        ({"shared": {"ld": 3}}, r"shared.ld is 3, expected an object"),
-        ({"shared": {"st": {"excess": 2}}}, r"shared.st.excess is 2"),
-        ({"memory": {}}, r"memory is \{\}, expected a list"),
-        ({"memory": [{"requests": "many"}]}, r"memory\[0\].requests is 'many'"),
-        ({"memory": [{"space": "shared"}]}, r"memory\[0\].operation is None"),
-        ({"memory": [LOAD | {"operand": 3}]}, r"memory\[0\].operand is 3"),
-        ({"memory": [LOAD | {"ideal": -1}]}, r"memory\[0\].ideal is -1"),
-    ],
-)
-def test_malformed_profiles_name_the_field(changes: Entry, message: str, tmp_path: Path):
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"occupancy": 18.0}, r"occupancy is 18.0, expected a number from 0 to 1.1"), ({"ipc": "fast"}, r"ipc is 'fast'"),
+    ({"not_selected_share": -1}, r"not_selected_share is -1"),
+    ({"shared": {"ld": 3}}, r"shared.ld is 3, expected an object"),
+    ({"shared": {"st": {"excess": 2}}}, r"shared.st.excess is 2"), ({"memory": {}}, r"memory is \{\}, expected a list"),
+    ({"memory": [{"requests": "many"}]}, r"memory\[0\].requests is 'many'"),
+    ({"memory": [{"space": "shared"}]}, r"memory\[0\].operation is None"),
+    ({"memory": [LOAD | {"operand": 3}]}, r"memory\[0\].operand is 3"),
+    ({"memory": [LOAD | {"ideal": -1}]}, r"memory\[0\].ideal is -1"),
+])  # fmt: skip
+def test_malformed_profiles_name_the_field(changes, message, tmp_path):
     path = write(tmp_path / "ncu.json", counted("simt.naive", **changes))
     with pytest.raises(ValueError, match=rf"results\[0\].{message}"):
         profiles.load([path])

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import stored
@@ -27,7 +26,7 @@ from outblas.cli import app, tune_view
 from outblas.report import tune
 
 
-def timed(config: str, ratio: float, predicted: float | None = None, **changes: Any) -> Trial:
+def timed(config: str, ratio: float, predicted: float | None = None, **changes) -> Trial:
     return stored.trial(config=config, us=175 / ratio, ratio=ratio, predicted_us=predicted, **changes)
 
 
@@ -49,7 +48,7 @@ SPACE = [
 FIRST, SECOND = config(128, 256, 4), config(128, 256, 3)  # in the finals
 
 
-def winner(**changes: Any) -> Winner:
+def winner(**changes) -> Winner:
     finalists = (
         replace(FINALIST, config=FIRST),
         replace(FINALIST, kernel="portable"),
@@ -58,12 +57,12 @@ def winner(**changes: Any) -> Winner:
     return stored.winner(**{"config": FIRST, "runner_up": SECOND, "finalists": finalists} | changes)
 
 
-def build(trials: Sequence[Trial], *winners: Winner, **options: Any) -> tune.TuneReport:
+def build(trials: Sequence[Trial], *winners: Winner, **options) -> tune.TuneReport:
     return tune.build(trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options)
 
 
 @pytest.fixture
-def report() -> tune.TuneReport:
+def report():
     return build(SPACE, winner())
 
 
@@ -83,15 +82,11 @@ def test_spearman():
     assert spearman([1, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "measured", "message"),
-    [
-        ([1, 2], [1], "predicted has 2 values and measured 1"),
-        ([1], [1], "predicted has 1 values, expected at least 2"),
-        ([1, 2], [3, 3], "measured has 3 only"),
-    ],
-)
-def test_spearman_of_what_has_no_order(predicted: list[int], measured: list[int], message: str):
+@pytest.mark.parametrize(("predicted", "measured", "message"), [
+    ([1, 2], [1], "predicted has 2 values and measured 1"), ([1], [1], "predicted has 1 values, expected at least 2"),
+    ([1, 2], [3, 3], "measured has 3 only"),
+])  # fmt: skip
+def test_spearman_of_what_has_no_order(predicted, measured, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         spearman(predicted, measured)
 
@@ -108,7 +103,7 @@ def test_the_best_and_where_their_figures_come_from():
     assert [line.count("|") for line in lines(build(SPACE), "best")] == [5] * 10
 
 
-def test_the_winner(report: tune.TuneReport):
+def test_the_winner(report):
     assert lines(report, "Winner") == [
         f"config | {FIRST}",
         "× cuBLAS | 1.047 (1.040–1.050), median of 30 rounds",
@@ -123,7 +118,7 @@ def test_the_winner(report: tune.TuneReport):
     assert "not separated" in lines(build(SPACE, winner(separated=False)), "Winner")[3]
 
 
-def test_tiles_stages_and_failures(report: tune.TuneReport):
+def test_tiles_stages_and_failures(report):
     assert lines(report, "by tile") == [
         "64 | 0.750 | – | – | –", "128 | – | 0.850 | – | 1.050", "192 | – | – | failed | –", "256 | – | 0.950 | – | –",
     ]  # fmt: skip
@@ -136,7 +131,7 @@ def predicting(us: float | None) -> list[Trial]:
     return [replace(trial, predicted_us=us) for trial in SPACE]
 
 
-def test_the_model_beside_the_measurement(report: tune.TuneReport):
+def test_the_model_beside_the_measurement(report):
     found = report.agreement
     assert (found.place, found.rho) == ((1, 1), pytest.approx(0.947, abs=1e-3))
     assert str(found) == "best measured is 1st of 16 predicted: top 7%"
@@ -149,7 +144,7 @@ def test_the_model_beside_the_measurement(report: tune.TuneReport):
     assert all(line.count("|") == 4 for line in lines(silent, "best"))
 
 
-def test_record(report: tune.TuneReport):
+def test_record(report):
     value = json.loads(json.dumps(report.record()))
     assert value["counts"] == {"tried": 20, "right": 16, "failed": 4, "left_out": 0}
     assert (value["kernel"], value["workload"]["M"]) == ("hopper.hilbert", 4096)
@@ -189,12 +184,12 @@ def test_machines_and_sources_are_not_mixed():
         (SPACE, {"gpu_name": "T4"}, "on T4; there are some of hopper.hilbert at 4096 bfloat16 nt on NVIDIA H100"),
     ],
 )
-def test_what_is_missing_is_named(trials: list[Trial], options: dict[str, str], message: str):
+def test_what_is_missing_is_named(trials, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(trials, **options)
 
 
-SPACES: dict[str, list[Trial]] = {
+SPACES = {
     "all": SPACE,
     "a single trial": [timed(FIRST, 1.0, 170.0)],
     "one tile": [timed(config(128, 256, slots), 0.9, 170.0 + slots) for slots in (2, 3, 4)],
@@ -207,7 +202,7 @@ SPACES: dict[str, list[Trial]] = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_pages(name: str):
+def test_pages(name):
     report = build(SPACES[name])
     text = tune.html(report)
     page = Page(text)
@@ -228,7 +223,7 @@ def test_nothing_right_is_a_page_without_a_chart():
         tune.draw(report)
 
 
-def test_the_chart_says_what_it_shows(report: tune.TuneReport, tmp_path: Path):
+def test_the_chart_says_what_it_shows(report, tmp_path):
     charts.save(tune.draw(report), tmp_path / "c.svg")
     drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
     for text in ("hopper.hilbert, 4096 bfloat16 nt: 1.047 × cuBLAS", "1.050", "failed", "0 of 3", "128×256", "ρ 0.9"):
@@ -241,14 +236,14 @@ def command(line: str, code: int = 0) -> Result:
     return done
 
 
-def refused(line: str, message: str) -> None:
+def refused(line: str, message: str):
     """However the box breaks the message."""
     said = command(line, 2).stderr.replace("│", "")
     assert "".join(message.split()) in "".join(said.split())
 
 
 @pytest.fixture
-def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _kept(tmp_path, monkeypatch):
     """Files here: trials of two kernels, three workloads and two GPUs, each as many as no other."""
     monkeypatch.chdir(tmp_path)
     trials = [
@@ -278,40 +273,34 @@ def test_command():
     [("", 20), ("--kernel portable", 19), ("--layout nn", 19), ("--shapes 512", 5), ("--gpu h200", 9)],
 )
 @pytest.mark.parametrize("source", ["--from export", "--store store"])
-def test_command_chooses(source: str, options: str, tried: int):
+def test_command_chooses(source, options, tried):
     assert json.loads(command(f"{source} {options} --json").stdout)["counts"]["tried"] == tried
 
 
 @pytest.mark.usefixtures("_kept")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--kernel none", "--kernel is 'none', expected what there are trials of: hopper.hilbert, portable"),
-        ("--shapes 7", "--shapes is '7', expected what there are trials of: 4096, 512"),
-        ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"),
-        ("--shapes x", "--shapes is 'x'"),
-        ("--dtype int8", "--dtype is 'int8'"),
-        ("--layout no", "--layout is 'no', expected one of nt"),
-        ("--gpu NVIDIA", "--gpu is 'NVIDIA', expected what there are trials of: NVIDIA H100 80GB HBM3, NVIDIA H2"),
-        ("--chart x.bmp", "--chart is 'x.bmp'"),
-        ("--html /nowhere/x.html", "--html is '/nowhere/x.html'"),
-        ("--store /nowhere", "--store is '/nowhere', expected a file"),
-        ("--store store", "--store and --from are both there"),
-        ("--from /nowhere", "--from is '/nowhere', expected a file"),
-    ],
-)
-def test_bad_arguments_are_usage_errors(options: str, message: str):
+@pytest.mark.parametrize(("options", "message"), [
+    ("--kernel none", "--kernel is 'none', expected what there are trials of: hopper.hilbert, portable"),
+    ("--shapes 7", "--shapes is '7', expected what there are trials of: 4096, 512"),
+    ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"), ("--shapes x", "--shapes is 'x'"),
+    ("--dtype int8", "--dtype is 'int8'"), ("--layout no", "--layout is 'no', expected one of nt"),
+    ("--gpu NVIDIA", "--gpu is 'NVIDIA', expected what there are trials of: NVIDIA H100 80GB HBM3, NVIDIA H2"),
+    ("--chart x.bmp", "--chart is 'x.bmp'"), ("--html /nowhere/x.html", "--html is '/nowhere/x.html'"),
+    ("--store /nowhere", "--store is '/nowhere', expected a file"),
+    ("--store store", "--store and --from are both there"),
+    ("--from /nowhere", "--from is '/nowhere', expected a file"),
+])  # fmt: skip
+def test_bad_arguments_are_usage_errors(options, message):
     refused(f"--from export {options}", message)
 
 
-def test_no_trials_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_trials_anywhere(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     refused("", "tuning.sqlite has no trials: outblas tune makes them")
 
 
 def snapshots() -> list[Progress]:
     now = time.monotonic()
-    best: dict[str, Any] = {"best": f"hopper.hilbert[{FIRST}]", "best_ratio": 1.032, "cublas_us": 175.2}
+    best = {"best": f"hopper.hilbert[{FIRST}]", "best_ratio": 1.032, "cublas_us": 175.2}
     faults = Counter(wrong=3, hang=1)
     rows = [replace(WORKLOAD, M=m) for m in range(1, 5)]
     return [
@@ -325,7 +314,7 @@ def snapshots() -> list[Progress]:
     ]
 
 
-def shown(found: Sequence[Progress], **options: Any) -> list[str]:
+def shown(found: Sequence[Progress], **options) -> list[str]:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(tune_view.render(found, **options))
     return console.export_text().splitlines()

@@ -1,8 +1,6 @@
 """The CUDA-core ladder without a GPU: maps, configs, machine code, what accesses to memory cost; and what rungs of both
 Gluon ladders share."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import random
@@ -32,7 +30,7 @@ FP32 = torch.float32
 TENSOR_CORE = (
     "HMMA", "QMMA", "HGMMA", "QGMMA", "IMMA", "IGMMA", "DMMA", "BMMA", "LDSM", "STSM", "mma", "wgmma", "ldmatrix",
 )  # fmt: skip
-VALUES: dict[str, tuple[Any, ...]] = {
+VALUES = {
     "block_m": (8, 32, 64, 128, 256), "block_n": (8, 32, 64, 128, 256), "block_k": (1, 2, 4, 8, 16),
     "warp_m": (1, 8, 16, 32, 64, 128), "warp_n": (1, 8, 16, 32, 64, 128),
     "thread_m": (1, 2, 4, 8, 16), "thread_n": (1, 2, 4, 8, 16), "piece_m": (1, 2, 4, 8), "piece_n": (1, 2, 4, 8),
@@ -62,11 +60,11 @@ def fitted(kernel: str, config: SimtConfig) -> SimtConfig:
     return own(kernel, **{name: getattr(config, name) for name in read})
 
 
-def own(kernel: str, **changes: Any) -> Any:
+def own(kernel: str, **changes):
     return replace(registry.load(kernel).Config(), **changes)
 
 
-def rung(kernel: str) -> Any:
+def rung(kernel: str):
     return registry.load(kernel).plan.__self__
 
 
@@ -83,7 +81,7 @@ def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("config", valid_configs(25), ids=str)
-def test_maps_hold_every_element_and_outputs_once(config: SimtConfig):
+def test_maps_hold_every_element_and_outputs_once(config):
     held = maps(config, problem("nt", (256, 256, 256)))
     tile = set(itertools.product(range(config.block_m), range(config.block_n)))
     assert holders(held.outputs) == Counter(tile)
@@ -116,26 +114,22 @@ def test_copies_go_along_rows_and_repeat_where_threads_are_left():
     assert holders(few) == Counter(dict.fromkeys(itertools.product(range(2), range(8)), 2))
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("block_m=96", "block_m is 96, expected a power of two from 1 to 1024"),
-        ("warp_m=256", "piece_m, thread_m, warp_m, block_m are 8, 8, 256, 128, expected each to divide the next"),
-        ("thread_n=8", "a warp of 64x64 outputs has 64 threads of 8x8, expected 32"),
-        ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
-        ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
-        ("vector=8", "vector is 8, expected 1, 2 or 4"),
-        ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
-        ("group_m=0", "group_m is 0, expected 1 to 1024"),
-        ("ctas=0", "ctas is 0, expected 1 to 32"),
-        ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
-        ("ctas=32", "ctas is 32: 4096 threads, an SM has at most 2048"),
-        ("block_m=512,block_n=512", "the tile takes 2048 threads, expected at most 1024"),
-        ("thread_m=16,thread_n=16,warp_m=128", "thread_m x thread_n is 256 sums a thread, expected at most 128"),
-        ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
-    ],
-)
-def test_what_a_config_is_refused_for(text: str, reason: str):
+@pytest.mark.parametrize(("text", "reason"), [
+    ("block_m=96", "block_m is 96, expected a power of two from 1 to 1024"),
+    ("warp_m=256", "piece_m, thread_m, warp_m, block_m are 8, 8, 256, 128, expected each to divide the next"),
+    ("thread_n=8", "a warp of 64x64 outputs has 64 threads of 8x8, expected 32"),
+    ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
+    ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
+    ("vector=8", "vector is 8, expected 1, 2 or 4"),
+    ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
+    ("group_m=0", "group_m is 0, expected 1 to 1024"), ("ctas=0", "ctas is 0, expected 1 to 32"),
+    ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
+    ("ctas=32", "ctas is 32: 4096 threads, an SM has at most 2048"),
+    ("block_m=512,block_n=512", "the tile takes 2048 threads, expected at most 1024"),
+    ("thread_m=16,thread_n=16,warp_m=128", "thread_m x thread_n is 256 sums a thread, expected at most 128"),
+    ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
+])  # fmt: skip
+def test_what_a_config_is_refused_for(text, reason):
     assert str(invalid_reason(from_text(registry.load("simt.warptile").Config, text))).startswith(reason)
 
 
@@ -151,7 +145,7 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says():
 
 @pytest.mark.parametrize("arch", [75, 80, pytest.param(90, marks=pytest.mark.compile)])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int):
+def test_no_rung_touches_a_tensor_core_or_spills(name, arch):
     found, config = inspect(name, arch=arch), own(name)
     found.require(lacks=TENSOR_CORE)
     assert found.count("FFMA") >= config.accumulators * config.block_k
@@ -159,13 +153,13 @@ def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int):
 
 @pytest.mark.parametrize(("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")])
 @pytest.mark.parametrize("name", NAMES)
-def test_machine_code_of_other_dtypes_and_layouts(name: str, dtype: str, layout: str):
+def test_machine_code_of_other_dtypes_and_layouts(name, dtype, layout):
     inspect(name, dtype=dtype, layout=layout).require(lacks=TENSOR_CORE)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_compile(name: str):
+def test_presets_compile(name):
     kernel, text = PRESETS[name]
     inspect(kernel, config=text).require(lacks=TENSOR_CORE)
 
@@ -222,7 +216,7 @@ def test_what_a_rung_refuses():
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_configs_travel_between_processes(name: str):
+def test_configs_travel_between_processes(name):
     config, base = own(name), rung(name).base
     assert pickle.loads(pickle.dumps(config)) == config
     home = base.__module__ if name in ("simt.naive", "turing.wmma") else registry.module_name(name)
@@ -237,7 +231,7 @@ def specialized(name: str, given: operands.Problem) -> tuple[dict[str, Any], dic
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_wide_products_step_in_64_bits(name: str):
+def test_wide_products_step_in_64_bits(name):
     """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
     dtype = rung(name).dtype
     for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
@@ -274,7 +268,7 @@ def test_compiling_beside_the_interpreter():
     """It patches triton.language for every thread."""
     a, stop = torch.randn(96, 96), threading.Event()
 
-    def interpret() -> None:
+    def interpret():
         while not stop.is_set():
             outblas.matmul(a, a, kernel="portable")
 
@@ -289,7 +283,7 @@ def test_compiling_beside_the_interpreter():
 
 
 @pytest.mark.parametrize("config", valid_configs(4, seed=1), ids=str)
-def test_any_valid_config_compiles(config: SimtConfig):
+def test_any_valid_config_compiles(config):
     for name in bodies(config):
         assert registry.load(name).artifact(fitted(name, config)).cubin
 
@@ -302,7 +296,7 @@ def test_vectors_only_where_operands_are_aligned():
     assert transposed.a.registers[:2] == transposed.b.registers[:2] == ((1, 0), (2, 0))
 
 
-def by_access(kernel: str, **changes: Any) -> dict[str, access.Shared]:
+def by_access(kernel: str, **changes) -> dict[str, access.Shared]:
     return simt_access.in_shared(own(kernel, **changes), problem())
 
 

@@ -1,7 +1,5 @@
 """CUDA-core rungs on a GPU beyond the oracles that every kernel passes: summation, presets, configs, memcheck."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -12,7 +10,7 @@ from test_simt import NAMES, bodies, fitted, valid_configs
 import outblas
 from outblas import registry
 from outblas.configs import from_text
-from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
+from outblas.kernels.simt_config import PRESETS, invalid_reason
 from outblas.verify.cases import Case
 from outblas.verify.kernels import check
 
@@ -23,7 +21,7 @@ FP32 = torch.float32
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", [(300, 200, 777), (129, 127, 1)])
-def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str):
+def test_every_rung_gives_the_same_bits(shape, layout):
     """All of them add the products of an output in order of K, in one chain of FMAs."""
     M, N, K = shape
     a = torch.randn(M, K, device="cuda") if layout[0] == "n" else torch.randn(K, M, device="cuda").t()
@@ -35,7 +33,7 @@ def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dtype", [FP32, torch.bfloat16], ids=str)
-def test_presets_are_right(preset: str, dtype: torch.dtype):
+def test_presets_are_right(preset, dtype):
     kernel, text = PRESETS[preset]
     config = from_text(registry.load(kernel).Config, text)
     for case in (Case(257, 130, 67, dtype, layout="nt"), Case(256, 256, 64, dtype)):
@@ -44,7 +42,7 @@ def test_presets_are_right(preset: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("config", valid_configs(40, seed=7), ids=str)
-def test_a_config_that_is_valid_is_right(config: SimtConfig):
+def test_a_config_that_is_valid_is_right(config):
     draw = random.Random(str(config))
     for name in bodies(config):
         own = fitted(name, config)

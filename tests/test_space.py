@@ -1,7 +1,5 @@
 """Search spaces, what keeps a config out of a sweep, and the model that puts the others in order: no GPU needed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -83,7 +81,7 @@ def fields_of(axis: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str):
+def test_configs_say_why_not_or_pass_the_kernels_own_checks(name):
     """The space may refuse more than the kernel, never less."""
     machine, subject = machine_for(name), of(name).load()
     for shape, dtype in itertools.zip_longest(SHAPES, precisions(name), fillvalue=""):
@@ -102,7 +100,7 @@ def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str):
             assert from_text(subject.Config, to_text(config)) == config
 
 
-def own_reason(name: str, unsupported: Any, config: Any, given: Problem, machine: Machine) -> Any:
+def own_reason(name: str, unsupported, config, given: Problem, machine: Machine):
     """What the kernel itself has against a config; `unsupported`: its module's."""
     if name == "portable":
         return portable_config.invalid_reason(config, given.dtype, machine.shared_memory_per_cta)
@@ -119,7 +117,7 @@ def _explains(reason: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_kernel_takes_by_itself_is_tried(name: str):
+def test_what_a_kernel_takes_by_itself_is_tried(name):
     """With few rows too, where a cluster cannot pay: a call without tuning takes it."""
     for machine in runs_on(name):
         for dtype, shape in itertools.product(precisions(name, machine), SHAPES[:2]):
@@ -148,7 +146,7 @@ def test_hopper_footprints_count_the_producer():
 
 
 @pytest.mark.parametrize("ladder", registry.LADDERS)
-def test_every_value_is_of_use_somewhere(ladder: str):
+def test_every_value_is_of_use_somewhere(ladder):
     unused: dict[tuple[str, ...], set[Any]] = {}
     for name, shape in itertools.product(reversed(registry.LADDERS[ladder]), SHAPES[:2]):
         found = space(name, workload(name, shape))
@@ -177,7 +175,7 @@ def test_hopper_configs_of_one_compile():
     [Workload(1024, 1024, 1024), Workload(1536, 1536, 1536, layout="nn"), Workload(16, 4096, 4096, layout="nn")],
     ids=str,
 )
-def test_gemm_configs_of_one_compile(asked: Workload):
+def test_gemm_configs_of_one_compile(asked):
     found, given = space("hopper.gemm", asked), prune.problem(asked)
     compiled: dict[Any, Any] = {}
     for config in valid(found):
@@ -199,7 +197,7 @@ def test_a_space_has_only_the_axes_that_a_rung_knows():
 
 
 @pytest.mark.parametrize("text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "store_buffers=1"])
-def test_what_cannot_pay(text: str):
+def test_what_cannot_pay(text):
     """Configs that run, and cannot be the fastest."""
     config = from_text(hilbert.Config, f"cluster_m=1,sms=0,{text}")
     problem = prune.problem(Workload(64, 4096, 4096))
@@ -220,7 +218,7 @@ def planned(*subjects: Subject, asked: Workload = SQUARE, trials: int | None = N
     return prune.plan(subjects, asked, gpu.imagined("h100"), trials=trials)
 
 
-def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch):
+def test_ten_thousand_configs_in_seconds(monkeypatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
     subjects = (HILBERT, PORTABLE, Subject("synthetic", "faulty_kernel"))
     for subject in subjects:
@@ -262,16 +260,13 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
     assert any("TMA needs" in pruned.example for pruned in plan.pruned)
 
 
-@pytest.mark.parametrize(
-    ("name", "machine", "message"),
-    [
-        ("hopper.hilbert", "a100", "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80"),
-        ("turing.cp_async", "t4", "needs sm_80 or newer, and .*T4 is sm_75"),
-        ("hopper.hilbert", "h100", "needs operands of dtype bfloat16 or float16, and was given float32"),
-        ("simt.naive", "", "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there"),
-    ],
-)
-def test_kernels_that_do_not_fit(name: str, machine: str, message: str):
+@pytest.mark.parametrize(("name", "machine", "message"), [
+    ("hopper.hilbert", "a100", "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80"),
+    ("turing.cp_async", "t4", "needs sm_80 or newer, and .*T4 is sm_75"),
+    ("hopper.hilbert", "h100", "needs operands of dtype bfloat16 or float16, and was given float32"),
+    ("simt.naive", "", "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there"),
+])  # fmt: skip
+def test_kernels_that_do_not_fit(name, machine, message):
     target = gpu.imagined(machine) if machine else gpu.current()
     with pytest.raises(ValueError, match=message):
         prune.plan((of(name),), Workload(64, 64, 64, "float32"), target)
@@ -328,13 +323,13 @@ def cut() -> list[Case]:
     return found
 
 
-def without_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_sums(monkeypatch: pytest.MonkeyPatch):
     """From here on pieces of K are combined in no time."""
     monkeypatch.setattr(model, "COMBINE", 0.0)
     monkeypatch.setattr(model, "SUMS", math.inf)
 
 
-def test_half_the_terms_take_about_half_the_time(monkeypatch: pytest.MonkeyPatch):
+def test_half_the_terms_take_about_half_the_time(monkeypatch):
     """But for what combines pieces of K, and where L2 holds all operands of the smaller call."""
     without_sums(monkeypatch)
     shared = cut()
@@ -346,7 +341,7 @@ def test_half_the_terms_take_about_half_the_time(monkeypatch: pytest.MonkeyPatch
         assert 1.9 < (long - half) / (half - quarter) < 2.1  # whatever does not depend on K left out
 
 
-def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch: pytest.MonkeyPatch):
+def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch):
     """Where DRAM is not what takes the time. Nothing where no CTAs share a tile."""
     cases = [
         (f, replace(asked, K=K), replace(machine, dram_gbs=1e12))
@@ -374,7 +369,7 @@ def test_rows_inside_of_lines_are_never_faster():
 
 
 @pytest.mark.parametrize(("size", "inside"), [(2048, False), (2056, True)])
-def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool):
+def test_clusters_pay_where_rows_begin_inside_of_lines(size, inside):
     """H100: 2048 takes 25.6 µs without clusters and 26.6 with; 2048 x 2048 x 2056 takes 35.5 and 26.1."""
     asked = Workload(2048, 2048, size)
     found = space("hopper.gemm", asked)
@@ -412,7 +407,7 @@ def test_a_config_that_leaves_sms_idle_is_slower():
 
 
 def test_resident_ctas():
-    def resident(**changes: Any) -> int:
+    def resident(**changes) -> int:
         return model.resident(replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100)
 
     assert resident(shared_memory=100 << 10) == 2
@@ -433,7 +428,7 @@ def test_predictions_that_are_all_equal_have_no_order():
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"])
-def test_a_valid_config_compiles(name: str):
+def test_a_valid_config_compiles(name):
     found = space(name)
     config = min(some(name, found, 8), key=lambda config: found.footprint(config).registers)
     of(name).load().precompile(prune.problem(workload(name)), config, 90)

@@ -4,7 +4,6 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
+def store(path):
     with Store(path) as store:
         yield store
 
@@ -28,7 +27,7 @@ def store(path: Path) -> Iterator[Store]:
 # What is stored comes back.
 
 
-def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_default_place(path, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     with Store() as store:
         assert store.path == path
@@ -37,7 +36,7 @@ def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch):
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_trials_and_winners_come_back_by_date(path: Path):
+def test_trials_and_winners_come_back_by_date(path):
     trials = [trial(0), failed(1), trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3)]
     with Store(path) as store:
         assert [store.add(each) for each in reversed(trials)] == [True] * 3
@@ -54,7 +53,7 @@ def test_trials_and_winners_come_back_by_date(path: Path):
         assert store.verify() == []
 
 
-def test_the_first_of_an_identity_stays(store: Store):
+def test_the_first_of_an_identity_stays(store):
     assert store.add(trial(us=1.0))
     assert not store.add(trial(us=2.0))
     assert store.find(*PLACE, trial().config) == trial(us=1.0)
@@ -64,7 +63,7 @@ def test_the_first_of_an_identity_stays(store: Store):
     assert len(store.trials()) == 2
 
 
-def test_the_newer_winner_stays(store: Store):
+def test_the_newer_winner_stays(store):
     newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     for each in (winner(), newer, winner()):
         store.crown(each)
@@ -73,7 +72,7 @@ def test_the_newer_winner_stays(store: Store):
     assert store.winners() == [winner(source="def"), newer]
 
 
-def test_begun(path: Path):
+def test_begun(path):
     place = (*PLACE, "tile_m=128")
     with Store(path) as store, Store(path) as beside:
         assert store.begun(*place) == 0
@@ -84,7 +83,7 @@ def test_begun(path: Path):
         assert store.begin(*place) == 4
 
 
-def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store):
+def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store):
     store.add(failed(0, reason="x" * 10000))
     store.add(failed(1, reason="na\udcffme\0 µs"))
     first, second = store.trials()
@@ -93,22 +92,17 @@ def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store):
     assert store.verify() == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"us": float("nan")}, "trial.us is nan, expected a number above 0"),
-        ({"us": None}, "trial.us is None"),
-        ({"gpu": Gpu("", 90, 132)}, "trial.gpu.name"),
-        ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
-    ],
-)
-def test_what_could_not_be_read_again_is_refused(store: Store, changes: dict[str, Any], message: str):
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"us": float("nan")}, "trial.us is nan, expected a number above 0"), ({"us": None}, "trial.us is None"),
+    ({"gpu": Gpu("", 90, 132)}, "trial.gpu.name"), ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
+])  # fmt: skip
+def test_what_could_not_be_read_again_is_refused(store, changes, message):
     with pytest.raises(ValueError, match=message):
         store.add(trial(**changes))
     assert store.trials() == []
 
 
-def test_prune(store: Store):
+def test_prune(store):
     naive = (H200, WORKLOAD, "simt.naive", "abc", "x=1")
     for each in (trial(0), trial(1, source="new"), trial(2, kernel="simt.naive", gpu=H200), trial(9, when="")):
         store.add(each)
@@ -129,7 +123,7 @@ def test_prune(store: Store):
     assert store.trials() == store.winners() == store.verify() == []
 
 
-def test_prune_gives_the_disk_back(path: Path):
+def test_prune_gives_the_disk_back(path):
     fill(path, 1000)
     before = path.stat().st_size
     with Store(path) as store:
@@ -137,7 +131,7 @@ def test_prune_gives_the_disk_back(path: Path):
         assert path.stat().st_size < before / 4
 
 
-def test_closed(store: Store):
+def test_closed(store):
     store.close()
     store.close()
     with pytest.raises(StoreError, match="is closed"):
@@ -175,7 +169,7 @@ def adding(path: Path, *batches: list[Trial]) -> list[Any]:
     return processes
 
 
-def test_two_processes_add_the_same_trials(path: Path):
+def test_two_processes_add_the_same_trials(path):
     trials = [trial(i) for i in range(500)]
     processes = adding(path, trials, trials)
     outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
@@ -188,7 +182,7 @@ def test_two_processes_add_the_same_trials(path: Path):
         assert store.verify() == []
 
 
-def test_what_a_killed_process_added_is_there(path: Path):
+def test_what_a_killed_process_added_is_there(path):
     batches = [[trial(i, source=who) for i in range(3000)] for who in "ab"]
     told = []
     for process, lines in zip(adding(path, *batches), (20, 300), strict=True):
@@ -207,7 +201,7 @@ def test_what_a_killed_process_added_is_there(path: Path):
         assert store.add(trial())
 
 
-def test_threads(store: Store):
+def test_threads(store):
     def work(first: int) -> list[tuple[bool, int]]:
         found = []
         for i in range(first, first + 40):
@@ -222,7 +216,7 @@ def test_threads(store: Store):
     assert store.trials() == [trial(i) for i in range(100)]
 
 
-def test_a_store_locked_for_long_costs_no_result(path: Path):
+def test_a_store_locked_for_long_costs_no_result(path):
     fill(path, 1)
     with Store(path) as store, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as rude:
         store._file.execute("PRAGMA busy_timeout = 20")

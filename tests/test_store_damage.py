@@ -5,9 +5,8 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stored import H100, WORKLOAD, fill, set_aside, silent, sql, trial, warned, winner
@@ -36,7 +35,7 @@ CUTS = [1, 10, 99, 100, 512, 4096, 5000, 8192, 20000, -1, -4096]  # 100: the hea
 
 
 @pytest.fixture(params=["text", "zeros", "garbage after the header", "garbage in the middle", "no tables", *CUTS])
-def damaged(path: Path, request: pytest.FixtureRequest) -> bytes:
+def damaged(path, request):
     """What stands in place of a store of 100 trials."""
     fill(path, 100)
     if request.param == "no tables":
@@ -54,7 +53,7 @@ def damaged(path: Path, request: pytest.FixtureRequest) -> bytes:
     return damages[request.param]
 
 
-def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: bytes):
+def test_a_damaged_file_reads_as_empty_and_is_set_aside(path, damaged):
     before = snapshot(path)
     with warned("cannot be read", path, read_only=True) as store:
         assert store.trials() == store.winners() == []
@@ -73,7 +72,7 @@ def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: byt
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
-def test_damage_that_comes_later(path: Path, way: str):
+def test_damage_that_comes_later(path, way):
     fill(path, 1000)
     with Store(path) as store, silent():
         assert store._file
@@ -91,7 +90,7 @@ def test_damage_that_comes_later(path: Path, way: str):
     assert kept(path) == [trial(1)]
 
 
-def test_two_that_find_damage_set_it_aside_once(path: Path):
+def test_two_that_find_damage_set_it_aside_once(path):
     with Store(path) as first, Store(path) as second, silent():
         for i, store in enumerate((first, second)):
             store._open(sqlite3.DatabaseError("malformed"))
@@ -106,7 +105,7 @@ def test_two_that_find_damage_set_it_aside_once(path: Path):
     [Path.unlink, lambda path: path.rename(path.with_name("elsewhere")), lambda path: shutil.rmtree(path.parent)],
     ids=["deleted", "moved", "folder deleted"],
 )
-def test_a_file_that_goes_away_takes_no_new_result(path: Path, lose: Callable[[Path], object]):
+def test_a_file_that_goes_away_takes_no_new_result(path, lose):
     with Store(path) as store:
         store.add(trial(0))
         lose(path)
@@ -115,7 +114,7 @@ def test_a_file_that_goes_away_takes_no_new_result(path: Path, lose: Callable[[P
     assert kept(path) == [trial(1)]
 
 
-def test_a_deleted_file_leaves_no_log_that_two_share(path: Path):
+def test_a_deleted_file_leaves_no_log_that_two_share(path):
     """SQLite takes a log beside a fresh file for its own, while whoever has the deleted file writes to it."""
     with Store(path) as first, Store(path) as second:
         assert first.add(trial(0))
@@ -127,7 +126,7 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path: Path):
 
 
 @pytest.mark.parametrize("problem", ["is of version 2, expected 1", "is a database of another program"])
-def test_what_a_newer_version_or_another_program_has_is_not_touched(path: Path, problem: str):
+def test_what_a_newer_version_or_another_program_has_is_not_touched(path, problem):
     if "version" in problem:
         fill(path)
         sql(path, "PRAGMA user_version = 2")
@@ -167,7 +166,7 @@ PLANTED = {
 @pytest.mark.parametrize(
     ("table", "change", "problem"), [(table, *each) for table, planted in PLANTED.items() for each in planted.items()]
 )
-def test_verify_finds_planted_rows_and_reading_leaves_them_out(path: Path, table: str, change: str, problem: str):
+def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, change, problem):
     begun = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
     fill(path, 1)
     with Store(path) as store:
@@ -205,7 +204,7 @@ def unwritable(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: str):
+def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path, what):
     trials = fill(path)
     with unwritable(path if what == "file" else path.parent):
         with warned("lost when the process ends", path) as store:
@@ -219,7 +218,7 @@ def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: 
     assert kept(path) == trials
 
 
-def test_a_log_in_a_folder_that_cannot_be_written(path: Path):
+def test_a_log_in_a_folder_that_cannot_be_written(path):
     """A copy of a store in use, without the shared memory of those who use it: what is in the file proper is read."""
     fill(path)
     with Store(path) as store:
@@ -231,7 +230,7 @@ def test_a_log_in_a_folder_that_cannot_be_written(path: Path):
         assert len(kept(folder / path.name, read_only=True)) >= 3
 
 
-def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_opened_for_reading_only(path, monkeypatch):
     trials = fill(path)
     real = database._connection
     monkeypatch.setattr(database, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro")))
@@ -241,7 +240,7 @@ def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPa
         assert store.add(trial(7))
 
 
-def test_a_place_that_cannot_be(path: Path):
+def test_a_place_that_cannot_be(path):
     path.parent.write_text("")
     with warned("lost when the process ends", path) as store:
         assert store.add(trial())
@@ -252,7 +251,7 @@ def test_a_place_that_cannot_be(path: Path):
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("why", ["it is a folder", "can be written by others"])
-def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool):
+def test_a_place_that_is_not_used(path, why, read_only):
     if why == "it is a folder":
         path.mkdir(parents=True)
     else:
@@ -265,7 +264,7 @@ def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool):
     assert snapshot(path) == before
 
 
-def test_reading_only_leaves_no_trace(path: Path):
+def test_reading_only_leaves_no_trace(path):
     with Store(path, read_only=True) as store:
         assert store.warning is None
         assert store.trials() == store.winners() == store.verify() == []
@@ -279,7 +278,7 @@ def test_reading_only_leaves_no_trace(path: Path):
     assert snapshot(path) == before
 
 
-def test_reading_only_sees_what_others_write(path: Path):
+def test_reading_only_sees_what_others_write(path):
     with Store(path, read_only=True) as reader:
         assert reader.trials() == []
         with Store(path) as store:
@@ -296,13 +295,13 @@ def test_reading_only_sees_what_others_write(path: Path):
 # Full disks.
 
 
-def leave_room(store: Store, pages: int = 0) -> None:
+def leave_room(store: Store, pages: int = 0):
     assert store._file
     used = store._file.execute("PRAGMA page_count").fetchone()[0]
     store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
-def test_full_disk_costs_no_result(path: Path):
+def test_full_disk_costs_no_result(path):
     with Store(path) as store:
         store.add(trial(0))
         leave_room(store)
@@ -330,7 +329,7 @@ def test_full_disk_costs_no_result(path: Path):
 
 
 @pytest.mark.parametrize("room", [0, 1_000_000])
-def test_closing_writes_what_waits_or_says_what_is_lost(path: Path, room: int):
+def test_closing_writes_what_waits_or_says_what_is_lost(path, room):
     with silent():
         store = Store(path)
         leave_room(store)
@@ -348,7 +347,7 @@ def refusing(message: str) -> Iterator[None]:
     """Nothing can be written to a file."""
     at_once = database.at_once
 
-    def refuse(connection: sqlite3.Connection, operations: Any) -> Any:
+    def refuse(connection: sqlite3.Connection, operations):
         if connection.execute("PRAGMA database_list").fetchone()["file"]:
             raise sqlite3.OperationalError(message)
         return at_once(connection, operations)
@@ -361,7 +360,7 @@ def refusing(message: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     "message", ["database or disk is full", "disk I/O error", "attempt to write a readonly database"]
 )
-def test_any_refusal_to_write_costs_no_result(path: Path, message: str):
+def test_any_refusal_to_write_costs_no_result(path, message):
     with silent(), Store(path) as store:
         with refusing(message):
             assert store.add(trial(0))
@@ -371,7 +370,7 @@ def test_any_refusal_to_write_costs_no_result(path: Path, message: str):
     assert len(kept(path)) == 3
 
 
-def test_full_disk_at_opening(path: Path):
+def test_full_disk_at_opening(path):
     with refusing("disk is full"), warned("disk is full; .* lost when the process ends", path) as store:
         assert store.add(trial())
         assert store.trials() == [trial()]

@@ -4,8 +4,6 @@ import json
 import signal
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -27,7 +25,7 @@ from outblas.configs import from_text
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
-def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "9")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
     code = "run(sys.argv[1], progress=lambda p: print(p.stage, p.screened, flush=True))"
@@ -64,7 +62,7 @@ def reasons_of(outcome: Outcome, statuses: dict[str, str], figure: str) -> dict[
     return {config.fault: trial.reason for config, trial in trials.items()}
 
 
-def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_faults_cost_a_trial_each(path, monkeypatch):
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(MEASURED))
     monkeypatch.setattr(isolated, "TURNS", 0)  # else more than 5 s are granted where even torch is slow
     found = run(path, trial_seconds=5.0)
@@ -86,7 +84,7 @@ def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch):
     assert {from_text(Config, note.config).fault for note in notes()[measured:]} <= {""}
 
 
-def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
     """Compiled as for an H100, and measured in the interpreter."""
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(COMPILED))
     job = Job((SUBJECT,), WORKLOAD, top_k=1)
@@ -107,7 +105,7 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     assert {note.config for note in notes()} == {trial.config for trial in outcome.trials if trial.status == "ok"}
 
 
-def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_two_sweeps_share_a_store(path, monkeypatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "8")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
     code = """
@@ -134,7 +132,7 @@ print(json.dumps([found.finished, len(found.winners), len(found.outcomes[0].tria
     assert times.total() <= 8 + 2  # what both are at when they have nothing else left
 
 
-def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_interrupt_ends_everything(path, monkeypatch):
     """As Ctrl-C does to a program that goes on, and had opened the store itself."""
     monkeypatch.setenv("FAULTY_CONFIGS", "1000")
     code = """
@@ -161,7 +159,7 @@ with Store(Path(sys.argv[1])) as store:
     assert trials < 100
 
 
-def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_interrupted_program_leaves_nothing_behind(path, monkeypatch):
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
     with start("run(sys.argv[1])", path) as process:
         assert soon(lambda: any("hang" in note.config for note in notes()), 120)
@@ -174,7 +172,7 @@ def test_interrupted_program_leaves_nothing_behind(path: Path, monkeypatch: pyte
     assert [trial.status for trial in stored(path)] == ["ok"]
 
 
-def test_a_workload_that_cannot_be_had_fails_alone(path: Path):
+def test_a_workload_that_cannot_be_had_fails_alone(path):
     """fp32 cannot hold the sums of so long a K, which the worker says when it makes its operands."""
     found = sweep(SUBJECT, [(1, 1, 1 << 24), (16, 16, 16)], store=path, top_k=1, **OPTIONS)
     (failure,) = found.failures
@@ -193,34 +191,25 @@ def test_a_report_that_raises_is_not_heard_again():
     assert report.call_count == 1
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "message"),
-    [
-        ("trials", 0, "trials is 0, expected an integer of at least 1"),
-        ("top_k", 1.5, "top_k is 1.5"),
-        ("compile_workers", -1, "compile_workers is -1"),
-        ("budget", 0, "budget is 0, expected seconds above 0"),
-        ("budget", float("nan"), "budget is nan"),
-        ("trial_seconds", -1.0, "trial_seconds is -1.0"),
-        ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
-        ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
-        ("layout", "nm", "layout is 'nm'"),
-        ("shapes", [(16, 16)], "shapes is"),
-        ("shapes", (16, 0, 16), "N is 0"),
-        ("shapes", "16x16", "shapes is '16x16'"),
-        ("kernels", [], "kernels is empty"),
-        ("kernels", Subject("My kernel", "faulty_kernel"), "My kernel"),  # which no store takes
-        ("gpus", "9", "gpus is '9'"),
-    ],
-)
-def test_bad_arguments(argument: str, value: Any, message: str, path: Path):
-    given: dict[str, Any] = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
+@pytest.mark.parametrize(("argument", "value", "message"), [
+    ("trials", 0, "trials is 0, expected an integer of at least 1"), ("top_k", 1.5, "top_k is 1.5"),
+    ("compile_workers", -1, "compile_workers is -1"), ("budget", 0, "budget is 0, expected seconds above 0"),
+    ("budget", float("nan"), "budget is nan"), ("trial_seconds", -1.0, "trial_seconds is -1.0"),
+    ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
+    ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"), ("layout", "nm", "layout is 'nm'"),
+    ("shapes", [(16, 16)], "shapes is"), ("shapes", (16, 0, 16), "N is 0"), ("shapes", "16x16", "shapes is '16x16'"),
+    ("kernels", [], "kernels is empty"),
+    ("kernels", Subject("My kernel", "faulty_kernel"), "My kernel"),  # which no store takes
+    ("gpus", "9", "gpus is '9'"),
+])  # fmt: skip
+def test_bad_arguments(argument, value, message, path):
+    given = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
     with pytest.raises(ValueError, match=message):
         sweep(**given)
     assert notes() == []
 
 
-def test_modules_that_are_not_there(path: Path):
+def test_modules_that_are_not_there(path):
     with pytest.raises(ImportError, match="no_such_module is not installed"):
         sweep(Subject("mine", "no_such_module"), 16, store=path, **OPTIONS)
 
@@ -235,7 +224,7 @@ def test_budget_is_shared():
     assert Budget(0.1, 1, 1).share() == 5.0
 
 
-def test_gpus_as_cuda_names_them(monkeypatch: pytest.MonkeyPatch):
+def test_gpus_as_cuda_names_them(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

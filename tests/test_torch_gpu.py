@@ -1,8 +1,6 @@
 """Training, compiling and capturing on a GPU, where every product must be ours (OUTBLAS_STRICT=1)."""
 
 import copy
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _ours(monkeypatch):
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     torch.manual_seed(0)
     counters.clear()
@@ -40,7 +38,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 # ---- gradients ----
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dtype) -> None:
+def test_gradients_are_as_good_as_torchs(activation, dtype):
     """No further from float64's than twice torch's, or half a rounding. tests/test_opinfo.py has calls without an
     epilogue."""
     columns = 256 * (2 if activation in GATED else 1)
@@ -63,7 +61,7 @@ def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dt
 
 # ---- compiled and captured ----
 class Perceptron(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype):
         super().__init__()
         self.up, self.down = (nn.Linear(*s, device="cuda", dtype=dtype) for s in ((512, 2048), (1024, 512)))
 
@@ -72,14 +70,14 @@ class Perceptron(nn.Module):
         return linear(hidden, self.down.weight, self.down.bias, residual=x)
 
 
-def trained(model: Any, x: Tensor) -> list[Tensor]:
+def trained(model, x: Tensor) -> list[Tensor]:
     y = model(x)
     return [t.clone() for t in (y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters())))]
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_training_is_one_graph(mode: str, dtype: torch.dtype) -> None:
+def test_compiled_training_is_one_graph(mode, dtype):
     model = Perceptron(dtype)
     compiled = torch.compile(model, mode=mode, fullgraph=True)
     for _ in range(5):  # warm, recorded, replayed
@@ -92,7 +90,7 @@ def test_compiled_training_is_one_graph(mode: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
-def test_a_training_step_in_a_cuda_graph(dtype: torch.dtype) -> None:
+def test_a_training_step_in_a_cuda_graph(dtype):
     model, x = Perceptron(dtype), normal(200, 512, dtype=dtype)
     outblas.warmup(trained, model, x)
     graph = torch.cuda.CUDAGraph()
@@ -103,7 +101,7 @@ def test_a_training_step_in_a_cuda_graph(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, captured, trained(model, x)))
 
 
-def test_a_capture_without_warmup_says_what_to_do() -> None:
+def test_a_capture_without_warmup_says_what_to_do():
     dispatch.forget()
     kernels._loaded.cache_clear()
     a, b, out, graph = normal(333, 111), normal(111, 222), torch.zeros(333, 222, device="cuda"), torch.cuda.CUDAGraph()
@@ -123,7 +121,7 @@ def test_a_capture_without_warmup_says_what_to_do() -> None:
     assert (out == 1).all()
 
 
-def test_backward_passes_keep_to_the_stream() -> None:
+def test_backward_passes_keep_to_the_stream():
     model, x, stream = Perceptron(BF16), normal(512, 512, dtype=BF16), torch.cuda.Stream()
     late, want = torch.zeros_like(x), [trained(model, x) for _ in range(3)][-1]
     torch.cuda.synchronize()
@@ -137,7 +135,7 @@ def test_backward_passes_keep_to_the_stream() -> None:
 
 # ---- models that learn ----
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_training_under_autocast(dtype: torch.dtype) -> None:
+def test_training_under_autocast(dtype):
     plain = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
     ours, x = copy.deepcopy(plain), normal(300, 512)
     outblas.patch(ours)
@@ -155,7 +153,7 @@ def test_training_under_autocast(dtype: torch.dtype) -> None:
 class Block(nn.Module):
     """A transformer block: 4 heads, 256 features."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(256) for _ in range(2))
         self.qkv, self.project = nn.Linear(256, 768), nn.Linear(256, 256)
@@ -181,7 +179,7 @@ def losses(model: nn.Module, x: Tensor, steps: int = 200) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_transformer_block_learns_the_same(dtype: torch.dtype) -> None:
+def test_a_transformer_block_learns_the_same(dtype):
     """Patched, its losses are no further from torch's than a few times those of weights that begin one rounding off."""
     plain, x, eps = Block().cuda().to(dtype), normal(16, 64, 256, dtype=dtype), torch.finfo(dtype).eps
     noisy, ours = copy.deepcopy(plain), copy.deepcopy(plain)

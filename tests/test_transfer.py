@@ -1,7 +1,5 @@
 """Exports, imports and shipped tables: what was written comes back, and nothing else gets in."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools
@@ -35,19 +33,19 @@ winner = functools.partial(stored.winner, workload=WORKLOAD, config="tile_m=128"
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     """A file of two trials and a winner."""
     transfer.export([TRIAL, FAILED], [winner()], tmp_path / "found.json")
     return tmp_path / "found.json"
 
 
 @pytest.fixture
-def content(file: Path) -> Content:
+def content(file):
     return json.loads(file.read_text())
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Content:
+def table(tmp_path):
     """Of a winner."""
     (path,) = transfer.ship([winner()], tmp_path / "tables")
     return json.loads(path.read_text())
@@ -66,7 +64,7 @@ def test_rules_are_those_of_the_records():
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
 
-def test_round_trip(file: Path, content: Content):
+def test_round_trip(file, content):
     assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
     assert list(content) == ["format", "version", "sha256", "gpus", "trials", "winners"]
     assert content["gpus"] == {H100.key: dataclasses.asdict(H100)}
@@ -76,7 +74,7 @@ def test_round_trip(file: Path, content: Content):
     assert transfer.read(file) == ([], [])
 
 
-def test_export_is_all_or_nothing(file: Path):
+def test_export_is_all_or_nothing(file):
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"trials\[1\]\.us is nan"):
         transfer.export([TRIAL, dataclasses.replace(TRIAL, us=math.nan)], [], file)
@@ -106,27 +104,17 @@ trials = st.builds(Trial, **places, **figures, **others, status=st.just("ok"), r
     Trial, **places, **others, status=failed, reason=texts
 )
 winners = st.builds(
-    Winner,
-    **places,
-    **figures,
-    cublas_us=positive,
-    rounds=st.integers(min_value=1, max_value=1000),
-    runner_up=configs,
+    Winner, **places, **figures, cublas_us=positive, rounds=st.integers(min_value=1, max_value=1000), runner_up=configs,
     **dict.fromkeys(("lead", "lead_low", "lead_high"), st.none() | positive),
-    confidence=st.none() | st.floats(min_value=0, max_value=1),
-    separated=st.booleans(),
-    screened=counts,
-    valid=counts,
+    confidence=st.none() | st.floats(min_value=0, max_value=1), separated=st.booleans(), screened=counts, valid=counts,
     finalists=st.lists(st.builds(Finalist, kernel=kernels, config=configs, **figures), max_size=3).map(tuple),
-)
+)  # fmt: skip
 examples = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @examples
 @given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
-def test_whatever_is_valid_goes_through_files_and_stores(
-    tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]
-):
+def test_whatever_is_valid_goes_through_files_and_stores(tmp_path_factory, tried, won):
     file = tmp_path_factory.mktemp("found") / "found.json"
     transfer.export(tried, won, file)
     assert transfer.read(file) == (tried, won)
@@ -142,7 +130,7 @@ def test_whatever_is_valid_goes_through_files_and_stores(
 
 # Nothing else gets in.
 
-RECORDS: dict[Place, type] = {
+RECORDS = {
     ("gpus", H100.key): Gpu,
     ("trials", 0): Trial,
     ("trials", 0, "workload"): Workload,
@@ -151,7 +139,7 @@ RECORDS: dict[Place, type] = {
     ("winners", 0, "finalists", 1): Finalist,
 }
 FIELDS = [(place, field) for place, record in RECORDS.items() for field in dataclasses.fields(record)]
-KINDS: dict[str, tuple[Any, ...]] = {
+KINDS = {
     "float | None": (True, "1", math.nan, math.inf, -1, 1e300, 10**400),
     "int": (True, "1", 1.0, math.nan, -1, 1 << 60, None),
     "str": (7, None, "x" * 5000, "\udcff"),
@@ -169,7 +157,7 @@ MORE = {
 }  # fmt: skip
 
 
-def inside(content: Any, place: Place) -> Any:
+def inside(content, place: Place):
     for step in place:
         content = content[step]
     return content
@@ -191,7 +179,7 @@ def refusal(file: Path, content: Content) -> str:
 
 
 @pytest.mark.parametrize(("place", "field"), FIELDS, ids=[f"{shown(place)}.{field.name}" for place, field in FIELDS])
-def test_tampered_fields_are_refused(file: Path, content: Content, place: Place, field: dataclasses.Field[Any]):
+def test_tampered_fields_are_refused(file, content, place, field):
     fields, name = inside(content, place), field.name
     for value in KINDS[str(field.type)] + MORE.get(name, ()):
         fields[name] = value
@@ -201,55 +189,43 @@ def test_tampered_fields_are_refused(file: Path, content: Content, place: Place,
 
 
 @pytest.mark.parametrize("place", RECORDS, ids=shown)
-def test_unknown_fields_are_refused(file: Path, content: Content, place: Place):
+def test_unknown_fields_are_refused(file, content, place):
     inside(content, place)["__class__"] = "os.system"
     assert refusal(file, content).startswith(f"{shown(place)} has '__class__', expected only")
 
 
-def put(content: Content, place: Place, value: Any) -> None:
+def put(content: Content, place: Place, value):
     inside(content, place[:-1])[place[-1]] = value
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
-        (("version",), 2, "version is 2, expected 1"),
-        (("version",), True, "version is True"),
-        (("trials",), {}, "trials is {}, expected a JSON list"),
-        (("winners",), None, "winners is None"),
-        (("gpus",), [], "gpus is []"),
-        (("trials", 0), [], "trials[0] is [], expected an object"),
-        (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
-        (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
-        (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
-        (("more",), 1, "the file has 'more'"),
-    ],
-)
-def test_tampered_files_are_refused(file: Path, content: Content, place: Place, value: Any, message: str):
+@pytest.mark.parametrize(("place", "value", "message"), [
+    (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
+    (("version",), 2, "version is 2, expected 1"), (("version",), True, "version is True"),
+    (("trials",), {}, "trials is {}, expected a JSON list"), (("winners",), None, "winners is None"),
+    (("gpus",), [], "gpus is []"), (("trials", 0), [], "trials[0] is [], expected an object"),
+    (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
+    (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
+    (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
+    (("more",), 1, "the file has 'more'"),
+])  # fmt: skip
+def test_tampered_files_are_refused(file, content, place, value, message):
     put(content, place, value)
     assert message in refusal(file, content)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        (b"7", "the file is 7, expected an object"),
-        (b'{"format": 1, "format": 2}', "a field is there twice"),
-        (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
-        (b"\xff\xfe{}", "is no UTF-8"),
-    ],
-)
-def test_other_files_are_refused(tmp_path: Path, text: bytes, message: str):
+@pytest.mark.parametrize(("text", "message"), [
+    (b"", "no JSON"), (b"[" * 100_000, "no JSON"), (b"7", "the file is 7, expected an object"),
+    (b'{"format": 1, "format": 2}', "a field is there twice"), (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
+    (b"\xff\xfe{}", "is no UTF-8"),
+])  # fmt: skip
+def test_other_files_are_refused(tmp_path, text, message):
     file = tmp_path / "found.json"
     file.write_bytes(text)
     with pytest.raises(ValueError, match=message):
         transfer.read(file)
 
 
-def test_changed_files_are_refused(file: Path, content: Content, monkeypatch: pytest.MonkeyPatch):
+def test_changed_files_are_refused(file, content, monkeypatch):
     text = file.read_text()
     for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), (content["sha256"], "0" * 64)):
         file.write_text(text.replace(old, new, 1))
@@ -265,13 +241,13 @@ def test_changed_files_are_refused(file: Path, content: Content, monkeypatch: py
         transfer.read(file)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path):
+def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
         with pytest.raises(ValueError, match="is no file"):
             transfer.read(path)
 
 
-def test_import_keeps_what_is_there(file: Path):
+def test_import_keeps_what_is_there(file):
     own, newer = dataclasses.replace(TRIAL, us=1.0), winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     with Store(file.with_name("tuning.sqlite")) as store:
         store.add(own)
@@ -284,7 +260,7 @@ def test_import_keeps_what_is_there(file: Path):
 # Shipped tables.
 
 
-def test_ship(tmp_path: Path):
+def test_ship(tmp_path):
     folder = tmp_path / "tables"
     other = Gpu("NVIDIA/H200 ../x", 90, 132)
     best = winner(ratio=1.3, config="tile_m=256", source="def")
@@ -298,7 +274,7 @@ def test_ship(tmp_path: Path):
     assert transfer.read_table(second).gpu == other
 
 
-def test_ship_merges(tmp_path: Path):
+def test_ship_merges(tmp_path):
     small = Workload(16, 16, 16)
     (path,) = transfer.ship([winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path)
     transfer.ship([winner(config="tile_m=1", ratio=0.5)], tmp_path)
@@ -310,17 +286,13 @@ def test_ship_merges(tmp_path: Path):
     ]
     text = path.read_text()
     rows = [json.loads(line.strip(",")) for line in text.splitlines() if line.startswith("[")]
-    assert [row[:2] for row in rows] == [
-        ["16 bfloat16 nt", "tile_m=128"],
-        [str(WORKLOAD), ""],
-        [str(WORKLOAD), ""],
-    ]
+    assert [row[:2] for row in rows] == [["16 bfloat16 nt", "tile_m=128"], [str(WORKLOAD), ""], [str(WORKLOAD), ""]]
     shuffled = [winner(kernel="simt.naive"), winner(config="tile_m=1", ratio=0.5), winner(workload=small)]
     transfer.ship(shuffled, tmp_path / "again")
     assert (tmp_path / "again" / path.name).read_text() == text
 
 
-def test_two_models_of_one_name(tmp_path: Path):
+def test_two_models_of_one_name(tmp_path):
     half = dataclasses.replace(H100, sms=66)
     for _ in range(2):
         paths = transfer.ship([winner(), winner(gpu=half)], tmp_path)
@@ -330,7 +302,7 @@ def test_two_models_of_one_name(tmp_path: Path):
         }
 
 
-def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path):
+def test_ship_replaces_no_table_that_it_cannot_read(tmp_path):
     path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"HBM3\.json: format is None"):
@@ -338,7 +310,7 @@ def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path):
     assert [p.read_text() for p in tmp_path.iterdir()] == ["{}"]
 
 
-def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path: Path):
+def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path):
     tried = ("tile_m=64,order=hilbert,sms=0", "tile_m=128,order=hilbert,sms=0", "tile_m=128,order=rows,sms=0", "sms=1")
     won = [winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)]
     (path,) = transfer.ship(won, tmp_path)
@@ -354,7 +326,7 @@ def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path: Path
 
 
 @pytest.mark.parametrize("config", ["", "a=", "a=1,b=-2.5", "a=1,b=2,a=3"])
-def test_configs_of_any_form_share_a_base_with_their_own(config: str):
+def test_configs_of_any_form_share_a_base_with_their_own(config):
     base = compact.common([config, config])
     assert compact.difference(config, base) == ""
     assert compact.applied(base, "") == config
@@ -362,7 +334,7 @@ def test_configs_of_any_form_share_a_base_with_their_own(config: str):
 
 @examples
 @given(st.lists(winners, min_size=1, max_size=5))
-def test_whatever_is_valid_can_be_shipped(tmp_path_factory: pytest.TempPathFactory, won: list[Winner]):
+def test_whatever_is_valid_can_be_shipped(tmp_path_factory, won):
     won = [dataclasses.replace(each, gpu=H100) for each in won]
     (path,) = transfer.ship(won, tmp_path_factory.mktemp("tables"))
     entries = {entry.place: entry for entry in transfer.read_table(path).entries}
@@ -391,13 +363,13 @@ def test_every_shipped_table_is_valid_and_stays_small():
 ROW = ("kernels", 0, "entries", 0)
 
 
-def refuses_table(table: Content, message: str) -> None:
+def refuses_table(table: Content, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         transfer.read_table(signed(table))
 
 
 @pytest.mark.parametrize("name", checks.ENTRY)
-def test_tampered_rows_are_refused(table: Content, name: str):
+def test_tampered_rows_are_refused(table, name):
     row, column = inside(table, ROW), list(checks.ENTRY).index(name)
     for value in ([], "x" * 5000, math.nan, True):
         row[column] = value
@@ -406,31 +378,28 @@ def test_tampered_rows_are_refused(table: Content, name: str):
     refuses_table(table, f"kernels[0].entries[0] is {checks.shown(row)}, expected a list of workload, changes")
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("version",), 1, "version is 1, expected 2"),
-        (("columns",), ["workload"], "columns is ['workload'], expected workload, changes, us"),
-        (("kernels",), {}, "kernels is {}, expected a JSON list"),
-        (("kernels", 0, "kernel"), "A", "kernels[0].kernel is 'A'"),
-        (("kernels", 0, "base"), "tile_m", "kernels[0].base is 'tile_m'"),
-        (("kernels", 0, "entries"), {}, "kernels[0].entries is {}, expected a list"),
-        ((*ROW, 1), "tile_k=1", "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
-        ((*ROW, 0), "16x16 float16 nt", "kernels[0].entries[0].workload is '16x16 float16 nt', expected a"),
-        ((*ROW, 0), "16", "kernels[0].entries[0] is ['16', "),
-        ((*ROW, -1), "", "expected a kind of workload and a day in the first"),
-        ((*ROW, 0), "0 float16 nt", "kernels[0].entries[0].workload.M is 0, expected an integer"),
-        ((*ROW, 0), "9" * 15 + " float16 nt", "kernels[0].entries[0].workload.M is 999999999999999, expected"),
-        ((*ROW, 0), "16 tf32 to bfloat16 nt", "kernels[0].entries[0].workload.out_dtype is 'bfloat16'"),
-        (("gpu", "sms"), "x", "gpu.sms is 'x'"),
-    ],
-)
-def test_tampered_tables_are_refused(table: Content, place: Place, value: Any, message: str):
+@pytest.mark.parametrize(("place", "value", "message"), [
+    (("version",), 1, "version is 1, expected 2"),
+    (("columns",), ["workload"], "columns is ['workload'], expected workload, changes, us"),
+    (("kernels",), {}, "kernels is {}, expected a JSON list"),
+    (("kernels", 0, "kernel"), "A", "kernels[0].kernel is 'A'"),
+    (("kernels", 0, "base"), "tile_m", "kernels[0].base is 'tile_m'"),
+    (("kernels", 0, "entries"), {}, "kernels[0].entries is {}, expected a list"),
+    ((*ROW, 1), "tile_k=1", "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
+    ((*ROW, 0), "16x16 float16 nt", "kernels[0].entries[0].workload is '16x16 float16 nt', expected a"),
+    ((*ROW, 0), "16", "kernels[0].entries[0] is ['16', "),
+    ((*ROW, -1), "", "expected a kind of workload and a day in the first"),
+    ((*ROW, 0), "0 float16 nt", "kernels[0].entries[0].workload.M is 0, expected an integer"),
+    ((*ROW, 0), "9" * 15 + " float16 nt", "kernels[0].entries[0].workload.M is 999999999999999, expected"),
+    ((*ROW, 0), "16 tf32 to bfloat16 nt", "kernels[0].entries[0].workload.out_dtype is 'bfloat16'"),
+    (("gpu", "sms"), "x", "gpu.sms is 'x'"),
+])  # fmt: skip
+def test_tampered_tables_are_refused(table, place, value, message):
     put(table, place, value)
     refuses_table(table, message)
 
 
-def test_tables_say_each_thing_once(table: Content):
+def test_tables_say_each_thing_once(table):
     kernels = table["kernels"]
     for said, again in ((kernels, "kernels[1].entries[0]"), (kernels[0]["entries"], "kernels[0].entries[1]")):
         said.append(said[0])

@@ -1,8 +1,5 @@
 """What torch makes of the operators: autocast, vmap, torch.func, inference mode, compiled and exported programs."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import vmap
@@ -16,11 +13,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "igno
 close = torch.testing.assert_close
 
 
-def layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tensor:
+def layer(x, w, bias, residual=None) -> torch.Tensor:
     return linear(x, w, bias, activation="gelu", residual=residual)
 
 
-def torchs_layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tensor:
+def torchs_layer(x, w, bias, residual=None) -> torch.Tensor:
     return apply(torch.nn.functional.linear(x, w, bias), "gelu", residual)
 
 
@@ -28,9 +25,9 @@ A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
+def test_autocast_casts_as_torch_does(dtype):
     x, leaves = torch.randn(3, 6, 5), (W, BIAS)
-    pairs: list[tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]] = [
+    pairs = [
         (matmul, torch.matmul, (x.to(dtype), W.t())),
         (matmul, torch.matmul, (x.double(), W.t().double())),
         (addmm, torch.addmm, (BIAS, x[0], W.t())),
@@ -51,7 +48,7 @@ def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape_b", [(5,), (5, 4), (3, 5, 4)])
 @pytest.mark.parametrize("shape_a", [(5,), (6, 5), (2, 1, 6, 5)])
-def test_vmap_over_any_dimension(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+def test_vmap_over_any_dimension(shape_a, shape_b):
     for dim_a in (None, *range(len(shape_a) + 1)):
         for dim_b in (None, *range(len(shape_b) + 1)):
             if dim_a is None and dim_b is None:
@@ -63,7 +60,7 @@ def test_vmap_over_any_dimension(shape_a: tuple[int, ...], shape_b: tuple[int, .
             close(vmap(matmul, (dim_a, dim_b))(*given), vmap(torch.matmul, (dim_a, dim_b))(*given))
 
 
-PAIRS: list[tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, ...]]]] = [
+PAIRS = [
     (lambda c, a, b: addmm(c, a, b, alpha=0.5, beta=-2), lambda c, a, b: a @ b / 2 - 2 * c, [(6, 4), (6, 5), (5, 4)]),
     (addmm, lambda c, a, b: c + a @ b, [(4,), (6, 5), (5, 4)]),
     (lambda c, a, b: addmm(c, a, b, beta=0), lambda c, a, b: c * 0 + a @ b, [(), (6, 5), (5, 4)]),
@@ -79,7 +76,7 @@ PAIRS: list[tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize("i", range(len(PAIRS)))
-def test_vmap_over_any_arguments(i: int) -> None:
+def test_vmap_over_any_arguments(i):
     ours, torchs, shapes = PAIRS[i]
     for mask in range(1, 2 ** len(shapes)):
         in_dims = tuple(0 if mask >> k & 1 else None for k in range(len(shapes)))
@@ -87,11 +84,11 @@ def test_vmap_over_any_arguments(i: int) -> None:
         close(vmap(ours, in_dims)(*given), vmap(torchs, in_dims)(*given))
 
 
-def test_transforms_of_gradients() -> None:
+def test_transforms_of_gradients():
     x, w, bias = torch.randn(7, 3, 5).double(), torch.randn(4, 5).double(), torch.randn(4).double()
     dims = None, None, 0
 
-    def losses(layer: Any) -> Any:
+    def losses(layer):
         return lambda w, bias, x: layer(x, w, bias).square().sum()
 
     for transform in (
@@ -109,7 +106,7 @@ def test_transforms_of_gradients() -> None:
         vmap(lambda a: matmul(a, torch.randn(5, 4), out=torch.empty(6, 4)))(torch.randn(7, 6, 5))
 
 
-def test_inference_mode_and_deterministic_algorithms() -> None:
+def test_inference_mode_and_deterministic_algorithms():
     for _ in range(3):
         with torch.inference_mode():
             y = layer(A, W, BIAS)
@@ -123,7 +120,7 @@ def test_inference_mode_and_deterministic_algorithms() -> None:
 
 # ---- compiled ----
 class Perceptron(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = torch.nn.Linear(8, 32), torch.nn.Linear(16, 8)
 
@@ -135,7 +132,7 @@ class Perceptron(torch.nn.Module):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> None:
+def test_compiled_training_is_one_graph(backend, dynamic):
     torch._dynamo.reset()
     model = Perceptron()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
@@ -146,7 +143,7 @@ def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> N
         close(*(torch.autograd.grad(y.square().mean(), list(model.parameters())) for y in results))
 
 
-CALLS: list[Callable[..., torch.Tensor]] = [
+CALLS = [
     lambda x, w, b: matmul(x, w.t(), bias=b, activation="gelu"),
     lambda x, w, b: addmm(b, x, w.t(), alpha=0.5),
     lambda x, w, b: linear(x[None].expand(2, -1, -1), w, activation="swiglu"),
@@ -155,7 +152,7 @@ CALLS: list[Callable[..., torch.Tensor]] = [
 
 
 @pytest.mark.parametrize("i", range(len(CALLS)))
-def test_a_dynamic_size_is_compiled_once(i: int) -> None:
+def test_a_dynamic_size_is_compiled_once(i):
     torch._dynamo.reset()
     counter, w, bias = CompileCounter(), torch.randn(4, 8).requires_grad_(), torch.randn(4)
     compiled = torch.compile(CALLS[i], backend=counter, fullgraph=True)
@@ -166,7 +163,7 @@ def test_a_dynamic_size_is_compiled_once(i: int) -> None:
     assert counter.frame_count == 1
 
 
-def test_compiled_under_autocast_and_transforms() -> None:
+def test_compiled_under_autocast_and_transforms():
     torch._dynamo.reset()
 
     def cast(x: torch.Tensor) -> torch.Tensor:
@@ -188,7 +185,7 @@ def test_compiled_under_autocast_and_transforms() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported(strict: bool) -> None:
+def test_exported(strict):
     model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)
     exported = torch.export.export(model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=strict)
     assert [str(node.target) for node in exported.graph.nodes].count("outblas.gemm.default") == 2

@@ -2,9 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import known
 import pytest
@@ -24,7 +21,7 @@ def invoke(line: str) -> Result:
     return CliRunner().invoke(app, ["tune", *line.split()])
 
 
-def parsed(line: str) -> Any:
+def parsed(line: str):
     result = invoke(f"{line} --json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
@@ -66,12 +63,12 @@ def test_dry_run_of_the_interpreter():
 
 
 @pytest.fixture
-def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def on_h100(path, monkeypatch):
     """Options for an H100 of which one winner is known, with changes, and no table."""
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     monkeypatch.setattr(choose, "TABLES", path.parent)
 
-    def crowned(**changes: Any) -> str:
+    def crowned(**changes) -> str:
         with Store(path) as store:
             store.crown(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
         return f"--gpu h100 --store {path}"
@@ -79,7 +76,7 @@ def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return crowned
 
 
-def test_explain(on_h100: Callable[..., str]):
+def test_explain(on_h100):
     options = on_h100()
     found = parsed(f"--explain 4096,8192x4096x4096,64 {options}")
     assert found["mode"] == "lookup"
@@ -97,13 +94,13 @@ def test_explain(on_h100: Callable[..., str]):
     assert "matmul takes portable, group_m=5: tuned on this GPU" in people
 
 
-def test_explain_passes_over_what_cannot_run(on_h100: Callable[..., str]):
+def test_explain_passes_over_what_cannot_run(on_h100):
     (found,) = parsed(f"--explain 4096 {on_h100(config='block_m=17')}")["choices"]
     assert (found["why"], found["config"]) == ("nothing is known: by rule", "")
     assert found["passed_over"] == ["portable cannot: block_m is 17, expected a power of two from 16 to 1024"]
 
 
-def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch):
+def test_explain_says_what_is_copied(monkeypatch):
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     line = "--gpu h100 --layout nn --explain 1024x1023x1024"
     odd, even = parsed(f"{line},1024")["choices"]
@@ -115,14 +112,14 @@ def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch):
     assert "b is copied first" in invoke(line).stdout
 
 
-def test_explain_passes_over_what_copies_more_than_it_saves(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_explain_passes_over_what_copies_more_than_it_saves(path, monkeypatch):
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     (found,) = parsed(f"--explain 16x4096x4095 --gpu h100 --store {path}")["choices"]
     assert found["kernel"] == "portable"
     assert any(reason.startswith("hopper.gemm had better not: it copies") for reason in found["passed_over"])
 
 
-def test_explain_off(on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+def test_explain_off(on_h100, monkeypatch):
     line = f"--explain 4096 {on_h100()}"
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     found = parsed(line)
@@ -134,7 +131,7 @@ def test_explain_off(on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.interpreter
-def test_sweep_in_the_interpreter(path: Path, tmp_path: Path):
+def test_sweep_in_the_interpreter(path, tmp_path):
     saved = tmp_path / "found.json"
     found = parsed(f"--shapes 16 --trials 2 --top-k 1 --store {path} {PLAIN} --save {saved}")
     assert json.loads(saved.read_text()) == found
@@ -149,7 +146,7 @@ def test_sweep_in_the_interpreter(path: Path, tmp_path: Path):
         assert [w.config for w in store.winners()] == [winner["config"]]
 
 
-def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch: pytest.MonkeyPatch, path: Path):
+def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch, path):
     reason = "GPU 0: [it] went away"
     failed = Sweep(failures=[Failure(Workload(16, 16, 16), reason)], store=path)
     monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: failed)
@@ -162,43 +159,31 @@ def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch: pytest.Monkey
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("options", ["", "--gpus all", "--gpus 0,1 --json"])
-def test_without_a_gpu(options: str):
+def test_without_a_gpu(options):
     said = refusal(f"--kernels portable {options}", 3)
     assert "No NVIDIA GPU that torch can use: --dry-run shows what would be tried" in said
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or suite"),
-        ("--shapes ,", "--shapes is ','"),
-        ("--shapes 0", "--shapes has 0, expected sizes of at least 1"),
-        ("--explain many", "--explain is 'many'"),
-        ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"),
-        ("--layout=", "--layout is ''"),
-        ("--dtype float64", "dtype is 'float64', expected one of bfloat16, float16, float32, tf32"),
-        ("--out-dtype float16", "out_dtype is 'float16', expected float32"),
-        ("--budget soon", "--budget is 'soon', expected a time such as 90s, 20m or 8h"),
-        ("--budget 0s", "--budget is '0s'"),
-        ("--kernels hopper.nothing", "kernel is 'hopper.nothing', expected one of"),
-        ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"),
-        ("--engine slurm", "expected"),
-        ("--ranker luck", "ranker is 'luck', expected one of model, heuristics"),
-        ("--dry-run --gpu voodoo", "machine is 'voodoo', expected one of"),
-        ("--trials 0", "'--trials'"),
-        ("--top-k 0", "'--top-k'"),
-        ("--save /nonexistent/f.json", "--save is '/nonexistent/f.json', expected a file in a folder"),
-        (
-            "--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16",
-            "kernel 'hopper.hilbert' needs sm_90 to sm_90",
-        ),
-    ],
-)
-def test_bad_options(options: str, message: str, path: Path):
+@pytest.mark.parametrize(("options", "message"), [
+    ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or suite"), ("--shapes ,", "--shapes is ','"),
+    ("--shapes 0", "--shapes has 0, expected sizes of at least 1"), ("--explain many", "--explain is 'many'"),
+    ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"), ("--layout=", "--layout is ''"),
+    ("--dtype float64", "dtype is 'float64', expected one of bfloat16, float16, float32, tf32"),
+    ("--out-dtype float16", "out_dtype is 'float16', expected float32"),
+    ("--budget soon", "--budget is 'soon', expected a time such as 90s, 20m or 8h"),
+    ("--budget 0s", "--budget is '0s'"), ("--kernels hopper.nothing", "kernel is 'hopper.nothing', expected one of"),
+    ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"), ("--engine slurm", "expected"),
+    ("--ranker luck", "ranker is 'luck', expected one of model, heuristics"),
+    ("--dry-run --gpu voodoo", "machine is 'voodoo', expected one of"), ("--trials 0", "'--trials'"),
+    ("--top-k 0", "'--top-k'"),
+    ("--save /nonexistent/f.json", "--save is '/nonexistent/f.json', expected a file in a folder"),
+    ("--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16", "kernel 'hopper.hilbert' needs sm_90 to sm_90"),
+])  # fmt: skip
+def test_bad_options(options, message, path):
     assert message in refusal(f"--shapes 16 {PLAIN} --store {path} {options}")
 
 
-def test_a_store_of_another_program(tmp_path: Path):
+def test_a_store_of_another_program(tmp_path):
     path = tmp_path / "shopping.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE list (item)")

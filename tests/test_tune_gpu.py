@@ -1,11 +1,7 @@
 """Tuning on a GPU: configs that hang, stray or are wrong cost a trial each, and what wins is what matmul takes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ SHAPE = (512, 768, 256)
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh(tmp_path, monkeypatch):
     """A store of the test's own, which `matmul` reads, and no shipped tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(choose, "TABLES", tmp_path)
@@ -43,7 +39,7 @@ def operands(shape: tuple[int, int, int] = SHAPE, dtype: torch.dtype = torch.bfl
 
 
 @pytest.mark.sm90
-def test_faults_cost_a_trial_each(fresh: Path):
+def test_faults_cost_a_trial_each(fresh):
     subject = Subject("faulty", "faulty_hopper")
     shape = (4096, 4096, 256)  # where the rung's own tile, which the faulty ones have, is among the best
     found = sweep(subject, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
@@ -61,7 +57,7 @@ def test_faults_cost_a_trial_each(fresh: Path):
 
 
 @pytest.mark.sm90
-def test_matmul_takes_the_winner(fresh: Path):
+def test_matmul_takes_the_winner(fresh):
     a, b = operands()
     winner = outblas.tune(a, b, kernels=["hopper.hilbert"], trials=6, top_k=2)
     assert winner.workload == Workload(*SHAPE)
@@ -75,7 +71,7 @@ def test_matmul_takes_the_winner(fresh: Path):
 
 
 @pytest.mark.sm90
-def test_a_call_that_the_winner_cannot_take(fresh: Path):
+def test_a_call_that_the_winner_cannot_take(fresh):
     """Unaligned operands of the same shape go to another kernel, and addmm too."""
     a, b = operands()
     outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2)
@@ -86,7 +82,7 @@ def test_a_call_that_the_winner_cannot_take(fresh: Path):
     torch.testing.assert_close(outblas.addmm(c, a, b), torch.addmm(c, a, b), atol=0.5, rtol=0.02)
 
 
-def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.MonkeyPatch):
+def test_capture_neither_tunes_nor_looks_up(fresh, monkeypatch):
     a, b = operands((256, 256, 256))
     out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
     outblas.warmup(outblas.matmul, a, b, out=out)
@@ -104,7 +100,7 @@ def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.Mon
     torch.testing.assert_close(out, a @ b)
 
 
-def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tune_on_first_use(fresh, monkeypatch):
     monkeypatch.setenv("OUTBLAS_TUNE", "on")
     monkeypatch.setattr(automatic, "FIRST_TRIALS", 3)
     a, b = operands((320, 256, 192))
@@ -117,7 +113,7 @@ def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch):
         assert store.trials() == before
 
 
-def test_a_broken_store_is_not_the_callers_concern(fresh: Path):
+def test_a_broken_store_is_not_the_callers_concern(fresh):
     fresh.write_bytes(b"no database" * 1000)
     a, b = operands((128, 128, 128))
     with pytest.warns(UserWarning, match="damaged|store"):
@@ -125,7 +121,7 @@ def test_a_broken_store_is_not_the_callers_concern(fresh: Path):
     torch.testing.assert_close(product, a @ b)
 
 
-def test_lookup_costs_under_two_microseconds(fresh: Path):
+def test_lookup_costs_under_two_microseconds(fresh):
     known, workload = choose.knowledge(0), Workload(4096, 4096, 4096)
     known.choices(workload)
     best = min(_timed(lambda: known.choices(workload)) for _ in range(20))
@@ -135,5 +131,5 @@ def test_lookup_costs_under_two_microseconds(fresh: Path):
 def _timed(call: object, times: int = 2000) -> float:
     begun = time.perf_counter()
     for _ in range(times):
-        call()  # type: ignore[operator]
+        call()
     return (time.perf_counter() - begun) / times

@@ -1,15 +1,11 @@
 """One workload's driver, with a worker that is played: budgets, shared stores, finals, and a worker that goes down."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import faulty_kernel
 import pytest
@@ -67,7 +63,7 @@ class FakeBench:
             raise Down("crash", "the worker is another one")
         return [100.0] * rounds, times
 
-    def forget(self, entries: Sequence[Entry]) -> None:
+    def forget(self, entries: Sequence[Entry]):
         self._called("forget")
 
     def _called(self, call: str, entry: Entry | None = None) -> float:
@@ -103,7 +99,7 @@ class FakeCompilers:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
+def store(path):
     with Store(path) as store:
         yield store
 
@@ -112,18 +108,18 @@ Tune = Callable[..., Outcome]
 
 
 @pytest.fixture
-def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Tune:
+def tune(store, monkeypatch):
     def tuned(
-        bench: FakeBench, configs: int = 3, *, on: Gpu = H100, subjects: Any = (SUBJECT,), compilers: Any = None,
-        **options: Any,
+        bench: FakeBench, configs: int = 3, *, on: Gpu = H100, subjects = (SUBJECT,), compilers = None,
+        **options,
     ) -> Outcome:  # fmt: skip
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store)  # type: ignore[arg-type]
+        return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store)
 
     return tuned
 
 
-def test_three_sweeps_share_a_store(tune: Tune, store: Store):
+def test_three_sweeps_share_a_store(tune, store):
     """What two measure is not what two died of."""
     benches = [FakeBench(seconds=0.02) for _ in range(3)]
     with ThreadPoolExecutor() as threads:
@@ -133,7 +129,7 @@ def test_three_sweeps_share_a_store(tune: Tune, store: Store):
     assert sum(len(bench.configs("screen")) for bench in benches) <= 12 + 3
 
 
-def test_the_fastest_reach_the_finals(tune: Tune, store: Store):
+def test_the_fastest_reach_the_finals(tune, store):
     bench = FakeBench()
     winner = tune(bench, 10, top_k=3).winner
     assert sorted(bench.configs("screen")) == list(range(10))
@@ -148,7 +144,7 @@ def test_the_fastest_reach_the_finals(tune: Tune, store: Store):
     assert store.winners() == [winner]
 
 
-def test_winners_of_before_race_again(tune: Tune, store: Store):
+def test_winners_of_before_race_again(tune, store):
     winner = tune(FakeBench(), 5, top_k=1).winner
     store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
     bench, other = FakeBench(), FakeBench()
@@ -160,7 +156,7 @@ def test_winners_of_before_race_again(tune: Tune, store: Store):
     assert len(other.configs("screen")) == 6
 
 
-def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune):
+def test_a_sweep_with_nothing_new_keeps_its_winners(tune):
     first, bench, anew = tune(FakeBench()), FakeBench(), FakeBench()
     found = tune(bench)
     assert bench.calls == []
@@ -170,20 +166,18 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune):
     assert set(anew.configs("race")) == {0, 1, 2}
 
 
-def test_each_kernel_has_a_winner(tune: Tune):
+def test_each_kernel_has_a_winner(tune):
     found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 
 
-def begin_twice(store: Store) -> None:
+def begin_twice(store: Store):
     for _ in range(2):
         store.begin(H100, WORKLOAD, "faulty", SUBJECT.fingerprint, ONE)
 
 
-def test_what_a_sweep_began_twice_and_never_ended_is_given_up(
-    tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_a_sweep_began_twice_and_never_ended_is_given_up(tune, store, monkeypatch):
     monkeypatch.setattr(tuning, "PATIENCE", 1.0)
     begin_twice(store)
     bench = FakeBench()
@@ -193,7 +187,7 @@ def test_what_a_sweep_began_twice_and_never_ended_is_given_up(
     assert 1 not in bench.configs("screen")
 
 
-def test_what_others_measure_right_now_is_not_given_up(tune: Tune, store: Store):
+def test_what_others_measure_right_now_is_not_given_up(tune, store):
     """As `begun`, a config that two sweeps measure looks like one that two sweeps died of."""
     begin_twice(store)
     theirs = Trial(
@@ -207,7 +201,7 @@ def test_what_others_measure_right_now_is_not_given_up(tune: Tune, store: Store)
     assert [trial.status for trial in found.trials] == ["ok"] * 3
 
 
-def test_measuring_anew(tune: Tune, store: Store):
+def test_measuring_anew(tune, store):
     for us in (50.0, 60.0, 70.0, 80.0):
         found = tune(FakeBench(us=us), resume=False)
         assert [trial.status for trial in found.trials] == ["ok"] * 3
@@ -215,13 +209,13 @@ def test_measuring_anew(tune: Tune, store: Store):
         assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
-def test_a_workload_that_goes_down_is_said_to_fail(tune: Tune):
+def test_a_workload_that_goes_down_is_said_to_fail(tune):
     found = tune(FakeBench(("open", None)))
     assert (found.finished, found.trials, found.winner) == (False, [], None)
 
 
 @pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
-def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared: int):
+def test_a_finalist_that_fails_takes_nobody_along(tune, call, spared):
     """It passed its screen, and takes the worker down in the finals, and with it all that had entered."""
     found = tune(FakeBench((call, 1), spared))
     assert found.finished
@@ -229,7 +223,7 @@ def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared:
     assert list(map(number, found.winner.finalists)) == [0, 2]
 
 
-def test_a_worker_that_goes_down_at_forgetting(tune: Tune):
+def test_a_worker_that_goes_down_at_forgetting(tune):
     assert tune(FakeBench(("forget", None))).winner is not None
 
 
@@ -241,11 +235,11 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float):
         self.now += seconds
 
 
-def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, monkeypatch: pytest.MonkeyPatch):
+def test_budget_ends_a_screen_and_leaves_time_for_finals(tune, monkeypatch):
     clock = Clock()
     for module in (tuning, ahead, racing):
         monkeypatch.setattr(module, "time", clock)
@@ -260,7 +254,7 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, monkeypatch
 
 
 @pytest.mark.timeout(15)
-def test_budget_ends_compiles_too(tune: Tune):
+def test_budget_ends_compiles_too(tune):
     began = time.monotonic()
     bench = FakeBench()
     compilers = FakeCompilers(bench)
@@ -270,7 +264,7 @@ def test_budget_ends_compiles_too(tune: Tune):
     assert not found.finished
 
 
-def test_few_are_compiled_ahead(tune: Tune):
+def test_few_are_compiled_ahead(tune):
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.5)
     found = tune(bench, 20, compilers=compilers)
@@ -279,7 +273,7 @@ def test_few_are_compiled_ahead(tune: Tune):
     assert {trial.compile_s for trial in found.trials} == {1.5}
 
 
-def test_configs_that_share_a_compile(tune: Tune, monkeypatch: pytest.MonkeyPatch):
+def test_configs_that_share_a_compile(tune, monkeypatch):
     whole = faulty_kernel.space
     by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))

@@ -1,8 +1,6 @@
 """Tensor-core rungs on a GPU beyond the oracles that every kernel passes: code for sm_75 on newer GPUs, configs,
 sanitizers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +13,6 @@ from test_turing import FP16, NAMES, own, valid_configs
 
 import outblas
 from outblas import registry
-from outblas.turing.config import TuringConfig
 from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused, check, oracles
@@ -33,27 +30,27 @@ def matrix() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "case"), list(matrix()))
-def test_code_for_sm_75_is_right(name: str, case: Case) -> None:
+def test_code_for_sm_75_is_right(name, case):
     """m16n8k8 and all that sm_75 has, from its PTX."""
     for oracle in oracles(name):
         result = check(name, case, oracle, config=own(name, arch=75))
         assert result.ok, f"{oracle}: {result.message}"
 
 
-def test_code_for_sm_80_is_right_too() -> None:
+def test_code_for_sm_80_is_right_too():
     for case in cases.quick(torch.bfloat16, 128, 256, 32):
         result = check("turing.cp_async", case, config=own("turing.cp_async", arch=80))
         assert result.ok, result.message
 
 
-def test_bfloat16_is_refused_where_turing_has_none() -> None:
+def test_bfloat16_is_refused_where_turing_has_none():
     with pytest.raises(Refused, match="needs sm_80 for bfloat16 operands"):
         check("turing.shared", Case(64, 64, 64, torch.bfloat16), config=own("turing.shared", arch=75))
 
 
 @pytest.mark.parametrize("arch", [0, 75])
 @pytest.mark.parametrize(("name", "config"), valid_configs(40, seed=3), ids=str)
-def test_a_config_that_is_valid_is_right(name: str, config: TuringConfig, arch: int) -> None:
+def test_a_config_that_is_valid_is_right(name, config, arch):
     if name == "turing.cp_async" and arch:
         arch = 80
     draw = random.Random(str(config))
@@ -71,7 +68,7 @@ def test_a_config_that_is_valid_is_right(name: str, config: TuringConfig, arch: 
 
 @pytest.mark.parametrize("edge", [64, 72])
 @pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
-def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str, edge: int) -> None:
+def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name, edge):
     """What Triton 3.6's LLVM once gave wrong addresses."""
     config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, vector=8, ctas=1, stage_out=False)
     a = torch.randint(-8, 9, (edge, edge), device="cuda").half()
@@ -79,7 +76,7 @@ def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str, edge: in
     assert torch.equal(outblas.matmul(a, b, kernel=name, config=config), (a.double() @ b.double()).half())
 
 
-def test_calls_repeat_to_the_bit() -> None:
+def test_calls_repeat_to_the_bit():
     """A race of copies and products would show as a sum that wavers."""
     a, b = torch.randn(1111, 1000, device="cuda").half(), torch.randn(777, 1000, device="cuda").half().t()
     for name in NAMES:
@@ -134,7 +131,7 @@ print("launched")
 
 
 @pytest.mark.slow
-def test_racecheck_sees_that_barriers_are_missing() -> None:
+def test_racecheck_sees_that_barriers_are_missing():
     """What `ONLY_OURS` lets it look at are our kernels."""
     done = sanitizer.run("racecheck", WITHOUT_BARRIERS, *ONLY_OURS)
     assert done.returncode == sanitizer.FOUND, done.stdout[-3000:] + done.stderr[-2000:]
@@ -144,5 +141,5 @@ def test_racecheck_sees_that_barriers_are_missing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-def test_sanitizer_finds_nothing(tool: str) -> None:
+def test_sanitizer_finds_nothing(tool):
     sanitizer.finds_nothing(tool, CALLS, 2 * len(registry.ladder("turing")), *(() if tool == "memcheck" else ONLY_OURS))

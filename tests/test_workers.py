@@ -1,12 +1,9 @@
 """The processes that measure and compile: what befalls one costs no other, and nobody waits for what is gone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -27,7 +24,7 @@ def screened(bench: Bench, fault: str = "") -> Screened:
     return bench.screen(WORKLOAD, (SUBJECT, to_text(Config(fault=fault))), None)
 
 
-def compiled(compilers: Compilers, **config: Any) -> tuple[str, str] | None:
+def compiled(compilers: Compilers, **config) -> tuple[str, str] | None:
     """What went wrong."""
     future = compilers.submit(SUBJECT, WORKLOAD, to_text(Config(**config)), 90)
     future.exception(timeout=60)
@@ -68,10 +65,10 @@ class FakePool:
     stuck = False
     active = True
 
-    def __init__(self, **_: object) -> None:
+    def __init__(self, **_: object):
         self.opened = False
 
-    def schedule(self, function: Any, *, args: tuple[Any, ...], timeout: float) -> Future[Any]:
+    def schedule(self, function, *, args: tuple[Any, ...], timeout: float) -> Future[Any]:
         self.calls.append(function)
         if self.stuck:
             return StuckFuture()
@@ -89,7 +86,7 @@ class FakePool:
             future.set_exception(worker.NotOpen())
         return future
 
-    def stop(self) -> None:
+    def stop(self):
         """Whoever waits goes on waiting."""
 
     join = stop
@@ -98,13 +95,13 @@ class FakePool:
 class StuckFuture(ProcessFuture[Any]):
     """Running, and yet to be cancelled, as pebble's futures are."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.set_running_or_notify_cancel()
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
+def pool(monkeypatch):
     class Fresh(FakePool):
         deaths: ClassVar[list[bool]] = []
         calls: ClassVar[list[Any]] = []
@@ -114,7 +111,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
     return Fresh
 
 
-def test_a_worker_that_dies_unnoticed(pool: type[FakePool]):
+def test_a_worker_that_dies_unnoticed(pool):
     """Pebble says that all workers expired, of a call that none has taken up."""
     bench = Bench("0")
     pool.deaths += [True, False, False, True]
@@ -124,7 +121,7 @@ def test_a_worker_that_dies_unnoticed(pool: type[FakePool]):
     assert pool.calls.count(worker.open_bench) == 2
 
 
-def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path):
+def test_a_worker_that_cannot_be_started(pool, path):
     pool.deaths += [True] * 100
     with pytest.raises(Down):
         Bench("0").describe()
@@ -132,12 +129,12 @@ def test_a_worker_that_cannot_be_started(pool: type[FakePool], path: Path):
     assert failure.workload == WORKLOAD
 
 
-def test_who_waits_for_a_worker_is_released(pool: type[FakePool]):
+def test_who_waits_for_a_worker_is_released(pool):
     pool.stuck = True
     bench = Bench("0")
     released = threading.Event()
 
-    def wait() -> None:
+    def wait():
         with pytest.raises(isolated.Abandoned):
             bench.describe()
         released.set()
@@ -148,7 +145,7 @@ def test_who_waits_for_a_worker_is_released(pool: type[FakePool]):
     assert released.wait(5)
 
 
-def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest.MonkeyPatch):
+def test_two_threads_end_a_worker_once(pool, monkeypatch):
     """As an interrupt does, and the thread that has the worker: pebble closes its pipes in every `join`."""
     joined: list[FakePool] = []
     monkeypatch.setattr(pool, "join", lambda self: (time.sleep(0.2), joined.append(self)))
@@ -160,7 +157,7 @@ def test_two_threads_end_a_worker_once(pool: type[FakePool], monkeypatch: pytest
     assert len(joined) == 1
 
 
-def test_who_waits_for_compilers_is_released(pool: type[FakePool]):
+def test_who_waits_for_compilers_is_released(pool):
     pool.stuck = True
     with Compilers(1) as several:
         future = several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90)
