@@ -27,7 +27,7 @@ def kernel(request):
     return request.param
 
 
-def integers(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def integers(*shapes):
     return [torch.randint(-8, 9, shape).float() for shape in shapes]
 
 

@@ -14,7 +14,7 @@ from outblas.autotune import automatic, choose
 from outblas.autotune.records import Workload
 from outblas.configs import to_text
 from outblas.hopper import gemm, hilbert
-from outblas.operands import Problem, problem
+from outblas.operands import problem
 
 AT = Workload(64, 64, 64)
 OWN = ("portable", "")  # what the rule says, and the kernel's own config
@@ -25,11 +25,11 @@ def know(tmp_path):
     return knowing(tmp_path)
 
 
-def asked(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more) -> Problem:
+def asked(a, b, out_dtype=None, **more):
     return problem(a, b, (a @ b).to(out_dtype or a.dtype), **more)
 
 
-def empty(*shape: int) -> torch.Tensor:
+def empty(*shape):
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
@@ -74,8 +74,8 @@ def on_gpu(monkeypatch):
 def taken(on_gpu, monkeypatch):
     """What `matmul` would launch, where the plans of some configs fail."""
 
-    def taken(known, tune: str = "", failing: dict[str, Exception] | None = None):
-        def launcher(kernel: str, config: str, problem: Problem, *, nothing: bool):
+    def taken(known, tune="", failing=None):
+        def launcher(kernel, config, problem, *, nothing):
             if failing and config in failing:
                 raise failing[config]
             return kernel, config
@@ -134,7 +134,7 @@ def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch):
     buffer = torch.empty(1024)
     buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
 
-    def product(*starts: int):
+    def product(*starts):
         a, b = (buffer[start : start + 64].view(8, 8) for start in starts)
         return dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "", ""))
 
@@ -164,19 +164,19 @@ def test_batches_and_empty_calls_ask_nothing(on_gpu, monkeypatch):
 
 def test_tuning_when_first_met(on_gpu, monkeypatch, know):
     """Once for a shape, with what the environment grants; a failure is said once, and then forgotten."""
-    swept: list[tuple[Workload, float | None]] = []
+    swept = []
     known = [know()]
 
-    def sweep(workload: Workload, index: int, kernels, budget: float | None, *_: int):
+    def sweep(workload, index, kernels, budget, *_):
         swept.append((workload, budget))
         if budget == 1.5:
             raise RuntimeError("the GPU is on fire")
         known[0] = know(winner(3, workload=AT))
 
-    def choices(tune: str = "on") -> list[tuple[str, str]]:
+    def choices(tune="on"):
         return list(automatic.choices(on_gpu, tune))
 
-    def fails(budget: str, message: str):
+    def fails(budget, message):
         monkeypatch.setattr(automatic, "_given_up", set())
         monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", budget)
         with pytest.warns(RuntimeWarning, match=message):

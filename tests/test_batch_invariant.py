@@ -23,13 +23,13 @@ from outblas import (
 from outblas.autotune import automatic
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
-from outblas.operands import Problem, problem
+from outblas.operands import problem
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = torch.Generator().manual_seed(0)
 
 
-def normal(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
+def normal(*shape, dtype=FP32):
     return torch.randn(*shape, generator=SEED).to(dtype)
 
 
@@ -45,10 +45,10 @@ def _as_if_for_the_first_time(monkeypatch):
 @pytest.fixture
 def on_cpu(monkeypatch):
     """CPU tensors as on a GPU: a kernel of ours takes them. What was planned: batch-invariant or not."""
-    asked: list[bool] = []
+    asked = []
     launcher = dispatch._best_launcher
 
-    def noted(problem: Problem, tune: str, *, nothing: bool):
+    def noted(problem, tune, *, nothing):
         asked.append(problem.batch_invariant)
         return launcher(problem, tune, nothing=nothing)
 
@@ -70,7 +70,7 @@ def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
     if transposed:
         b = b.t().contiguous().t()
 
-    def product(a: torch.Tensor, b: torch.Tensor = b) -> torch.Tensor:
+    def product(a, b=b):
         return matmul(a, b, out_dtype=out_dtype, kernel="portable", batch_invariant=True)
 
     whole = product(a)
@@ -96,7 +96,7 @@ def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
 def test_rows_of_addmm_have_the_same_bits(dtype, wide):
     a, b, c = normal(130, 70, dtype=dtype), normal(70, 33, dtype=dtype), normal(130 if wide else 1, 33, dtype=dtype)
 
-    def product(rows: slice, out: torch.Tensor | None = None) -> torch.Tensor:
+    def product(rows, out=None):
         addend = c[rows] if wide else c
         return addmm(addend, a[rows], b, alpha=0.7, beta=-1.3, out=out, kernel="portable", batch_invariant=True)
 
@@ -108,7 +108,7 @@ def test_rows_of_addmm_have_the_same_bits(dtype, wide):
 
 
 # ---- what is chosen ----
-def asked(M: int, dtype: torch.dtype = BF16, **changed) -> Problem:
+def asked(M, dtype=BF16, **changed):
     a, b = torch.empty(M, 512, dtype=dtype, device="meta"), torch.empty(384, 512, dtype=dtype, device="meta").t()
     out = torch.empty(M, 384, dtype=dtype, device="meta")
     found = problem(a, b, out, batch_invariant=True)
@@ -120,7 +120,7 @@ def asked(M: int, dtype: torch.dtype = BF16, **changed) -> Problem:
 def test_portable_has_one_config_for_all_rows(arch, dtype):
     machine = machines.reference(arch)
 
-    def config(found: Problem) -> PortableConfig:
+    def config(found):
         return portable.choose(found, machine.sms, machine.arch, machine.shared_memory_per_cta)
 
     alike = [
@@ -193,7 +193,7 @@ def test_the_argument_is_a_bool():
 
 
 # ---- the context ----
-def planned(found: list[bool]) -> bool:
+def planned(found):
     """What one more call is planned as, warm calls of both kinds or none before it."""
     dispatch.forget()
     matmul(A, B)
@@ -220,9 +220,9 @@ def test_contexts_nest_and_end(on_cpu):
 
 
 def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu, monkeypatch):
-    launched: list[str] = []
+    launched = []
 
-    def launcher(problem: Problem, tune: str, *, nothing: bool):
+    def launcher(problem, tune, *, nothing):
         return lambda *_: launched.append("same" if problem.batch_invariant else "any")
 
     monkeypatch.setattr(dispatch, "_best_launcher", launcher)
@@ -265,7 +265,7 @@ def test_compiled_calls_carry_it(on_cpu):
             asks(A, B)
         assert on_cpu.pop() == enabled
 
-    def inside(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def inside(a, b):
         with batch_invariant():
             return matmul(a, b) + 1
 

@@ -5,31 +5,30 @@ import itertools
 import json
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import shapes
 from outblas.bench import burst, campaign, chart, clock, power, providers, record, schedule, sustained, turn
 from outblas.bench.providers import Provider
 from outblas.bench.record import Device, Record
-from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, Verdict, _rank, ratio
+from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, _rank, ratio
 from outblas.bench.sustained import Turn
 from outblas.cli import app
 from outblas.cli.bench import COLUMNS, row, split_names
 from outblas.verify.kernels import Refused
 
 
-def invoke(*arguments: str) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
 class Machine:
     """A GPU that heats up: every call slows as the run goes on, each turn suffers from what ran before it."""
 
-    def __init__(self, us: dict[str, float], *, seed: int, drift: float = 0.1, noise: float = 0.005):
+    def __init__(self, us, *, seed, drift=0.1, noise=0.005):
         """`noise` is relative; with any, one turn in twenty also stumbles."""
         self.us = us
         self.random = random.Random(seed)
@@ -38,7 +37,7 @@ class Machine:
         self.previous = ""
         self.after = dict.fromkeys(us, 0.0)  # how much slower the next turn is
 
-    def time(self, name: str) -> float:
+    def time(self, name):
         heat = 1 + self.drift * self.turns / 60
         inherited = 1 + self.after.get(self.previous, 0.0)
         self.turns += 1
@@ -46,7 +45,7 @@ class Machine:
         stumble = 1.3 if self.noise and self.random.random() < 0.05 else 1.0
         return self.us[name] * heat * inherited * stumble * self.random.gauss(1, self.noise)
 
-    def burst(self, rounds: int) -> dict[str, list[float]]:
+    def burst(self, rounds):
         times = {name: [] for name in self.us}
         for order in schedule.rounds(list(self.us), rounds):
             for name in order:
@@ -54,9 +53,9 @@ class Machine:
         return times
 
 
-def verdicts(us: float, runs: int = 200, **machine) -> Counter[Verdict]:
+def verdicts(us, runs=200, **machine):
     """What is said of a provider of `us` beside a base of 100 and a bystander, over machines of different luck."""
-    found: Counter[Verdict] = Counter()
+    found = Counter()
     for seed in range(runs):
         times = Machine({"base": 100.0, "other": us, "bystander": 180.0}, seed=seed, **machine).burst(
             schedule.whole_rounds(3, 15)
@@ -256,14 +255,12 @@ def test_without_a_gpu_nothing_is_timed(tmp_path, monkeypatch):
     assert not saved.exists()
 
 
-def fake(
-    name: str, *, fault: str | None = None, refusal: str | None = None, us: float = 100.0, crash: str = ""
-) -> Provider:
+def fake(name, *, fault=None, refusal=None, us=100.0, crash=""):
     def prepare(a, b, out):
         return lambda: us
 
     class Fake(Provider):
-        def fault(self, case) -> str | None:
+        def fault(self, case):
             if refusal:
                 raise Refused(refusal)
             if crash:
@@ -279,12 +276,12 @@ def board(monkeypatch):
     machine = Machine({}, seed=0, drift=0.02)
 
     class NoClock:
-        def start(self, wait_us: float = 0.0): ...
+        def start(self, wait_us=0.0): ...
         def stop(self): ...
-        def mhz(self) -> float:
+        def mhz(self):
             return 1500.0
 
-    def turn_of(warm, batch: turn.Batch, *rest) -> tuple[float, float]:
+    def turn_of(warm, batch, *rest):
         us = float(batch.run())
         machine.us[str(us)] = us
         return machine.time(str(us)), 1500.0
@@ -309,7 +306,7 @@ def board(monkeypatch):
     return machine
 
 
-def run(*entrants: Provider, modes: tuple[str, ...] = ("burst",)) -> dict[tuple[str, str], Record]:
+def run(*entrants, modes=("burst",)):
     base = dataclasses.replace(fake("cublas", us=entrants[0].prepare(None, None, None)()), trusted=True)
     found = campaign.Campaign([base, *entrants]).run([(512, 512, 512)], ["nt"], modes)
     return {(r.provider, r.mode): r for r in found}
@@ -397,7 +394,7 @@ def test_suite():
 
 def test_outblas_is_timed_as_it_is_called(monkeypatch):
     """Without a kernel's name: what was tuned, or the rule's."""
-    asked: list[dict[str, Any]] = []
+    asked = []
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: asked.append(how))
     out = torch.empty(2, 2)
     providers.parse("outblas").prepare(torch.eye(2), torch.eye(2), out)()

@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def fetch(value: str = "built", facts: dict[str, object] = FACTS) -> str:
+def fetch(value="built", facts=FACTS):
     return cache.fetch(
         facts, build=lambda: value, save=lambda built, path: path.write_text(built) and None, load=Path.read_text
     )
@@ -76,7 +76,7 @@ def test_unwritable_place_costs_speed_only(folder):
 
 
 def test_full_disk_costs_speed_only(folder):
-    def full(built: str, path: Path):
+    def full(built, path):
         raise OSError(28, "No space left on device")
 
     with pytest.warns(UserWarning, match="No space left"):
@@ -85,7 +85,7 @@ def test_full_disk_costs_speed_only(folder):
 
 
 def test_objects_that_cannot_be_loaded_are_built_anew(folder):
-    def unloadable(path: Path) -> str:
+    def unloadable(path):
         raise RuntimeError("cannot map")
 
     fetch("first")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import cache
 from outblas.autotune import transfer
@@ -28,17 +28,17 @@ def home(path, tmp_path, monkeypatch):
     return tmp_path
 
 
-def invoke(*arguments: object, code: int = 0) -> Result:
+def invoke(*arguments, code=0):
     result = CliRunner().invoke(command.app, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output
     return result
 
 
-def shown(*arguments: object, code: int = 0) -> str:
+def shown(*arguments, code=0):
     return invoke(*arguments, code=code).stdout
 
 
-def refusal(*arguments: object) -> str:
+def refusal(*arguments):
     return " ".join(invoke(*arguments, code=2).stderr.replace("│", "").split())
 
 

@@ -1,7 +1,5 @@
 """CUDA graphs without a GPU: what a capture refuses, what it lets pass, and `warmup`."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -55,7 +53,7 @@ def test_what_needs_no_kernel_passes(captured, monkeypatch):
 
 
 def test_warmup_calls_once_and_never_inside(monkeypatch):
-    given: list[Any] = []
+    given = []
     outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2)
     with pytest.raises(TypeError, match="function is int, expected something to call"):
         outblas.warmup(3)

@@ -29,12 +29,12 @@ def know(tmp_path):
     return knowing(tmp_path)
 
 
-def configs(known: Knowledge, asked: Workload = SQUARE) -> list[int]:
+def configs(known, asked=SQUARE):
     """The numbers of the choices' configs."""
     return [CONFIGS.index(choice.config) for choice in known.choices(asked)]
 
 
-def kernels(known: Knowledge) -> list[str]:
+def kernels(known):
     return [choice.kernel for choice in known.choices(SQUARE)]
 
 
@@ -217,7 +217,7 @@ def path(path):
     return path
 
 
-def read(store: Path) -> Knowledge:
+def read(store):
     """With the tables beside it."""
     return Knowledge(H100, store, store.parent)
 
@@ -233,7 +233,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_store_that_cannot_be_read_is_left_out(damage, path):
-    def content() -> bytes:
+    def content():
         return path.read_bytes() if path.is_file() and os.access(path, os.R_OK) else b""
 
     DAMAGES[damage](path)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import registry
 from outblas.cli import app
@@ -12,7 +12,7 @@ from outblas.cli.common import said, save_json
 from outblas.kernels import portable
 
 
-def invoke(*arguments: str) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
@@ -76,7 +76,7 @@ def test_verify_reports_a_broken_kernel(monkeypatch):
     def broken(*arguments):
         launch = plan(*arguments)
 
-        def run(a, b, c, out: torch.Tensor, alpha, beta):
+        def run(a, b, c, out, alpha, beta):
             launch(a, b, c, out, alpha, beta)
             out[0, 0] += 1
 

@@ -12,8 +12,8 @@ import pytest
 import tuned
 from sweeps import soon
 
-from outblas.autotune import Progress, Store, Subject, Sweep, cluster, sweep
-from outblas.autotune.progress import Report, silent
+from outblas.autotune import Store, Subject, cluster, sweep
+from outblas.autotune.progress import silent
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -51,7 +51,7 @@ def store(tmp_path):
         yield found
 
 
-def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str | Subject = TUNED) -> Sweep:
+def run(store, report=silent, *, shapes=1, kernel=TUNED):
     return sweep(
         kernel, SHAPES[:shapes], dtype="float32", layout="nn", trials=TRIALS, top_k=2, engine="ray", store=store,
         progress=report,
@@ -60,7 +60,7 @@ def run(store: Store, report: Report = silent, *, shapes: int = 1, kernel: str |
 
 def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
     (folder / "kill-32x32x32").touch()
-    heard: list[Progress] = []
+    heard = []
     began = time.monotonic()
     found = run(store, heard.append, shapes=3)
     ended = time.monotonic()
@@ -106,7 +106,7 @@ def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
 def test_an_interrupt_ends_the_workers(folder, store):
     (folder / "tuners").unlink(missing_ok=True)
 
-    def interrupt(progress: Progress):
+    def interrupt(progress):
         if progress.stage == "screening":
             os.kill(os.getpid(), signal.SIGINT)
 

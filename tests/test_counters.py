@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from outblas.inspect import counters
-from outblas.inspect.counters import Counters, Launch, combine, in_range, parse
+from outblas.inspect.counters import Launch, combine, in_range, parse
 
 RECORDING = Path(__file__).parent / "data" / "ncu_h100.csv"
 FLOP = 2 * 4096**3  # of the first shape
 
 
-def recorded(shape: str) -> list[Launch]:
+def recorded(shape):
     launches = parse(RECORDING.read_text())
     return launches[:3] if shape == "4096" else launches[3:]
 
 
-def of_cublas(shape: str) -> list[Launch]:
+def of_cublas(shape):
     return in_range(recorded(shape), "cublas")
 
 
-def check(found: Counters, **figures: float):
+def check(found, **figures):
     assert {name: getattr(found, name) for name in figures} == pytest.approx(figures)
 
 
@@ -112,7 +112,7 @@ def test_split_k_and_its_reduction_add_up():
     # The recording has no sectors: nothing says how to weigh two hit rates.
     assert c.l2_hit_rate is None
 
-    def with_counts(launch: Launch, sectors: float, active: float) -> Launch:
+    def with_counts(launch, sectors, active):
         extra = {"lts__t_sectors.sum": sectors, "l1tex__t_sectors.sum": 0.0, "sm__cycles_active.avg": active}
         return replace(launch, values={**launch.values, **extra})
 

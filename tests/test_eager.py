@@ -1,8 +1,6 @@
 """The short way of an eager call: taken when warm, and not where somebody would see or change the operator."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -34,11 +32,11 @@ def _kernel(request, monkeypatch):
 @pytest.fixture
 def operators(monkeypatch):
     """The operators that calls go through."""
-    called: list[str] = []
+    called = []
     for name in ("matmul", "matmul_out", "addmm", "addmm_out"):
         real = getattr(ops, name)
 
-        def counted(*arguments, name: str = name, real=real):
+        def counted(*arguments, name=name, real=real):
             called.append(name)
             return real(*arguments)
 
@@ -46,7 +44,7 @@ def operators(monkeypatch):
     return called
 
 
-def warm(call: Callable[[], Any], operators: list[str] | None = None):
+def warm(call, operators=None):
     for _ in range(3):
         call()
     if operators is not None:
@@ -55,7 +53,7 @@ def warm(call: Callable[[], Any], operators: list[str] | None = None):
         assert operators == []
 
 
-def product() -> torch.Tensor:
+def product():
     return matmul(A, B)
 
 
@@ -102,7 +100,7 @@ def test_many_kinds_of_one_shape_stay_right():
 
 
 def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
-    planned: list[bool] = []
+    planned = []
 
     def prepare(call, prepare=dispatch._prepare):
         planned.append(dispatch.tf32_requested())
@@ -126,7 +124,7 @@ def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
 
 # ---- who must see the operator, or is in the way ----
 def test_modes_see_the_operator():
-    seen: list[Any] = []
+    seen = []
 
     def see(mode, func, types, args=(), kwargs=None):
         seen.append(func)
@@ -255,7 +253,7 @@ def test_new_memory_is_filled_where_torch_fills_it(monkeypatch):
 
 
 def test_every_thread_takes_it():
-    def work(_: int):
+    def work(_):
         for i in range(200):
             n = 1 + i % 7
             assert torch.equal(matmul(A[:n], B), A[:n] @ B)

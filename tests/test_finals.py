@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,22 +9,21 @@ from hypothesis import strategies as st
 
 from outblas.autotune.finals import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
 
-Times = Mapping[str, float]  # µs of each rival
 TIE = {"one": 50.0, "other": 50.0}
 
 
 def run(
-    us: Times,
+    us,
     *,
-    seed: int = 0,
-    noise: float = 0.0,
-    common: Sequence[float] = (1.0,) * MOST_ROUNDS,
-    until: int = MOST_ROUNDS,
-) -> Race[str]:
+    seed=0,
+    noise=0.0,
+    common=(1.0,) * MOST_ROUNDS,
+    until=MOST_ROUNDS,
+):
     """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of each one's own."""
     dice, race = random.Random(seed), Race(list(us))
 
-    def measured(name: str, round: int) -> float:
+    def measured(name, round):
         return us.get(name, 100.0) * common[round] * math.exp(dice.gauss(0, noise))
 
     while race.alive and not race.over and race.rounds < until:

@@ -4,7 +4,6 @@ import itertools
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 from outblas import choice, configs
 from outblas.artifact import example
 from outblas.hopper import copies, gemm, gemm_host, rules, schedule
-from outblas.hopper.config import HopperConfig
 from outblas.inspect import inspect
-from outblas.operands import LINE, Problem, problem, transposed
+from outblas.operands import LINE, problem, transposed
 from outblas.shapes import LAYOUTS
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -104,18 +102,18 @@ def test_words_beside_the_barriers_have_room():
 
 
 # ---- the host --------------------------------------------------------------------------------------------------------
-def asked(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, **changed) -> Problem:
+def asked(a, b, out=None, **changed):
     shape = (*a.shape[:-1], b.shape[-1])
     return replace(problem(a, b, torch.empty(shape, dtype=BF16, device="meta") if out is None else out), **changed)
 
 
-def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed) -> Problem:
+def product(M, N, K, out_dtype=BF16, **changed):
     out = torch.empty(M, N, dtype=out_dtype, device="meta")
     a, b = torch.empty(M, K, dtype=BF16, device="meta"), torch.empty(N, K, dtype=BF16, device="meta").t()
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
-def variant(given: Problem, config: HopperConfig = OWN):
+def variant(given, config=OWN):
     return gemm_host.example_variant(gemm.plan.args[0], given, config)
 
 
@@ -297,7 +295,7 @@ def test_a_single_row_or_column_is_written_along_its_length(given, swap, strides
 def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
     """Views of them in every call cost the host 8 µs."""
     a, b, out = torch.empty(*batch, 64, 72), torch.empty(*batch, 40, 72).mT, torch.empty(*batch, 64, 40)
-    handed: list[Any] = []
+    handed = []
     monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
     monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.extend(given))
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")

@@ -6,7 +6,6 @@ Most tests compile their kernels first, on all cores: without `-n` they take a f
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import precompiled
 import pytest
@@ -14,20 +13,18 @@ import sanitizer
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from precompiled import KERNEL, SMS, Asked, by_default, by_rule, of_case
+from precompiled import KERNEL, SMS, by_default, by_rule, of_case
 
 import outblas
 from outblas import configs, machines
 from outblas.artifact import example
 from outblas.hopper import gemm, gemm_host
-from outblas.hopper.config import HopperConfig
 from outblas.operands import problem
 from outblas.shapes import LAYOUTS
-from outblas.space import Space
-from outblas.verify.call import Call, Run, prepare
+from outblas.verify.call import prepare
 from outblas.verify.cases import ADDENDS, Case
 from outblas.verify.kernels import caller, check
-from outblas.verify.oracle import Exact, Result, against, bounded, exact
+from outblas.verify.oracle import Exact, against, bounded, exact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -56,7 +53,7 @@ LEVERS = {
 }
 
 
-def config_of(way: str, case: Case) -> HopperConfig | None:
+def config_of(way, case):
     """`way`: a lever, "rule", or "default", what a call takes that names no kernel. None: the rule's config."""
     if way in LEVERS:
         made = configs.from_text(gemm.Config, LEVERS[way])
@@ -64,8 +61,8 @@ def config_of(way: str, case: Case) -> HopperConfig | None:
     return by_default(of_case(case)) if way == "default" else None
 
 
-def runner(way: str, case: Case) -> Run:
-    def unnamed(a, b, c, out: torch.Tensor, alpha: float, beta: float):
+def runner(way, case):
+    def unnamed(a, b, c, out, alpha, beta):
         if c is None:
             outblas.matmul(a, b, out=out, out_dtype=None if out.dtype == a.dtype else out.dtype)
         else:
@@ -83,10 +80,10 @@ def ahead():
 @pytest.fixture
 def late(monkeypatch):
     """Kernels that were not compiled ahead, which is for GPUs of 132 SMs."""
-    found: list[str] = []
+    found = []
     real = gemm_host.compile_variant
 
-    def noted(gemm, variant, *options: str):
+    def noted(gemm, variant, *options):
         found.append(variant.name)
         return real(gemm, variant, *options)
 
@@ -109,7 +106,7 @@ TUNED = (
 
 
 @st.composite
-def examples(draw: st.DrawFn) -> tuple[Case, str]:
+def examples(draw):
     """Any options of a call, sizes at the edges of tiles and between them; where `matmul` is to choose ("default"),
     a little below tuned ones. Half of the calls are such as TMA takes: all is in multiples of 8 elements.
     """
@@ -117,13 +114,13 @@ def examples(draw: st.DrawFn) -> tuple[Case, str]:
     def pick(*values):
         return draw(st.sampled_from(values))
 
-    def size(longest: int) -> int:
+    def size(longest):
         n = draw(st.one_of(st.sampled_from(EDGES), st.integers(1, 1000), st.integers(1000, longest)))
         return n + -n % 8 if even else n
 
     way = pick("rule", "rule", "rule", "rule", "default", "lever", "lever")
     even = draw(st.booleans())
-    options: dict[str, Any] = {}
+    options = {}
     kind = pick("plain", "plain", "addend") if way == "default" else pick("plain", "plain", "addend", "batch")
     if kind == "batch":
         options["batch_a"], options["batch_b"] = pick(*BATCHES)
@@ -149,29 +146,29 @@ def examples(draw: st.DrawFn) -> tuple[Case, str]:
     return case, pick(*LEVERS) if way == "lever" else way
 
 
-def sampled() -> list[tuple[Case, str]]:
+def sampled():
     """The same ones every time. What would take another kernel by default, or cannot have a lever, takes the rule."""
-    found: list[tuple[Case, str]] = []
+    found = []
 
     @settings(
         max_examples=EXAMPLES * REPEATS, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(examples())
-    def collect(example: tuple[Case, str]):
+    def collect(example):
         found.append(example)
 
     collect()
     return [(case, way if is_taken(case, way) else "rule") for case, way in found[::REPEATS]]
 
 
-def is_taken(case: Case, way: str) -> bool:
+def is_taken(case, way):
     """Whether the kernel takes the call, and with that config: K may have fewer slices than a cluster has parts."""
     config = config_of(way, case)
     return way == "rule" or (config is not None and gemm.unsupported(of_case(case), config) is None)
 
 
-def one_chain(call: Call) -> torch.Tensor:
+def one_chain(call):
     """The product in fp32 by the ladder's first rung, which adds all of K in one chain of wgmmas."""
     case, (a, b) = call.case, (call.a.armed, call.b.armed)
     padded = [torch.nn.functional.pad(t, (0, -t.shape[-1] % 8, 0, -t.shape[-2] % 8)) for t in (a, b)]
@@ -183,7 +180,7 @@ def one_chain(call: Call) -> torch.Tensor:
     return torch.stack(products).reshape(*case.batch, case.M, case.N)
 
 
-def near(run: Run, case: Case) -> Result:
+def near(run, case):
     """Rounded to 16 bits, an error is held to torch's. In fp32 it shows how the tensor cores add: to the error of the
     same instructions; torch's may be a seventh of it (WORKLOG.md).
     """
@@ -218,7 +215,7 @@ AWKWARD = (
 SAMPLE = 48  # configs of a shape, beside the extremes of every field
 
 
-def sample(space: Space[HopperConfig]) -> list[HopperConfig]:
+def sample(space):
     """Configs at even distances, and for every field the first ones that have its least and its greatest value."""
     valid = [config for config in space.configs() if space.invalid_reason(config) is None]
     chosen = valid[:: -(-len(valid) // SAMPLE)]
@@ -229,7 +226,7 @@ def sample(space: Space[HopperConfig]) -> list[HopperConfig]:
     return list(dict.fromkeys(chosen))
 
 
-def space_of(case: Case) -> Space[HopperConfig]:
+def space_of(case):
     made = gemm.space(
         example(case.dtype, case.out_dtype, case.layout, (case.M, case.N, case.K)), machines.reference(90)
     )
@@ -275,11 +272,11 @@ PLACED = {
 }
 
 
-def filled(case: Case, places: str) -> Call:
+def filled(case, places):
     """Normal data with NaN and Inf in the operands named. A and B have a 0 each where the other may have Inf."""
 
-    def fill(name: str):
-        def fill_one(t: torch.Tensor, generator: torch.Generator):
+    def fill(name):
+        def fill_one(t, generator):
             t.normal_(generator=generator)
             if name != "c":
                 t[..., 0 if name == "a" else -1, 0] = 0.0
@@ -292,7 +289,7 @@ def filled(case: Case, places: str) -> Call:
     return prepare(case, "cuda", fill("a"), fill("b"), fill("c"))
 
 
-def by_torch(call: Call) -> torch.Tensor:
+def by_torch(call):
     """In fp32."""
     a, b, case = call.a.armed.float(), call.b.armed.float(), call.case
     if call.c is None:
@@ -300,7 +297,7 @@ def by_torch(call: Call) -> torch.Tensor:
     return torch.addmm(call.c.armed.float(), a, b, alpha=case.alpha, beta=case.beta)
 
 
-def kinds(t: torch.Tensor) -> torch.Tensor:
+def kinds(t):
     """0 where a value is finite, else which of NaN, Inf and -Inf it is."""
     return t.isnan() * 1 + t.isposinf() * 2 + t.isneginf() * 3
 
@@ -371,7 +368,7 @@ class Mixed:
         self.wrong = torch.zeros(STREAMS, len(MIXED), dtype=torch.bool, device="cuda")
         self.first = [self.once(kind).clone() for kind in range(len(MIXED))]
 
-    def once(self, kind: int) -> torch.Tensor:
+    def once(self, kind):
         """The bits of a result in new memory, which held NaN."""
         call, case = self.calls[kind], MIXED[kind][0]
         room = call.out.end - call.out.start + case.offset
@@ -380,11 +377,11 @@ class Mixed:
         self.runs[kind](call.a.view, call.b.view, call.c.view if call.c else None, view, case.alpha, case.beta)
         return view.view(torch.int16 if view.element_size() == 2 else torch.int32)
 
-    def compared(self, stream: int, kind: int):
+    def compared(self, stream, kind):
         with torch.cuda.stream(self.streams[stream]):
             self.wrong[stream, kind].logical_or_((self.once(kind) != self.first[kind]).any())
 
-    def work(self, streams: range, calls: int, until: float) -> int:
+    def work(self, streams, calls, until):
         """How many of so many calls, each of any kind on any of these streams, were made by then."""
         draw = random.Random(streams.start)
         for made in range(calls):
@@ -422,7 +419,7 @@ EXTENTS = sorted(
 )
 
 
-def invariant(a: torch.Tensor, b: torch.Tensor) -> Asked:
+def invariant(a, b):
     out = torch.empty(len(a), b.shape[1], dtype=a.dtype, device=a.device)
     given = problem(a, b, out, batch_invariant=True)
     return given, by_rule(given)

@@ -16,7 +16,6 @@ from outblas import configs
 from outblas.artifact import example
 from outblas.device import raster
 from outblas.hopper import gemm, gemm_host, schedule, work
-from outblas.hopper.config import HopperConfig
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
@@ -27,10 +26,10 @@ class Word(int):
     """A 32-bit integer that is never more."""
 
 
-def _checked(name: str):
+def _checked(name):
     compute = getattr(int, name)
 
-    def operation(self: int, other: int) -> Word:
+    def operation(self, other):
         found = compute(int(self), int(other))
         assert -(1 << 31) <= found < 1 << 31, f"{self} {name} {other} is {found}"
         return Word(found)
@@ -38,7 +37,7 @@ def _checked(name: str):
     return operation
 
 
-def _checked_divmod(self: int, other: int) -> tuple[Word, Word]:
+def _checked_divmod(self, other):
     quotient, remainder = divmod(int(self), int(other))
     return Word(quotient), Word(remainder)
 
@@ -61,9 +60,7 @@ def arithmetic():
     return SimpleNamespace(**made)
 
 
-def launch(
-    config: HopperConfig, M: int, N: int, K: int, batch: int = 0, fit: int = 132, order: str = ""
-) -> SimpleNamespace:
+def launch(config, M, N, K, batch=0, fit=132, order=""):
     """What the kernel has of a call on a GPU where so many clusters fit, as the host and `Gemm.__call__` make it."""
     tiles_m, tiles_n = schedule.cluster_tiles(config, M, N)
     tiles, k_tiles = tiles_m * tiles_n * max(batch, 1), -(-K // config.tile_k)
@@ -87,7 +84,7 @@ def launch(
     return SimpleNamespace(**own, **words)
 
 
-def all_work(arithmetic, k: SimpleNamespace, config: HopperConfig) -> list[tuple[int, int, work.Work]]:
+def all_work(arithmetic, k, config):
     """(cluster, step, work) of a whole launch; CTAs that share a tile along K as pieces of it."""
     found = []
     for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
@@ -119,17 +116,17 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
     check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
 
 
-def check(arithmetic, k: SimpleNamespace, config: HopperConfig, rows: int, columns: int):
+def check(arithmetic, k, config, rows, columns):
     found = all_work(arithmetic, k, config)
-    tiles: dict[tuple[int, int, int], list[work.Work]] = {}
+    tiles = {}
     for _, _, mine in found:
         assert mine.count > 0 or mine.pieces == 1 or int(k.k_tiles) < config.cluster_k
         tiles.setdefault((mine.matrix, mine.m, mine.column), []).append(mine)
     assert len(tiles) == int(k.tiles)
     assert {m for _, m, _ in tiles} == set(range(rows))
     assert len({column for _, _, column in tiles}) == columns
-    places: set[int] = set()
-    shared: set[int] = set()
+    places = set()
+    shared = set()
     for parts in tiles.values():
         parts.sort(key=lambda mine: mine.piece)
         assert [mine.piece for mine in parts] == list(range(parts[0].pieces))

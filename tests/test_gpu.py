@@ -4,9 +4,6 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,7 +33,7 @@ TILES = {
 CLUSTER_TILE = (256, 256, 64)
 
 
-def cases_of(kernel: registry.Kernel, dtype: str) -> Iterator[Case]:
+def cases_of(kernel, dtype):
     """All around a kernel's tile; of a CUDA-core rung's 16-bit operands, which are widened on the way, a few."""
     kind = getattr(torch, dtype)
     if kernel.ladder == "turing":
@@ -50,7 +47,7 @@ def cases_of(kernel: registry.Kernel, dtype: str) -> Iterator[Case]:
     return cases.full(kind, config.block_m, config.block_n, max(8, 2 * config.block_k))
 
 
-def matrix() -> Iterator[Any]:
+def matrix():
     for kernel in registry.ladder():
         marks = [pytest.mark.sm90] if kernel.ladder == "hopper" else []
         for dtype in kernel.dtypes:
@@ -58,7 +55,7 @@ def matrix() -> Iterator[Any]:
                 yield pytest.param(kernel.name, case, marks=marks, id=f"{kernel.name}-{case}")
 
 
-def tma_takes(case: Case) -> bool:
+def tma_takes(case):
     """Whether TMA can stride over A and B, said independently of the kernel's own rule."""
     if case.addend or (case.batch_a and case.batch_b) or case.batch_b or case.offset % 8:
         return False
@@ -104,7 +101,7 @@ def test_tf32_only_when_torch_asks_for_it():
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     want = a.double() @ b.double()
 
-    def error() -> float:
+    def error():
         return float((outblas.matmul(a, b) - want).norm() / want.norm())
 
     assert error() < 1e-6
@@ -253,7 +250,7 @@ def test_more_than_two_to_the_31_elements(case, kernel):
     assert result.ok, result.message
 
 
-def run(code: str, cache: Path) -> str:
+def run(code, cache):
     # Byte code must be kept: without it every start compiles its imports.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["OUTBLAS_CACHE_DIR"] = str(cache)

@@ -1,8 +1,5 @@
 """Gradients against finite differences in float64, what they cost, and the kernel of an activation's derivative."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +14,11 @@ from outblas.kernels import activation as kernels
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 
-def grown(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def grown(*shapes, dtype=torch.float64):
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-def fused(activation: str | None) -> Callable[..., Any]:
+def fused(activation):
     return lambda x, w, bias, residual: linear(x, w, bias, activation=activation, residual=residual)
 
 
@@ -67,7 +64,7 @@ def test_a_wide_product_has_gradients_of_its_operands_dtype():
 @pytest.fixture
 def launched(monkeypatch):
     """Shapes of A and B, and of x where it was stored, of each product."""
-    seen: list[tuple[torch.Size, ...]] = []
+    seen = []
 
     def by_torch(*given, made=dispatch._by_torch):
         run = made(*given)

@@ -3,7 +3,6 @@
 import itertools
 import re
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,33 +13,32 @@ from outblas import cache, configs, operands, registry
 from outblas.hopper import cluster_multicast, host, lean_barriers, sync
 from outblas.hopper.config import SHARED_MEMORY, HopperConfig, invalid_reason
 from outblas.inspect import GateError, inspect
-from outblas.operands import Problem
 
 RUNGS = [kernel.name.removeprefix("hopper.") for kernel in registry.ladder("hopper")]
 BF16 = torch.bfloat16
 FLAT = torch.empty(1 << 22, dtype=BF16)
 
 
-def load(rung: str) -> ModuleType:
+def load(rung):
     return registry.load(f"hopper.{rung}")
 
 
-def rows(count: int = 64, columns: int = 64, stride: int | None = None, start: int = 0) -> torch.Tensor:
+def rows(count=64, columns=64, stride=None, start=0):
     return FLAT.as_strided((count, columns), (columns if stride is None else stride, 1), start)
 
 
-def problem(M: int = 64, N: int = 64, K: int = 64, *, a=None, b=None, out=None) -> Problem:
+def problem(M=64, N=64, K=64, *, a=None, b=None, out=None):
     a = rows(M, K) if a is None else a
     b = rows(N, K).t() if b is None else b
     return operands.problem(a, b, rows(M, N) if out is None else out)
 
 
-def refusal(rung: str, text: str) -> str:
+def refusal(rung, text):
     module = load(rung)
     return str(module.unsupported(problem(), configs.from_text(module.Config, text)))
 
 
-def check_refused(rung: str, text: str, expected: str):
+def check_refused(rung, text, expected):
     """It is the text's first field that is refused."""
     field, value = text.split(",")[0].split("=")
     assert refusal(rung, text).startswith(f"config: {field} is {value}, expected {expected}")
@@ -314,7 +312,7 @@ def test_compiled_once_then_loaded_from_disk(tmp_path, monkeypatch):
     compiles = Mock(wraps=host.compile_variant)
     monkeypatch.setattr(host, "compile_variant", compiles)
 
-    def plan(*shape: int):
+    def plan(*shape):
         monkeypatch.setattr(host, "_loaded", {})  # a new process
         load("tma_wgmma").plan(problem(*shape))
 

@@ -9,7 +9,6 @@ import torch
 
 import outblas
 from outblas import registry
-from outblas.hopper.config import HopperConfig
 from outblas.verify.cases import Case
 from outblas.verify.kernels import caller, check
 from outblas.verify.oracle import determinism
@@ -33,7 +32,7 @@ VALUES = {
 SETMAXNREG = ((0, 0), (24, 240), (40, 232), (32, 160), (32, 240), (72, 216))
 
 
-def own(kernel: str, **changes) -> HopperConfig:
+def own(kernel, **changes):
     config = replace(registry.load(kernel).Config(), **changes)
     return config
 
@@ -74,7 +73,7 @@ def test_configs_run_or_say_why_not(kernel):
     pytest.fail(f"only {valid} valid configs in 2000")
 
 
-def ragged(draw: random.Random, config: HopperConfig) -> Case:
+def ragged(draw, config):
     """A product of a few cluster tiles in sizes that TMA takes."""
     rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
     M, N, K = draw.randint(1, 4 * rows), draw.randint(1, 4 * columns), 8 * draw.randint(1, config.tile_k)

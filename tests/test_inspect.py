@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import machines, registry
 from outblas.artifact import cta_threads
@@ -224,7 +224,7 @@ ptxas info    : Used 58 registers, used 1 barriers
     ]
 
 
-def said(log: str) -> tuple[int, ...]:
+def said(log):
     """Registers, bytes of stack, of spill stores and of spill loads, as ptxas -v says them."""
     used = re.search(r"Used (\d+) registers", log)
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
@@ -251,7 +251,7 @@ def test_the_log_is_that_of_the_machine_code(name, arch):
     found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
 
 
-def old_ptxas(name: str) -> bool:
+def old_ptxas(name):
     """Triton 3.6's assembler serialises the portable kernel's wgmma (C7515); CuTe DSL brings its own."""
     import triton
 
@@ -351,7 +351,7 @@ def test_bad_arguments_compile_nothing(arguments, message):
         inspect(**{"kernel": "hopper.tma_wgmma", **arguments})
 
 
-def invoke(*arguments: str) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, ["inspect", *arguments])
 
 

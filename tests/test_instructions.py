@@ -22,11 +22,11 @@ from outblas.inspect.profiled import Request
 PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 
 
-def launches() -> list[Code]:
+def launches():
     return parse(PAGE.read_text())
 
 
-def page_of(code: list[str], without: tuple[str, ...] = ()) -> str:
+def page_of(code, without=()):
     """A source page in which every instruction runs 4 times, as a load of 16 lines and 32 sectors would."""
     figures = zip(instructions.COLUMNS.items(), (4, 32 * 4, 16 * 4, 32 * 4, 0, 0), strict=True)
     kept = {column: figure for (name, column), figure in figures if name not in without}

@@ -22,7 +22,7 @@ class Net(nn.Module):
         self.back = nn.Linear(16, 8)
         self.back.weight = self.down.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.back(torch.relu(self.up(self.down(torch.relu(self.tied(x))))))
 
 
@@ -38,7 +38,7 @@ def test_only_the_class_changes():
     net = Net()
     held, want, state = net.up, net(X), {k: v.clone() for k, v in net.state_dict().items()}
     parameters = [id(p) for p in net.parameters()]
-    seen: list[torch.Tensor] = []
+    seen = []
     net.up.register_forward_hook(lambda module, given, y: seen.append(y))
     step = torch.optim.SGD(net.parameters(), lr=0.1)
     report = patch(net)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from outblas import operands
 
 
-def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None):
+def check(a, b, c=None):
     """What a kernel does with a Problem, by its definition, is torch's product: every element through explicit
     strides."""
     want = torch.matmul(a, b) if c is None else torch.addmm(c, a, b)
     out = torch.full_like(want, torch.nan)
     p = operands.problem(a, b, out, c)
 
-    def element(t: torch.Tensor, strides: tuple[int, ...], *index: int) -> torch.Tensor:
+    def element(t, strides, *index):
         offset = t.storage_offset() + sum(i * s for i, s in zip(index, strides, strict=True))
         return t.as_strided((), (), offset)
 
@@ -57,7 +57,7 @@ def test_problem_describes_any_strides(data):
     batch = data.draw(st.lists(sizes, max_size=3))
     M, N, K = (data.draw(sizes) for _ in range(3))
 
-    def operand(rows: int, columns: int) -> torch.Tensor:
+    def operand(rows, columns):
         shape = [data.draw(st.sampled_from([1, size])) for size in batch[data.draw(st.integers(0, len(batch))) :]]
         shape += [rows, columns]
         order = data.draw(st.permutations(range(len(shape))))

@@ -1,8 +1,6 @@
 """Torch's own samples of its products (OpInfo), through outblas: values, gradients, and who computed them."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -24,13 +22,13 @@ LEAST = 256
 
 
 @functools.cache
-def operator(name: str):
+def operator(name):
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
     return next(op for op in op_db if op.name == name and not op.variant_test_name)
 
 
-def scaled(t: Tensor) -> Tensor:
+def scaled(t):
     """At least LEAST rows and columns, laid out as it is: the same order of strides, repeats, gaps and ones."""
     lead = max(t.dim() - 2, 0)
     shape = [n if i < lead or n < 2 else n * -(-LEAST // n) for i, n in enumerate(t.shape)]
@@ -43,7 +41,7 @@ def scaled(t: Tensor) -> Tensor:
     return memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape) if t.dim() else memory
 
 
-def compare(name: str, given: list[Any], how: dict[str, Any]):
+def compare(name, given, how):
     """Values and gradients, of the same gradient of the output."""
     got, want = OURS[name](*given, **how), operator(name).op(*given, **how)
     assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True)
@@ -56,7 +54,7 @@ def compare(name: str, given: list[Any], how: dict[str, Any]):
         torch.testing.assert_close(ours, torchs, rtol=unit, atol=unit * float(max([*torchs.abs().flatten(), 1])))
 
 
-def share(name: str, device: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda t: t) -> float:
+def share(name, device, dtype, change=lambda t: t):
     """Of a name's samples, how many were right and, where OUTBLAS_STRICT=1, ran on kernels of ours."""
     taken = []
     for sample in operator(name).sample_inputs(device, dtype):

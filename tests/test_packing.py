@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from test_report import entry, invoke
@@ -11,7 +9,7 @@ from test_report import entry, invoke
 from outblas.report import results
 
 
-def of(*entries) -> dict[str, Any]:
+def of(*entries):
     return {"environment": {"gpu": "x"}, "results": list(entries)}
 
 
@@ -20,11 +18,11 @@ def file(tmp_path):
     return tmp_path / "a.json"
 
 
-def write(file: Path, value):
+def write(file, value):
     file.write_text(json.dumps(value))
 
 
-def packed(file: Path, said: dict[str, Any]) -> dict[str, Any]:
+def packed(file, said):
     """What the file has in place of what was said, and says as well; it is not packed twice."""
     write(file, said)
     made = results.packed(file)

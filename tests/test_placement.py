@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from outblas.hopper.gemm import Config
 DEVICE = torch.device("cuda", 0)
 
 
-def panels(tiles: Sequence[int], columns: int, gpc: Sequence[int]) -> int:
+def panels(tiles, columns, gpc):
     """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own."""
     of = list(zip(tiles, gpc, strict=True))
     return len({(home, tile // columns) for tile, home in of}) + len({(home, tile % columns) for tile, home in of})
@@ -37,7 +36,7 @@ def test_sms_that_clusters_connect_are_one_gpc():
 @pytest.fixture
 def board(monkeypatch):
     """What probes see, call by call, in place of a GPU."""
-    seen: list[list[int]] = []
+    seen = []
     monkeypatch.setattr(placement, "_seen", lambda device, cluster, ctas, jitter: seen.pop(0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 20}))
     monkeypatch.setattr(placement.time, "sleep", lambda seconds: None)

@@ -21,16 +21,16 @@ SMALL = Config(16, 16, 16, 2, 1, 1)
 BF16, FP16, FP32 = DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 
-def integers(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
+def integers(*shape, dtype=BF16, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, shape, generator=generator).to(dtype)
 
 
-def pair(M: int, N: int, K: int, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
+def pair(M, N, K, dtype=BF16):
     return integers(M, K, dtype=dtype), integers(K, N, dtype=dtype, seed=1)
 
 
-def stored(t: torch.Tensor, letter: str) -> torch.Tensor:
+def stored(t, letter):
     """The same matrix, stored as rows ("n"), columns ("t"), or with gaps both ways ("s")."""
     if letter == "n":
         return t.contiguous()
@@ -42,15 +42,15 @@ def stored(t: torch.Tensor, letter: str) -> torch.Tensor:
 
 
 def check(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a,
+    b,
     *,
-    out: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-    alpha: float = 1,
-    beta: float = 0,
-    config: Config | None = SMALL,
-) -> torch.Tensor:
+    out=None,
+    c=None,
+    alpha=1,
+    beta=0,
+    config=SMALL,
+):
     """Plans, runs twice into NaN, compares each time with the float64 result rounded once."""
     exact = alpha * (a.double() @ b.double())
     if c is not None and beta != 0:
@@ -245,7 +245,7 @@ def test_choose_finds_a_cheap_preset_that_fits(device, dtype, tf32, pad):
 
 
 def test_choose_by_shape():
-    def tile(*shape: int) -> tuple[int, int]:
+    def tile(*shape):
         config = choose(row_major(*shape), *H100)
         return config.block_m, config.block_n
 
@@ -259,7 +259,7 @@ def test_choose_by_shape():
 
 
 def test_vector_widths():
-    def width(name: str, dtype: torch.dtype = BF16, N: int = 64, arch: int = 90, **storage) -> int:
+    def width(name, dtype=BF16, N=64, arch=90, **storage):
         return vector(row_major(64, N, 64, dtype, **storage), name, arch)
 
     assert width("a") == 8

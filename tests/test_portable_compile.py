@@ -11,7 +11,7 @@ from outblas.inspect.machine_code import read_cubin
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, choose, compile_for, plan
 from outblas.kernels.portable_config import TENSOR_CORE, candidates, uses_fma
-from outblas.operands import Problem, problem
+from outblas.operands import problem
 
 pytestmark = pytest.mark.compile
 
@@ -23,35 +23,35 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 LARGE, SQUARE = Config(128, 256, 64, 8, 8, 3), Config(64, 64, 64, 8, 4, 2)
 
 
-def operand(rows: int, columns: int, letter: str, dtype: torch.dtype, pad: int = 0) -> torch.Tensor:
+def operand(rows, columns, letter, dtype, pad=0):
     if letter == "t":
         return operand(columns, rows, "n", dtype, pad).mT
     return torch.empty(rows, columns + pad, dtype=dtype, device="meta")[:, :columns]
 
 
 def form(
-    M: int = 4096,
-    N: int = 4096,
-    K: int = 4096,
-    dtype: torch.dtype = BF16,
+    M=4096,
+    N=4096,
+    K=4096,
+    dtype=BF16,
     *,
-    layout: str = "nt",
-    pad: int = 0,
-    addend: bool = False,
-    tf32: bool = False,
-) -> Problem:
+    layout="nt",
+    pad=0,
+    addend=False,
+    tf32=False,
+):
     a, b = operand(M, K, layout[0], dtype, pad), operand(K, N, layout[1], dtype, pad)
     out = operand(M, N, "n", dtype, pad)
     return problem(a, b, out, out if addend else None, tf32=tf32, scaled=addend)
 
 
-def copies(compiled) -> Counter[int]:
+def copies(compiled):
     """cp.async instructions by their bytes."""
     found = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], (0x\w+)", compiled.asm["ptx"])
     return Counter(int(n, 16) for n in found)
 
 
-def check(given: Problem, config: Config | None = None, arch: int = 90):
+def check(given, config=None, arch=90):
     """Compiles (without a config, what is chosen); no spills, no local memory, the dot the architecture should use,
     shared memory within the budget."""
     config = config or choose(given, *DEVICES[arch])

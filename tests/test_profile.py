@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from test_counters import RECORDING, recorded
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import registry
 from outblas.cli import app
@@ -53,32 +53,32 @@ elif (here / "page").exists():
 """
 
 
-def invoke(*arguments: str) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, ["profile", *arguments], env={"COLUMNS": "200"})
 
 
-def printed(*arguments: str) -> str:
+def printed(*arguments):
     result = invoke(*arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
-def results(*arguments: str):
+def results(*arguments):
     return json.loads(printed(*arguments, "--json"))["results"]
 
 
-def stops(code: int, message: str, *arguments: str):
+def stops(code, message, *arguments):
     result = invoke(*arguments)
     assert result.exit_code == code
     assert message in result.stderr
     assert "µs" not in result.stdout
 
 
-def cells(output: str) -> list[list[str]]:
+def cells(output):
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
 
 
-def calls(log: Path) -> list[list[str]]:
+def calls(log):
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -126,7 +126,7 @@ def page(tmp_path):
 
 
 def test_the_configuration_that_runs_is_said_where_it_is_known():
-    def resolved(kernel: str, config: str = "") -> str:
+    def resolved(kernel, config=""):
         return Request(kernel, (64, 64, 64), "bfloat16", "nt", config).resolved()
 
     assert [resolved(by_shape) for by_shape in ("cublas", "portable", "hopper.gemm")] == ["", "", ""]
@@ -259,7 +259,7 @@ def test_a_second_run_without_a_report(replay):
     assert len(calls(replay)) == 2, "a report that is missing is not imported"
 
 
-def answer(**what: object) -> str:
+def answer(**what):
     """What an act does for the profiled process."""
     return f"status.write_text({json.dumps(what)!r})\n"
 

@@ -5,13 +5,11 @@ import json
 import math
 import re
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas.cli import app
 from outblas.device import l2
@@ -98,9 +96,7 @@ def test_orders_refuse(arguments, message):
         schedule(*arguments)
 
 
-def traffic(
-    kind: str, capacity: float, workers: int = 128, cluster: tuple[int, int] = (1, 1), multicast: bool = True
-) -> l2.Traffic:
+def traffic(kind, capacity, workers=128, cluster=(1, 1), multicast=True):
     steps = schedule(kind, *l2.grid(N8192, TILE, cluster), workers)
     return l2.simulate(steps, N8192, TILE, cluster, capacity=capacity, multicast=multicast)
 
@@ -160,7 +156,7 @@ def test_the_model_refuses(changes, message):
         l2.simulate(**(known | changes))
 
 
-def entry(hit_rate: float, config: str = "", **changes) -> dict[str, Any]:
+def entry(hit_rate, config="", **changes):
     known = {
         "provider": report.PROVIDER, "shape": [8192] * 3, "dtype": "bfloat16", "layout": "nt", "config": config,
         "l2_hit_rate": hit_rate, "dram_read_bytes": 1.2e9,
@@ -168,11 +164,11 @@ def entry(hit_rate: float, config: str = "", **changes) -> dict[str, Any]:
     return known | changes
 
 
-def profiled(*entries: dict[str, Any]) -> dict[str, Any]:
+def profiled(*entries):
     return {"environment": {"gpu": "NVIDIA H100 80GB HBM3"}, "results": list(entries)}
 
 
-def write(path: Path, value) -> Path:
+def write(path, value):
     path.write_text(json.dumps(value))
     return path
 
@@ -189,7 +185,7 @@ def file(tmp_path):
     ))  # fmt: skip
 
 
-def invoke(*arguments: object) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, ["report", "raster", *map(str, arguments)])
 
 

@@ -35,7 +35,7 @@ def test_rung_opens_with_its_idea(name):
 
 
 def test_parents_come_first():
-    seen: set[str] = set()
+    seen = set()
     for kernel in outblas.ladder():
         assert kernel.parent is None or kernel.parent in seen
         seen.add(kernel.name)
@@ -69,7 +69,7 @@ def test_every_package_is_declared():
         assert package == "" or (ROOT / folder / "__init__.py").exists()
 
 
-def run(code: str) -> str:
+def run(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

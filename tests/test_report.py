@@ -7,10 +7,9 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import machines, registry
 from outblas.cli import app
@@ -31,7 +30,6 @@ from outblas.report import (
 )
 
 ROOT = Path(__file__).parents[1]
-Entry = dict[str, Any]
 RUNGS = {
     "simt": "naive coalesced shared strip register vectorized warptile pipelined",
     "turing": "wmma shared double_buffer vectorized ldmatrix cp_async",
@@ -40,7 +38,7 @@ RUNGS = {
 }
 
 
-def entry(provider: str, ratio: float, n: int = 4096, **changes) -> Entry:
+def entry(provider, ratio, n=4096, **changes):
     """A timing, as `outblas bench` saves it."""
     known = {
         "provider": provider, "shape": [n, n, n], "dtype": "bfloat16", "layout": "nt", "mode": "burst",
@@ -50,23 +48,23 @@ def entry(provider: str, ratio: float, n: int = 4096, **changes) -> Entry:
     return known | changes
 
 
-def counted(provider: str, config: str = "", n: int = 4096, **changes) -> Entry:
+def counted(provider, config="", n=4096, **changes):
     """Counters, as `outblas profile` saves them."""
     known = {"provider": provider, "config": config, "shape": [n, n, n], "dtype": "float32", "layout": "nn"}
     return known | {"l2_hit_rate": 0.8} | changes
 
 
-def report(*entries: Entry, **environment) -> Entry:
+def report(*entries, **environment):
     known = {"gpu": "NVIDIA H100 80GB HBM3", "cuda": "13.0", "date": "2026-01-01", "power_limit_w": 700.0}
     return {"environment": known | environment, "results": entries}
 
 
-def write(path: Path, *entries: Entry, **environment) -> Path:
+def write(path, *entries, **environment):
     path.write_text(json.dumps(report(*entries, **environment)))
     return path
 
 
-def loaded(*entries: Entry, **environment) -> claims.Evidence:
+def loaded(*entries, **environment):
     """Timings, profiles and phases of one campaign, each from a file of its own."""
     with TemporaryDirectory() as folder:
         paths = [write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)]
@@ -74,29 +72,29 @@ def loaded(*entries: Entry, **environment) -> claims.Evidence:
         return claims.Evidence(results.load(files.bench), profiles.load(files.profiles), phases.load(files.phases))
 
 
-def findings(*entries: Entry) -> dict[str, claims.Finding]:
+def findings(*entries):
     """Of every claim, by its text."""
     return {s.claim.text: s.finding for s in claims.settled(loaded(*entries))}
 
 
-def finding(part: str, *entries: Entry) -> claims.Finding:
+def finding(part, *entries):
     """Of the one claim that has these words."""
     (found,) = [found for text, found in findings(*entries).items() if part in text]
     return found
 
 
-def verdict(part: str, *entries: Entry) -> tuple[str, float | None]:
+def verdict(part, *entries):
     found = finding(part, *entries)
     return found.verdict, found.value
 
 
-def rows_of(name: str, sizes: tuple[int, ...], *entries: Entry) -> dict[str, ladder.Row]:
+def rows_of(name, sizes, *entries):
     """Of a ladder, by rung."""
     given = loaded(*entries)
     return {row.rung.name: row for row in ladder.rows(given.measurements, name, sizes, given.profiles)}
 
 
-def rendered(folder: Path, *parts: str) -> tuple[list[str], str]:
+def rendered(folder, *parts):
     """A README of generated parts in a checkout: which files were made, and its text."""
     for name in ("src/outblas", "results"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -105,11 +103,11 @@ def rendered(folder: Path, *parts: str) -> tuple[list[str], str]:
     return readme.render(folder), path.read_text()
 
 
-def invoke(*arguments: object) -> Result:
+def invoke(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def shown(*arguments: object) -> str:
+def shown(*arguments):
     done = invoke(*arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -227,7 +225,7 @@ class Page(HTMLParser):
 
     VOID = ("meta", "br", "path", "use", "circle", "rect", "line", "image", "stop")
 
-    def __init__(self, text: str):
+    def __init__(self, text):
         super().__init__()
         self.open: list[str] = []
         self.seen: list[str] = []
@@ -235,18 +233,18 @@ class Page(HTMLParser):
         self.feed(text)
         assert not self.open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+    def handle_starttag(self, tag, attrs):
         self.seen.append(tag)
         for name, value in attrs:
             assert name not in ("src", "href") or (value or "").startswith(("#", "data:")), value
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str):
+    def handle_endtag(self, tag):
         if tag not in self.VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data: str):
+    def handle_data(self, data):
         self.text += data
 
 
@@ -265,7 +263,7 @@ def test_ladder_command(tmp_path):
     assert "not yet measured" in page.text
 
 
-def roofline_points(*arguments: object) -> dict[str, Any]:
+def roofline_points(*arguments):
     """By kernel."""
     return {point["kernel"]: point for point in json.loads(shown("roofline", "--json", *arguments))}
 

@@ -5,55 +5,54 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_report import Entry, counted, invoke, loaded, rendered, shown, write
+from test_report import counted, invoke, loaded, rendered, shown, write
 
 from outblas import configs, registry
 from outblas.report import access_cases, accesses, profiles
-from outblas.report.accesses import Conflicts
 
 pytestmark = pytest.mark.compile
 FIRST, PADDED, SPLIT = "pad=0,piece_n=8", "piece_n=8", "pad=0"
 
 
 @cache
-def predictions() -> dict[tuple[str, str, str], Conflicts]:
+def predictions():
     """By kernel, configuration and operation."""
     return {
         (each.case.kernel, configs.brief(each.case.config), each.operation): each for each in accesses.conflicts(())
     }
 
 
-def row(config: str, operation: str, kernel: str = "simt.vectorized") -> Conflicts:
+def row(config, operation, kernel="simt.vectorized"):
     brief = configs.brief(configs.from_text(registry.load(kernel).Config, config))
     return predictions()[kernel, brief, operation]
 
 
-def profile(provider: str, config: str, memory: list[Entry] | None, **changes) -> Entry:
+def profile(provider, config, memory, **changes):
     resolved = configs.to_text(configs.from_text(registry.load(provider).Config, config))
     return counted(provider, config, resolved=resolved, memory=memory) | changes
 
 
-def shared(operation: str, requests: int, wavefronts: int, ideal: int) -> Entry:
+def shared(operation, requests, wavefronts, ideal):
     counts = {"requests": requests, "wavefronts": wavefronts, "ideal": ideal}
     return {"space": "shared", "operation": operation} | counts
 
 
-def of_global(operand: str, operation: str, transactions: float, efficiency: float) -> Entry:
+def of_global(operand, operation, transactions, efficiency):
     counts = {"requests": 1000, "transactions": 1000 * transactions, "sectors": 1000 * transactions}
     return {"operand": operand, "space": "global", "operation": operation, "efficiency": efficiency} | counts
 
 
-def conflicts(kernel: str, config: str, memory: list[Entry], **changes) -> list[Conflicts]:
+def conflicts(kernel, config, memory, **changes):
     """Rows of a kernel, of which one configuration was profiled."""
     given = loaded(profile(kernel, config, memory, **changes)).profiles
     return [each for each in accesses.conflicts(given) if each.case.kernel == kernel]
 
 
-def coalescing(*entries: Entry) -> list[accesses.Coalescing]:
+def coalescing(*entries):
     return accesses.coalescing(loaded(*entries).profiles)
 
 
-def ways(row: Conflicts) -> dict[str, tuple[float, float]]:
+def ways(row):
     """Wavefronts of an instruction by operand, and without conflicts."""
     of = row.of_warp.items()
     return {name: (each.wavefronts / each.instructions, each.ideal / each.instructions) for name, each in of}

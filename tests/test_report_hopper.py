@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_report import Entry, counted, entry, findings, invoke, loaded, rendered, rows_of, shown, verdict, write
+from test_report import counted, entry, findings, invoke, loaded, rendered, rows_of, shown, verdict, write
 
 from outblas import configs, registry
 from outblas.report import claims, compare, ladder, ladder_chart, measured_001, phases, readme, rungs, sizes
@@ -11,7 +11,7 @@ from outblas.report import claims, compare, ladder, ladder_chart, measured_001, 
 CLIMB = rungs.names("hopper")[:10]
 
 
-def profile(provider: str, rate: float, n: int = 4096, **changes) -> Entry:
+def profile(provider, rate, n=4096, **changes):
     return counted(provider, "", n, dtype="bfloat16", layout="nt", l2_hit_rate=rate, registers=168) | changes
 
 
@@ -164,7 +164,7 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
         assert configs.brief(config) == run.config
 
 
-def phase(**changes) -> Entry:
+def phase(**changes):
     role = {"name": "all", "wait": 0.0, "load": 1450.0, "tensor": 690.0, "store": 11000.0, "total": 150000.0}
     return {"provider": "hopper.large_tile", "shape": [4096] * 3, "dtype": "bfloat16", "phases": [role | changes]}
 

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_report import Entry, counted, finding, findings, rendered, rows_of, shown, verdict, write
+from test_report import counted, finding, findings, rendered, rows_of, shown, verdict, write
 from test_report import entry as timing
 
 from outblas import configs, machines, registry
@@ -16,14 +16,12 @@ FIRST, SPLIT, PADDED = "pad=0,piece_n=8", "pad=0", "piece_n=8"
 OPEN = (claims.OPEN, None)
 
 
-def entry(provider: str, ratio: float, n: int = 4096, **changes) -> Entry:
+def entry(provider, ratio, n=4096, **changes):
     figures = {"tflops": 50 * ratio, "us": 2700 / ratio, "utilisation": 0.85 * ratio}
     return timing(provider, ratio, n, **{"dtype": "float32", "layout": "nn"} | figures | changes)
 
 
-def conflicting(
-    config: str, loads: tuple[float, float], stores: tuple[float, float], requests: float | None = None
-) -> Entry:
+def conflicting(config, loads, stores, requests=None):
     """simt.vectorized: wavefronts and the share that conflicts added, of loads and of stores; L1's counters call 10%
     more of the stores conflicts."""
     by_l1 = {"ld": loads, "st": (stores[0] * 1.1, 1 - (1 - stores[1]) / 1.1)}

@@ -5,7 +5,6 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +13,23 @@ import stored
 from rich.console import Console
 from stored import FINALIST, H100, H200, WORKLOAD, failed
 from test_report import Page
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas import charts
 from outblas.autotune import transfer
 from outblas.autotune.progress import Progress
 from outblas.autotune.rank import ranks, spearman
-from outblas.autotune.records import Trial, Winner, Workload
+from outblas.autotune.records import Workload
 from outblas.autotune.store import Store
 from outblas.cli import app, tune_view
 from outblas.report import tune
 
 
-def timed(config: str, ratio: float, predicted: float | None = None, **changes) -> Trial:
+def timed(config, ratio, predicted=None, **changes):
     return stored.trial(config=config, us=175 / ratio, ratio=ratio, predicted_us=predicted, **changes)
 
 
-def config(m: int, n: int, slots: int) -> str:
+def config(m, n, slots):
     return f"tile_m={m},tile_n={n},tile_k=64,slots={slots},order=hilbert,group_m=8"
 
 
@@ -48,7 +47,7 @@ SPACE = [
 FIRST, SECOND = config(128, 256, 4), config(128, 256, 3)  # in the finals
 
 
-def winner(**changes) -> Winner:
+def winner(**changes):
     finalists = (
         replace(FINALIST, config=FIRST),
         replace(FINALIST, kernel="portable"),
@@ -57,7 +56,7 @@ def winner(**changes) -> Winner:
     return stored.winner(**{"config": FIRST, "runner_up": SECOND, "finalists": finalists} | changes)
 
 
-def build(trials: Sequence[Trial], *winners: Winner, **options) -> tune.TuneReport:
+def build(trials, *winners, **options):
     return tune.build(trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options)
 
 
@@ -66,7 +65,7 @@ def report():
     return build(SPACE, winner())
 
 
-def lines(report: tune.TuneReport, heading: str) -> list[str]:
+def lines(report, heading):
     (rows,) = (rows for title, _, rows in report.tables() if heading in title)
     return [" | ".join(row) for row in rows]
 
@@ -127,7 +126,7 @@ def test_tiles_stages_and_failures(report):
     assert "20 configs tried: 16 right, 4 failed." in report.notes()
 
 
-def predicting(us: float | None) -> list[Trial]:
+def predicting(us):
     return [replace(trial, predicted_us=us) for trial in SPACE]
 
 
@@ -230,13 +229,13 @@ def test_the_chart_says_what_it_shows(report, tmp_path):
         assert text in drawn
 
 
-def command(line: str, code: int = 0) -> Result:
+def command(line, code=0):
     done = CliRunner().invoke(app, ["report", "tune", *line.split()])
     assert done.exit_code == code, done.output
     return done
 
 
-def refused(line: str, message: str):
+def refused(line, message):
     """However the box breaks the message."""
     said = command(line, 2).stderr.replace("│", "")
     assert "".join(message.split()) in "".join(said.split())
@@ -298,7 +297,7 @@ def test_no_trials_anywhere(tmp_path, monkeypatch):
     refused("", "tuning.sqlite has no trials: outblas tune makes them")
 
 
-def snapshots() -> list[Progress]:
+def snapshots():
     now = time.monotonic()
     best = {"best": f"hopper.hilbert[{FIRST}]", "best_ratio": 1.032, "cublas_us": 175.2}
     faults = Counter(wrong=3, hang=1)
@@ -314,7 +313,7 @@ def snapshots() -> list[Progress]:
     ]
 
 
-def shown(found: Sequence[Progress], **options) -> list[str]:
+def shown(found, **options):
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(tune_view.render(found, **options))
     return console.export_text().splitlines()

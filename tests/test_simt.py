@@ -7,17 +7,16 @@ import random
 import threading
 from collections import Counter
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
 
 import outblas
-from outblas import operands, registry
+from outblas import registry
 from outblas.artifact import example
 from outblas.configs import from_text
-from outblas.device import access, grid, simt
-from outblas.device.mapping import Mapping, by_rows, copies, outputs
+from outblas.device import grid, simt
+from outblas.device.mapping import by_rows, copies, outputs
 from outblas.inspect import inspect
 from outblas.kernels import simt_access
 from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
@@ -39,9 +38,9 @@ VALUES = {
 }  # fmt: skip
 
 
-def valid_configs(count: int, seed: int = 0) -> list[SimtConfig]:
+def valid_configs(count, seed=0):
     draw = random.Random(seed)
-    found: list[SimtConfig] = []
+    found = []
     while len(found) < count:
         config = SimtConfig(**{name: draw.choice(values) for name, values in VALUES.items()})
         if invalid_reason(config, 48 * 1024, 2) is None:
@@ -49,32 +48,30 @@ def valid_configs(count: int, seed: int = 0) -> list[SimtConfig]:
     return found
 
 
-def bodies(config: SimtConfig) -> list[str]:
+def bodies(config):
     """A rung of every kernel body that takes the config."""
     return ["simt.naive"] if config.block_k == 1 else ["simt.shared", "simt.pipelined"]
 
 
-def fitted(kernel: str, config: SimtConfig) -> SimtConfig:
+def fitted(kernel, config):
     """The config as a rung's own, where its body does not read a field with the rung's value."""
     read = {f.name for f in fields(SimtConfig)}.difference(rung(kernel).unread)
     return own(kernel, **{name: getattr(config, name) for name in read})
 
 
-def own(kernel: str, **changes):
+def own(kernel, **changes):
     return replace(registry.load(kernel).Config(), **changes)
 
 
-def rung(kernel: str):
+def rung(kernel):
     return registry.load(kernel).plan.__self__
 
 
-def problem(
-    layout: str = "nn", shape: tuple[int, int, int] = (4096, 4096, 4096), dtype: torch.dtype = FP32
-) -> operands.Problem:
+def problem(layout="nn", shape=(4096, 4096, 4096), dtype=FP32):
     return example(dtype, None, layout, shape)
 
 
-def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
+def holders(mapping):
     """How often each element is held."""
     bits = len(mapping.registers), len(mapping.lanes), len(mapping.warps)
     return Counter(mapping.element(*numbers) for numbers in itertools.product(*(range(2**n) for n in bits)))
@@ -224,7 +221,7 @@ def test_configs_travel_between_processes(name):
     assert {field.name for field in fields(config)} == {field.name for field in fields(base)}
 
 
-def specialized(name: str, given: operands.Problem) -> tuple[dict[str, Any], dict[str, str]]:
+def specialized(name, given):
     """Constants of a rung's kernel and the types of its arguments."""
     constants = rung(name).constants(own(name), given, 90)
     return constants, dict(rung(name).specialization(own(name), given, constants, 90).signature)
@@ -296,7 +293,7 @@ def test_vectors_only_where_operands_are_aligned():
     assert transposed.a.registers[:2] == transposed.b.registers[:2] == ((1, 0), (2, 0))
 
 
-def by_access(kernel: str, **changes) -> dict[str, access.Shared]:
+def by_access(kernel, **changes):
     return simt_access.in_shared(own(kernel, **changes), problem())
 
 

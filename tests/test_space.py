@@ -7,7 +7,6 @@ import random
 import re
 import time
 from dataclasses import replace
-from typing import Any
 
 import faulty_kernel
 import pytest
@@ -19,9 +18,7 @@ from outblas.autotune.subjects import Subject, of
 from outblas.configs import from_text, to_text
 from outblas.hopper import gemm, gemm_host, hilbert, host
 from outblas.kernels import portable_config
-from outblas.machines import MACHINES, Machine, find
-from outblas.operands import Problem
-from outblas.space import Footprint, Space
+from outblas.machines import MACHINES, find
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
 SHAPES = ((4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65))
@@ -31,49 +28,49 @@ SQUARE = Workload(*SHAPES[0])
 HILBERT, PORTABLE = of("hopper.hilbert"), of("portable")
 
 
-def runs_on(name: str) -> list[Machine]:
+def runs_on(name):
     record = registry.find(name)
     return [m for m in MACHINES.values() if record.min_arch <= m.arch <= (record.max_arch or m.arch)]
 
 
-def machine_for(name: str) -> Machine:
+def machine_for(name):
     return H100 if H100 in runs_on(name) else runs_on(name)[0]
 
 
-def precisions(name: str, machine: Machine = H100) -> tuple[str, ...]:
+def precisions(name, machine=H100):
     """The dtypes of operands that a kernel takes on a machine, and tf32 where it takes that."""
     if name.startswith("turing.") and machine.arch < 80:
         return ("float16",)
     return (*registry.find(name).dtypes, *(["tf32"] if name == "portable" else []))
 
 
-def workload(name: str, shape: tuple[int, int, int] = SHAPES[0], dtype: str = "") -> Workload:
+def workload(name, shape=SHAPES[0], dtype=""):
     return Workload(*shape, dtype or precisions(name)[0], layout=registry.layout_of(name))
 
 
-def space(name: str, asked: Workload | None = None, machine: Machine | None = None) -> Space[Any]:
+def space(name, asked=None, machine=None):
     """By default at 4096, on an H100 where the kernel runs on one."""
     return of(name).load().space(prune.problem(asked or workload(name)), machine or machine_for(name))
 
 
-def valid(found: Space[Any]) -> list[Any]:
+def valid(found):
     """The configs that a sweep would try."""
     return [config for config in found.configs() if found.invalid_reason(config) is None]
 
 
-def some(name: str, found: Space[Any], most: int) -> list[Any]:
+def some(name, found, most):
     """A few of them."""
     return list(itertools.islice((c for c in _shuffled(name) if found.invalid_reason(c) is None), most))
 
 
 @functools.cache
-def _shuffled(name: str) -> list[Any]:
+def _shuffled(name):
     configs = list(space(name).configs())
     random.Random(name).shuffle(configs)
     return configs
 
 
-def fields_of(axis: str | tuple[str, ...]) -> tuple[str, ...]:
+def fields_of(axis):
     return (axis,) if isinstance(axis, str) else axis
 
 
@@ -100,7 +97,7 @@ def test_configs_say_why_not_or_pass_the_kernels_own_checks(name):
             assert from_text(subject.Config, to_text(config)) == config
 
 
-def own_reason(name: str, unsupported, config, given: Problem, machine: Machine):
+def own_reason(name, unsupported, config, given, machine):
     """What the kernel itself has against a config; `unsupported`: its module's."""
     if name == "portable":
         return portable_config.invalid_reason(config, given.dtype, machine.shared_memory_per_cta)
@@ -110,7 +107,7 @@ def own_reason(name: str, unsupported, config, given: Problem, machine: Machine)
     return rung._invalid(config, machine.shared_memory_per_cta) or rung.refusal(given, config, machine.arch)
 
 
-def _explains(reason: str) -> bool:
+def _explains(reason):
     """One line with a number, that says what was expected or what there is; no whole config."""
     wanted = re.search(r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs .*\d", reason)
     return bool(wanted and re.search(r"\d", reason) and reason.isprintable() and len(reason) < 160)
@@ -147,7 +144,7 @@ def test_hopper_footprints_count_the_producer():
 
 @pytest.mark.parametrize("ladder", registry.LADDERS)
 def test_every_value_is_of_use_somewhere(ladder):
-    unused: dict[tuple[str, ...], set[Any]] = {}
+    unused = {}
     for name, shape in itertools.product(reversed(registry.LADDERS[ladder]), SHAPES[:2]):
         found = space(name, workload(name, shape))
         for axis, values in found.axes.items():
@@ -177,14 +174,14 @@ def test_hopper_configs_of_one_compile():
 )
 def test_gemm_configs_of_one_compile(asked):
     found, given = space("hopper.gemm", asked), prune.problem(asked)
-    compiled: dict[Any, Any] = {}
+    compiled = {}
     for config in valid(found):
         variant = gemm_host.example_variant(gemm.plan.args[0], given, config)
         assert compiled.setdefault(found.compiled_as(config), variant) == variant
 
 
 def test_a_space_has_only_the_axes_that_a_rung_knows():
-    def axes(name: str) -> set[str]:
+    def axes(name):
         return {field for axis in space(name).axes for field in fields_of(axis)}
 
     assert axes("hopper.tma_wgmma") == {"tile_m", "tile_n"}
@@ -214,7 +211,7 @@ def test_interpreted_portable_varies_what_the_interpreter_sees():
 # Pruning.
 
 
-def planned(*subjects: Subject, asked: Workload = SQUARE, trials: int | None = None) -> prune.Plan:
+def planned(*subjects, asked=SQUARE, trials=None):
     return prune.plan(subjects, asked, gpu.imagined("h100"), trials=trials)
 
 
@@ -275,11 +272,8 @@ def test_kernels_that_do_not_fit(name, machine, message):
 # The model.
 
 
-Case = tuple[Footprint, Workload, Machine]
-
-
 @functools.cache
-def samples() -> list[Case]:
+def samples():
     """A few of each kernel, on each machine, at each shape."""
     dice = random.Random(0)
     found = []
@@ -295,7 +289,7 @@ def samples() -> list[Case]:
     return found
 
 
-def us(f: Footprint, asked: Workload, machine: Machine) -> float:
+def us(f, asked, machine):
     return model.predict(f, asked, machine).us
 
 
@@ -312,7 +306,7 @@ def test_predictions_are_shares_and_times_that_a_machine_can_reach():
         assert "waves" in found.limits
 
 
-def cut() -> list[Case]:
+def cut():
     """Every fifth config whose CTAs share tiles, where such are tried."""
     found = []
     for shape in (*SHAPES[:2], (512, 512, 512), (128, 512, 8192)):
@@ -323,7 +317,7 @@ def cut() -> list[Case]:
     return found
 
 
-def without_sums(monkeypatch: pytest.MonkeyPatch):
+def without_sums(monkeypatch):
     """From here on pieces of K are combined in no time."""
     monkeypatch.setattr(model, "COMBINE", 0.0)
     monkeypatch.setattr(model, "SUMS", math.inf)
@@ -407,7 +401,7 @@ def test_a_config_that_leaves_sms_idle_is_slower():
 
 
 def test_resident_ctas():
-    def resident(**changes) -> int:
+    def resident(**changes):
         return model.resident(replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100)
 
     assert resident(shared_memory=100 << 10) == 2

@@ -5,14 +5,12 @@ import sqlite3
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
 from outblas.autotune import checks, transfer
-from outblas.autotune.records import Gpu, Trial, Workload
+from outblas.autotune.records import Gpu, Workload
 from outblas.autotune.store import Store, StoreError
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
@@ -154,9 +152,9 @@ with Store(Path(sys.argv[1])) as store:
 """
 
 
-def adding(path: Path, *batches: list[Trial]) -> list[Any]:
+def adding(path, *batches):
     """Processes that add a batch of trials each, once all have imported what they need."""
-    processes: list[Any] = []
+    processes = []
     for batch in batches:
         file = path.parent.with_name(f"{batch[0].source}.json")
         transfer.export(batch, [], file)
@@ -202,7 +200,7 @@ def test_what_a_killed_process_added_is_there(path):
 
 
 def test_threads(store):
-    def work(first: int) -> list[tuple[bool, int]]:
+    def work(first):
         found = []
         for i in range(first, first + 40):
             found.append((store.add(trial(i)), store.begin(*PLACE, "x=1")))

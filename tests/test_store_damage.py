@@ -5,23 +5,21 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from stored import H100, WORKLOAD, fill, set_aside, silent, sql, trial, warned, winner
 
 from outblas.autotune import database
-from outblas.autotune.records import Trial
 from outblas.autotune.store import Store, StoreError
 
 
-def snapshot(path: Path) -> dict[Path, tuple[int, bytes | None]]:
+def snapshot(path):
     """When what lies in a store's folder was changed, and what it holds."""
     return {p: (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else None) for p in path.parent.rglob("*")}
 
 
-def kept(path: Path, **options: bool) -> list[Trial]:
+def kept(path, **options):
     """The trials of a store that nothing is wrong with."""
     with Store(path, **options) as store:
         assert store.warning is None
@@ -187,7 +185,7 @@ def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, chan
 
 
 @contextlib.contextmanager
-def unwritable(path: Path) -> Iterator[None]:
+def unwritable(path):
     """Root may write in spite of modes, but not to what has the attribute i; not every file system knows it."""
     mode, root = path.stat().st_mode, os.getuid() == 0
     if not root:
@@ -295,7 +293,7 @@ def test_reading_only_sees_what_others_write(path):
 # Full disks.
 
 
-def leave_room(store: Store, pages: int = 0):
+def leave_room(store, pages=0):
     assert store._file
     used = store._file.execute("PRAGMA page_count").fetchone()[0]
     store._file.execute(f"PRAGMA max_page_count = {used + pages}")
@@ -343,11 +341,11 @@ def test_closing_writes_what_waits_or_says_what_is_lost(path, room):
 
 
 @contextlib.contextmanager
-def refusing(message: str) -> Iterator[None]:
+def refusing(message):
     """Nothing can be written to a file."""
     at_once = database.at_once
 
-    def refuse(connection: sqlite3.Connection, operations):
+    def refuse(connection, operations):
         if connection.execute("PRAGMA database_list").fetchone()["file"]:
             raise sqlite3.OperationalError(message)
         return at_once(connection, operations)

@@ -19,7 +19,7 @@ from outblas.autotune.records import STATUSES
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
 from outblas.autotune.sweeping import Budget, sweep, visible_gpus
-from outblas.autotune.tuning import Job, Outcome
+from outblas.autotune.tuning import Job
 from outblas.configs import from_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
@@ -39,7 +39,7 @@ def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
     before, begun = stored(path), len(notes())
     assert 4 <= len(before) <= begun <= len(before) + 1
 
-    screened: list[int] = []
+    screened = []
     found = run(path, progress=lambda p: screened.append(len(notes())) if p.stage == "finals" else None)
     (outcome,), after = found.outcomes, stored(path)
     assert [trial for trial in after if trial in before] == before
@@ -52,7 +52,7 @@ def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
         assert store.winners() == found.winners
 
 
-def reasons_of(outcome: Outcome, statuses: dict[str, str], figure: str) -> dict[str, str]:
+def reasons_of(outcome, statuses, figure):
     """Why each fault failed: one trial each with its status and without that figure, and three sound ones with it."""
     trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
     assert outcome.new == len(trials) == len(outcome.trials) == 3 + len(statuses)

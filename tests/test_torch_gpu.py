@@ -26,11 +26,11 @@ def _ours(monkeypatch):
     torch._dynamo.reset()
 
 
-def normal(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+def normal(*shape, dtype=FP32):
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def distance(x: Tensor, y: Tensor) -> float:
+def distance(x, y):
     """Relative, Frobenius."""
     return float((x.double() - y.double()).norm() / y.double().norm().clamp_min(1e-30))
 
@@ -46,7 +46,7 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
     given = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
     weight = normal(256, 100, 4, dtype=dtype).permute(2, 1, 0)
 
-    def torchs(x: Tensor, w: Tensor, bias: Tensor, r: Tensor) -> list[Tensor]:
+    def torchs(x, w, bias, r):
         y = apply(nn.functional.linear(x, w, bias), activation or "", r)
         return [y, *torch.autograd.grad(y, (x, w, bias, r), weight.to(y.dtype))]
 
@@ -61,16 +61,16 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
 
 # ---- compiled and captured ----
 class Perceptron(nn.Module):
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype):
         super().__init__()
         self.up, self.down = (nn.Linear(*s, device="cuda", dtype=dtype) for s in ((512, 2048), (1024, 512)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
         return linear(hidden, self.down.weight, self.down.bias, residual=x)
 
 
-def trained(model, x: Tensor) -> list[Tensor]:
+def trained(model, x):
     y = model(x)
     return [t.clone() for t in (y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters())))]
 
@@ -159,14 +159,14 @@ class Block(nn.Module):
         self.qkv, self.project = nn.Linear(256, 768), nn.Linear(256, 256)
         self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (t.unflatten(-1, (4, 64)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(mixed.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
 
 
-def losses(model: nn.Module, x: Tensor, steps: int = 200) -> Tensor:
+def losses(model, x, steps=200):
     target, found = x.float().cumsum(1).tanh(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):

@@ -10,7 +10,6 @@ import string
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import stored
@@ -22,9 +21,6 @@ from outblas.autotune import checks, compact, transfer
 from outblas.autotune.records import PRECISIONS, STATUSES, Finalist, Gpu, Trial, Winner, Workload
 from outblas.autotune.store import Store
 from outblas.shapes import LAYOUTS
-
-Content = dict[str, Any]  # of a file
-Place = tuple[Any, ...]  # in it
 
 WORKLOAD = Workload(4096, 512, 64, "float16", "float32", "nn")
 TRIAL, FAILED = stored.trial(workload=WORKLOAD), stored.failed(1, workload=WORKLOAD)
@@ -51,7 +47,7 @@ def table(tmp_path):
     return json.loads(path.read_text())
 
 
-def signed(content: Content) -> str:
+def signed(content):
     content["sha256"] = transfer._checksum(content)
     return json.dumps(content)
 
@@ -157,19 +153,19 @@ MORE = {
 }  # fmt: skip
 
 
-def inside(content, place: Place):
+def inside(content, place):
     for step in place:
         content = content[step]
     return content
 
 
-def shown(place: Place) -> str:
+def shown(place):
     """`trials[0].workload`."""
     first, second, *rest = place
     return f"{first}[{second!r}]" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest)
 
 
-def refusal(file: Path, content: Content) -> str:
+def refusal(file, content):
     file.write_text(signed(content))
     with Store(file.with_name("tuning.sqlite")) as store:
         with pytest.raises(ValueError, match=r".") as caught:
@@ -194,7 +190,7 @@ def test_unknown_fields_are_refused(file, content, place):
     assert refusal(file, content).startswith(f"{shown(place)} has '__class__', expected only")
 
 
-def put(content: Content, place: Place, value):
+def put(content, place, value):
     inside(content, place[:-1])[place[-1]] = value
 
 
@@ -363,7 +359,7 @@ def test_every_shipped_table_is_valid_and_stays_small():
 ROW = ("kernels", 0, "entries", 0)
 
 
-def refuses_table(table: Content, message: str):
+def refuses_table(table, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         transfer.read_table(signed(table))
 

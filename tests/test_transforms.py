@@ -13,11 +13,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "igno
 close = torch.testing.assert_close
 
 
-def layer(x, w, bias, residual=None) -> torch.Tensor:
+def layer(x, w, bias, residual=None):
     return linear(x, w, bias, activation="gelu", residual=residual)
 
 
-def torchs_layer(x, w, bias, residual=None) -> torch.Tensor:
+def torchs_layer(x, w, bias, residual=None):
     return apply(torch.nn.functional.linear(x, w, bias), "gelu", residual)
 
 
@@ -124,7 +124,7 @@ class Perceptron(torch.nn.Module):
         super().__init__()
         self.up, self.down = torch.nn.Linear(8, 32), torch.nn.Linear(16, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
         x = linear(hidden, self.down.weight, self.down.bias, residual=x)
         return addmm(self.down.bias, x, matmul(self.down.weight[:, :8], self.up.weight[:8]), alpha=0.5)
@@ -166,11 +166,11 @@ def test_a_dynamic_size_is_compiled_once(i):
 def test_compiled_under_autocast_and_transforms():
     torch._dynamo.reset()
 
-    def cast(x: torch.Tensor) -> torch.Tensor:
+    def cast(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return layer(x, W, BIAS)
 
-    def plain(x: torch.Tensor) -> torch.Tensor:
+    def plain(x):
         return layer(x, W, BIAS)
 
     for f in (cast, vmap(plain), grad(lambda x: plain(x).sum())):

@@ -5,7 +5,7 @@ import sqlite3
 
 import known
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from outblas.autotune import choose, gpu, sweeping
 from outblas.autotune.records import Workload
@@ -17,17 +17,17 @@ from outblas.cli.tune import parse_budget
 PLAIN = "--dtype float32 --layout nn --gpus cpu"
 
 
-def invoke(line: str) -> Result:
+def invoke(line):
     return CliRunner().invoke(app, ["tune", *line.split()])
 
 
-def parsed(line: str):
+def parsed(line):
     result = invoke(f"{line} --json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def refusal(line: str, code: int = 2) -> str:
+def refusal(line, code=2):
     """What stands in the box of an error, in one line."""
     result = invoke(line)
     assert result.exit_code == code, result.output
@@ -68,7 +68,7 @@ def on_h100(path, monkeypatch):
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     monkeypatch.setattr(choose, "TABLES", path.parent)
 
-    def crowned(**changes) -> str:
+    def crowned(**changes):
         with Store(path) as store:
             store.crown(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
         return f"--gpu h100 --store {path}"

@@ -33,7 +33,7 @@ def fresh(tmp_path, monkeypatch):
     dispatch.forget()
 
 
-def operands(shape: tuple[int, int, int] = SHAPE, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+def operands(shape=SHAPE, dtype=torch.bfloat16):
     M, N, K = shape
     return [torch.randn(M, K, device="cuda").to(dtype), torch.randn(N, K, device="cuda").to(dtype).t()]
 
@@ -128,7 +128,7 @@ def test_lookup_costs_under_two_microseconds(fresh):
     assert best < 2e-6
 
 
-def _timed(call: object, times: int = 2000) -> float:
+def _timed(call, times=2000):
     begun = time.perf_counter()
     for _ in range(times):
         call()

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Timer
@@ -14,10 +14,10 @@ from sweeps import H100, SUBJECT, WORKLOAD
 
 from outblas.autotune import ahead, finals, racing, tuning
 from outblas.autotune.isolated import Down
-from outblas.autotune.records import Finalist, Gpu, Trial, Winner, Workload, now
+from outblas.autotune.records import Trial, now
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
-from outblas.autotune.tuning import Job, Outcome
+from outblas.autotune.tuning import Job
 from outblas.autotune.worker import Entry, Screened
 from outblas.configs import from_text, to_text
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("faulty_log")
 ONE = to_text(Config(number=1))
 
 
-def number(of: Trial | Winner | Finalist) -> int:
+def number(of):
     return from_text(Config, of.config).number
 
 
@@ -44,29 +44,29 @@ class FakeBench:
     restarts: int = 0
     entered: set[Entry] = field(default_factory=set)
 
-    def open(self, workload: Workload) -> float:
+    def open(self, workload):
         self._called("open")
         return 100.0
 
-    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
+    def screen(self, workload, entry, best_us):
         us = self._called("screen", entry)
         return Screened("ok", us=us, ratio=100 / us, ratio_low=100 / us, ratio_high=100 / us)
 
-    def enter(self, workload: Workload, entry: Entry) -> Screened:
+    def enter(self, workload, entry):
         self._called("enter", entry)
         self.entered.add(entry)
         return Screened("ok")
 
-    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
+    def race(self, entries, rounds):
         times = [[self._called("race", entry)] * rounds for entry in entries]
         if not self.entered >= set(entries):
             raise Down("crash", "the worker is another one")
         return [100.0] * rounds, times
 
-    def forget(self, entries: Sequence[Entry]):
+    def forget(self, entries):
         self._called("forget")
 
-    def _called(self, call: str, entry: Entry | None = None) -> float:
+    def _called(self, call, entry=None):
         config = from_text(Config, entry[1]).number if entry else None
         self.sleep(self.seconds)
         self.calls.append((call, config))
@@ -76,7 +76,7 @@ class FakeBench:
             raise Down("crash", "a bad day")
         return self.us + (config or 0)
 
-    def configs(self, call: str) -> list[int | None]:
+    def configs(self, call):
         return [config for name, config in self.calls if name == call]
 
 
@@ -90,7 +90,7 @@ class FakeCompilers:
     futures: list[Future[float]] = field(default_factory=list)
     most: int = 0
 
-    def submit(self, *_: object) -> Future[float]:
+    def submit(self, *_):
         self.futures.append(Future())
         if self.seconds is not None:
             self.futures[-1].set_result(self.seconds)
@@ -104,15 +104,9 @@ def store(path):
         yield store
 
 
-Tune = Callable[..., Outcome]
-
-
 @pytest.fixture
 def tune(store, monkeypatch):
-    def tuned(
-        bench: FakeBench, configs: int = 3, *, on: Gpu = H100, subjects = (SUBJECT,), compilers = None,
-        **options,
-    ) -> Outcome:  # fmt: skip
+    def tuned(bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, **options):
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
         return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store)
 
@@ -172,7 +166,7 @@ def test_each_kernel_has_a_winner(tune):
     assert len({winner.finalists for winner in found.winners}) == 1
 
 
-def begin_twice(store: Store):
+def begin_twice(store):
     for _ in range(2):
         store.begin(H100, WORKLOAD, "faulty", SUBJECT.fingerprint, ONE)
 
@@ -232,10 +226,10 @@ class Clock:
 
     now = 1000.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float):
+    def sleep(self, seconds):
         self.now += seconds
 
 

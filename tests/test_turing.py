@@ -5,20 +5,19 @@ import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from test_simt import own, problem, rung
 
-from outblas import choice, machines, operands, registry
+from outblas import choice, machines, registry
 from outblas.configs import from_text
 from outblas.device import gluon, launch
 from outblas.device import rung as device_rung
 from outblas.inspect import inspect, machine_code, sass
-from outblas.inspect.inspection import Inspection, compilable
+from outblas.inspect.inspection import compilable
 from outblas.turing.access import lines
-from outblas.turing.config import TuringConfig, invalid_reason
+from outblas.turing.config import invalid_reason
 
 NAMES = [kernel.name for kernel in registry.ladder("turing")]
 BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
@@ -35,10 +34,10 @@ VALUES = {
 }  # fmt: skip
 
 
-def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
+def valid_configs(count, seed=0):
     """Kernels, and configs that they take with 48 KiB of shared memory."""
     draw = random.Random(seed)
-    found: list[tuple[str, TuringConfig]] = []
+    found = []
     while len(found) < count:
         name = ("turing.wmma", "turing.shared", "turing.double_buffer", "turing.cp_async")[len(found) % 4]
         values = {key: draw.choice(options) for key, options in VALUES.items() if key not in rung(name).unread}
@@ -48,16 +47,16 @@ def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
     return found
 
 
-def compiled(name: str, config: TuringConfig, given: operands.Problem, arch: int):
+def compiled(name, config, given, arch):
     return rung(name)._compiled(config, given, rung(name).constants(config, given, arch), arch, None)
 
 
-def hot_loop(found: Inspection) -> list[str]:
+def hot_loop(found):
     """Mnemonics of the main loop, without their shapes."""
     return [instruction.name.split(".")[0] for instruction in sass.hot_loop(sass.parse(found.sass))]
 
 
-def absent(name: str) -> tuple[str, ...]:
+def absent(name):
     return ("FFMA",) if name in BY_LDMATRIX else ("FFMA", "LDSM", "ldmatrix")
 
 
@@ -156,7 +155,7 @@ def test_the_epilogue_is_one_ffma_an_output(name, arch):
 def test_who_loads():
     """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
 
-    def busy(name: str, edge: int = 2048, **changes) -> list[int]:
+    def busy(name, edge=2048, **changes):
         """Threads that load a vector of a slab of A, and of B, that no other thread loads."""
         constants = rung(name).constants(own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75)
         return [constants["A_THREADS"], constants["B_THREADS"]]
@@ -257,7 +256,7 @@ GPUS = [
 def fake_gpu(monkeypatch):
     """Makes a GPU of an architecture that this machine does not have, as far as planning a launch goes."""
 
-    def make(arch: int):
+    def make(arch):
         machine = machines.reference(75 if arch < 80 else 80)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(arch, 10))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -269,7 +268,7 @@ def fake_gpu(monkeypatch):
     return make
 
 
-def on_gpu(dtype: torch.dtype, layout: str, shape: tuple[int, int, int]) -> operands.Problem:
+def on_gpu(dtype, layout, shape):
     return replace(problem(layout, shape, dtype), device=torch.device("cuda", 0))
 
 
@@ -285,13 +284,13 @@ def test_the_kernel_of_a_call_that_names_none(fake_gpu, arch, dtype, shape, layo
 def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(fake_gpu, monkeypatch, arch, text, as_ptx):
     """On sm_75 the ordinary path: a cubin; on newer GPUs, PTX for the driver."""
     fake_gpu(arch)
-    loaded: list[Any] = []
+    loaded = []
 
     class Compiled:
         def __init__(self, *arguments):
             self.target, self.asm, self.kernel = arguments[4], {"ptx": "ptx of sm_75"}, b"cubin"
 
-        def __getitem__(self, programs: tuple[int, int, int]):
+        def __getitem__(self, programs):
             loaded.append((self.target, programs, self.kernel))
             return lambda *_: None
 
@@ -306,7 +305,7 @@ def test_tiles_follow_the_size_of_the_product():
     """128×256 where there are enough of them for 132 SMs, smaller ones where not, and where those do not fit in shared
     memory."""
 
-    def tile(edge: int, limit: int = 163 * 1024) -> tuple[int, int]:
+    def tile(edge, limit=163 * 1024):
         config = rung("turing.cp_async").default(problem("nt", (edge, edge, edge), FP16), 132, limit)
         assert invalid_reason(config, limit) is None
         return config.block_m, config.block_n

@@ -2,9 +2,7 @@
 sanitizers."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import sanitizer
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.gpu
 TURING = [name for name in NAMES if name != "turing.cp_async"]
 
 
-def matrix() -> Iterator[Any]:
+def matrix():
     for name in TURING:
         config = own(name, arch=75)
         for case in cases.full(FP16, config.block_m, config.block_n, config.block_k):

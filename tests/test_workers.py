@@ -20,11 +20,11 @@ from outblas.configs import to_text
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
-def screened(bench: Bench, fault: str = "") -> Screened:
+def screened(bench, fault=""):
     return bench.screen(WORKLOAD, (SUBJECT, to_text(Config(fault=fault))), None)
 
 
-def compiled(compilers: Compilers, **config) -> tuple[str, str] | None:
+def compiled(compilers, **config):
     """What went wrong."""
     future = compilers.submit(SUBJECT, WORKLOAD, to_text(Config(**config)), 90)
     future.exception(timeout=60)
@@ -65,14 +65,14 @@ class FakePool:
     stuck = False
     active = True
 
-    def __init__(self, **_: object):
+    def __init__(self, **_):
         self.opened = False
 
-    def schedule(self, function, *, args: tuple[Any, ...], timeout: float) -> Future[Any]:
+    def schedule(self, function, *, args, timeout):
         self.calls.append(function)
         if self.stuck:
             return StuckFuture()
-        future: Future[Any] = Future()
+        future = Future()
         if self.deaths and self.deaths.pop(0):
             future.set_exception(BrokenProcessPool("All workers expired"))
         elif function is worker.open_bench:
@@ -147,7 +147,7 @@ def test_who_waits_for_a_worker_is_released(pool):
 
 def test_two_threads_end_a_worker_once(pool, monkeypatch):
     """As an interrupt does, and the thread that has the worker: pebble closes its pipes in every `join`."""
-    joined: list[FakePool] = []
+    joined = []
     monkeypatch.setattr(pool, "join", lambda self: (time.sleep(0.2), joined.append(self)))
     bench = Bench("0")
     bench.describe()
