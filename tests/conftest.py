@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,18 +12,18 @@ from outblas.verify.watchdog import real_stderr, watchdog
 GPU_TEST_SECONDS = 120
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     real_stderr()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """17,000 cases take a while to make, where none of them is wanted."""
     unwanted = "not gpu" in config.option.markexpr and collection_path.name.endswith("gpu.py")
     return unwanted or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     for item in items:
         if item.get_closest_marker("sm90"):
@@ -39,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_call(item):
     """A kernel that hangs ends the run with every stack dumped, in the test that launched it."""
     if not item.get_closest_marker("gpu"):
         return (yield)
@@ -51,7 +49,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _private_cache(tmp_path_factory):
     before = os.environ.get("OUTBLAS_CACHE_DIR")
     os.environ["OUTBLAS_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     yield
@@ -61,18 +59,18 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """Of a store of the test's own, in a folder that is not there yet."""
     return tmp_path / "cache" / "tuning.sqlite"
 
 
 @pytest.fixture
-def faulty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def faulty_log(tmp_path, monkeypatch):
     """Where tests/faulty_kernel.py notes who compiles and measures it."""
     monkeypatch.setenv("FAULTY_LOG", str(tmp_path / "log"))
 
 
 @pytest.fixture(autouse=True)
-def _fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh_warnings(monkeypatch):
     monkeypatch.setattr(fallback, "_seen", set())
     monkeypatch.delenv("OUTBLAS_STRICT", raising=False)

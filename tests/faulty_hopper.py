@@ -1,20 +1,13 @@
 """hopper.hilbert, its space, and three configs that a sweep must survive: a hang, an illegal access, wrong sums."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from outblas.bench.clock import Clock
 from outblas.hopper import hilbert
-from outblas.machines import Machine
-from outblas.operands import Problem
 from outblas.space import Space
 
 FAULTS = ("hang", "illegal", "wrong")
@@ -25,25 +18,24 @@ class Config(hilbert.Config):
     fault: str = ""
 
 
-def _plain(config: Config) -> Any:
+def _plain(config):
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(hilbert.Config)}
     return hilbert.Config(**fields)
 
 
-def unsupported(problem: Problem, config: Config | None = None) -> str | None:
-    reason: str | None = hilbert.unsupported(problem, _plain(config or Config()))
-    return reason
+def unsupported(problem, config=None):
+    return hilbert.unsupported(problem, _plain(config or Config()))
 
 
-def precompile(problem: Problem, config: Config, arch: int) -> None:
+def precompile(problem, config, arch):
     hilbert.precompile(problem, _plain(config), arch)
 
 
-def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
+def plan(problem, config=None):
     config = config or Config()
-    launch: Callable[..., None] = hilbert.plan(problem, _plain(config))
+    launch = hilbert.plan(problem, _plain(config))
 
-    def faulty(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def faulty(a, b, c, out, alpha, beta):
         match config.fault:
             case "hang":
                 Clock().start(1e12)
@@ -56,7 +48,7 @@ def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     return faulty if config.fault else launch
 
 
-def space(problem: Problem, machine: Machine) -> Space[Config]:
+def space(problem, machine):
     inner = hilbert.space(problem, machine)
     return Space(
         own=Config(),
@@ -69,5 +61,5 @@ def space(problem: Problem, machine: Machine) -> Space[Config]:
 
 
 @triton.jit
-def _stray(out):  # type: ignore[no-untyped-def]
+def _stray(out):
     tl.store(out + tl.full((), 1 << 43, tl.int64), 1.0)

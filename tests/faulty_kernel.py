@@ -4,22 +4,18 @@ Whoever measures a config notes that in the file FAULTY_LOG, whoever compiles on
 says how many sound configs the space has, FAULTY_SLEEP how many ms each takes, FAULTY_FAULTS which faults others have.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from outblas.configs import to_text
-from outblas.operands import Problem
 from outblas.space import Footprint, Space
 
 # What becomes of a config with a fault: of its measurement, and where it is compiled ahead.
@@ -57,16 +53,16 @@ class Note(NamedTuple):
     visible: str
 
 
-def unsupported(problem: Problem, config: Config | None = None) -> str | None:
+def unsupported(problem, config=None):
     return "fault is refuse, expected another" if config and config.fault == "refuse" else None
 
 
-def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
+def plan(problem, config=None):
     config = config or Config()
     _note(config)
     time.sleep(config.sleep / 1000)
 
-    def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def launch(a, b, c, out, alpha, beta):
         fail(config.fault)
         torch.mm(a, b, out=out)
         if config.fault == "wrong":
@@ -77,14 +73,14 @@ def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     return launch
 
 
-def precompile(problem: Problem, config: Config, arch: int) -> None:
+def precompile(problem, config, arch):
     _note(config, ".compiled")
     when, _, fault = config.fault.rpartition("-")
     if when == "compile":
         fail(fault)
 
 
-def fail(fault: str) -> None:
+def fail(fault):
     match fault:
         case "hang":
             time.sleep(1000)
@@ -107,12 +103,12 @@ def fail(fault: str) -> None:
 class OddError(Exception):
     """As those of compilers are that keep a place in the source."""
 
-    def __init__(self, text: str, line: int) -> None:
+    def __init__(self, text, line):
         super().__init__(text)
         self.line = line
 
 
-def space(problem: Problem, machine: object) -> Space[Config]:
+def space(problem, machine):
     return Space(
         own=Config(sleep=int(os.environ.get("FAULTY_SLEEP", "0"))),
         axes={"number": tuple(range(int(os.environ.get("FAULTY_CONFIGS", "3"))))},
@@ -122,13 +118,13 @@ def space(problem: Problem, machine: object) -> Space[Config]:
     )
 
 
-def footprint(config: Config) -> Footprint:
+def footprint(config):
     return Footprint(
         math="fma", tile_m=16, tile_n=16, tile_k=16, stages=1, threads=128, registers=32, shared_memory=2048
     )
 
 
-def notes(suffix: str = "") -> list[Note]:
+def notes(suffix=""):
     """What has been measured, in order; with ".compiled", what has been compiled ahead."""
     log = Path(os.environ["FAULTY_LOG"] + suffix)
     lines = log.read_text().splitlines() if log.exists() else []
@@ -136,6 +132,6 @@ def notes(suffix: str = "") -> list[Note]:
     return [Note(config, int(process), visible) for config, process, visible in parts]
 
 
-def _note(config: Config, suffix: str = "") -> None:
+def _note(config, suffix=""):
     with open(os.environ["FAULTY_LOG"] + suffix, "a") as log:
         log.write(f"{to_text(config)} {os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}\n")

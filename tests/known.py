@@ -1,15 +1,12 @@
 """Winners of an H100, and knowledge made of them."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import stored
 
 from outblas.autotune import gpu, transfer
 from outblas.autotune.choose import Knowledge
-from outblas.autotune.records import Gpu, Winner
+from outblas.autotune.records import Gpu
 from outblas.autotune.store import Store
 from outblas.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
@@ -20,11 +17,10 @@ H200 = gpu.imagined("h200")
 PCIE = Gpu("NVIDIA H100 PCIe", 90, 114)
 A100 = gpu.imagined("a100")
 SQUARE = stored.WORKLOAD
-Know = Callable[..., Knowledge]
 CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
 
 
-def winner(i: int = 0, ratio: float = 1.0, **changes: Any) -> Winner:
+def winner(i=0, ratio=1.0, **changes):
     fields = {
         "gpu": H100, "kernel": "portable", "config": CONFIGS[i], "us": 100.0, "cublas_us": 100.0 * ratio,
         "ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "when": f"2026-01-{i + 1:02}T00:00:00+00:00",
@@ -32,10 +28,10 @@ def winner(i: int = 0, ratio: float = 1.0, **changes: Any) -> Winner:
     return stored.winner(**fields | changes)
 
 
-def knowing(tmp_path: Path) -> Know:
+def knowing(tmp_path):
     """A maker of knowledge of an H100 from winners in its store, and from those that were shipped."""
 
-    def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> Knowledge:
+    def made(*here, shipped=(), of=H100):
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:

@@ -1,14 +1,10 @@
 """Compiles hopper.gemm ahead of its calls, in processes: hundreds of kernels are minutes of one core."""
 
-from __future__ import annotations
-
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -18,20 +14,15 @@ from outblas.autotune.compilers import default_workers
 from outblas.autotune.processes import Context, start
 from outblas.configs import from_text, to_text
 from outblas.hopper import gemm, gemm_host, rules
-from outblas.hopper.config import HopperConfig
-from outblas.operands import Problem, problem
+from outblas.operands import problem
 from outblas.verify.call import prepare
-from outblas.verify.cases import Case
 
 KERNEL = "hopper.gemm"
 SMS = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 
-Asked = tuple[Problem, HopperConfig | None]  # a call; None: the rule's config
-Ahead = Callable[[Iterable[Asked]], int]
-
 
 @functools.cache
-def of_case(case: Case) -> Problem:
+def of_case(case):
     """What `matmul` or `addmm` makes of a case on the first GPU; without one, as its addresses lie on the CPU."""
     call = prepare(case, "cuda" if torch.cuda.is_available() else "cpu", *3 * [lambda cells, generator: None])
     c = call.c.view if call.c and case.beta else None
@@ -40,12 +31,12 @@ def of_case(case: Case) -> Problem:
     return replace(made, device=torch.device("cuda", 0))
 
 
-def by_rule(problem: Problem) -> HopperConfig:
+def by_rule(problem):
     """What the kernel takes if no config is given."""
     return rules.config(problem, SMS, gemm.Config())
 
 
-def by_default(problem: Problem) -> HopperConfig | None:
+def by_default(problem):
     """What a call takes that names no kernel; None if that is another kernel."""
     for kernel, text in () if problem.batch else automatic.choices(problem):
         module = registry.load(kernel)
@@ -55,22 +46,21 @@ def by_default(problem: Problem) -> HopperConfig | None:
     return by_rule(problem) if choice.by_rule(problem, 90, SMS) == KERNEL else None
 
 
-def variant(asked: Asked) -> Any:
-    """The compile that serves a call."""
-    plan: Any = gemm.plan
+def variant(asked):
+    """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return gemm_host.example_variant(plan.args[0], given, config or by_rule(given), SMS)
+    return gemm_host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager
-def compilers() -> Iterator[Ahead]:
+def compilers():
     """A function that compiles to the cache on disk what calls need, each variant once, and returns how many it had."""
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of which few compile ahead
     workers = max(1, min(default_workers(), 2 * default_workers() // beside))
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     with ProcessPoolExecutor(workers, Context(), start, (environment, None)) as pool:
 
-        def ahead(calls: Iterable[Asked]) -> int:
+        def ahead(calls):
             distinct = {variant(call): call for call in calls}
             for future in [
                 pool.submit(_compile, given, config or by_rule(given)) for given, config in distinct.values()
@@ -81,7 +71,7 @@ def compilers() -> Iterator[Ahead]:
         yield ahead
 
 
-def _compile(problem: Problem, config: HopperConfig) -> None:
+def _compile(problem, config):
     try:
         gemm.precompile(problem, config, 90)
     except Exception as error:  # may hold what cannot be sent

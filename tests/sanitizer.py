@@ -1,7 +1,5 @@
 """compute-sanitizer over a script that prints a line "right:" for each kernel whose results it found right."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -13,7 +11,7 @@ FOUND = 7  # exit status
 SECONDS = 280  # less than a test may take
 
 
-def run(tool: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(tool, code, *options):
     """`code` under memcheck, racecheck or synccheck; the exit status is `FOUND` if that found anything.
 
     Every tensor is an allocation of its own: a read past its end is no other tensor's. Skips without the sanitizer.
@@ -30,7 +28,7 @@ def run(tool: str, code: str, *options: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def finds_nothing(tool: str, code: str, right: int, *options: str) -> None:
+def finds_nothing(tool, code, right, *options):
     """Run `code`: no finding, and so many lines "right:"."""
     done = run(tool, code, *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

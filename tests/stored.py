@@ -3,9 +3,6 @@
 import contextlib
 import sqlite3
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +28,7 @@ for name, place in (("outblas", {outblas.__path__[0]!r}), ("outblas.autotune", {
 """
 
 
-def trial(i: int = 0, **changes: Any) -> Trial:
+def trial(i=0, **changes):
     fields = {
         "gpu": H100, "workload": WORKLOAD, "kernel": "hopper.hilbert", "source": "abc",
         "config": f"tile_m=128,slots={i},order=hilbert,phases=False", "status": "ok",
@@ -41,12 +38,12 @@ def trial(i: int = 0, **changes: Any) -> Trial:
     return Trial(**fields | changes)
 
 
-def failed(i: int = 0, **changes: Any) -> Trial:
+def failed(i=0, **changes):
     none = dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high", "clock_mhz"))
     return trial(i, **{"status": "hang", "reason": "not done in 30 s"} | none | changes)
 
 
-def winner(**changes: Any) -> Winner:
+def winner(**changes):
     fields = vars(FINALIST) | {
         "gpu": H100, "workload": WORKLOAD, "source": "abc", "cublas_us": 210.0, "rounds": 30,
         "runner_up": "tile_m=64", "lead": 1.01, "lead_low": 1.005, "lead_high": 1.02, "confidence": 0.99,
@@ -57,18 +54,18 @@ def winner(**changes: Any) -> Winner:
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
+def silent():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def warned(match: str, path: Path, **options: bool) -> Store:
+def warned(match, path, **options):
     with pytest.warns(UserWarning, match=match):
         return Store(path, **options)
 
 
-def fill(path: Path, count: int = 3) -> list[Trial]:
+def fill(path, count=3):
     trials = [trial(i) for i in range(count)]
     with Store(path) as store:
         for each in trials:
@@ -77,11 +74,11 @@ def fill(path: Path, count: int = 3) -> list[Trial]:
     return trials
 
 
-def sql(path: Path, *statements: str) -> None:
+def sql(path, *statements):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
-def set_aside(path: Path) -> list[Path]:
+def set_aside(path):
     return [p for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm"))]

@@ -3,20 +3,18 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from outblas.autotune import gpu
-from outblas.autotune.records import Trial, Workload
+from outblas.autotune.records import Workload
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
-from outblas.autotune.sweeping import Sweep, sweep
+from outblas.autotune.sweeping import sweep
 
 SUBJECT = Subject("faulty", "faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
 H100 = gpu.imagined("h100")
-OPTIONS: dict[str, Any] = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
+OPTIONS = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
 
 SCRIPT = f"""
 import json, sys, time
@@ -29,16 +27,16 @@ from sweeps import run, soon
 """
 
 
-def run(path: Path, **options: Any) -> Sweep:
+def run(path, **options):
     return sweep(SUBJECT, 16, store=path, **({"top_k": 2} | OPTIONS | options))
 
 
-def stored(path: Path) -> list[Trial]:
+def stored(path):
     with Store(path, read_only=True) as store:
         return store.trials()
 
 
-def start(code: str, path: Path) -> subprocess.Popen[str]:
+def start(code, path):
     """Runs a script that has no `if __name__ == "__main__"`, with a store's path; each run leaves a line in "ran"."""
     script = path.with_name("script.py")
     script.parent.mkdir(exist_ok=True)
@@ -47,7 +45,7 @@ def start(code: str, path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def gone(process: int) -> bool:
+def gone(process):
     """Whether a process has ended, reaped by somebody or not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -55,7 +53,7 @@ def gone(process: int) -> bool:
         return True
 
 
-def soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def soon(condition, seconds=20.0):
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)

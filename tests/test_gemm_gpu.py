@@ -56,8 +56,7 @@ LEVERS = {
 def config_of(way, case):
     """`way`: a lever, "rule", or "default", what a call takes that names no kernel. None: the rule's config."""
     if way in LEVERS:
-        made = configs.from_text(gemm.Config, LEVERS[way])
-        return made
+        return configs.from_text(gemm.Config, LEVERS[way])
     return by_default(of_case(case)) if way == "default" else None
 
 
@@ -227,10 +226,9 @@ def sample(space):
 
 
 def space_of(case):
-    made = gemm.space(
+    return gemm.space(
         example(case.dtype, case.out_dtype, case.layout, (case.M, case.N, case.K)), machines.reference(90)
     )
-    return made
 
 
 @pytest.mark.parametrize("case", AWKWARD, ids=str)

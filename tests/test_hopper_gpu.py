@@ -33,8 +33,7 @@ SETMAXNREG = ((0, 0), (24, 240), (40, 232), (32, 160), (32, 240), (72, 216))
 
 
 def own(kernel, **changes):
-    config = replace(registry.load(kernel).Config(), **changes)
-    return config
+    return replace(registry.load(kernel).Config(), **changes)
 
 
 @pytest.mark.parametrize("kernel", NAMES)

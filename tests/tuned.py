@@ -4,21 +4,15 @@ In the folder that `FOLDER` names: "tuners" gets the id of each process that tun
 it; "kill-32x32x32" makes the tuner of that shape die, once, while its third config is measured.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
-from outblas.machines import Machine
-from outblas.operands import Launch, Problem
-from outblas.space import Space
 
 __all__ = ["FOLDER", "Config", "plan", "precompile", "space", "unsupported"]
 
@@ -27,7 +21,7 @@ FOLDER = "OUTBLAS_TEST_TUNED"
 _planned = Counter[str]()
 
 
-def space(problem: Problem, machine: Machine | None) -> Space[Any]:
+def space(problem, machine):
     with open(_folder() / "tuners", "a") as file:
         file.write(f"{os.getpid()}\n")
     if (_folder() / "deadly").exists():
@@ -35,7 +29,7 @@ def space(problem: Problem, machine: Machine | None) -> Space[Any]:
     return portable.space(problem, machine)
 
 
-def plan(problem: Problem, config: Config) -> Launch:
+def plan(problem, config):
     """Runs in the measuring process, whose parent tunes."""
     shape = f"{problem.M}x{problem.N}x{problem.K}"
     _planned[shape] += 1
@@ -47,5 +41,5 @@ def plan(problem: Problem, config: Config) -> Launch:
     return portable.plan(problem, config)
 
 
-def _folder() -> Path:
+def _folder():
     return Path(os.environ[FOLDER])
