@@ -1,5 +1,7 @@
 """Who computes what in hopper.gemm: its arithmetic on tiles, slices and pieces of K, on Python's integers."""
 
+from __future__ import annotations  # handed on by compile() to the source of `work`
+
 import ast
 import itertools
 from dataclasses import replace
