@@ -1,7 +1,5 @@
 """Epilogues on a GPU: any steps together, on any dtypes and layouts, by every kernel that has them."""
 
-from typing import Any
-
 import pytest
 import torch
 from fused import Fused, run
@@ -16,7 +14,7 @@ EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])
 
 
 @st.composite
-def calls(draw: Any) -> Fused:
+def calls(draw):
     """Batches have no addend, which is addmm's; a product in fp32 of 16-bit operands has none either."""
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
     addend = draw(st.booleans())
@@ -37,10 +35,10 @@ HOPPER = pytest.param("hopper.gemm", 90, marks=pytest.mark.sm90)
 
 
 @pytest.mark.parametrize(("kernel", "examples"), [(None, 90), ("portable", 90), ("turing.cp_async", 30), HOPPER])
-def test_any_combination(kernel: str | None, examples: int) -> None:
+def test_any_combination(kernel, examples):
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(call=calls())
-    def right(call: Fused) -> None:
+    def right(call):
         try:
             call.check(kernel, "cuda")
         except ValueError as error:
@@ -56,13 +54,13 @@ def test_any_combination(kernel: str | None, examples: int) -> None:
     "config", ["elastic=True,tile_n=200", "pingpong=True,tile_n=192", "store_buffers=0", "split_k=3,k_serpentine=False"]
 )
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_every_way_of_the_production_kernel(config: str, activation: str) -> None:
+def test_every_way_of_the_production_kernel(config, activation):
     """Tiles that a shape gets by tuning alone."""
     from outblas.hopper import gemm
 
     chosen = configs.from_text(gemm.Config, f"slots=3,tile_m=128,{config}")
 
-    def by_config(*given: Any, **extra: Any) -> None:
+    def by_config(*given, **extra):
         run(*given, config=chosen, **extra)
 
     call = Fused(1000, 1096, 520, activation=activation, bias="row", residual="matrix", aux=True)

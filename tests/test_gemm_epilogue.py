@@ -1,8 +1,5 @@
 """The epilogue of `hopper.gemm` without a GPU: how a call's tensors come, what is refused, the machine code."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,14 +10,14 @@ from outblas.hopper import fetched, gemm, gemm_host, host
 BF16 = torch.bfloat16
 BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
 SMALL = "tile_m=64,consumers=1,cluster_m=1,store_buffers=1,producer_registers=0,consumer_registers=0"
-STEPS: dict[str, Any] = {"bias": "pairs", "residual": "staged", "aux": "staged"}
+STEPS = {"bias": "pairs", "residual": "staged", "aux": "staged"}
 
 
-def problem(*shape: int, activation: str = "", turned: str = "", formats: str = "", **extra: Any) -> Any:
+def problem(*shape, activation="", turned="", formats="", **extra):
     """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of others."""
     M, N, K = shape
 
-    def made(name: str, *size: int) -> torch.Tensor:
+    def made(name, *size):
         size = size[::-1] if name in turned else size
         t = torch.empty(size, dtype=BF16, device="meta")
         return t.t() if name in turned else t
@@ -32,50 +29,43 @@ def problem(*shape: int, activation: str = "", turned: str = "", formats: str = 
     return operands.problem(a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats)
 
 
-def variant(given: Any, text: str = BASE) -> Any:
+def variant(given, text=BASE):
     return gemm_host.example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
 
 
-@pytest.mark.parametrize(
-    ("given", "text", "want"),
-    [
-        ({}, BASE, STEPS),
-        ({"bias": torch.empty(64, 1)}, BASE, STEPS | {"bias": "rows"}),
-        ({"residual": torch.empty(64, dtype=BF16), "aux": None}, BASE, {"residual": "pairs", "aux": ""}),
-        ({"turned": "residual"}, BASE, STEPS | {"residual": "matrix"}),
-        ({"turned": "out residual aux"}, BASE, STEPS | {"bias": "rows"}),
-        ({"turned": "out residual aux", "activation": "swiglu"}, BASE, STEPS | {"gated": True, "by_columns": True}),
-        ({}, "split_k=2,k_serpentine=False", STEPS | {"residual": "matrix"}),
-        ({}, "tile_k=32", STEPS | {"residual": "matrix"}),
-        ({"formats": "e4m3 e5m2"}, BASE, STEPS | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"}),
-        ({"formats": "e4m3 e5m2 promoted"}, "swap=True", {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"}),
-    ],
-)
-def test_how_tensors_come(given: dict[str, Any], text: str, want: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("given", "text", "want"), [
+    ({}, BASE, STEPS), ({"bias": torch.empty(64, 1)}, BASE, STEPS | {"bias": "rows"}),
+    ({"residual": torch.empty(64, dtype=BF16), "aux": None}, BASE, {"residual": "pairs", "aux": ""}),
+    ({"turned": "residual"}, BASE, STEPS | {"residual": "matrix"}),
+    ({"turned": "out residual aux"}, BASE, STEPS | {"bias": "rows"}),
+    ({"turned": "out residual aux", "activation": "swiglu"}, BASE, STEPS | {"gated": True, "by_columns": True}),
+    ({}, "split_k=2,k_serpentine=False", STEPS | {"residual": "matrix"}),
+    ({}, "tile_k=32", STEPS | {"residual": "matrix"}),
+    ({"formats": "e4m3 e5m2"}, BASE, STEPS | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"}),
+    ({"formats": "e4m3 e5m2 promoted"}, "swap=True", {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"}),
+])  # fmt: skip
+def test_how_tensors_come(given, text, want):
     form = variant(problem(64, 64, 64, **given), text).form
     assert {name: getattr(form, name) for name in want} == want
 
 
-@pytest.mark.parametrize(
-    ("given", "text", "reason"),
-    [
-        ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
-        ({"activation": "geglu"}, "tile_n=80,cluster_m=1", "tile_n is 80, expected a multiple of 32"),
-        ({"formats": "e4m3 e4m3 promoted"}, BASE, "needs 256 registers for sums and theirs of slots"),
-        ({"formats": "e4m3 e4m3 promoted"}, f"{SMALL},tile_n=64,tile_k=128", "tile_k is 128, expected at most 64"),
-    ],
-)
-def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:
+@pytest.mark.parametrize(("given", "text", "reason"), [
+    ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
+    ({"activation": "geglu"}, "tile_n=80,cluster_m=1", "tile_n is 80, expected a multiple of 32"),
+    ({"formats": "e4m3 e4m3 promoted"}, BASE, "needs 256 registers for sums and theirs of slots"),
+    ({"formats": "e4m3 e4m3 promoted"}, f"{SMALL},tile_n=64,tile_k=128", "tile_k is 128, expected at most 64"),
+])  # fmt: skip
+def test_what_is_refused(given, text, reason):
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
 
 
-def test_pairs_in_rows_come_in_whole_granules() -> None:
+def test_pairs_in_rows_come_in_whole_granules():
     assert "multiples of 8 columns" in gemm.unsupported(problem(64, 60, 64, activation="swiglu", turned="b", aux=None))
 
 
-def test_slabs_fit_the_slots_that_carry_them() -> None:
+def test_slabs_fit_the_slots_that_carry_them():
     for text in (BASE, TALL, f"{SMALL},tile_n=16"):
         config = configs.from_text(gemm.Config, text)
         per = fetched.per_slot(config, config, host.NUMERIC[BF16])
@@ -97,7 +87,7 @@ def test_slabs_fit_the_slots_that_carry_them() -> None:
         ({"formats": "e5m2 e4m3 promoted"}, "tile_n=192,slots=5,store_buffers=1", ("m64n192k32.f32.e5m2.e4m3",)),
     ],
 )  # fmt: skip
-def test_machine_code(given: dict[str, Any], text: str, code: tuple[str, ...], tmp_path: Path) -> None:
+def test_machine_code(given, text, code, tmp_path):
     asked = variant(problem(4096, 4096, 4096, **given), text)
     remarks = tmp_path / "remarks.yaml"
     made = gemm_host.compile_variant(

@@ -106,19 +106,14 @@ FFMA = """
 
 def test_sass_of_wgmma():
     code = sass.parse(WGMMA)
-    assert [
-        i.name for i in code
-    ] == ["BRA", "HGMMA.64x128x16.F32.BF16", "HGMMA.64x128x16.F32.BF16", "BRA", "LDS.128", "EXIT"]  # fmt: skip
+    wgmma = "HGMMA.64x128x16.F32.BF16"
+    assert [i.name for i in code] == ["BRA", wgmma, wgmma, "BRA", "LDS.128", "EXIT"]
     assert [i.target for i in code] == [5, None, None, 0, None, None]
     loop = sass.hot_loop(code)
     assert loop == code[:4]
     assert [sass.flops(i) for i in loop] == [0, 2 * 64 * 128 * 16, 2 * 64 * 128 * 16, 0]
-    assert [sass.shared_bytes(i) for i in loop] == [
-        0,
-        (64 + 128) * 16 * 2,
-        128 * 16 * 2,
-        0,
-    ]  # A in shared, in registers
+    in_shared, in_registers = (64 + 128) * 16 * 2, 128 * 16 * 2  # where A is
+    assert [sass.shared_bytes(i) for i in loop] == [0, in_shared, in_registers, 0]
     assert sass.unit(code) == "float16"
 
 

@@ -9,7 +9,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_examples_of_a_pytorch_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_a_pytorch_program(monkeypatch):
     """Without what offers Inductor a choice for good."""
     import outblas
 
@@ -17,7 +17,7 @@ def test_examples_of_a_pytorch_program(monkeypatch: pytest.MonkeyPatch) -> None:
     section = README.read_text(encoding="utf-8").split("## In a PyTorch program")[1].split("\n## ")[0]
     examples = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(examples) == 4
-    names: dict[str, object] = {}
+    names = {}
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
-    assert names["pre"].isfinite().all()  # type: ignore[attr-defined]
+    assert names["pre"].isfinite().all()

@@ -1,7 +1,5 @@
 """fp8: `scaled_mm` against float64, exactly where sums are small integers, its errors, what the kernel is made of."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,24 +11,24 @@ SHAPES = (128, 128, 128), (300, 264, 272), (1000, 1040, 1000), (16, 4096, 1024),
 gpu = [pytest.mark.gpu, pytest.mark.sm90]
 
 
-def operands(M: int, N: int, K: int, a: Any = E4M3, b: Any = E4M3, device: str = "cpu", most: int = 0) -> Any:
+def operands(M, N, K, a=E4M3, b=E4M3, device="cpu", most=0):
     """Normal values, or integers up to `most`; B as a transposed weight."""
     generator = torch.Generator(device).manual_seed(M + N + K)
 
-    def made(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    def made(rows, dtype):
         t = torch.randn(rows, K, generator=generator, device=device)
         return (t.round().clamp(-most, most) if most else t).to(dtype)
 
     return made(M, a), made(N, b).t()
 
 
-def error(y: torch.Tensor, x: torch.Tensor) -> float:
+def error(y, x):
     return float((y.double() - x).norm() / x.norm())
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
-def test_scales_and_epilogues(device: str) -> None:
+def test_scales_and_epilogues(device):
     M, N, K = 96, 160, 256
     a, b = operands(M, N, K, E5M2, device=device)
     x = a.double() @ b.double()
@@ -49,7 +47,7 @@ def test_scales_and_epilogues(device: str) -> None:
 @pytest.mark.sm90
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_small_integers_are_exact(shape: tuple[int, int, int], fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_integers_are_exact(shape, fast, monkeypatch):
     """Sums below 2¹³, which the tensor cores hold."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     one = torch.ones((), device="cuda")
@@ -63,12 +61,12 @@ def test_small_integers_are_exact(shape: tuple[int, int, int], fast: bool, monke
 @pytest.mark.gpu
 @pytest.mark.sm90
 @pytest.mark.parametrize("K", [1024, 4096, 16384])
-def test_precision_of_sums(K: int) -> None:
+def test_precision_of_sums(K):
     """Promoted, the error does not grow with K; in the tensor cores it does, no faster than torch's."""
     a, b = operands(512, 512, K, device="cuda")
     one, x = torch.ones((), device="cuda"), a.double() @ b.double()
 
-    def ours(fast: bool) -> float:
+    def ours(fast):
         return error(scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast), x)
 
     theirs = error(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=True), x)
@@ -76,7 +74,7 @@ def test_precision_of_sums(K: int) -> None:
     assert ours(False) < ours(True) < 1.1 * theirs
 
 
-def test_torch_takes_it_without_a_gpu_and_says_so() -> None:
+def test_torch_takes_it_without_a_gpu_and_says_so():
     a, b = operands(4, 6, 8)
     one = torch.ones(())
     fallback._seen.discard("fp8 CPU tensors")
@@ -88,18 +86,15 @@ def test_torch_takes_it_without_a_gpu_and_says_so() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"a": torch.ones(4, 8)}, "a.dtype is torch.float32, expected one of torch.float8_e4m3fn"),
-        ({"b": operands(4, 6, 16)[1]}, r"a.shape\[1\] is 8 but b.shape\[0\] is 16"),
-        ({"scale_a": torch.ones(6, 1)}, r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)"),
-        ({"scale_b": torch.ones((), dtype=torch.float16)}, "scale_b is torch.float16"),
-        ({"out_dtype": torch.float64}, "out_dtype is torch.float64, expected one of torch.bfloat16"),
-        ({"bias": torch.ones(6)}, "bias.dtype is torch.float32, expected torch.bfloat16"),
-    ],
-)
-def test_bad_input_names_the_argument(change: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("change", "message"), [
+    ({"a": torch.ones(4, 8)}, "a.dtype is torch.float32, expected one of torch.float8_e4m3fn"),
+    ({"b": operands(4, 6, 16)[1]}, r"a.shape\[1\] is 8 but b.shape\[0\] is 16"),
+    ({"scale_a": torch.ones(6, 1)}, r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)"),
+    ({"scale_b": torch.ones((), dtype=torch.float16)}, "scale_b is torch.float16"),
+    ({"out_dtype": torch.float64}, "out_dtype is torch.float64, expected one of torch.bfloat16"),
+    ({"bias": torch.ones(6)}, "bias.dtype is torch.float32, expected torch.bfloat16"),
+])  # fmt: skip
+def test_bad_input_names_the_argument(change, message):
     a, b = operands(4, 6, 8)
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
     with pytest.raises(ValueError, match=message):
