@@ -51,7 +51,7 @@ class HopperGemm:
                 return f"{name} is {value}, expected {field.default}: a later rung of the ladder brings it in"
         return invalid_reason(config)
 
-    # ---- policies -----------------------------------------------------------------------------------------------
+    # ---- policies
     @property
     def warpgroups(self) -> int:
         return 1
@@ -123,7 +123,7 @@ class HopperGemm:
         k.tCrB = k.mma.make_fragment_B(thread.partition_B(k.sB))  # (MMA, MMA_N, MMA_K, SLOT)
         k.acc = cute.make_rmem_tensor(k.mma.partition_shape_C((c.tile_m, c.tile_n)), Float32)
 
-    # ---- host ---------------------------------------------------------------------------------------------------
+    # ---- host
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, table, trace, stream):
         """a: (M, K), b: (K, N), c: (M, N). `table`: (steps, clusters) of cluster tiles, int32, or None; `trace`: int64
@@ -161,7 +161,7 @@ class HopperGemm:
             stream=stream,
         )  # fmt: skip
 
-    # ---- device -------------------------------------------------------------------------------------------------
+    # ---- device
     @cute.kernel
     def kernel(
         self,

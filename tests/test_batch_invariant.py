@@ -59,7 +59,7 @@ def on_cpu(monkeypatch):
     dispatch.forget()
 
 
-# ---- bits ----
+# ---- bits
 ROWS = (1, 2, 3, 16, 17, 64, 65, 130)
 
 
@@ -107,7 +107,7 @@ def test_rows_of_addmm_have_the_same_bits(dtype, wide):
     assert torch.equal(product(slice(17), out), whole[:17])
 
 
-# ---- what is chosen ----
+# ---- what is chosen
 def asked(M, dtype=BF16, **changed):
     a, b = torch.empty(M, 512, dtype=dtype, device="meta"), torch.empty(384, 512, dtype=dtype, device="meta").t()
     out = torch.empty(M, 384, dtype=dtype, device="meta")
@@ -170,7 +170,7 @@ def test_a_config_of_ones_own_is_one_for_all_rows():
     assert torch.equal(product(a[33]), product(a)[33])
 
 
-# ---- what torch would take ----
+# ---- what torch would take
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
 @pytest.mark.parametrize("cause", CAUSES)
 def test_what_torch_takes_is_refused(cause):
@@ -192,7 +192,7 @@ def test_the_argument_is_a_bool():
         batch_invariant("yes")
 
 
-# ---- the context ----
+# ---- the context
 def planned(found):
     """What one more call is planned as, warm calls of both kinds or none before it."""
     dispatch.forget()
@@ -245,7 +245,7 @@ def test_other_threads_are_not_asked(on_cpu):
         assert planned(on_cpu)
 
 
-# ---- graphs ----
+# ---- graphs
 def test_graphs_carry_it(on_cpu):
     graph = make_fx(lambda a, b: matmul(a, b, batch_invariant=True))(A, B)
     on_cpu.clear()
@@ -274,7 +274,7 @@ def test_compiled_calls_carry_it(on_cpu):
     assert on_cpu.pop()
 
 
-# ---- on a GPU ----
+# ---- on a GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize(("N", "K"), [(4096, 512), (509, 100), (1, 700)])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])

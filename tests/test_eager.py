@@ -122,7 +122,7 @@ def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
     assert planned == [False, False, True]
 
 
-# ---- who must see the operator, or is in the way ----
+# ---- who must see the operator, or is in the way
 def test_modes_see_the_operator():
     seen = []
 
@@ -215,7 +215,7 @@ def test_other_tensors_are_not_taken_for_warm_ones():
     assert torch.equal(matmul(nested, torch.nested.nested_tensor([B, B])).unbind()[0], A @ B)
 
 
-# ---- out ----
+# ---- out
 def test_out_is_checked_and_its_version_moves(operators):
     out = torch.empty(6, 4)
     warm(lambda: matmul(A, B, out=out), operators)
@@ -274,7 +274,7 @@ def test_strict_mode_is_read_on_every_call(monkeypatch):
         matmul(A, B)
 
 
-# ---- on a GPU ----
+# ---- on a GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
 def test_warm_calls_keep_to_their_device_and_stream(index, operators):

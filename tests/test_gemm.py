@@ -25,7 +25,7 @@ MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"
 SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
 
 
-# ---- machine code ----------------------------------------------------------------------------------------------------
+# ---- machine code
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "layout", "out_dtype", "has", "lacks"), [
     ("tile_n=192,elastic=True", "nt", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, "STSM.16.M88.4": 24}, ()),
@@ -101,7 +101,7 @@ def test_words_beside_the_barriers_have_room():
     assert "slots is 61, expected at most 60" in str(gemm.unsupported(product(64, 64, 64), refused))
 
 
-# ---- the host --------------------------------------------------------------------------------------------------------
+# ---- the host
 def asked(a, b, out=None, **changed):
     shape = (*a.shape[:-1], b.shape[-1])
     return replace(problem(a, b, torch.empty(shape, dtype=BF16, device="meta") if out is None else out), **changed)
@@ -321,7 +321,7 @@ def test_one_compile_serves_orders_and_numbers_of_pieces():
     assert variant(given, replace(halves, split_k=5)) == variant(given, halves) != variant(given)
 
 
-# ---- the rule --------------------------------------------------------------------------------------------------------
+# ---- the rule
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_the_rule_gives_a_config_that_can_be_built(data):

@@ -90,7 +90,7 @@ def late(monkeypatch):
     return found
 
 
-# ---- sampled calls ---------------------------------------------------------------------------------------------------
+# ---- sampled calls
 EXAMPLES = 500
 REPEATS = 4  # draws for each: hypothesis makes several of the parts of one
 MOST = 1 << 22  # elements of A or B
@@ -206,7 +206,7 @@ def test_sampled_calls_are_right(ahead, late):
     assert not late or SMS != 132, f"beside {compiles} compiles made ahead: {late}"
 
 
-# ---- the space -------------------------------------------------------------------------------------------------------
+# ---- the space
 AWKWARD = (
     Case(57, 4120, 4104, BF16, layout="nt"),  # few rows, K cut
     Case(1931, 2744, 523, F16, layout="tn"),  # many tiles, A copied first
@@ -245,7 +245,7 @@ def test_configs_of_the_space_are_right(case, ahead, late):
     assert not late or SMS != 132, f"beside {compiles} compiles made ahead: {late}"
 
 
-# ---- NaN and Inf -----------------------------------------------------------------------------------------------------
+# ---- NaN and Inf
 SPECIAL = (
     Case(300, 264, 1000, BF16, layout="nt"),
     Case(301, 263, 999, F16, layout="nn"),
@@ -329,7 +329,7 @@ def test_fp16_becomes_inf_where_torch_rounds_to_it(way):
     assert 0 < int(want.isinf().sum()) < want.numel() // 2
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+# ---- streams
 CALLS, STREAMS, SECONDS = 10_000, 4, 60
 MIXED = (
     (Case(256, 256, 256, BF16, layout="nt"), "rule"),
@@ -409,7 +409,7 @@ def test_ten_thousand_mixed_calls_on_four_streams(threads, ahead):
     assert made == CALLS, f"{made} calls in {SECONDS} s"
 
 
-# ---- rows of any batch -----------------------------------------------------------------------------------------------
+# ---- rows of any batch
 LARGEST = 4096
 EXTENTS = sorted(
     {*range(1, 65), *range(65, LARGEST, 61)}
@@ -439,7 +439,7 @@ def test_rows_have_the_same_bits_in_all_batches(layout, N, K, ahead, late):
     assert not late or SMS != 132
 
 
-# ---- more than 2³¹ elements ------------------------------------------------------------------------------------------
+# ---- more than 2³¹ elements
 # Those of test_gpu.py have odd rows, which are copied and written one by one: of these TMA reads and writes all.
 HUGE = (
     Case(2**16 + 8, 2**15 + 8, 16, BF16, layout="nt"),
@@ -460,7 +460,7 @@ def test_more_than_two_to_the_31_aligned_elements(case):
     assert result.ok, result.message
 
 
-# ---- sanitizers ------------------------------------------------------------------------------------------------------
+# ---- sanitizers
 SANITIZED = f"""
 import torch, outblas
 from outblas import configs

@@ -123,7 +123,7 @@ def test_checkpointed():
     torch.testing.assert_close(*(torch.autograd.grad(t.square().sum(), tensors) for t in (y, want)))
 
 
-# ---- the activation's derivative ----
+# ---- the activation's derivative
 @pytest.mark.interpreter
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_its_kernel(activation, monkeypatch):

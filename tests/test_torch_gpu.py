@@ -35,7 +35,7 @@ def distance(x, y):
     return float((x.double() - y.double()).norm() / y.double().norm().clamp_min(1e-30))
 
 
-# ---- gradients ----
+# ---- gradients
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_gradients_are_as_good_as_torchs(activation, dtype):
@@ -59,7 +59,7 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
             assert distance(mine, want) <= 2 * distance(theirs, want) + torch.finfo(dtype).eps / 2
 
 
-# ---- compiled and captured ----
+# ---- compiled and captured
 class Perceptron(nn.Module):
     def __init__(self, dtype):
         super().__init__()
@@ -133,7 +133,7 @@ def test_backward_passes_keep_to_the_stream():
     assert all(map(torch.equal, got, want))
 
 
-# ---- models that learn ----
+# ---- models that learn
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_training_under_autocast(dtype):
     plain = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()

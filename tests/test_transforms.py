@@ -118,7 +118,7 @@ def test_inference_mode_and_deterministic_algorithms():
         assert (y.is_inference(), z.requires_grad, torch.equal(y, z)) == (True, True, True)
 
 
-# ---- compiled ----
+# ---- compiled
 class Perceptron(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -137,7 +137,7 @@ def _product(a: Tensor, b: Tensor, alpha: Any, how: tuple[Any, ...]) -> Tensor:
     return ops.matmul(a, b, None, "", "", *how) if found is None else found
 
 
-# ---- the activation's derivative ----
+# ---- the activation's derivative
 def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     """As the operator, by torch: differentiable. 16-bit gradients are rounded once."""
     dtype = x.dtype
@@ -182,7 +182,7 @@ def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     return formula(grad, x, activation).contiguous()
 
 
-# ---- what autograd does with each operator ----
+# ---- what autograd does with each operator
 # Calls without gradients, of compiled programs say, go from here to their plans: the rest of torch's dispatcher costs
 # as much again.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Product).apply

@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
 
 
-# ---- autocast ----
+# ---- autocast
 def _cast(operator: Any, device: str, key: torch.DispatchKey) -> Callable[..., Any]:
     """Operands become tensors of autocast's dtype, but float64 ones; bias and residual of the product's. Inside,
     autocast is off."""
@@ -36,7 +36,7 @@ def _cast(operator: Any, device: str, key: torch.DispatchKey) -> Callable[..., A
     return run
 
 
-# ---- vmap ----
+# ---- vmap
 def _lifted(t: Tensor, dim: int | None, rank: int) -> Tensor:
     """Its mapped dimension, which is the first if there is one, before `rank` others."""
     return t if dim is None else t[(slice(None), *[None] * (rank + 1 - t.dim()))]
