@@ -260,7 +260,7 @@ def _gemm(
     read = {"c": c, "bias": bias, "residual": residual}
     given = {"a": a, "b": b} | {name: t for name, t in (read | {"out": out, "aux": aux}).items() if t is not None}
     _check_tensors(**given)
-    activation = epilogue.check_activation(activation)
+    activation = operands.check_activation(activation)
     if c is not None:
         alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
     for name, written in (("out", out), ("aux", aux)):
@@ -349,14 +349,8 @@ def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
 
 
 def _mode(tune: object) -> str:
-    """`tune` as an operator argument. Raises TypeError or ValueError."""
-    if tune is None:
-        return ""
-    if not isinstance(tune, str):
-        raise TypeError(f"tune is {type(tune).__name__}, expected a str: {', '.join(MODES)}")
-    if tune not in MODES:
-        raise ValueError(f"tune is {tune!r}, expected one of {', '.join(MODES)}")
-    return tune
+    """`tune` as an operator argument."""
+    return operands.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
 
 
 def _lazy(out: object) -> TypeGuard[Tensor]:

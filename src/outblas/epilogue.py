@@ -108,14 +108,3 @@ def apply(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
     elif activation:
         x = FUNCTIONS[activation](x)
     return x if residual is None else x + residual
-
-
-def check_activation(activation: object) -> str:
-    """The name of an activation, "" for None. Raises TypeError or ValueError."""
-    if activation is None:
-        return ""
-    if not isinstance(activation, str):
-        raise TypeError(f"activation is {type(activation).__name__}, expected a str or None")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
-    return activation

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from . import epilogue
+from . import epilogue, operands
 from .api import linear
 
 _COMPUTED = torch.float16, torch.bfloat16, torch.float32
@@ -20,7 +20,7 @@ class Linear(torch.nn.Linear):
     activation: str | None = None  # instances of torch.nn.Linear that become ones of this class have no other
 
     def __init__(self, in_features: int, out_features: int, *given: Any, activation: str | None = None, **how: Any):
-        epilogue.check_activation(activation)
+        operands.check_activation(activation)
         if out_features % epilogue.halves(activation or ""):
             raise ValueError(f"out_features is {out_features}, expected an even number for activation {activation!r}")
         super().__init__(in_features, out_features, *given, **how)

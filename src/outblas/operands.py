@@ -76,6 +76,21 @@ def check_tensor(name: str, value: object) -> torch.Tensor:
     return value
 
 
+def check_activation(activation: object) -> str:
+    return check_name("activation", activation, epilogue.ACTIVATIONS, " or None", "None or ")
+
+
+def check_name(name: str, value: object, names: Sequence[str], kind: str, either: str = "") -> str:
+    """One of `names`, "" for None. Raises TypeError or ValueError that say `kind` and `either` of what is expected."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a str{kind}")
+    if value not in names:
+        raise ValueError(f"{name} is {value!r}, expected {either}one of {', '.join(names)}")
+    return value
+
+
 def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """Checks dimensions, dtype and device of two operands; returns the shape of their product, as torch.matmul."""
     for name, t in (("a", a), ("b", b)):

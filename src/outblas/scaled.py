@@ -55,7 +55,7 @@ def scaled_mm(
         if t is not None:
             operands.check_tensor(name, t)
     result: Tensor = torch.ops.outblas.scaled_mm.default(
-        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, epilogue.check_activation(activation), residual
+        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, operands.check_activation(activation), residual
     )
     return result
 
