@@ -9,7 +9,7 @@ import torch
 from ..device import gluon, launch, rung
 from ..device.grid import WARP, group_m, needs_int64, out_columns, pieces_of, tiles
 from ..device.mapping import copies
-from ..epilogue import NONE
+from ..epilogue import EXTRAS, NONE
 from ..operands import Problem
 from ..registry import Kernel
 from ..space import Axes, Footprint
@@ -112,7 +112,7 @@ class TuringRung(rung.Rung[TuringConfig]):
     ) -> launch.Specialization:
         """Divisors only as far as wide loads and stores need them: every further one would be another compile."""
         most = {name: width(config, problem, name) for name in "ab"}
-        most |= dict.fromkeys(("c", "out", *launch.EXTRAS), 8)
+        most |= dict.fromkeys(("c", "out", *EXTRAS), 8)
 
         def divisor(name: str, value: int) -> int:
             operand, is_stride, _ = name.partition("_")

@@ -26,7 +26,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 _GATES = {function: gated for gated, function in GATED.items()}
 ACTIVATIONS = (*FUNCTIONS, *GATED)
-TENSORS = "bias", "residual", "aux", "scale_a", "scale_b"  # in the order in which a launch takes them
+EXTRAS = "bias", "residual", "aux"
+TENSORS = *EXTRAS, "scale_a", "scale_b"  # in the order in which a launch takes them
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..epilogue import EXTRAS
 from ..operands import Problem, span
 
 INT32_MAX = 2**31 - 1
@@ -86,8 +87,7 @@ def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
         ranges[kept[-1]] = range(0, inner, columns)
     if len(kept) == 2:
         ranges[kept[0]] = range(0, outer, rows)
-    epilogue = problem.epilogue
-    extra = [view and view.strides for view in (epilogue.bias, epilogue.residual, epilogue.aux)]
+    extra = [view and view.strides for view in map(problem.epilogue.views.get, EXTRAS)]
     pieces = []
     for index in itertools.product(*ranges):
         first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..epilogue import NONE, View
+from ..epilogue import EXTRAS, NONE, View
 from ..operands import Launch, Problem, dtype_name
 from .grid import INT32_MAX, Piece, kept_dims
 
@@ -19,7 +19,6 @@ Tensor = torch.Tensor
 Path = tuple[int, ...]  # to an argument, or into a tuple: positions
 
 WIDEST = 16  # bytes of a load or a store
-EXTRAS = "bias", "residual", "aux"
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
