@@ -220,11 +220,10 @@ def _unwatched() -> bool:
 
 
 _NOTHING = Extra()
-_GEMM = None, None, None, None, None, 1, 1, "", None, "", "", "", None  # defaults, which the dispatcher leaves out
 
 
 def _split_gemm(*given: Any) -> tuple[Any, ...]:
-    given += _GEMM[len(given) :]
+    given = ops.completed(given)
     return *given[:5], given[5:]
 
 
@@ -246,7 +245,7 @@ def _autograd(name: str) -> Callable[..., Any]:
             found = _record(None, a, b, c, bias, residual, how, aux)
             return found[0] if isinstance(found, tuple) and not aux else found
         alpha, beta, activation = how[:3]
-        if not aux and how[3:] == _GEMM[8:] and (c is not None or alpha == 1) and _unwatched():
+        if not aux and how[3:] == ops.DEFAULTS[8:] and (c is not None or alpha == 1) and _unwatched():
             extra = Extra(activation, bias, residual) if name == "gemm" else None
             done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
             if done is not None:

@@ -92,40 +92,34 @@ def _addmm_out(
     _written(out)
 
 
-def _run_gemm(
-    out: Tensor | None,
-    aux: Tensor | None,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: Any = 1,
-    beta: Any = 1,
-    activation: str = "",
-    out_dtype: torch.dtype | None = None,
-    kernel: str = "",
-    config: str = "",
-    tune: str = "",
-    batch_invariant: bool | None = None,
-) -> Tensor:
-    _check_scales(c, alpha)
+def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All arguments of `gemm`; the dispatcher leaves out trailing defaults."""
+    return given + DEFAULTS[len(given) :]
+
+
+def _call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
+    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = completed(given)
+    if c is None:
+        if alpha != 1:
+            raise ValueError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
+        beta = 0
     extra = Extra(activation, bias, residual, aux)
-    how = kernel, config, tune, wanted(batch_invariant)
-    return run(Call(a, b, c, out, out_dtype, alpha, beta if c is not None else 0, *how, extra))
+    kernel, config, tune, batch_invariant = choice
+    return Call(a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra)
 
 
 def _gemm(*given: Any) -> Tensor:
-    return _run_gemm(None, None, *given)
+    return run(_call(None, None, given))
 
 
-def _gemm_aux(a: Tensor, b: Tensor, c: Tensor | None = None, *rest: Any) -> tuple[Tensor, Tensor]:
-    aux = empty_x(a, b, c, rest[5] if len(rest) > 5 else None)
-    return _run_gemm(None, aux, a, b, c, *rest), aux
+def _gemm_aux(*given: Any) -> tuple[Tensor, Tensor]:
+    a, b, c, *how = completed(given)
+    aux = empty_x(a, b, c, how[5])
+    return run(_call(None, aux, given)), aux
 
 
 def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
-    _run_gemm(out, aux, *given)
+    run(_call(out, aux, given))
     _written(out)
     if aux is not None:
         _written(aux)
@@ -138,11 +132,6 @@ def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | Non
 
 def _shape_of_x(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[int, ...]:
     return operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
-
-
-def _check_scales(c: Tensor | None, alpha: Any) -> None:
-    if c is None and alpha != 1:
-        raise ValueError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
 
 
 def _written(out: Tensor) -> None:
@@ -182,24 +171,12 @@ def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
 
-def _checked_gemm(
-    out: Tensor | None,
-    aux: Tensor | None,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    alpha: Any = 1,
-    beta: Any = 1,
-    activation: str = "",
-    out_dtype: torch.dtype | None = None,
-    *how: Any,
-) -> tuple[Tensor, Tensor]:
+def _checked(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """New tensors like the output and like x."""
-    _check_scales(c, alpha)
-    shape, dtype = _shape_of_x(a, b, c), operands.check_out_dtype(out_dtype, a.dtype)
-    result = operands.check_extra(Extra(activation, bias, residual, aux), shape, dtype, a.device)
+    call = _call(out, aux, given)
+    a, extra = call.a, call.extra or Extra()
+    shape, dtype = _shape_of_x(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
+    result = operands.check_extra(extra, shape, dtype, a.device)
     if out is not None:
         operands.check_out(out, result, dtype, a.device)
     return a.new_empty(result, dtype=dtype), a.new_empty(shape, dtype=dtype)
@@ -207,17 +184,17 @@ def _checked_gemm(
 
 @torch.library.register_fake("outblas::gemm", lib=library)
 def _(*given: Any) -> Tensor:
-    return _checked_gemm(None, None, *given)[0]
+    return _checked(None, None, given)[0]
 
 
 @torch.library.register_fake("outblas::gemm_aux", lib=library)
 def _(*given: Any) -> tuple[Tensor, Tensor]:
-    return _checked_gemm(None, None, *given)
+    return _checked(None, None, given)
 
 
 @torch.library.register_fake("outblas::gemm_out", lib=library)
 def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
-    _checked_gemm(out, aux, *given)
+    _checked(out, aux, given)
 
 
 matmul = torch.ops.outblas.matmul.default
@@ -228,3 +205,4 @@ gemm = torch.ops.outblas.gemm.default
 gemm_aux = torch.ops.outblas.gemm_aux.default
 gemm_out = torch.ops.outblas.gemm_out.default
 activation_backward = torch.ops.outblas.activation_backward.default
+DEFAULTS: tuple[Any, ...] = tuple(x.default_value for x in gemm._schema.arguments)

@@ -70,8 +70,8 @@ def _checked(
     use_fast_accum: bool = False,
     activation: str = "",
     residual: Tensor | None = None,
-) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of the output. Raises ValueError."""
+) -> tuple[tuple[int, ...], torch.dtype, bool, Extra]:
+    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises ValueError."""
     for name, t in (("a", a), ("b", b)):
         if t.dim() != 2:
             raise ValueError(f"{name} has {t.dim()} dimensions, expected 2")
@@ -90,22 +90,13 @@ def _checked(
     dtype = out_dtype or torch.bfloat16
     if dtype not in OUT_DTYPES:
         raise ValueError(f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}")
-    return operands.check_extra(Extra(activation, bias, residual), shape, dtype, a.device), dtype
-
-
-def _scaled_mm(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    activation: str = "",
-    residual: Tensor | None = None,
-) -> Tensor:
-    _, dtype = _checked(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual)
     extra = Extra(activation, bias, residual)
+    return operands.check_extra(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
+
+
+def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
+    _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
+    activation, bias, residual, _ = extra
     reason = _refused(a)
     if reason is not None:
         fallback.notice(reason)
@@ -147,5 +138,5 @@ for _key in ("CPU", "CUDA"):
 
 @torch.library.register_fake("outblas::scaled_mm", lib=ops.library)
 def _(a: Tensor, *given: Any) -> Tensor:
-    shape, dtype = _checked(a, *given)
+    shape, dtype, *_ = _checked(a, *given)
     return a.new_empty(shape, dtype=dtype)

@@ -7,7 +7,6 @@ import torch
 
 from . import ops
 from .epilogue import apply
-from .gradients import _GEMM
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
@@ -88,7 +87,7 @@ def _addmm(
 
 
 def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
-    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = given + _GEMM[len(given) :]
+    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = ops.completed(given)
     dim_a, dim_b, dim_c, dim_bias, dim_residual = (*dims, *[None] * 5)[:5]
     mapped = _Operands(a, b, dim_a, dim_b)
     bias, residual = mapped.extra(bias, dim_bias), mapped.extra(residual, dim_residual)
