@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from . import requirements
-
 # Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's package.
 LADDERS: dict[str, tuple[str, ...]] = {
     "simt": (
@@ -143,5 +141,7 @@ def load(name: str) -> ModuleType:
         missing = (error.name or "").split(".")[0]
         if missing not in _DISTRIBUTIONS:
             raise
+        from . import requirements  # which parses versions, and is slow to import
+
         hint = requirements.install_command(_DISTRIBUTIONS[missing])
         raise ImportError(f"kernel {kernel.name!r} needs {missing}, which is not installed: {hint}") from error
