@@ -4,6 +4,7 @@
 implementations are registered by hand. `gemm` is what `matmul` and `addmm` become where more is asked of the epilogue.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,23 +151,28 @@ for _key in ("CPU", "CUDA"):
     library.impl("gemm_out", _gemm_out, _key)
 
 
+def fake(name: str) -> Callable[..., Any]:
+    """Registers an operator's fake, always from here: for each file that does, torch looks through all modules."""
+    return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
+
+
 # `how` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
-@torch.library.register_fake("outblas::matmul", lib=library)
+@fake("matmul")
 def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
     return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
 
 
-@torch.library.register_fake("outblas::matmul_out", lib=library)
+@fake("matmul_out")
 def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
     operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
 
 
-@torch.library.register_fake("outblas::addmm", lib=library)
+@fake("addmm")
 def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Tensor:
     return a.new_empty(operands.check_addend(c, a, b))
 
 
-@torch.library.register_fake("outblas::addmm_out", lib=library)
+@fake("addmm_out")
 def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
@@ -182,17 +188,17 @@ def _checked(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> 
     return a.new_empty(result, dtype=dtype), a.new_empty(shape, dtype=dtype)
 
 
-@torch.library.register_fake("outblas::gemm", lib=library)
+@fake("gemm")
 def _(*given: Any) -> Tensor:
     return _checked(None, None, given)[0]
 
 
-@torch.library.register_fake("outblas::gemm_aux", lib=library)
+@fake("gemm_aux")
 def _(*given: Any) -> tuple[Tensor, Tensor]:
     return _checked(None, None, given)
 
 
-@torch.library.register_fake("outblas::gemm_out", lib=library)
+@fake("gemm_out")
 def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     _checked(out, aux, given)
 
