@@ -100,6 +100,9 @@ from outblas.cli import app
 warnings.simplefilter("ignore")
 a, b = torch.ones(2, 3), torch.ones(3, 4)
 assert torch.equal(outblas.matmul(a, b), a @ b)
+assert {*outblas.__all__} < {*dir(outblas)} and "outblas.nn" not in sys.modules
+from outblas import *
+assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune
 for name, missing in (("portable", "triton"), ("hopper.tma_wgmma", "nvidia-cutlass-dsl")):
     try:
         outblas.registry.load(name)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from .api import addmm, linear, matmul
 from .capture import warmup
 from .fallback import FallbackWarning
-from .inductor import inductor_choice
 from .invariance import batch_invariant
-from .nn import Linear, patch, unpatch
 from .registry import Kernel, ladder
 from .scaled import scaled_mm
 
 if TYPE_CHECKING:
     from .autotune.automatic import tune
+    from .inductor import inductor_choice
+    from .nn import Linear, patch, unpatch
 
 __all__ = [
     "FallbackWarning",
@@ -33,13 +33,18 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+# By lazy name: sweeps bring process pools and a database.
+_HOMES = {"tune": "autotune.automatic", "inductor_choice": "inductor", "Linear": "nn", "patch": "nn", "unpatch": "nn"}
+
 
 def __getattr__(name: str) -> Any:
-    """`tune` and `autotune`, imported when first asked for: sweeps bring process pools and a database."""
-    if name == "tune":
-        from .autotune.automatic import tune
-
-        return tune
-    if name == "autotune":
-        return import_module(".autotune", __name__)
+    """What is imported when first asked for."""
+    if name in _HOMES:
+        return getattr(import_module("." + _HOMES[name], __name__), name)
+    if name in ("autotune", "inductor", "nn"):
+        return import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -111,9 +111,7 @@ def matmul(
             shape = operands.check_pair(a, b)
             if out is not None:
                 operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
-        _refuse(name, cause, batch_invariant)
-        _check_apart(a, b, None, out, 0)
-        fallback.notice(cause)
+        _leave(name, cause, batch_invariant, a, b, None, out, 0)
         return fallback.matmul(a, b, out, out_dtype)
     if out is None:
         result = ops.matmul(a, b, out_dtype, name, text, mode, batch_invariant)
@@ -179,9 +177,7 @@ def addmm(
             shape = operands.check_addend(c, a, b)
             if out is not None:
                 operands.check_out(out, shape, a.dtype, a.device)
-        _refuse(name, cause, batch_invariant)
-        _check_apart(a, b, c, out, beta)
-        fallback.notice(cause)
+        _leave(name, cause, batch_invariant, a, b, c, out, beta)
         return fallback.addmm(c, a, b, alpha, beta, out)
     if out is None:
         result: Tensor = ops.addmm(c, a, b, alpha, beta, name, text, mode, batch_invariant)
@@ -278,9 +274,7 @@ def _gemm(
             shape = operands.check_extra(extra, shape, dtype, a.device)
             if out is not None:
                 operands.check_out(out, shape, dtype, a.device)
-        _refuse(name, cause, batch_invariant)
-        _check_apart(a, b, c, out, beta)
-        fallback.notice(cause)
+        _leave(name, cause, batch_invariant, a, b, c, out, beta)
         return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
     how = c, bias, residual, alpha, beta, activation, out_dtype, name, text, mode, batch_invariant
     if out is None and aux is None:
@@ -306,12 +300,9 @@ def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
             return f"tensors of layout {'nested' if t.is_nested else t.layout}"
     if forward_ad._current_level >= 0:
         return "forward-mode gradients"
-    if written is not None and not torch.compiler.is_compiling():
-        return _WRITES_IN_TRANSFORM if torch._C._functorch.maybe_current_level() is not None else None
-    return None
-
-
-_WRITES_IN_TRANSFORM = "torch.func transforms of a call that writes to its arguments"
+    if written is None or torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
+        return None
+    return "torch.func transforms of a call that writes to its arguments"
 
 
 def _check_written(read: tuple[object, ...], **written: object) -> None:
@@ -396,21 +387,20 @@ def _nested(*tensors: Tensor) -> bool:
     return any(t.is_nested for t in tensors)
 
 
-def _refuse(kernel: str, cause: str, batch_invariant: bool | None) -> None:
+def _leave(kernel: str, cause: str, batch_invariant: bool | None, *given: Any) -> None:
+    """Warns that torch takes a call, or refuses. `given`: A, B, C, out and beta; checks overlap where tensors have
+    addresses: what is fake, sparse or transformed has none."""
     if kernel:
         raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
     if wanted(batch_invariant):
         raise invariance.refusal(cause)
-
-
-def _check_apart(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, beta: Any) -> None:
-    """Checks overlap where tensors have addresses; what is fake, sparse or transformed has none."""
-    tensors = [t for t in (a, b, c, out) if t is not None]
+    tensors = [t for t in given[:4] if t is not None]
     plain = all(t.layout is torch.strided and not t.is_nested and (t.is_cuda or t.is_cpu) for t in tensors)
-    if out is not None and plain and not torch.compiler.is_compiling():
+    if given[3] is not None and plain and not torch.compiler.is_compiling():
         try:
             addressed = all(t.data_ptr() or not t.numel() for t in tensors)
         except RuntimeError:
-            return
+            addressed = False
         if addressed:
-            check_separate(a, b, c, out, beta)
+            check_separate(*given)
+    fallback.notice(cause)

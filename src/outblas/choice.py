@@ -5,7 +5,6 @@ from typing import Literal
 
 import torch
 
-from .device import launch
 from .operands import Problem
 
 Mode = Literal["off", "lookup", "on"]
@@ -31,6 +30,8 @@ def kernel_for(problem: Problem) -> str:
         return PRODUCTION
     if problem.device.type != "cuda":
         return "portable"
+    from .device import launch
+
     return by_rule(problem, launch.arch_of(problem.device), launch.sm_count(problem.device))
 
 
@@ -94,6 +95,8 @@ def rivals(arch: int, dtype: str) -> tuple[str, ...]:
 
 def _suits_cp_async(problem: Problem, sms: int) -> bool:
     """Whether operands can be copied asynchronously, 4 bytes at least, and the smallest tiles fill the GPU."""
+    from .device import launch
+
     aligned = min(launch.vector(problem, name) for name in "ab") > 1
     return aligned and min(problem.M, problem.N) >= _SMALLEST and _busy(problem, _SMALLEST, _LEAST_SHARE, sms)
 

@@ -15,10 +15,10 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import eager, fallback, ops
-from .device.launch import TYPES
 from .dispatch import Plan
 from .epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, halves
 from .invariance import asked
+from .operands import DTYPES
 
 Tensor = torch.Tensor
 _BELOW = torch._C._AutoDispatchBelowAutograd
@@ -171,7 +171,7 @@ def _check(grad: Tensor, x: Tensor, activation: str) -> None:
 
 def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     _check(grad, x, activation)
-    if x.is_cuda and x.dtype in TYPES and x.numel():
+    if x.is_cuda and x.dtype in DTYPES and x.numel():
         try:
             from .kernels import activation as kernel
         except ImportError as error:

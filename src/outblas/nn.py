@@ -10,8 +10,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from . import epilogue, operands
 from .api import linear
 
-_COMPUTED = torch.float16, torch.bfloat16, torch.float32
-
 
 class Linear(torch.nn.Linear):
     """`torch.nn.Linear` by `outblas.linear`, with its `activation`. Of a gated pair out_features are the rows of the
@@ -105,6 +103,6 @@ def _reason(module: torch.nn.Linear) -> str | None:
         return "its parameters are computed (parametrized)" if parametrized else f"is a {kind.__name__}"
     if "forward" in vars(module):
         return "its forward was replaced"
-    if module.weight.dtype not in _COMPUTED:
+    if module.weight.dtype not in operands.DTYPES:
         return f"has a weight of {module.weight.dtype}, which no kernel takes"
     return None

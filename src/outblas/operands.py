@@ -24,12 +24,12 @@ LINE = 128  # bytes of a cache line
 # has an epilogue, bias, residual and aux follow, None for those that it has not.
 Launch = Callable[..., None]
 
-_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}  # that kernels compute with
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """torch.bfloat16 → "bfloat16"."""
-    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+    return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

@@ -142,13 +142,8 @@ def _written(out: Tensor) -> None:
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("matmul", _matmul, _key)
-    library.impl("matmul_out", _matmul_out, _key)
-    library.impl("addmm", _addmm, _key)
-    library.impl("addmm_out", _addmm_out, _key)
-    library.impl("gemm", _gemm, _key)
-    library.impl("gemm_aux", _gemm_aux, _key)
-    library.impl("gemm_out", _gemm_out, _key)
+    for _function in (_matmul, _matmul_out, _addmm, _addmm_out, _gemm, _gemm_aux, _gemm_out):
+        library.impl(_function.__name__[1:], _function, _key)
 
 
 def fake(name: str) -> Callable[..., Any]:
@@ -203,12 +198,13 @@ def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     _checked(out, aux, given)
 
 
-matmul = torch.ops.outblas.matmul.default
-matmul_out = torch.ops.outblas.matmul_out.default
-addmm = torch.ops.outblas.addmm.default
-addmm_out = torch.ops.outblas.addmm_out.default
-gemm = torch.ops.outblas.gemm.default
-gemm_aux = torch.ops.outblas.gemm_aux.default
-gemm_out = torch.ops.outblas.gemm_out.default
-activation_backward = torch.ops.outblas.activation_backward.default
+_ops: Any = torch.ops.outblas
+matmul = _ops.matmul.default
+matmul_out = _ops.matmul_out.default
+addmm = _ops.addmm.default
+addmm_out = _ops.addmm_out.default
+gemm = _ops.gemm.default
+gemm_aux = _ops.gemm_aux.default
+gemm_out = _ops.gemm_out.default
+activation_backward = _ops.activation_backward.default
 DEFAULTS: tuple[Any, ...] = tuple(x.default_value for x in gemm._schema.arguments)
