@@ -12,13 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from . import configs, eager, epilogue, fallback, gradients, invariance, operands, ops, registry, transforms
+from . import configs, epilogue, fallback, gradients, invariance, operands, ops, registry, transforms
 from .choice import MODES
 from .dispatch import check_separate
+from .eager import run
 from .epilogue import Extra
 from .invariance import wanted
 
 Tensor = torch.Tensor
+_traced = torch.compiler.is_dynamo_compiling
 
 # Whatever stands for a plain tensor while a program is traced, and is one to operators.
 _PLAIN = Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
@@ -81,8 +83,8 @@ def matmul(
             a, b, None, 1, 0, out, out_dtype, activation, bias, residual, aux, kernel, config, tune, batch_invariant
         )
     plain = kernel is None and config is None and out_dtype is None and tune is None
-    if plain and not torch.compiler.is_dynamo_compiling():
-        done = eager.run(a, b, None, out, 1, 0, batch_invariant)
+    if plain and not _traced():
+        done = run(a, b, None, out, 1, 0, batch_invariant)
         if done is not None:
             return done
     if batch_invariant is not None:
@@ -155,8 +157,8 @@ def addmm(
             a, b, c, alpha, beta, out, None, activation, bias, residual, aux, kernel, config, tune, batch_invariant
         )
     plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
-    if plain and not torch.compiler.is_dynamo_compiling():
-        done = eager.run(a, b, c, out, alpha, beta, batch_invariant)
+    if plain and not _traced():
+        done = run(a, b, c, out, alpha, beta, batch_invariant)
         if done is not None:
             return done
     if batch_invariant is not None:
@@ -220,8 +222,7 @@ def linear(
         raise ValueError(f"w is {w.dtype} on {w.device}, expected {x.dtype} on {x.device}, as x")
     turned = w.t()
     if bias is None and activation is None and residual is None:
-        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
-        return matmul(x, turned, out=out, **how)
+        return matmul(x, turned, out=out, kernel=kernel, config=config, tune=tune, batch_invariant=batch_invariant)
     return _gemm(
         x, turned, None, 1, 0, out, None, activation, bias, residual, None, kernel, config, tune, batch_invariant
     )
@@ -247,8 +248,8 @@ def _gemm(
     """`matmul`, or with `c` `addmm`, and an epilogue."""
     plain = kernel is None and config is None and out_dtype is None and tune is None
     plain = plain and (activation is None or (type(activation) is str and activation in epilogue.ACTIVATIONS))
-    if plain and (c is None or (_small(alpha) and _small(beta))) and not torch.compiler.is_dynamo_compiling():
-        done = eager.run(a, b, c, out, alpha, beta, batch_invariant, Extra(activation or "", bias, residual, aux))
+    if plain and (c is None or (_small(alpha) and _small(beta))) and not _traced():
+        done = run(a, b, c, out, alpha, beta, batch_invariant, Extra(activation or "", bias, residual, aux))
         if done is not None:
             return done
     if batch_invariant is not None:
@@ -346,7 +347,7 @@ def _mode(tune: object) -> str:
 
 def _lazy(out: object) -> TypeGuard[Tensor]:
     """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it to an operator."""
-    if out is None or torch.compiler.is_dynamo_compiling():
+    if out is None or _traced():
         return False
     return isinstance(out, Tensor) and (out.is_neg() or out.is_conj())
 
@@ -364,7 +365,7 @@ def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
 
 def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
     """alpha or beta as a Python number that fp32 can hold. Raises TypeError or ValueError."""
-    if torch.compiler.is_dynamo_compiling() and isinstance(value, int | float):  # which may be symbolic
+    if _traced() and isinstance(value, int | float):  # which may be symbolic
         return value
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {type(value).__name__}, expected a real number")

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 # fills. Sizes and strides must be tuples, and the GPU is the current one.
 _EMPTY = {"cpu": torch._C._dynamo.guards._empty_strided_cpu, "cuda": torch._C._dynamo.guards._empty_strided_cuda}  # type: ignore[attr-defined]
 _filled = torch._C._get_deterministic_algorithms  # whether memory may have to be filled
-_fp32_precision = torch._C._get_fp32_precision_getter  # torch.backends takes six times as long to ask it
+fp32_precision = torch._C._get_fp32_precision_getter  # torch.backends takes six times as long to ask it
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -121,7 +121,7 @@ def _traits(t: Tensor) -> tuple[Any, ...]:
 
 def tf32_requested() -> bool:
     """Whether torch's own settings ask for tf32 in CUDA fp32 products."""
-    return _fp32_precision("cuda", "matmul") == "tf32"
+    return fp32_precision("cuda", "matmul") == "tf32"
 
 
 def _prepare(call: Call) -> Plan:
@@ -189,17 +189,18 @@ def _prepare(call: Call) -> Plan:
                 or (bytes_c and c is not None and start < c.data_ptr() + bytes_c and c.data_ptr() < end)
             ):
                 check_separate(a, b, c, out, beta)
-        if extra:
-            aux = extra[2]
-            written = () if own and aux is None else ((out, bytes_out), (aux, bytes_extra[2]))
-            read = zip((a, b, c, *extra), (bytes_a, bytes_b, bytes_c, *bytes_extra), strict=True) if written else ()
+        if extra and not (own and extra[2] is None):
+            written = (out, bytes_out), (extra[2], bytes_extra[2])
+            read = zip((a, b, c, *extra), (bytes_a, bytes_b, bytes_c, *bytes_extra), strict=True)
             if any(_near(w, x) for x in read for w in written if w[0] is not x[0]):
                 check_extra_separate(a, b, c, out, beta, *extra)
         if elsewhere:
             with torch.cuda.device(device):
                 launch(a, b, c, out, alpha, beta, *extra)
-        else:
+        elif extra:
             launch(a, b, c, out, alpha, beta, *extra)
+        else:
+            launch(a, b, c, out, alpha, beta)
         return out
 
     return execute

@@ -5,15 +5,14 @@ every tensor from Python: Dynamo's guard compares them in one call, and the stat
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from . import dispatch, ops
-from .dispatch import Call, Plan, tf32_requested
+from . import dispatch, invariance, ops
+from .dispatch import Call, Plan, fp32_precision, tf32_requested
 from .epilogue import Extra
-from .invariance import asked
 from .operands import LINE
 
 Tensor = torch.Tensor
@@ -30,16 +29,11 @@ _IN_LINE = LINE - 1
 _ALIKE = 16  # ways remembered of calls with the same shapes: layouts, dtypes, devices, with and without inference mode
 
 
-class Way(NamedTuple):
-    """From a call to its plan. `matches` takes the tensors of a call: their types, sizes, strides, dtypes, devices, the
-    need of gradients, and what torch's dispatcher would do with them, are those of the call that was remembered."""
-
-    matches: Callable[..., bool]
-    plan: Plan
-    grown: bool | None  # whether gradients are on; None where no tensor needs them
-    tf32: bool | None  # None for operands that cannot become tf32
-    aux: tuple[int, ...] | None  # the shape of x, where gradients need it
-    recorded: Callable[..., Tensor] | None  # who runs the plan for autograd
+# From a call to its plan. The first says of a call's tensors whether their types, sizes, strides, dtypes, devices, need
+# of gradients, and what torch's dispatcher would do with them, are those remembered. The last is None, or: whether
+# gradients are on (None where no tensor needs them), whether fp32 becomes tf32 (None for other operands), the shape of
+# x where gradients need it, and who runs the plan for autograd.
+Way = tuple[Callable[..., bool], Plan, tuple[Any, Any, Any, Plan | None] | None]
 
 
 def run(
@@ -67,7 +61,7 @@ def run(
     ):
         return None
     if batch_invariant is None:
-        batch_invariant = asked()
+        batch_invariant = invariance._ever and invariance.asked()
     elif batch_invariant is not True and batch_invariant is not False:
         return None
     tensors: tuple[Tensor, ...] = (a, b)
@@ -92,13 +86,17 @@ def run(
     except RuntimeError:  # no address: sparse, wrapped
         return None
     ways: tuple[Way, ...] = _ways.get(key, ())
-    for matches, plan, grows, tf32, aux, recorded in ways:
-        if not matches(*tensors) or (tf32 is not None and tf32 is not tf32_requested()):
+    for matches, plan, more in ways:
+        if not matches(*tensors):
             continue
-        if grows is not None and grows is not _gradients():
-            continue
-        if recorded is not None:
-            return recorded(plan, a, b, c, alpha, beta, batch_invariant, extra, aux)
+        if more is not None:
+            grows, tf32, aux, recorded = more
+            if grows is not None and grows is not _gradients():
+                continue
+            if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
+                continue
+            if recorded is not None:
+                return recorded(plan, a, b, c, alpha, beta, batch_invariant, extra, aux)
         if extra is None:
             result: Tensor = plan(a, b, c, out, alpha, beta)
         else:
@@ -141,4 +139,5 @@ def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor
     tf32 = tf32_requested() if tensors[0].dtype is torch.float32 else None
     from .gradients import recorded
 
-    _ways[key] = (*ways, Way(guards.check, plan, grows, tf32, shape, recorded if grows else None))
+    more = None if grows is None and tf32 is None else (grows, tf32, shape, recorded if grows else None)
+    _ways[key] = (*ways, (guards.check, plan, more))
