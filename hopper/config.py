@@ -125,6 +125,13 @@ class HopperConfig:
         return self.tile_m * self.tile_n * 4 // self.cluster_k * (self.cluster_k - 1)
 
     @property
+    def last(self) -> int:
+        """Slices that two consumers multiply in turn at a tile's end (`gemm`): slots hold them meanwhile, all but one,
+        in which the next thing comes.
+        """
+        return min(3, self.slots - 1)
+
+    @property
     def accumulator_registers(self) -> int:
         """Registers a thread of a consumer holds for its share of the fp32 tile."""
         return self.tile_m * self.tile_n // (self.sharing * WARPGROUP)

@@ -7,9 +7,11 @@ The contract of a slab's memory is `staging`'s.
 What is done to sums on the way is `transform`'s; what lies as C does comes as `fetched` says.
 """
 
+import functools
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Uint32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
@@ -18,6 +20,7 @@ from .config import WARPGROUP
 
 ALL = 8  # the named barrier of all consumers
 
+_STORE, _LOAD = warp.StMatrix8x8x16bOp, warp.LdMatrix8x8x16bOp
 _ROWS = warpgroup.SmemLayoutAtomKind
 _BY_BYTES = {128: _ROWS.K_SW128, 64: _ROWS.K_SW64, 32: _ROWS.K_SW32, 16: _ROWS.K_INTER}
 
@@ -89,17 +92,19 @@ def place(k, config, smem, made, ring):
 
 
 def become_writer(k, config, consumer, by_columns: bool):
-    """Adds to `k` how one consumer's threads write its slabs: stmatrix for 16 bits, pairs for 32."""
+    """Adds to `k` how one consumer's threads write slabs, and read them: by matrices of 16 bits, pairs of 32."""
     dtype = k.mC.element_type
-    columns = slab_columns(config, dtype)
+    columns = k.slab_columns = slab_columns(config, dtype)
     if dtype.width == 16:
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(by_columns, 4 if columns % 16 == 0 else 2), dtype)
+        operations = [kind(by_columns, 4 if columns % 16 == 0 else 2) for kind in (_STORE, _LOAD)]
+        atom, back = (cute.make_copy_atom(operation, dtype) for operation in operations)
     else:
-        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
+        atom = back = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
     major = cute.nvgpu.OperandMajorMode.K
     kind = k.operand_type
     mma = hopper_helpers.make_trivial_tiled_mma(kind, kind, major, major, Float32, (1, 1, 1), (64, columns))
-    k.to_shared = cute.make_tiled_copy_S(atom, cute.make_tiled_copy_C_atom(atom, mma))
+    lie = cute.make_tiled_copy_C_atom(atom, mma)
+    k.to_shared, k.from_shared = cute.make_tiled_copy_S(atom, lie), cute.make_tiled_copy_S(back, lie)
     thread = k.to_shared.get_slice(k.tidx % WARPGROUP)
     k.slabs = cute.local_tile(k.sC, (64, columns, buffers(config, dtype, k.form)), (0, 0, consumer))
     k.tSsC = thread.partition_D(k.slabs)  # (CPY, CPY_M, CPY_N, BUFFER)
@@ -116,54 +121,82 @@ def settle(k, config: cutlass.Constexpr):
 
 
 @cute.jit
-def store(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, width: cutlass.Constexpr, ring, slot):
+def store(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, width: cutlass.Constexpr, ring, slot,
+          steps: cutlass.Constexpr):  # fmt: skip
     """One consumer: its rows of the tile, x first where a call asks for it. `whole`: the kernel's config; `slot`: the
-    first of those in which something was fetched, if anything was.
+    first of those in which something was fetched, if anything was; `steps`: a `transform.Steps`.
     """
+    free = k.form.in_turn
     if cutlass.const_expr(k.form.aux == "staged"):
         for half in cutlass.range_constexpr(2 if k.form.gated else 1):
-            store_pass(k, whole, config, work, width, ring, slot, "aux", half)
-    store_pass(k, whole, config, work, width, ring, slot, "out", 0)
+            store_pass(k, whole, config, work, width, ring, slot, steps, "aux", half, free)
+            free = False
+    store_pass(k, whole, config, work, width, ring, slot, steps, "out", 0, free)
 
 
 @cute.jit
 def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, width: cutlass.Constexpr, ring, slot,
-               what: cutlass.Constexpr, half: cutlass.Constexpr):  # fmt: skip
-    """A tile in rounds of as many slabs as there are buffers; a round leaves as one group of stores. Slabs over the
-    ring are written once, after `settle`.
+               steps: cutlass.Constexpr, what: cutlass.Constexpr, half: cutlass.Constexpr,
+               free: cutlass.Constexpr):  # fmt: skip
+    """Outputs, or a half of x, in rounds of as many slabs as there are buffers; a round leaves as one group of stores.
+    Slabs over the ring are written once, after `settle`. `free`: buffers are. What takes steps is made before buffers
+    are waited for.
     """
     dtype, together = k.mC.element_type, config.store_buffers
     columns, slabs = slab_columns(config, dtype), places(config, dtype, width)
     fresh = over_ring(config, dtype, k.form)
     tma, gmem = (k.tma_c, k.gmem_c) if what == "out" else (k.tma_aux, k.gmem_aux)
-    per = fetched.per_slot(whole, config, dtype) if what == "out" and k.form.fetched != "" else 0
+    fetches = what == "out" and k.form.fetched != ""
+    turns = fetched.turns(k, whole, config, ring, slot) if fetches else ()
+    take = steps.outputs if what == "out" else functools.partial(steps.x, half)
     issuer = k.warp % 4 == 0
     for first in cutlass.range_constexpr(0, len(slabs), together):
         batch, buffer = slabs[first : first + together], first if fresh else 0
-        if cutlass.const_expr(not fresh):
-            if issuer:
-                staging.finish()
-            cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
-        for i in cutlass.range_constexpr(len(batch)):
-            came = None
-            if cutlass.const_expr(per > 0):
-                came, slot = fetched.take(k, whole, config, ring, slot, first + i, len(slabs))
-            slab = rounded(k, config, work, batch[i], what, half, came)
-            cute.copy(k.to_shared, slab, k.tSsC[None, None, None, buffer + i])
+        waits = not (fresh or (free and first == 0))
+        if cutlass.const_expr(waits and k.form.plain):
+            await_buffers(k)
+        for n in cutlass.range_constexpr(len(batch)):
+            (i, start), come = batch[n], None
+            take((i, start + columns))
+            if cutlass.const_expr(fetches):
+                come = functools.partial(fetched.take, k, whole, config, ring, turns, first + n, len(slabs))
+            slab = rounded(k, config, batch[n], what, half, come)
+            if cutlass.const_expr(n == 0 and waits and not k.form.plain):
+                pin(slab)
+                await_buffers(k)
+            cute.copy(k.to_shared, slab, k.tSsC[None, None, None, buffer + n])
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         if issuer:
-            for i in cutlass.range_constexpr(len(batch)):
-                row = work.m * config.tile_m + (batch[i][0] * config.sharing + k.share) * 64
-                gC = tile_of(k, gmem, row, work.column + batch[i][1], work.matrix, (64, columns), half)
+            for n in cutlass.range_constexpr(len(batch)):
+                row = work.m * config.tile_m + (batch[n][0] * config.sharing + k.share) * 64
+                gC = tile_of(k, gmem, row, work.column + batch[n][1], work.matrix, (64, columns), half)
                 sC, gC = cute.group_modes(k.slabs, 0, 2), cute.group_modes(gC, 0, 2)
                 tCsC, tCgC = cpasync.tma_partition(tma, 0, cute.make_layout(1), sC, gC)
-                cute.copy(tma, tCsC[None, buffer + i], tCgC)
+                cute.copy(tma, tCsC[None, buffer + n], tCgC)
             cute.arch.cp_async_bulk_commit_group()
-    if cutlass.const_expr(per > 0):
-        for _ in cutlass.range_constexpr(-(-len(slabs) // per), fetched.slots(whole, config, dtype)):
-            ring.wait(slot)  # of a narrow tile, with nothing in it
-            slot = fetched.leave(k, ring, slot)
+    if cutlass.const_expr(fetches):
+        fetched.skip(k, whole, config, ring, turns, len(slabs))
+
+
+@cute.jit
+def await_buffers(k):
+    free_buffers(k)
+    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
+
+
+@cute.jit
+def free_buffers(k):
+    """One consumer: what it stored last has left its slabs, as all know after the next barrier."""
+    if k.warp % 4 == 0:
+        staging.finish()
+
+
+def pin(slab):
+    """What follows comes after these registers are made; compilers move that behind a wait if they may."""
+    words = cute.recast_tensor(slab, Uint32)
+    for v in range(cute.size(words)):
+        words[v] = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[words[v]])
 
 
 def tile_of(k, tensor, row, column, matrix, shape, half: int = 0):
@@ -173,14 +206,14 @@ def tile_of(k, tensor, row, column, matrix, shape, half: int = 0):
 
 
 @cute.jit
-def rounded(k, config: cutlass.Constexpr, work, slab: cutlass.Constexpr, what: cutlass.Constexpr,
-            half: cutlass.Constexpr, came):  # fmt: skip
-    """A slab in C's dtype: of the output, with what came for it, or of x."""
+def rounded(k, config: cutlass.Constexpr, slab: cutlass.Constexpr, what: cutlass.Constexpr, half: cutlass.Constexpr,
+            come: cutlass.Constexpr):  # fmt: skip
+    """A slab in C's dtype, of outputs or of a half of x. `come`: as `transform.finished` takes it."""
     i, start = slab
-    if cutlass.const_expr(what == "aux"):
-        exact = transform.sums(k, config, work, i, start, k.slab_registers, half)
-    else:
-        exact = transform.outputs(k, config, work, i, start, k.slab_registers, came)
+    which = transform.registers(config, k.width, i, start, slab_columns(config, k.mC.element_type), half)
+    values = transform.values_of(k, which)
+    if cutlass.const_expr(what == "out"):
+        transform.finished(k, values, come)
     made = cute.make_rmem_tensor(k.slab_registers, k.mC.element_type)
-    made.store(exact.load().to(k.mC.element_type))
+    made.store(cute.make_tensor(values.iterator, made.layout).load().to(k.mC.element_type))
     return made

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from . import epilogue, transform
+from . import epilogue
 from .config import WARPGROUP
 
 
@@ -78,51 +78,47 @@ def fill(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
             cute.copy(k.tma_fetched, source, target, tma_bar_ptr=ring.full + slot.index)
 
 
+def turns(k, config, stored, ring, slot):
+    """One consumer: the ring's slots of a tile's slabs in their order, `slot` the first."""
+    found = [slot]
+    while len(found) < slots(config, stored, k.mC.element_type):
+        found.append(ring.next(found[-1]))
+    return found
+
+
 @cute.jit
-def read(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, index, number: cutlass.Constexpr):
-    """One consumer: this thread's values of a slab that lies in slot `index`. Bits 4 to 6 of an address in a slab are
-    swizzled by those above: in a row, or column, that is one number, and steps along it change those bits alone.
-    """
-    dtype, columns = k.mC.element_type, epilogue.slab_columns(stored, k.mC.element_type)
-    size, lane = dtype.width // 8, k.tidx % 32
-    row, column = k.tidx % WARPGROUP // 32 * 16 + lane // 4, lane % 4 * 2
-    slab = memory(k, config, stored, index, number).toint()
+def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, number: cutlass.Constexpr,
+         count: cutlass.Constexpr):  # fmt: skip
+    """One consumer: this thread's values of its slab `number` of `count`."""
+    dtype = k.mC.element_type
+    per = per_slot(config, stored, dtype)
+    slot = turns[number // per]
+    if cutlass.const_expr(number % per == 0):
+        ring.wait(slot)
+    slab = memory(k, config, stored, slot.index, number % per).toint()
     for share in cutlass.range_constexpr(1, config.sharing):
-        other = memory(k, config, stored, index, share * per_slot(config, stored, dtype) + number).toint()
+        other = memory(k, config, stored, slot.index, share * per + number % per).toint()
         slab = other if k.share == share else slab
-    across = columns * size
-    by_columns = k.form.by_columns
-    values = cute.make_rmem_tensor((columns // 2,), dtype)
-    for v in cutlass.range_constexpr(0, columns // 2, 1 if by_columns else 2):
-        if cutlass.const_expr(by_columns):
-            line = column + v % 2
-            at = line * 128 + ((row * size) ^ (line << 4) ^ (v // 2 % 2 << 4)) + v // 4 * 1024
-        else:
-            line = row * across
-            in_line = (column * size) ^ (line >> 7 & across // 16 - 1) << 4 ^ v // 4 * 8 * size
-            at = line + in_line + v // 2 % 2 * 8 * across
-        found = transform.held(cute.make_ptr(dtype, slab + at, k.slots.memspace), 1 if by_columns else 2)
-        for i in cutlass.range_constexpr(1 if by_columns else 2):
-            values[v + i] = found[i]
+    at = cute.make_ptr(cutlass.Uint8, slab, k.slots.memspace, assumed_align=1024)
+    lies = cute.make_tensor(cute.recast_ptr(at, k.slab_layout.inner, dtype), k.slab_layout.outer)
+    values = cute.make_rmem_tensor(k.slab_registers, dtype)
+    thread = k.from_shared.get_slice(k.tidx % WARPGROUP)
+    cute.copy(k.from_shared, thread.partition_S(lies), k.from_shared.retile(values))
+    if cutlass.const_expr((number + 1) % per == 0 or number + 1 == count):
+        leave(k, ring, slot)
     return values
 
 
 @cute.jit
-def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, number: cutlass.Constexpr,
-         count: cutlass.Constexpr):  # fmt: skip
-    """One consumer: its slab `number` of `count`, and the slot of the next."""
-    per = per_slot(config, stored, k.mC.element_type)
-    if cutlass.const_expr(number % per == 0):
+def skip(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, count: cutlass.Constexpr):
+    """One consumer, after the last of `count` slabs: slots that a narrow tile leaves empty."""
+    for slot in turns[-(-count // per_slot(config, stored, k.mC.element_type)) :]:
         ring.wait(slot)
-    values = read(k, config, stored, slot.index, number % per)
-    if cutlass.const_expr((number + 1) % per == 0 or number + 1 == count):
-        slot = leave(k, ring, slot)
-    return values, slot
+        leave(k, ring, slot)
 
 
 @cute.jit
 def leave(k, ring, slot):
-    """One consumer has read all that it needs of a slot. Returns the next."""
+    """One consumer has read all that it needs of a slot."""
     cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
     ring.release(slot.index)
-    return ring.next(slot)

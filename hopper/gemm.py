@@ -34,6 +34,7 @@ from ..registry import Kernel
 from . import epilogue, exchange, fetched, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, transform, work
 from .base import ONE_SLOT
 from .config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
+from .form import Form, halves, turned
 from .group_ring import GroupRing
 
 BATCH_INVARIANT = True
@@ -56,68 +57,6 @@ class Config(hilbert.Config):
     gpc: bool = True
     store_buffers: int = 2
     k_serpentine: bool = True
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time, or its columns
-    (`by_columns`); `staged`: TMA can write it. `crossed`: tensors come as those of C^T = B^T A^T. `once`: no cluster
-    has more than one piece of work. `ordered`: a table numbers the tiles, of all matrices done at once, else of one.
-    The others are steps of `outblas.epilogue`, "" those that a call has not: `addend` (beta times it), `bias` and
-    `residual` come as "columns", "pairs" of them, or "rows" of one value each, as a "matrix", or as a "batch" of them,
-    and addend or residual "staged", as C leaves (`fetched`); x leaves as a "matrix", a "batch" or "staged". `formats`
-    are those of fp8 operands, whose scales come as "one" or as a bias may; words of A and B are two values then.
-    """
-
-    width: int
-    by_columns: bool
-    staged: bool
-    crossed: bool
-    batched: bool
-    ordered: bool
-    once: bool
-    scaled: bool
-    addend: str = ""
-    function: str = ""
-    gated: bool = False
-    bias: str = ""
-    residual: str = ""
-    aux: str = ""
-    scale_a: str = ""
-    scale_b: str = ""
-    formats: str = ""
-
-    @property
-    def promoted(self) -> bool:
-        """Whether sums leave the tensor cores slot by slot."""
-        return "promoted" in self.formats
-
-    @property
-    def fetched(self) -> str:
-        """Which tensor comes by TMA, "" for none."""
-        return next((name for name in ("addend", "residual") if getattr(self, name) == "staged"), "")
-
-    @property
-    def plain(self) -> bool:
-        """Whether sums are the output."""
-        steps = self.scaled, self.function, self.gated, self.bias, self.residual, self.aux, self.formats
-        return not any(steps)
-
-
-def halves(tensor, mode: int, columns):
-    """A tensor of two modes and L, of which one has 2 · `columns`, as one of three and L: the halves are the third."""
-    shape, stride = list(tensor.layout.shape), list(tensor.layout.stride)
-    shape[mode : mode + 1], shape[2:2] = [columns], [2]
-    stride[2:2] = [stride[mode] * columns]
-    return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
-
-
-def turned(tensor, crossed: bool):
-    """A host's tensor with the batch last, and its rows and columns changed if they are `crossed`."""
-    batch = list(range(cute.rank(tensor) - 2))
-    pair = [len(batch), len(batch) + 1]
-    order = (pair[::-1] if crossed else pair) + batch
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=order))
 
 
 class Gemm(tma_store.TmaStore):
@@ -358,6 +297,8 @@ class Gemm(tma_store.TmaStore):
                 load = loads.Load(k.tma_a, ((k.tAsA, source),), k.mask_a)
             else:
                 load = loads.Load(k.tma_b, self.columns_of_b(k, mine.column, mine.matrix), k.mask_b)
+            if cutlass.const_expr(operand == 0 and self.form.bias == "pairs"):
+                transform.warm(k, mine)
             slot = loads.slices(load, ring, slot, mine.begin, mine.count, back, operand == 0)
             if cutlass.const_expr(self.form.fetched != ""):
                 slot = fetched.load(k, self.config, self.stored, ring, slot, mine, operand == 0)
@@ -371,6 +312,7 @@ class Gemm(tma_store.TmaStore):
         k.consumer_thread = k.share * WARPGROUP + k.tidx % WARPGROUP
         k.parts = config.cluster * config.sharing
         k.part = (k.part_b + k.part_a * config.cluster_m) * config.sharing + k.share
+        k.staged = self.staged
         if self.staged:
             epilogue.become_writer(k, self.stored, consumer, self.form.by_columns)
 
@@ -403,8 +345,8 @@ class Gemm(tma_store.TmaStore):
         if cutlass.const_expr(config.pingpong):
             first, stride = k.consumer, 2
             slot = ring.skip(slot, k.consumer * k.slots_a_tile)
-            if k.consumer == 1:
-                cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
+        if cutlass.const_expr(config.pingpong or self.form.in_turn):
+            self.give_first_turn(k)
         turns = (work.steps(k, config) - first + stride - 1) // stride
         for turn in cutlass.range(turns, unroll=1):
             mine = work.at(k, config, first + turn * stride)
@@ -421,6 +363,11 @@ class Gemm(tma_store.TmaStore):
                 slot = ring.skip(slot, k.slots_a_tile)
 
     @cute.jit
+    def give_first_turn(self, k):
+        if k.consumer == 1:
+            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
+
+    @cute.jit
     def compute(self, k, ring, slot, mine, width: cutlass.Constexpr, turn, turns):
         """One tile, or a piece of one: products, sums, C. Returns the slot after the last."""
         config = self.config
@@ -430,24 +377,33 @@ class Gemm(tma_store.TmaStore):
         if cutlass.const_expr(self.form.promoted):
             slot, in_flight, previous = roles.multiply_promoted(k, ring, slot, mine.count), 0, Int32(0)
         else:
-            in_flight = config.in_flight
-            slot, previous = roles.multiply_slots(k, ring, slot, mine.count, in_flight, True)
-        if cutlass.const_expr(config.pingpong):
+            in_flight, last = config.in_flight, config.last if self.form.in_turn else 0
+            slot, previous = roles.multiply_slots(k, ring, slot, mine.count - last, in_flight, True)
+            if cutlass.const_expr(last > 0):
+                roles.drain(k, ring, previous, in_flight)
+                epilogue.free_buffers(k)
+                cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
+                rest = cutlass.min(mine.count, last)  # of a constant, compilers make what they take for divergent
+                slot, previous = roles.multiply_slots(k, ring, slot, rest, in_flight, False)
+        if cutlass.const_expr(config.pingpong or self.form.in_turn):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
+        steps = None
+        if cutlass.const_expr(not config.split and config.cluster_k == 1):
+            steps = transform.Steps(k, self.stored, mine, width)
         roles.drain(k, ring, previous, in_flight)
         if cutlass.const_expr(self.staged):
             epilogue.settle(k, self.stored)
         if cutlass.const_expr(config.split):
             if mine.pieces == 1:
-                self.finish(k, mine, width, ring, slot)
+                self.finish(k, mine, width, ring, slot, None)
             else:
                 if pieces.combine(k, mine, config.accumulator_registers):
-                    self.finish(k, mine, width, ring, slot)
+                    self.finish(k, mine, width, ring, slot, None)
         elif cutlass.const_expr(config.cluster_k > 1):
             sums = exchange.combine(k, config, turn, turns)
-            self.finish(self.held(k, sums, part), own, part, ring, slot)
+            self.finish(self.held(k, sums, part), own, part, ring, slot, None)
         else:
-            self.finish(k, mine, width, ring, slot)
+            self.finish(k, mine, width, ring, slot, steps)
         for _ in cutlass.range_constexpr(self.fetches(k)):
             slot = ring.next(slot)
         return slot
@@ -463,19 +419,22 @@ class Gemm(tma_store.TmaStore):
         return view
 
     @cute.jit
-    def finish(self, k, mine, width: cutlass.Constexpr, ring, slot):
-        """A complete accumulator becomes a tile of C. `slot`: the one after the tile's last slice."""
+    def finish(self, k, mine, width: cutlass.Constexpr, ring, slot, steps):
+        """A complete accumulator becomes a tile of C. `slot`: the one after the tile's last slice; `steps`: those that
+        its epilogue has to take, if some of it was begun.
+        """
         config, form = self.stored, self.form
+        steps = transform.Steps(k, config, mine, width) if steps is None else steps
         if cutlass.const_expr(form.gated):
             width = width // 2
         if cutlass.const_expr(form.aux not in ("", "staged")):
-            transform.store_sums(k, config, mine, width)
+            transform.store_sums(k, config, mine, steps)
         if cutlass.const_expr(self.staged):
-            epilogue.store(k, self.config, config, mine, width, ring, slot)
+            epilogue.store(k, self.config, config, mine, width, ring, slot, steps)
         elif cutlass.const_expr(form.plain):
             self.store_registers(k, config, mine, width)
         else:
-            outputs = transform.in_registers(k, config, mine, width)
+            outputs = transform.in_registers(k, config, width, steps)
             self.store_registers(self.held(k, outputs, width), config, mine, width)
 
     @cute.jit

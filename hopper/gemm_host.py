@@ -315,8 +315,9 @@ def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tup
     return _given(shape, form.crossed), _given(strides, form.crossed)
 
 
-def _kind(problem: Problem, view: View | None, staged: bool, by_columns: bool, scale: bool) -> str:
+def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
     """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be as C does."""
+    view, scale = _view(problem, name), "scale" in name
     if view is None:
         return ""
     *batch, row, column = view.strides
@@ -329,10 +330,11 @@ def _kind(problem: Problem, view: View | None, staged: bool, by_columns: bool, s
     whole = all(step and step * size % 16 == 0 for step in ([] if single else [outer]) + batch)
     if staged and inner == 1 and whole and view.alignment >= 16:
         return "staged"
-    if not any(batch) and (row == 0 or problem.M == 1) and column == 1:
-        return "pairs" if problem.N % 2 == 0 and view.alignment >= 2 * size else "columns"
-    if not any(batch) and column == 0 and row == 1:
-        return "rows"
+    if name != "aux" and not any(batch):  # a vector is read, never written
+        if (row == 0 or problem.M == 1) and column == 1:
+            return "pairs" if problem.N % 2 == 0 and view.alignment >= 2 * size else "columns"
+        if column == 0 and row == 1:
+            return "rows"
     return "batch" if problem.batch else "matrix"
 
 
@@ -369,9 +371,7 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
     added = problem.epilogue
     may = {"aux": staged, "residual": staged and _fetches(problem, config)}
     may["addend"] = may["residual"] and not (added.residual or added.aux or added.gated)  # it is fetched once
-    kinds = {
-        name: _kind(problem, _view(problem, name), may.get(name, False), by_columns, "scale" in name) for name in _ADDED
-    }
+    kinds = {name: _kind(problem, name, may.get(name, False), by_columns) for name in _ADDED}
     form = rung.form(
         width=whole if staged else 1 if by_columns else width,
         by_columns=by_columns,
@@ -386,6 +386,9 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
         formats=problem.formats,
         **kinds,
     )
+    pair = config.sharing == 2 and config.cluster_k == 1 and not (config.split or form.promoted)
+    if pair and not (form.plain or form.once) and 2 * config.last * config.tile_k < problem.K:
+        form = replace(form, in_turn=config.last > 0)
     return Variant(unscheduled(config), form, problem.dtype, problem.out_dtype, layout)
 
 
@@ -407,7 +410,8 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
     form = variant.form
     M, K, L = (cute.sym_int() for _ in range(3))
-    granule = 8 if form.gated and variant.layout[1] == "n" else 16 // variant.out_dtype.itemsize if form.staged else 1
+    by_rows = form.staged and not form.by_columns
+    granule = 8 if form.gated and variant.layout[1] == "n" else 16 // variant.out_dtype.itemsize if by_rows else 1
     N = cute.sym_int(divisibility=granule) if form.gated else cute.sym_int()
     columns = cute.sym_int() if form.gated else N  # of B
 

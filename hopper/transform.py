@@ -1,15 +1,17 @@
-"""What `hopper.gemm` does to sums before it rounds them: `outblas.epilogue` in registers, a slab of 64 rows at a time.
+"""What `hopper.gemm` does to sums before it rounds them: `outblas.epilogue` in registers, where the sums lie.
 
-A thread has four values of every eight columns of a slab: two neighbours of one row, and those of the row eight below.
-What lies in memory is read one element after the other, at the edge of a matrix the last element once more, so that no
-load waits for a comparison.
+A thread has four values of every eight columns of 64 rows: two neighbours of one row, and those of the row eight below.
+`Steps` are taken for as many columns at a time as a slab has. What lies in memory is read an element or a pair at a
+time, at the edge of a matrix the last once more, so that no load waits for a comparison.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import BFloat16, Float16, Float32, Uint32
 
 from .config import WARPGROUP
+
+END = (1 << 30, 0)  # behind every column of every row group
 
 # gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²), and so are tanh's variant and silu: coefficients of p from the
 # constant on, in bits. Φ's are a fit: its gelu is within 1.6e-7 |x| in fp32 arithmetic, below -6 within 1e-9 of 0.
@@ -23,28 +25,43 @@ _SQUARE = {
     "gelu_tanh": (_LOG2E * 1.5957691216057308, _LOG2E * 1.5957691216057308 * 0.044715),
     "silu": (_LOG2E,),
 }
+# For outputs of 16 bits: gelu(x) = max(x, 0) - t Φ(-t), t = min(|x|, 6), where one special function does. log2 Φ(-t) in
+# powers of -t, fits: within 1.3e-5 of gelu's value for bf16, 4.1e-6 for fp16, a hundredth of a rounding; within 6e-9 of
+# 0 below -5.
+_TAIL = {
+    BFloat16: (
+        -1.0000170469284058, 1.150876760482788, -0.4596008360385895, 0.05262960121035576, 0.007755917496979237,
+        0.0007107094279490411, 2.9597849788842723e-05,
+    ),
+    Float16: (
+        -0.9999961256980896, 1.1512305736541748, -0.45854493975639343, 0.053845521062612534, 0.008432507514953613,
+        0.0009056261042132974, 5.759354098699987e-05, 1.585459131092648e-06,
+    ),
+}  # fmt: skip
 
 
-def register(config, width: int, i: int, column: int) -> int:
-    """The first of four accumulators that hold eight columns of row group i of a tile so many columns wide: they lie
-    ((2, 2, V), MMA_M, MMA_N).
-    """
-    mma_n, tall = config.mma_n or width, config.tile_m // (64 * config.sharing)
-    return int(column % mma_n // 2 + mma_n // 2 * (i + tall * (column // mma_n)))
+def polynomial(coefficients, x):
+    """Its value, coefficients from the constant on."""
+    value = Float32(coefficients[-1])
+    for c in coefficients[-2::-1]:
+        value = cute.math.fma(value, x, Float32(c))
+    return value
 
 
 @cute.jit
-def activate(name: cutlass.Constexpr, values):
-    """Each value becomes its function's."""
+def activate(name: cutlass.Constexpr, values, dtype: cutlass.Constexpr):
+    """Each value becomes its function's, for outputs of a dtype."""
+    tail = _TAIL.get(dtype)
     for i in cutlass.range_constexpr(cute.size(values)):
         x = values[i]
         if cutlass.const_expr(name == "relu"):
             values[i] = Float32(0.0) if x < 0.0 else x  # NaN stays
+        elif cutlass.const_expr(name == "gelu" and tail is not None):
+            below, above = cute.arch.fmax(-cute.math.absf(x), -6.0, nan=True), cute.arch.fmax(x, 0.0, nan=True)
+            values[i] = cute.math.fma(below, cute.math.exp2(polynomial(tail, below), fastmath=True), above)
         else:
-            bits = Float32(_SQUARE[name][-1])
-            for c in cutlass.range_constexpr(len(_SQUARE[name]) - 1):
-                bits = cute.math.fma(bits, x * x, Float32(_SQUARE[name][-2 - c]))
-            values[i] = x * cute.arch.rcp_approx(1.0 + cute.math.exp2(-(x * bits), fastmath=True))
+            v = x * polynomial(_SQUARE[name], x * x)
+            values[i] = x * cute.arch.rcp_approx(1.0 + cute.math.exp2(-v, fastmath=True))
 
 
 def each(k, tensor, kind, place, half, count: int):
@@ -52,16 +69,15 @@ def each(k, tensor, kind, place, half, count: int):
     fp32. `kind`: "one" for all, "columns" or "rows" of one each, "pairs" of columns, which begin at whole pairs,
     "matrix", or "batch" of matrices.
     """
+    if kind == "pairs":
+        return of_pairs(pairs(k, tensor, place, half, count))
     row, column, matrix = place
     M, N = k.extents
     found = []
     for v in range(0, count, 4):
         rows = [cutlass.min(row + i * 8, M - 1) for i in range(2)]
         columns = [cutlass.min(column + v * 2 + i, N - 1) + half * N for i in range(2)]
-        if kind == "pairs":
-            pair = held(tensor.iterator + (cutlass.min(column + v * 2, N - 2) + half * N), 2)
-            four = [pair[i % 2] for i in range(4)]
-        elif kind == "one":
+        if kind == "one":
             four = [tensor[0]] * 4
         else:
             ways = {"rows": lambda r, c: r, "columns": lambda r, c: c, "matrix": lambda r, c: (r, c)}
@@ -71,12 +87,36 @@ def each(k, tensor, kind, place, half, count: int):
     return found
 
 
+def pairs(k, tensor, place, half, count: int):
+    """Of a vector of columns, the pair of each four values, as it lies in memory."""
+    _, column, _ = place
+    N = k.extents[1]
+    first = [cutlass.min(column + v * 2, N - 2) + half * N for v in range(0, count, 4)]
+    return [held(tensor.iterator + at, 2) for at in first]
+
+
+def of_pairs(pairs):
+    """The element that belongs to each value, in fp32: two rows have the same columns."""
+    return [value for pair in pairs for value in widened(pair) * 2]
+
+
+@cute.jit
+def warm(k, work):
+    """A warp that loads: a tile's bias comes to L1, 32 times 8 columns, while its products run."""
+    column = cutlass.min(work.column + k.tidx % 32 * 8, k.extents[1] - 1)
+    cute.arch.inline_ptx("prefetch.global.L1 [{$r0}];", read_only_args=[(k.bias.iterator + column).toint()])
+
+
+def plus(values, factor, others):
+    """values += factor · others."""
+    for v, other in enumerate(others):
+        values[v] += factor * other
+
+
 @cute.jit
 def add(k, values, tensor, kind: cutlass.Constexpr, factor, place, half: cutlass.Constexpr):
     """values += factor · tensor, as `each` says."""
-    theirs = each(k, tensor, kind, place, half, cute.size(values))
-    for v in cutlass.range_constexpr(cute.size(values)):
-        values[v] += factor * theirs[v]
+    plus(values, factor, each(k, tensor, kind, place, half, cute.size(values)))
 
 
 @cute.jit
@@ -85,6 +125,18 @@ def scale(k, values, tensor, kind: cutlass.Constexpr, place, half: cutlass.Const
     theirs = each(k, tensor, kind, place, half, cute.size(values))
     for v in cutlass.range_constexpr(cute.size(values)):
         values[v] *= theirs[v]
+
+
+def widened(values):
+    """Registers in fp32. Of bf16 it is the upper half of the bits: one instruction each, for two of conversions."""
+    count, dtype = cute.size(values), values.element_type
+    if dtype is not BFloat16 or count % 2:
+        return [values[v].to(Float32) for v in range(count)]
+    words, exact = cute.recast_tensor(values, Uint32), cute.make_rmem_tensor((count,), Uint32)
+    for v in range(0, count, 2):
+        exact[v], exact[v + 1] = words[v // 2] << Uint32(16), words[v // 2] & Uint32(0xFFFF0000)
+    exact = cute.recast_tensor(exact, Float32)
+    return [exact[v] for v in range(count)]
 
 
 def held(pointer, count: int):
@@ -103,76 +155,149 @@ def place(k, config, work, i: int, start: int):
     return row, work.column + start + lane % 4 * 2, work.matrix
 
 
-@cute.jit
-def sums(k, config: cutlass.Constexpr, work, i: cutlass.Constexpr, start: cutlass.Constexpr, shape: cutlass.Constexpr,
-         half: cutlass.Constexpr, fetched=None):  # fmt: skip
-    """x of `outblas.epilogue`: values of row group i from column `start` of the tile on, as many as `shape` has.
-    `fetched`: what came through shared memory for them, if anything did.
+class Steps:
+    """What a consumer has yet to do to its sums of a tile `width` columns wide: for each piece of so many columns of a
+    row group first those of x, of gated pairs in both halves, then the others.
     """
-    form, at = k.form, place(k, config, work, i, start)
-    values = cute.make_rmem_tensor(shape, Float32)
-    for v in cutlass.range_constexpr(cute.size(values)):
-        values[v] = k.acc[register(config, k.width, i, start + half * config.tile_n + v // 4 * 8) + v % 4]
+
+    def __init__(self, k, config, work, width: int):
+        self.given = k, config, work
+        columns, own = min(64, config.tile_n), width // (2 if k.form.gated else 1)
+        if k.staged:
+            columns = k.slab_columns
+        self.pieces = [
+            (i, start, min(columns, own - start))
+            for i in range(config.tile_m // (64 * config.sharing))
+            for start in range(0, own, columns)
+        ]
+        self.to_x = {0: list(self.pieces), 1: list(self.pieces) if k.form.gated else []}
+        self.to_outputs = list(self.pieces)
+        self.bias = self.read_bias()
+
+    def read_bias(self):
+        """That of the next piece, before it is needed: None where it does not come in pairs."""
+        k, config, work = self.given
+        if k.form.bias != "pairs" or k.form.gated or not self.to_x[0]:
+            return None
+        i, start, columns = self.to_x[0][0]
+        return pairs(k, k.bias, place(k, config, work, i, start), 0, columns // 2)
+
+    def x(self, half: int, end: tuple[int, int] = END):
+        """Sums become x, up to a column of a row group."""
+        k, config, work = self.given
+        left = self.to_x[half]
+        while left and left[0][:2] < end:
+            piece, bias = left.pop(0), self.bias
+            self.bias = self.read_bias() if half == 0 else bias
+            become_x(k, config, work, piece, half, bias)
+
+    def outputs(self, end: tuple[int, int] = END):
+        """As `x`, outputs, but for what comes through shared memory."""
+        k, config, work = self.given
+        while self.to_outputs and self.to_outputs[0][:2] < end:
+            i, start, columns = piece = self.to_outputs.pop(0)
+            for half in range(2 if k.form.gated else 1):
+                self.x(half, (i, start + columns))
+            become_outputs(k, config, work, piece)
+
+
+def registers(config, width: int, i: int, start: int, columns: int, half: int = 0) -> list[int]:
+    """Which accumulators hold so many columns of row group i, of gated pairs in one half of the tile. They lie
+    ((2, 2, V), MMA_M, MMA_N), four to eight columns.
+    """
+    mma_n, tall = config.mma_n or width, config.tile_m // (64 * config.sharing)
+    starts = range(start + half * config.tile_n, start + half * config.tile_n + columns, 8)
+    return [c % mma_n // 2 + mma_n // 2 * (i + tall * (c // mma_n)) + v for c in starts for v in range(4)]
+
+
+def values_of(k, which):
+    values = cute.make_rmem_tensor((len(which),), Float32)
+    for v, r in enumerate(which):
+        values[v] = k.acc[r]
+    return values
+
+
+def put_back(k, which, values):
+    for v, r in enumerate(which):
+        k.acc[r] = values[v]
+
+
+@cute.jit
+def become_x(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half: cutlass.Constexpr, bias):
+    """`bias`: as it was read, if it was."""
+    (i, start, columns), form = piece, k.form
+    at, which = place(k, config, work, i, start), registers(config, k.width, i, start, columns, half)
+    values = values_of(k, which)
     if cutlass.const_expr(form.formats != ""):
         scale(k, values, k.scale_a, form.scale_a, at, half)
         scale(k, values, k.scale_b, form.scale_b, at, half)
-    for v in cutlass.range_constexpr(cute.size(values)):
-        if cutlass.const_expr(form.scaled):
+    if cutlass.const_expr(form.scaled):
+        for v in cutlass.range_constexpr(cute.size(values)):
             values[v] *= k.alpha
-        if cutlass.const_expr(form.addend == "staged"):
-            values[v] += k.beta * fetched[v].to(Float32)
     if cutlass.const_expr(form.addend not in ("", "staged")):
         add(k, values, k.addend, form.addend, k.beta, at, half)
-    if cutlass.const_expr(form.bias != ""):
+    if cutlass.const_expr(bias is not None):
+        plus(values, Float32(1.0), of_pairs(bias))
+    elif cutlass.const_expr(form.bias != ""):
         add(k, values, k.bias, form.bias, Float32(1.0), at, half)
-    return values
+    put_back(k, which, values)
 
 
 @cute.jit
-def outputs(k, config: cutlass.Constexpr, work, i: cutlass.Constexpr, start: cutlass.Constexpr,
-            shape: cutlass.Constexpr, fetched=None):  # fmt: skip
-    """As `sums`, the output."""
-    form = k.form
-    values = sums(k, config, work, i, start, shape, 0, fetched)
-    if cutlass.const_expr(form.function != ""):
-        activate(form.function, values)
+def become_outputs(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr):
+    """From x. Of an addend that is yet to come nothing can be done before."""
+    (i, start, columns), form = piece, k.form
+    which = registers(config, k.width, i, start, columns)
+    values = values_of(k, which)
+    if cutlass.const_expr(form.function != "" and form.addend != "staged"):
+        activate(form.function, values, k.mC.element_type)
     if cutlass.const_expr(form.gated):
-        others = sums(k, config, work, i, start, shape, 1)
+        others = values_of(k, registers(config, k.width, i, start, columns, 1))
         for v in cutlass.range_constexpr(cute.size(values)):
             values[v] *= others[v]
-    if cutlass.const_expr(form.residual == "staged"):
-        for v in cutlass.range_constexpr(cute.size(values)):
-            values[v] += fetched[v].to(Float32)
-    elif cutlass.const_expr(form.residual != ""):
+    if cutlass.const_expr(form.residual not in ("", "staged")):
         add(k, values, k.residual, form.residual, Float32(1.0), place(k, config, work, i, start), 0)
-    return values
+    put_back(k, which, values)
 
 
 @cute.jit
-def in_registers(k, config: cutlass.Constexpr, work, width: cutlass.Constexpr):
+def finished(k, values, come: cutlass.Constexpr):
+    """Outputs, with what `come` returns for them, which came through shared memory."""
+    if cutlass.const_expr(k.form.addend == "staged"):
+        plus(values, k.beta, widened(come()))
+        if cutlass.const_expr(k.form.function != ""):
+            activate(k.form.function, values, k.mC.element_type)
+    if cutlass.const_expr(k.form.residual == "staged"):
+        plus(values, Float32(1.0), widened(come()))
+
+
+def in_registers(k, config, width: int, steps):
     """The outputs of a whole tile so many columns wide, as accumulators of such a tile lie."""
-    tall = config.tile_m // (64 * config.sharing)
-    made = cute.make_rmem_tensor((tall * width // 2,), Float32)
-    for i in cutlass.range_constexpr(tall):
-        for start in cutlass.range_constexpr(0, width, 8):
-            values = outputs(k, config, work, i, start, (4,))
-            for v in cutlass.range_constexpr(4):
-                made[register(config, width, i, start) + v] = values[v]
+    steps.outputs()
+    made = cute.make_rmem_tensor((config.tile_m // (64 * config.sharing) * width // 2,), Float32)
+    for i, start, columns in steps.pieces:
+        there = registers(config, width, i, start, columns)
+        for r, own in zip(there, registers(config, k.width, i, start, columns), strict=True):
+            made[r] = k.acc[own]
     return made
 
 
-@cute.jit
-def store_sums(k, config: cutlass.Constexpr, work, width: cutlass.Constexpr):
+def store_sums(k, config, work, steps):
     """x to memory, one element after the other."""
-    form, dtype, aux = k.form, k.mC.element_type, k.aux
-    M, N = k.extents
-    for half in cutlass.range_constexpr(2 if form.gated else 1):
-        for i in cutlass.range_constexpr(config.tile_m // (64 * config.sharing)):
-            for start in cutlass.range_constexpr(0, width, 8):
-                values = sums(k, config, work, i, start, (4,), half)
-                row, column, matrix = place(k, config, work, i, start)
-                for v in cutlass.range_constexpr(4):
-                    r, c = row + v // 2 * 8, column + v % 2
-                    if r < M and c < N:
-                        at = (r, c + half * N, matrix) if cutlass.const_expr(form.batched) else (r, c + half * N)
-                        aux[at] = values[v].to(dtype)
+    for half in range(2 if k.form.gated else 1):
+        steps.x(half)
+        for piece in steps.pieces:
+            store_piece(k, config, work, piece, half)
+
+
+@cute.jit
+def store_piece(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half: cutlass.Constexpr):
+    i, start, columns = piece
+    aux, (M, N) = k.aux, k.extents
+    row, column, matrix = place(k, config, work, i, start)
+    which = registers(config, k.width, i, start, columns, half)
+    for v in cutlass.range_constexpr(len(which)):
+        r, c = row + v % 4 // 2 * 8, column + v // 4 * 8 + v % 2
+        if r < M and c < N:
+            at = (r, c + half * N, matrix) if cutlass.const_expr(k.form.batched) else (r, c + half * N)
+            aux[at] = k.acc[which[v]].to(k.mC.element_type)
