@@ -47,14 +47,8 @@ class Case:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "kernel": self.kernel,
-            "config": configs.brief(self.config),
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "layout": self.layout,
-            "gpu": self.profile.gpu if self.profile else None,
-        }
+        found = {"kernel": self.kernel, "config": configs.brief(self.config), "shape": list(self.shape)}
+        return found | {"dtype": self.dtype, "layout": self.layout, "gpu": self.profile and self.profile.gpu}
 
 
 def profiled(profiles: Iterable[Profile]) -> Profiles:

@@ -6,7 +6,7 @@ that a request of a warp takes, and efficiency as document 003 has it: bytes tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -81,12 +81,10 @@ class Conflicts:
 
     def shares(self) -> str:
         """The excess as a share of all wavefronts."""
-        both = self.predicted, self.measured
-        return _beside(*(None if of is None else f"{of.excess / max(of.wavefronts, 1):.1%}" for of in both))
+        return _beside(self, lambda of: f"{of.excess / max(of.wavefronts, 1):.1%}")
 
     def cells(self) -> tuple[str, ...]:
         """In the order of CONFLICT_COLUMNS."""
-        both = self.predicted, self.measured
         one = ", ".join(
             f"{operand} {each.ideal / each.instructions:g}+{each.excess / each.instructions:g}"
             for operand, each in self.of_warp.items()
@@ -96,8 +94,8 @@ class Conflicts:
             f"{self.operation}s",
             one,
             self._triton(),
-            _beside(*(None if of is None else _mega(of.wavefronts) for of in both)),
-            _beside(*(None if of is None else _mega(of.excess) for of in both)),
+            _beside(self, lambda of: _mega(of.wavefronts)),
+            _beside(self, lambda of: _mega(of.excess)),
             _said(self.within),
         )
 
@@ -148,13 +146,12 @@ class Coalescing:
 
     def cells(self) -> tuple[str, ...]:
         """In the order of COALESCING_COLUMNS."""
-        both = self.predicted, self.measured
         return (
             *self.case.cells(),
             self.access,
             str(self.predicted.bytes),
-            _beside(*(None if of is None else f"{of.transactions:.3g}" for of in both)),
-            _beside(*(None if of is None else f"{of.efficiency:.1%}" for of in both)),
+            _beside(self, lambda of: f"{of.transactions:.3g}"),
+            _beside(self, lambda of: f"{of.efficiency:.1%}"),
             _said(self.within),
         )
 
@@ -232,8 +229,9 @@ def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
     if memory is None:
         return None
     found = [t for t in memory if (t.space, t.operation) == ("shared", operation)]
-    sums = [_sum(getattr(t, name) for t in found) for name in ("requests", "wavefronts", "ideal")]
-    requests, wavefronts, ideal = sums
+    requests, wavefronts, ideal = (
+        _sum(getattr(t, name) for t in found) for name in ("requests", "wavefronts", "ideal")
+    )
     if requests is None or wavefronts is None or ideal is None:
         return None
     return Shared(round(requests), round(wavefronts), round(ideal))
@@ -289,8 +287,8 @@ def _counts(of: Shared) -> dict[str, int]:
     return {**asdict(of), "excess": of.excess}
 
 
-def _beside(ours: str | None, ncu: str | None) -> str:
-    return f"{ours or NONE} / {ncu or NONE}"
+def _beside(row: Conflicts | Coalescing, say: Callable[[Any], str]) -> str:
+    return " / ".join(NONE if of is None else say(of) for of in (row.predicted, row.measured))
 
 
 def _mega(value: int) -> str:

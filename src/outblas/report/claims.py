@@ -100,14 +100,7 @@ class Settled:
     def record(self) -> dict[str, object]:
         """For JSON."""
         claim, finding = self.claim, self.finding
-        return {
-            "source": claim.source,
-            "claim": claim.text,
-            "how": claim.how,
-            "ours": finding.ours,
-            "value": finding.value,
-            "verdict": finding.verdict,
-        }
+        return {"source": claim.source, "claim": claim.text, "how": claim.how} | vars(finding)
 
 
 def settled(evidence: Evidence) -> list[Settled]:

@@ -109,25 +109,13 @@ class Row:
     def record(self) -> dict[str, Any]:
         """For JSON."""
         rung, profile = self.rung, self.profile
-        return {
-            "rung": rung.name,
-            "idea": rung.idea,
-            "parent": rung.parent,
+        found = {"rung": rung.name, "idea": rung.idea, "parent": rung.parent}
+        counters = ("shape", "registers", "l2_hit_rate", "occupancy", "fma_active", "tensor_active", "ipc")
+        return found | {
             "seeds": [figure.record() for figure in self.figures],
             "sizes": [at.record() for at in self.at],
-            "profile": None
-            if profile is None
-            else {
-                "shape": profile.shape,
-                "gpu": profile.device,
-                "registers": profile.registers,
-                "slots": _slots(profile),
-                "l2_hit_rate": profile.l2_hit_rate,
-                "occupancy": profile.occupancy,
-                "fma_active": profile.fma_active,
-                "tensor_active": profile.tensor_active,
-                "ipc": profile.ipc,
-            },
+            "profile": profile
+            and {"gpu": profile.device, "slots": _slots(profile)} | {name: getattr(profile, name) for name in counters},
         }
 
     def cells(self) -> tuple[str, ...]:
@@ -253,13 +241,8 @@ def _row(
     for n in sizes:
         here = {way: found for (way, size), found in timed.items() if size == n and rung.name in found}
         gains = {way: _gain(found[rung.name], found.get(rung.parent or "")) for way, found in here.items()}
-        at.append(
-            At(
-                n,
-                {way: found[rung.name] for way, found in here.items()},
-                {way: gain for way, gain in gains.items() if gain is not None and way != MIXED_WAY},
-            )
-        )
+        own = {way: found[rung.name] for way, found in here.items()}
+        at.append(At(n, own, {way: gain for way, gain in gains.items() if gain is not None and way != MIXED_WAY}))
     gpu = next((each.ours.gpu for each in at if each.ours), GPUS[0])
     layouts = _layouts(rung, ladder)
     counted = (profiled(profiles, rung.name, (n, n, n), dtype, gpu, layout=way) for n in sizes for way in layouts)

@@ -177,18 +177,12 @@ class Report:
         """For JSON."""
         s = self.setting
         return {
-            "gpu": MACHINE.name,
-            "shape": list(s.shape),
-            "tile": list(s.tile),
-            "cluster": list(s.cluster),
-            "sms": s.sms,
-            "orders": [row.record() for row in self.rows],
-            "agreement": [vars(a) for a in self.agreements],
-            "better_model": self.better,
-            "seed_hit_rates": SEED,
+            "gpu": MACHINE.name, "shape": list(s.shape), "tile": list(s.tile), "cluster": list(s.cluster), "sms": s.sms,
+            "orders": [row.record() for row in self.rows], "agreement": [vars(a) for a in self.agreements],
+            "better_model": self.better, "seed_hit_rates": SEED,
             "cublas_hit_rate": self.cublas.l2_hit_rate if self.cublas else None,
             "cublas_dram_read_bytes": self.cublas.dram_read_bytes if self.cublas else None,
-        }
+        }  # fmt: skip
 
     def notes(self) -> list[str]:
         """What stands beneath the table."""

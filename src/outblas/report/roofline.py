@@ -65,18 +65,12 @@ class Point:
         """For JSON."""
         measured = self.ours.tflops if self.ours else None
         return {
-            "kernel": self.inspection.kernel,
-            "arch": self.inspection.arch,
-            "config": self.inspection.config,
-            "machine": self.machine.name,
-            "dtype": self.inspection.dtype,
-            **asdict(self.resident),
-            "intensity": dict(self.inspection.intensity),
-            "bound": asdict(self.bound),
-            "clock_mhz": self.ours.clock_mhz if self.ours else None,
-            "measured_tflops": measured,
+            "kernel": self.inspection.kernel, "arch": self.inspection.arch, "config": self.inspection.config,
+            "machine": self.machine.name, "dtype": self.inspection.dtype, **asdict(self.resident),
+            "intensity": dict(self.inspection.intensity), "bound": asdict(self.bound),
+            "clock_mhz": self.ours.clock_mhz if self.ours else None, "measured_tflops": measured,
             "seeds": [figure.record() for figure in self.seeds],
-        }
+        }  # fmt: skip
 
     def cells(self) -> tuple[str, ...]:
         """In the order of COLUMNS."""

@@ -132,18 +132,13 @@ class TuneReport:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        winner, agreement = self.winner, self.agreement
+        winner, agreement, tried = self.winner, self.agreement, len(self.trials)
         return {
             "kernel": self.kernel,
             "workload": asdict(self.workload),
             "gpus": [asdict(gpu) for gpu in self.gpus],
-            "counts": {
-                "tried": len(self.trials),
-                "right": self.right,
-                "failed": len(self.trials) - self.right,
-                "left_out": self.left_out,
-            },
-            "winner": asdict(winner) if winner else None,
+            "counts": {"tried": tried, "right": self.right, "failed": tried - self.right, "left_out": self.left_out},
+            "winner": winner and asdict(winner),
             "top": [asdict(entry) for entry in self.top],
             "tiles": [
                 {"m": m, "n": n, "ratio": trials[0].ratio, "tried": len(trials), "right": sum(t.ok for t in trials)}
@@ -156,13 +151,8 @@ class TuneReport:
                     for tile, line in self.stages.items()
                 ],
             },
-            "model": {
-                "configs": len(agreement.points),
-                "rho": agreement.rho,
-                "best_place": list(agreement.place),
-            }
-            if agreement
-            else None,
+            "model": agreement
+            and {"configs": len(agreement.points), "rho": agreement.rho, "best_place": list(agreement.place)},
             "failures": {
                 status: {"trials": len(trials), "reason": trials[0].reason, "config": trials[0].config}
                 for status, trials in self.failures.items()
