@@ -28,16 +28,9 @@ def current(index: int | None = None) -> Gpu:
         except RuntimeError:
             limit = None
     return Gpu(
-        properties.name,
-        10 * properties.major + properties.minor,
-        properties.multi_processor_count,
-        limit,
-        driver(),
-        torch.version.cuda,
-        str(torch.__version__),
-        triton,
-        dsl,
-    )
+        properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count, limit, driver(),
+        torch.version.cuda, str(torch.__version__), triton, dsl,
+    )  # fmt: skip
 
 
 def machine(gpu: Gpu) -> machines.Machine | None:

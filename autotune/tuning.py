@@ -302,28 +302,15 @@ class _Tuning:
         rounds = len(race.times[best])
         name = best.subject.name
         return Winner(
-            gpu=self.gpu,
-            workload=self.job.workload,
-            kernel=name,
-            source=self.sources[name],
-            config=best.text,
-            us=statistics.median(race.times[best]),
-            cublas_us=statistics.median(race.base[:rounds]),
-            ratio=spread.median,
-            ratio_low=spread.low,
-            ratio_high=spread.high,
-            rounds=rounds,
-            runner_up=rival.text if rival is not None else "",
-            lead=lead.median if lead is not None else None,
+            gpu=self.gpu, workload=self.job.workload, kernel=name, source=self.sources[name], config=best.text,
+            us=statistics.median(race.times[best]), cublas_us=statistics.median(race.base[:rounds]),
+            ratio=spread.median, ratio_low=spread.low, ratio_high=spread.high, rounds=rounds,
+            runner_up=rival.text if rival is not None else "", lead=lead.median if lead is not None else None,
             lead_low=lead.sure_low if lead is not None else None,
-            lead_high=lead.sure_high if lead is not None else None,
-            confidence=race.confidence(best, own),
-            separated=race.ahead(best, own),
-            screened=self._screened(),
-            valid=self.outcome.plan.valid,
-            finalists=finalists,
-            when=now(),
-        )
+            lead_high=lead.sure_high if lead is not None else None, confidence=race.confidence(best, own),
+            separated=race.ahead(best, own), screened=self._screened(), valid=self.outcome.plan.valid,
+            finalists=finalists, when=now(),
+        )  # fmt: skip
 
 
 def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:

@@ -94,18 +94,11 @@ class TuringRung(rung.Rung[TuringConfig]):
     def footprint(self, config: TuringConfig, problem: Problem) -> Footprint:
         c = config
         return Footprint(
-            math="mma",
-            tile_m=c.block_m,
-            tile_n=c.block_n,
-            tile_k=c.block_k,
-            stages=1 if self._direct else c.stages,
-            threads=c.threads,
-            registers=c.accumulators + 48,
+            math="mma", tile_m=c.block_m, tile_n=c.block_n, tile_k=c.block_k, stages=1 if self._direct else c.stages,
+            threads=c.threads, registers=c.accumulators + 48,
             shared_memory=max(0 if self._direct else c.stages * c.slab_bytes, c.staged_bytes if c.stage_out else 0),
-            in_flight=c.ahead or self.steps != 1,
-            group_m=c.group_m,
-            store="wide" if c.stage_out else "registers",
-        )
+            in_flight=c.ahead or self.steps != 1, group_m=c.group_m, store="wide" if c.stage_out else "registers",
+        )  # fmt: skip
 
     def specialization(
         self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int

@@ -312,24 +312,12 @@ def problem(
     }
     function = epilogue.GATED.get(extra.activation, extra.activation)
     return Problem(
-        M=M,
-        N=N,
-        K=K,
-        batch=tuple(batch),
-        a=strides[0],
-        b=strides[1],
-        c=strides[3] if c is not None else None,
-        out=strides[2],
-        dtype=a.dtype,
-        out_dtype=out.dtype,
-        device=a.device,
+        M=M, N=N, K=K, batch=tuple(batch), a=strides[0], b=strides[1], c=strides[3] if c is not None else None,
+        out=strides[2], dtype=a.dtype, out_dtype=out.dtype, device=a.device,
         alignment=tuple(LINE if not place(t) and i < 2 else math.gcd(t.data_ptr(), 16) for i, t in enumerate(tensors)),
-        tf32=tf32,
-        scaled=scaled,
-        batch_invariant=batch_invariant,
-        epilogue=Epilogue(function, halves > 1, **own),
+        tf32=tf32, scaled=scaled, batch_invariant=batch_invariant, epilogue=Epilogue(function, halves > 1, **own),
         formats=formats,
-    )
+    )  # fmt: skip
 
 
 def oriented(problem: Problem) -> tuple[Problem, bool]:

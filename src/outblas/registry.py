@@ -15,38 +15,20 @@ from types import ModuleType
 # Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's package.
 LADDERS: dict[str, tuple[str, ...]] = {
     "simt": (
-        "simt.naive",
-        "simt.coalesced",
-        "simt.shared",
-        "simt.strip",
-        "simt.register",
-        "simt.vectorized",
-        "simt.warptile",
-        "simt.pipelined",
+        "simt.naive", "simt.coalesced", "simt.shared", "simt.strip", "simt.register", "simt.vectorized",
+        "simt.warptile", "simt.pipelined",
     ),
     "portable": ("portable",),
     "turing": (
-        "turing.wmma",
-        "turing.shared",
-        "turing.double_buffer",
-        "turing.vectorized",
-        "turing.ldmatrix",
+        "turing.wmma", "turing.shared", "turing.double_buffer", "turing.vectorized", "turing.ldmatrix",
         "turing.cp_async",
     ),
     "hopper": (
-        "hopper.tma_wgmma",
-        "hopper.large_tile",
-        "hopper.warp_specialized",
-        "hopper.two_consumers",
-        "hopper.persistent",
-        "hopper.lean_barriers",
-        "hopper.cluster_multicast",
-        "hopper.store_tuning",
-        "hopper.tma_store",
-        "hopper.hilbert",
-        "hopper.gemm",
+        "hopper.tma_wgmma", "hopper.large_tile", "hopper.warp_specialized", "hopper.two_consumers",
+        "hopper.persistent", "hopper.lean_barriers", "hopper.cluster_multicast", "hopper.store_tuning",
+        "hopper.tma_store", "hopper.hilbert", "hopper.gemm",
     ),
-}
+}  # fmt: skip
 _PACKAGES = {
     "simt": "outblas.kernels",
     "portable": "outblas.kernels",

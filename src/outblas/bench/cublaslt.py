@@ -92,24 +92,11 @@ class _Matmul:
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, out, self.workspace)]
         return int(
             _library().cublasLtMatmul(
-                _handle(out.device.index),
-                self.operation,
-                ctypes.byref(one),
-                pointers[1],
-                self.first,
-                pointers[0],
-                self.second,
-                ctypes.byref(zero),
-                pointers[2],
-                self.result,
-                pointers[2],
-                self.result,
-                ctypes.byref(algo),
-                pointers[3],
-                ctypes.c_size_t(WORKSPACE_BYTES),
-                ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+                _handle(out.device.index), self.operation, ctypes.byref(one), pointers[1], self.first, pointers[0],
+                self.second, ctypes.byref(zero), pointers[2], self.result, pointers[2], self.result, ctypes.byref(algo),
+                pointers[3], ctypes.c_size_t(WORKSPACE_BYTES), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
             )
-        )
+        )  # fmt: skip
 
 
 def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:

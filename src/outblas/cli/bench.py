@@ -188,19 +188,9 @@ def row(record: Record) -> tuple[str, ...]:
     r = record
     spread = f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else NONE
     return (
-        to_text(r.shape),
-        r.layout,
-        r.mode,
-        r.label,
-        r.check,
+        to_text(r.shape), r.layout, r.mode, r.label, r.check,
         figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
-        figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
-        spread,
-        figure(r.ratio_apart, ".3f"),
-        r.verdict or NONE,
-        figure(r.host_us, ".1f"),
-        figure(r.clock_mhz, ".0f"),
-        figure(r.utilisation, ".3f"),
-        figure(r.watts, ".0f"),
-        figure(r.pj_per_flop, ".3f"),
-    )
+        figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"), spread, figure(r.ratio_apart, ".3f"),
+        r.verdict or NONE, figure(r.host_us, ".1f"), figure(r.clock_mhz, ".0f"), figure(r.utilisation, ".3f"),
+        figure(r.watts, ".0f"), figure(r.pj_per_flop, ".3f"),
+    )  # fmt: skip

@@ -336,16 +336,11 @@ def _record(found: Sweep) -> dict[str, Any]:
         "winners": [to_record(winner) for winner in found.winners],
         "outcomes": [
             {
-                "workload": str(outcome.job.workload),
-                "gpu": outcome.gpu.name,
-                "generated": outcome.plan.generated,
-                "valid": outcome.plan.valid,
-                "trials": len(outcome.trials),
-                "new": outcome.new,
-                "failed": sum(not trial.ok for trial in outcome.trials),
-                "finished": outcome.finished,
+                "workload": str(outcome.job.workload), "gpu": outcome.gpu.name, "generated": outcome.plan.generated,
+                "valid": outcome.plan.valid, "trials": len(outcome.trials), "new": outcome.new,
+                "failed": sum(not trial.ok for trial in outcome.trials), "finished": outcome.finished,
             }
             for outcome in found.outcomes
         ],
         "failures": [{"workload": str(failure.workload), "reason": failure.reason} for failure in found.failures],
-    }
+    }  # fmt: skip
