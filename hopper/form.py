@@ -52,6 +52,14 @@ class Form:
         steps = self.scaled, self.function, self.gated, self.bias, self.residual, self.aux, self.formats
         return not any(steps)
 
+    def granule(self, layout: str, size: int) -> int:
+        """What C's columns come in multiples of. TMA takes the second half of a row of pairs from 16 bytes on."""
+        if not self.gated:
+            return 1
+        if layout[1] == "n":
+            return 8
+        return 16 // size if self.staged and not self.by_columns else 1
+
 
 def halves(tensor, mode: int, columns):
     """A tensor of two modes and L, of which one has 2 · `columns`, as one of three and L: the halves are the third."""

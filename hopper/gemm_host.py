@@ -51,7 +51,7 @@ class Variant:
             "serpentine": c.k_serpentine, "columns": f.by_columns, "crossed": f.crossed, "batched": f.batched,
             "ordered": f.ordered, "once": f.once, "scaled": f.scaled, f"by{f.width}": not f.staged,
             "jitter": c.jitter, f"addend_{f.addend}": f.addend, f"bias_{f.bias}": f.bias, f.function: f.function,
-            f.formats.replace(" ", "_"): f.formats, "gated": f.gated,
+            f.formats.replace(" ", "_"): f.formats, "gated": f.gated, "in_turn": f.in_turn,
             f"scales_{f.scale_a}_{f.scale_b}": f.formats, f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
@@ -410,9 +410,7 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
     form = variant.form
     M, K, L = (cute.sym_int() for _ in range(3))
-    by_rows = form.staged and not form.by_columns
-    granule = 8 if form.gated and variant.layout[1] == "n" else 16 // variant.out_dtype.itemsize if by_rows else 1
-    N = cute.sym_int(divisibility=granule) if form.gated else cute.sym_int()
+    N = cute.sym_int(divisibility=form.granule(variant.layout, variant.out_dtype.itemsize))
     columns = cute.sym_int() if form.gated else N  # of B
 
     def tensor(dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int) -> Any:

@@ -1,13 +1,16 @@
 """Epilogues on a GPU: any steps together, on any dtypes and layouts, by every kernel that has them."""
 
+from pathlib import Path
+
 import pytest
+import sanitizer
 import torch
 from fused import Fused, run
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from outblas import configs
-from outblas.epilogue import ACTIVATIONS
+from outblas import batch_invariant, configs, linear, matmul
+from outblas.epilogue import ACTIVATIONS, apply
 
 pytestmark = pytest.mark.gpu
 EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])
@@ -68,3 +71,83 @@ def test_every_way_of_the_production_kernel(config, activation):
         call.check("hopper.gemm", "cuda", by_config)
     except ValueError as error:
         assert ("gated pairs" in str(error)) == (activation == "swiglu")
+
+
+# Several tiles a CTA: consumers in turn, slots that carry residuals between those of two tiles, slabs used again.
+WAYS = {
+    "two": "tile_n=256,sms=8",
+    "elastic": "tile_n=200,elastic=True,sms=8",
+    "pingpong": "tile_n=176,pingpong=True,cluster_m=1,slots=4,store_buffers=1,sms=8",
+    "few slots": "tile_m=256,tile_n=128,slots=2,store_buffers=1,sms=8",
+    "registers": "tile_n=128,store_buffers=0,sms=8",
+}
+STEPS = {
+    "all": {"activation": "gelu", "bias": "row", "residual": "matrix", "aux": True},
+    "addend": {"activation": "silu", "alpha": 2.0, "beta": 0.5},
+    "pairs": {"activation": "swiglu", "bias": "row", "residual": "matrix"},
+    "columns": {"activation": "gelu", "bias": "column", "residual": "matrix", "layout": "ntt"},
+}
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_epilogue_gpu import STEPS, WAYS, check
+for way in WAYS:
+    for steps in STEPS:
+        check(way, steps, "", 1)
+    print("right:", way)
+"""
+
+
+def check(way, steps, options, times):
+    """A call made so many times: right, and the same bits each time."""
+    from outblas.hopper import gemm
+
+    config, first = configs.from_text(gemm.Config, WAYS[way] + options), None
+
+    def by_config(a, b, c, out, *given, **extra):
+        nonlocal first
+        for _ in range(times):
+            run(a, b, c, out, *given, config=config, **extra)
+            first = first if first is not None else out.clone()
+            assert torch.equal(out, first)
+
+    if steps != "pairs" or way == "two":  # they have tiles of their own
+        Fused(520, 776, 584, **STEPS[steps]).check("hopper.gemm", "cuda", by_config)
+
+
+@pytest.mark.sm90
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("steps", STEPS)
+def test_jittered_calls_give_equal_bits(way, steps):
+    check(way, steps, ",jitter=True", 100)
+
+
+def test_rows_have_the_same_bits_in_all_batches():
+    shapes = (1024, 520), (776, 520), (776,), (1024, 776)
+    x, w, bias, residual = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
+    with batch_invariant():
+        whole = linear(x, w, bias, activation="gelu", residual=residual)
+        for rows in [slice(n) for n in (1, 17, 64, 200, 1000)] + [slice(1024 - n, None) for n in (1, 63, 520)]:
+            part = linear(x[rows], w, bias, activation="gelu", residual=residual[rows])
+            assert torch.equal(part, whole[rows]), rows
+
+
+@pytest.mark.parametrize("kernel", ["portable", HOPPER.values[0]])
+def test_more_than_two_to_the_31_elements(kernel):
+    M, N, K = 2**16 + 8, 2**15 + 8, 16
+    a, b, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in ((M, K), (N, K), N))
+    residual = torch.randn(M, N, device="cuda", dtype=torch.bfloat16)
+    aux = torch.empty_like(residual)
+    out = matmul(a, b.t(), bias=bias, activation="gelu", residual=residual, aux=aux, kernel=kernel)
+    for rows in (slice(100), slice(M // 2, M // 2 + 100), slice(M - 100, None)):
+        x = a[rows].double() @ b.t().double() + bias.double()
+        torch.testing.assert_close(aux[rows].double(), x, rtol=2**-8, atol=1e-5)
+        want = apply(x, "gelu", residual[rows].double())
+        torch.testing.assert_close(out[rows].double(), want, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.sm90
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
+def test_sanitizers_find_nothing(tool):
+    sanitizer.finds_nothing(tool, PROGRAM, len(WAYS))

@@ -1,5 +1,7 @@
 """The epilogue of `hopper.gemm` without a GPU: how a call's tensors come, what is refused, the machine code."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,6 +61,33 @@ def test_what_is_refused(given, text, reason):
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
+
+
+def test_x_of_one_row_is_no_vector():
+    """Vectors are read, never written."""
+    form = variant(problem(1, 63, 64, activation="gelu")).form
+    assert (form.bias, form.residual, form.aux) == ("columns", "columns", "matrix")
+
+
+@pytest.mark.parametrize(("shape", "given", "text", "want"), [
+    ((8192, 8192, 1024), {"activation": "gelu"}, BASE, True),
+    ((8192, 8192, 1024), {"bias": None, "residual": None, "aux": None}, BASE, False),
+    ((8192, 8192, 384), {"activation": "gelu"}, BASE, False),  # too few slices
+    ((512, 512, 1024), {"activation": "gelu"}, BASE, False),  # one tile a CTA
+    ((8192, 8192, 1024), {"activation": "gelu"}, TALL, False),  # tiles of one consumer
+    ((8192, 8192, 1024), {"activation": "gelu"}, "split_k=2,k_serpentine=False", False),
+    ((8192, 8192, 1024), {"formats": "e4m3 e5m2 promoted"}, "tile_n=192,slots=5,store_buffers=1", False),
+])  # fmt: skip
+def test_when_consumers_take_turns(shape, given, text, want):
+    assert variant(problem(*shape, **given), text).form.in_turn == want
+
+
+def test_any_gated_columns_of_a_c_by_columns():
+    form = variant(problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)).form
+    assert form.staged
+    assert form.by_columns
+    assert form.granule("nt", 2) == 1
+    assert replace(form, by_columns=False).granule("nt", 2) == 8
 
 
 def test_pairs_in_rows_come_in_whole_granules():
