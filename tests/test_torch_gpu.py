@@ -39,8 +39,8 @@ def distance(x, y):
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_gradients_are_as_good_as_torchs(activation, dtype):
-    """No further from float64's than twice torch's, or half a rounding. tests/test_opinfo.py has calls without an
-    epilogue."""
+    """No further from float64's than twice torch's, or half a rounding, and the same bits each time. tests/test_opinfo.py
+    has calls without an epilogue."""
     columns = 256 * (2 if activation in GATED else 1)
     shapes = (4, 100, 264), (columns, 264), (columns,), (4, 100, 256)
     given = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
@@ -51,9 +51,12 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
         return [y, *torch.autograd.grad(y, (x, w, bias, r), weight.to(y.dtype))]
 
     truth = torchs(*(t.detach().double().requires_grad_() for t in given))
+    first = None
     for _ in range(3):  # by operators, and warm
         y = linear(*given[:3], activation=activation, residual=given[3])
         ours = [y, *torch.autograd.grad(y, given, weight)]
+        first = first or ours
+        assert all(map(torch.equal, ours, first))
         for mine, theirs, want in zip(ours, torchs(*given), truth, strict=True):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
             assert distance(mine, want) <= 2 * distance(theirs, want) + torch.finfo(dtype).eps / 2
