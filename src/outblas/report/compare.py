@@ -15,6 +15,7 @@ WITHIN = 0.05  # TFLOP/s of one GPU model vary by more than this with its temper
 POINT = 0.01
 SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point,
 FACTOR_WITHIN = 0.25  # and the factor of both speeds with the stated one to this share
+Span = float | tuple[float, float]  # what a document claims: a number, or the lowest and the highest
 
 
 def find(
@@ -152,7 +153,7 @@ def timed(
     text: str,
     run: Run,
     read: Callable[[Measurement], float | None],
-    claimed: tuple[float, float],
+    claimed: Span,
     says: str,
 ) -> Claim:
     """A claim of a number that a burst shows, "differs" outside the claimed range; `says` has {:} for our value."""
@@ -165,7 +166,7 @@ def timed(
 
 
 def counted(
-    source: str, text: str, run: Run, read: Callable[[Profile], float | None], claimed: tuple[float, float], says: str
+    source: str, text: str, run: Run, read: Callable[[Profile], float | None], claimed: Span, says: str
 ) -> Claim:
     """A claim of a number that ncu counts, "differs" outside the claimed range; `says` has {:} for our value."""
 
@@ -176,10 +177,10 @@ def counted(
     return Claim(source, text, f"ncu at {run.n}", test)
 
 
-def in_range(value: float | None, claimed: tuple[float, float], says: str) -> Finding:
+def in_range(value: float | None, claimed: Span, says: str) -> Finding:
     """Whether a value lies in the claimed range, give or take WITHIN."""
     if value is None:
         return NOT_MEASURED
-    low, high = claimed
+    low, high = claimed if isinstance(claimed, tuple) else (claimed, claimed)
     agrees = low * (1 - WITHIN) <= value <= high * (1 + WITHIN)
     return Finding(says.format(value), CONFIRMED if agrees else DIFFERS, value)

@@ -101,7 +101,7 @@ def _below_limit(evidence: Evidence) -> Finding:
 def hits(provider: str, words: str, stated: float) -> Claim:
     """The share of requests that L2 serves, by ncu."""
     text = f"{words} hits L2 {stated:.0%} of the time"
-    return counted(f"{_K6}, 004", text, Run(provider), lambda p: p.l2_hit_rate, (stated, stated), "{:.1%}")
+    return counted(f"{_K6}, 004", text, Run(provider), lambda p: p.l2_hit_rate, stated, "{:.1%}")
 
 
 def _grouped_hits_more(evidence: Evidence) -> Finding:

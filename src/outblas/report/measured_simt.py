@@ -14,7 +14,7 @@ from ..bench.statistics import BURST_TOLERANCE
 from ..kernels.simt_config import PRESETS
 from ..machines import MACHINES
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
-from .compare import GPU, POINT, WITHIN, N, Run, against, campaign, counted, in_range, timed
+from .compare import GPU, POINT, WITHIN, N, Run, Span, against, campaign, counted, in_range, timed
 from .profiles import Passes, Profile
 from .seeds import of_rung
 
@@ -73,26 +73,24 @@ COMPARISONS: tuple[tuple[str, str, Run, Run, tuple[float, float]], ...] = (
 )  # fmt: skip
 
 
-def _times_slower(source: str, run: Run, words: str, claimed: tuple[float, float]) -> Claim:
+def _times_slower(source: str, run: Run, words: str, claimed: Span) -> Claim:
     text = f"{run.provider} is {words} slower than cuBLAS"
     return timed(source, text, run, lambda m: 1 / m.ratio if m.ratio else None, claimed, "{:.1f} times")
 
 
 def _of_cublas(source: str, run: Run, share: float, words: str) -> Claim:
-    return timed(source, f"{words} {share:.3g} of cuBLAS", run, lambda m: m.ratio, (share, share), "{:.3f}")
+    return timed(source, f"{words} {share:.3g} of cuBLAS", run, lambda m: m.ratio, share, "{:.3f}")
 
 
 def _of_roofline(source: str, run: Run, share: float, words: str) -> Claim:
     text = f"{words} reaches {share:.0%} of the fp32 roofline"
-    return timed(source, text, run, lambda m: m.utilisation, (share, share), "{:.1%} at the clock it ran at")
+    return timed(source, text, run, lambda m: m.utilisation, share, "{:.1%} at the clock it ran at")
 
 
 def _unused(version: str, run: Run, share: float) -> Claim:
     text = f"{version} leaves {share:.0%} of the fp32 peak unused"
     says = "{:.0%} at the clock it ran at"
-    return timed(
-        f"003 {version}", text, run, lambda m: 1 - m.utilisation if m.utilisation else None, (share, share), says
-    )
+    return timed(f"003 {version}", text, run, lambda m: 1 - m.utilisation if m.utilisation else None, share, says)
 
 
 def _uncached(evidence: Evidence) -> Finding:
@@ -118,7 +116,7 @@ def _deep(evidence: Evidence) -> Finding:
 
 _TIMED: tuple[Claim, ...] = (
     _times_slower("002 baseline", NAIVE, "nearly 100 times", (90.0, 100.0)),
-    _times_slower("002 coalescing", COALESCED, "8 times", (8.0, 8.0)),
+    _times_slower("002 coalescing", COALESCED, "8 times", 8.0),
     _times_slower("002 shared memory", SHARED, "more than 5 times", (5.0, 6.0)),
     _times_slower("002 1D tile", STRIP, "nearly 3 times", (2.8, 3.0)),
     _of_cublas("002 2D tile", REGISTER, 0.5, "simt.register gets halfway:"),
@@ -141,12 +139,6 @@ FREE = 0.02  # of the wavefronts of an operation: fewer that conflicts added cou
 FFMA_WITHIN = 0.01
 ISSUES = 4  # of an SM in a cycle
 _FLOP = 2 * SMALL**3
-
-
-def _number(
-    source: str, text: str, run: Run, read: Callable[[Profile], float | None], stated: float, says: str
-) -> Claim:
-    return counted(source, text, run, read, (stated, stated), says)
 
 
 def _wasted(profile: Profile) -> float | None:
@@ -212,7 +204,7 @@ def _as_bad(one: float, other: float) -> str:
 
 
 def _times(stated: float) -> Callable[[float, float], str]:
-    return lambda one, other: in_range(one / other if other else inf, (stated, stated), "{}").verdict
+    return lambda one, other: in_range(one / other if other else inf, stated, "{}").verdict
 
 
 def _ffma(evidence: Evidence) -> Finding:
@@ -228,9 +220,9 @@ def _ffma(evidence: Evidence) -> Finding:
 
 
 _CONFLICTS: tuple[Claim, ...] = (
-    _number(K6, "loads from shared memory conflict 5-way", VECTORIZED, lambda p: p.loads.ways, 5,
+    counted(K6, "loads from shared memory conflict 5-way", VECTORIZED, lambda p: p.loads.ways, 5,
             "{:.1f} wavefronts a request"),
-    _number(K6, "stores to shared memory conflict 2.6-way", VECTORIZED, lambda p: p.stores.ways, 2.6,
+    counted(K6, "stores to shared memory conflict 2.6-way", VECTORIZED, lambda p: p.stores.ways, 2.6,
             "{:.1f} wavefronts a request"),
     counted(K6, "over 40% of the wavefronts through shared memory are wasted", VECTORIZED, _wasted, (0.40, 0.50),
             "{:.1%}"),
@@ -238,9 +230,9 @@ _CONFLICTS: tuple[Claim, ...] = (
     _both(K6, "padding does not mend the conflicts of loads", PADDED, VECTORIZED, lambda p: p.loads.added, _as_bad,
           "{0:.1%} of the wavefronts, unpadded {1:.1%}"),
     _free(K7, "four columns side by side mend them, padded or not", SPLIT, _loads),
-    _number(K7, "unpadded, stores to shared memory conflict 4-way", UNPADDED, lambda p: p.stores.ways, 4,
+    counted(K7, "unpadded, stores to shared memory conflict 4-way", UNPADDED, lambda p: p.stores.ways, 4,
             "{:.1f} wavefronts a request"),
-    _number(K7, "padding lowers that to 2.5-way", PADDED_TILE, lambda p: p.stores.ways, 2.5,
+    counted(K7, "padding lowers that to 2.5-way", PADDED_TILE, lambda p: p.stores.ways, 2.5,
             "{:.1f} wavefronts a request"),
     _free(K7, "unpadded, loads show no conflicts", UNPADDED, _loads),
     _free(K7, "padded, loads show no conflicts", PADDED_TILE, _loads),
@@ -253,27 +245,27 @@ def _busy(profile: Profile) -> float | None:
 
 
 _ISSUE: tuple[Claim, ...] = (
-    _number(K6, "SMs are 66% busy", VECTORIZED, _busy, 0.66, "{:.1%} of the issue slots"),
-    _number(K7, "unpadded, a thread takes 165 registers", UNPADDED, lambda p: p.registers, 165, "{:.0f}"),
-    _number(K7, "padded, a thread takes 167 registers", PADDED_TILE, lambda p: p.registers, 167, "{:.0f}"),
-    _number(K7, "unpadded, achieved occupancy is 18%", UNPADDED, lambda p: p.occupancy, 0.18, "{:.1%}"),
-    _number(K7, "padded, achieved occupancy is 18% still", PADDED_TILE, lambda p: p.occupancy, 0.18, "{:.1%}"),
-    _number(K7, "unpadded, SMs are 74% busy", UNPADDED, _busy, 0.74, "{:.1%} of the issue slots"),
+    counted(K6, "SMs are 66% busy", VECTORIZED, _busy, 0.66, "{:.1%} of the issue slots"),
+    counted(K7, "unpadded, a thread takes 165 registers", UNPADDED, lambda p: p.registers, 165, "{:.0f}"),
+    counted(K7, "padded, a thread takes 167 registers", PADDED_TILE, lambda p: p.registers, 167, "{:.0f}"),
+    counted(K7, "unpadded, achieved occupancy is 18%", UNPADDED, lambda p: p.occupancy, 0.18, "{:.1%}"),
+    counted(K7, "padded, achieved occupancy is 18% still", PADDED_TILE, lambda p: p.occupancy, 0.18, "{:.1%}"),
+    counted(K7, "unpadded, SMs are 74% busy", UNPADDED, _busy, 0.74, "{:.1%} of the issue slots"),
     counted(K7, "padded, SMs are 75 to 76% busy", PADDED_TILE, _busy, (0.75, 0.76), "{:.1%} of the issue slots"),
-    _number(K7, "unpadded, 2.97 instructions a cycle", UNPADDED, lambda p: p.ipc, 2.97, "{:.2f}"),
-    _number(K7, "padded, 3.03 instructions a cycle", PADDED_TILE, lambda p: p.ipc, 3.03, "{:.2f}"),
+    counted(K7, "unpadded, 2.97 instructions a cycle", UNPADDED, lambda p: p.ipc, 2.97, "{:.2f}"),
+    counted(K7, "padded, 3.03 instructions a cycle", PADDED_TILE, lambda p: p.ipc, 3.03, "{:.2f}"),
     _both(K7, "padding raises the instructions a cycle", PADDED_TILE, UNPADDED, lambda p: p.ipc, _ahead,
           "{0:.2f}, unpadded {1:.2f}"),
-    _number(K7, "unpadded, the FMA pipe is 64% active", UNPADDED, lambda p: p.fma_active, 0.64, "{:.1%}"),
-    _number("004 introduction", "the warptile kernel's FMA pipe is 57% active", PADDED_TILE, lambda p: p.fma_active,
+    counted(K7, "unpadded, the FMA pipe is 64% active", UNPADDED, lambda p: p.fma_active, 0.64, "{:.1%}"),
+    counted("004 introduction", "the warptile kernel's FMA pipe is 57% active", PADDED_TILE, lambda p: p.fma_active,
             0.57, "{:.1%}"),
-    _number(K7, "unpadded, 33% of the time between issues is not selected", UNPADDED, lambda p: p.not_selected, 0.33,
+    counted(K7, "unpadded, 33% of the time between issues is not selected", UNPADDED, lambda p: p.not_selected, 0.33,
             "{:.1%}"),
-    _number(K7, "padded, 31% of the time between issues is not selected", PADDED_TILE, lambda p: p.not_selected, 0.31,
+    counted(K7, "padded, 31% of the time between issues is not selected", PADDED_TILE, lambda p: p.not_selected, 0.31,
             "{:.1%}"),
     _both(K7, "warp tiles raise the chance that an operand is kept for the next FMA", UNPADDED, VECTORIZED,
           lambda p: p.ffma_reuse, _ahead, "{0:.1%} of the FFMAs flag one (.reuse), {1:.1%} in kernel 6"),
-    _number("003 v04", "with 8×8 outputs a thread takes 80 registers", V04, lambda p: p.registers, 80, "{:.0f}"),
+    counted("003 v04", "with 8×8 outputs a thread takes 80 registers", V04, lambda p: p.registers, 80, "{:.0f}"),
 )  # fmt: skip
 
 
@@ -323,8 +315,8 @@ def _of_version(
     return (
         counted(source, f"{version}: {active} of the warps are active", run, lambda p: p.occupancy, warps, "{:.3f}"),
         counted(source, f"{version} reads {read} GB of DRAM", run, _dram, dram, "{:.3f} GB"),
-        _number(source, f"{version}'s global loads are {loads:.3g} GB", run, _l1, loads, "{:.2f} GB"),
-        _number(source, f"{version} does {intensity:g} FLOP per byte of DRAM", run, _intensity, intensity, "{:.0f}"),
+        counted(source, f"{version}'s global loads are {loads:.3g} GB", run, _l1, loads, "{:.2f} GB"),
+        counted(source, f"{version} does {intensity:g} FLOP per byte of DRAM", run, _intensity, intensity, "{:.0f}"),
     )
 
 
@@ -340,12 +332,12 @@ _VERSIONS: tuple[tuple[str, Run, tuple[float, float], tuple[float, float], float
 
 _TRAFFIC: tuple[Claim, ...] = (
     *(claim for row in _VERSIONS for claim in _of_version(*row)),
-    _number("003 v01", "a request for A takes 1 transaction if a warp walks along a row of C", V01, _transactions, 1,
+    counted("003 v01", "a request for A takes 1 transaction if a warp walks along a row of C", V01, _transactions, 1,
             "{:.0f}"),
-    _number("003 v01", "and 32 if it walks down a column", SWAPPED, _transactions, 32, "{:.0f}"),
-    _number(K7, "unpadded, DRAM moves 372 GB/s", UNPADDED, lambda p: p.dram_gbs, 372, "{:.0f} GB/s"),
+    counted("003 v01", "and 32 if it walks down a column", SWAPPED, _transactions, 32, "{:.0f}"),
+    counted(K7, "unpadded, DRAM moves 372 GB/s", UNPADDED, lambda p: p.dram_gbs, 372, "{:.0f} GB/s"),
     counted(K7, "padded, DRAM moves 394 to 396 GB/s", PADDED_TILE, lambda p: p.dram_gbs, (394, 396), "{:.0f} GB/s"),
-    _number(K7, "unpadded, L1 hits 4.3%", UNPADDED, lambda p: p.l1_hit_rate, 0.043, "{:.1%}"),
+    counted(K7, "unpadded, L1 hits 4.3%", UNPADDED, lambda p: p.l1_hit_rate, 0.043, "{:.1%}"),
     counted(K7, "padded, L1 hits 7 to 9%", PADDED_TILE, lambda p: p.l1_hit_rate, (0.07, 0.09), "{:.1%}"),
     _both(K7, "padding raises what L1 hits", PADDED_TILE, UNPADDED, lambda p: p.l1_hit_rate, _ahead,
           "{0:.1%}, unpadded {1:.1%}"),

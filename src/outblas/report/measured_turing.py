@@ -27,7 +27,7 @@ def _loaded(source: str, name: str, stated: float) -> Claim:
     def read(profile: Profile) -> float | None:
         return profile.l1_load_bytes / _SCALE / 1e9 if profile.l1_load_bytes else None
 
-    return counted(source, text, run, read, (stated, stated), "{:.2f} GB, an eighth of what 4096 takes")
+    return counted(source, text, run, read, stated, "{:.2f} GB, an eighth of what 4096 takes")
 
 
 def _ffma(evidence: Evidence) -> Finding:
@@ -54,7 +54,7 @@ def _fewer_loads(evidence: Evidence) -> Finding:
     runs = _rung("double_buffer", N), _rung("vectorized", N)
     counts = [p.global_load_requests if (p := run.profiled(evidence.profiles)) else None for run in runs]
     many, few = counts
-    return in_range(many / few if many and few else None, (8.0, 8.0), "{:.1f} times fewer")
+    return in_range(many / few if many and few else None, 8.0, "{:.1f} times fewer")
 
 
 def _of_a_t4(profile: Profile) -> float | None:
@@ -77,7 +77,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("003 v09", "its epilogue executes exactly M·N FFMAs, 4,194,304", "ncu at 2048, with an addend", _ffma),
     Claim("003 v09", "loads do not overlap products, so it is no faster than v08", "burst at 4096", _no_overlap),
     Claim("003 v10", "128-bit loads are 8 times fewer instructions", "requests of warps, ncu at 4096", _fewer_loads),
-    counted("003 v07", "no FFMA is executed", _rung("wmma", N), lambda p: p.ffma, (0.0, 0.0), "{:.0f}"),
-    counted("003 v11", "49.4% of the warps are active: 2 CTAs an SM", _V11, _of_a_t4, (0.494, 0.494),
+    counted("003 v07", "no FFMA is executed", _rung("wmma", N), lambda p: p.ffma, 0.0, "{:.0f}"),
+    counted("003 v11", "49.4% of the warps are active: 2 CTAs an SM", _V11, _of_a_t4, 0.494,
             "{:.1%} of the 32 warps that a T4's SM holds"),
 )  # fmt: skip
