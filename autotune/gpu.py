@@ -2,13 +2,12 @@
 
 import functools
 import platform
-from importlib import metadata
 
 import torch
 
 from .. import machines
-from ..bench.environment import driver
-from ..bench.power import EnergyMeter
+from ..bench.environment import driver, power_limit
+from ..requirements import installed
 from .records import Gpu
 
 CPU = "CPU, interpreted"
@@ -17,16 +16,13 @@ CPU = "CPU, interpreted"
 @functools.cache
 def current(index: int | None = None) -> Gpu:
     """The GPU of this index, by default the current one; without any, what the interpreter runs on."""
-    triton, dsl = _version("triton"), _version("nvidia-cutlass-dsl")
+    triton, dsl = installed("triton"), installed("nvidia-cutlass-dsl")
     if not torch.cuda.is_available():
         return Gpu(f"{CPU}, {platform.machine()}", 0, 0, torch=str(torch.__version__), triton=triton, dsl=dsl)
     index = torch.cuda.current_device() if index is None else index
     properties = torch.cuda.get_device_properties(index)
     with torch.cuda.device(index):
-        try:
-            limit = EnergyMeter().power_limit()
-        except RuntimeError:
-            limit = None
+        limit = power_limit()
     return Gpu(
         properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count, limit, driver(),
         torch.version.cuda, str(torch.__version__), triton, dsl,
@@ -44,10 +40,3 @@ def imagined(name: str) -> Gpu:
     """A GPU by the name of its machine, "h100", where there is none: for looking ahead. Raises ValueError."""
     found = machines.find(name)
     return Gpu(machines.device_name(found), found.arch, found.sms)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -47,8 +47,8 @@ def test_doctor():
 def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
     from outblas import requirements
 
-    installed = requirements._installed
-    monkeypatch.setattr(requirements, "_installed", lambda name: "3.5.0" if name == "triton" else installed(name))
+    installed = requirements.installed
+    monkeypatch.setattr(requirements, "installed", lambda name: "3.5.0" if name == "triton" else installed(name))
     result = invoke("doctor")
     assert result.exit_code == 1
     assert "triton: outside the tested range: pip install 'triton" in result.stdout

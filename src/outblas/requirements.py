@@ -26,17 +26,18 @@ class Status:
 
 def statuses() -> list[Status]:
     """Every dependency that applies to this platform, without those of extras."""
-    return [Status(r.name, str(r.specifier), _installed(r.name)) for r in _requirements() if _applies(r)]
+    return [Status(r.name, str(r.specifier), installed(r.name)) for r in _requirements() if _applies(r)]
 
 
 def install_command(name: str) -> str:
     """How to install a dependency in the tested range."""
     requirement = _requirement(name)
-    where = "" if requirement.marker is None or requirement.marker.evaluate({"extra": ""}) else " (Linux only)"
+    where = "" if _applies(requirement) else " (Linux only)"
     return f"pip install '{requirement.name}{requirement.specifier}'{where}"
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """The version of a package, None where it is absent."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

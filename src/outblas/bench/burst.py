@@ -49,7 +49,7 @@ def _turn(warm: Call, batch: Batch, clock: Clock, idle: float) -> tuple[float, f
     """
     torch.cuda.synchronize()
     time.sleep(idle)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     clock.start(ENQUEUE_US)
     warm()
     start.record()

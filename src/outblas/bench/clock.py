@@ -51,7 +51,7 @@ class Clock:
     """Two stamps on the current device and stream; allocates once, so that nothing is allocated while timing."""
 
     def __init__(self) -> None:
-        sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        sms = torch.cuda.get_device_properties().multi_processor_count
         self._rows = sms * CTAS_PER_SM
         self._stamps = torch.zeros(2, self._rows, 3, dtype=torch.int64, device="cuda")
         self.start()

@@ -22,6 +22,14 @@ def driver() -> str | None:
         return None
 
 
+def power_limit() -> float | None:
+    """Of the current GPU, in watts; None without a counter of energy."""
+    try:
+        return EnergyMeter().power_limit()
+    except RuntimeError:
+        return None
+
+
 def environment() -> dict[str, Any]:
     """GPU with its power limit, driver, versions and date, as JSON-able values."""
     versions = {status.name: status.installed for status in requirements.statuses()}
@@ -39,9 +47,5 @@ def environment() -> dict[str, Any]:
 def _gpu() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {"gpu": None, "sms": None, "power_limit_w": None}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    try:
-        limit = EnergyMeter().power_limit()
-    except RuntimeError:
-        limit = None
-    return {"gpu": properties.name, "sms": properties.multi_processor_count, "power_limit_w": limit}
+    properties = torch.cuda.get_device_properties()
+    return {"gpu": properties.name, "sms": properties.multi_processor_count, "power_limit_w": power_limit()}

@@ -62,5 +62,5 @@ def mean_power(renewals: list[tuple[float, int]]) -> float | None:
 
 def _handle(nvml: Any) -> Any:
     """NVML counts GPUs in its own order, and sees those that CUDA_VISIBLE_DEVICES hides: match by UUID."""
-    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    uuid = str(torch.cuda.get_device_properties().uuid)
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -75,7 +75,7 @@ class Device:
 
     @classmethod
     def current(cls, dtype: str) -> Device:
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties()
         machine = machines.of_device(properties.name)
         per_sm = machine.flops_per_sm_clock.get(dtype) if machine else None
         return cls(per_sm * properties.multi_processor_count if per_sm else None)

@@ -61,7 +61,7 @@ def pair(done: list[tuple[str, Turn]], base: str) -> dict[str, tuple[list[Turn],
 
 
 def _turn(batch: Batch, clock: Clock, meter: EnergyMeter | None, seconds: float) -> Turn:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     queue: deque[torch.cuda.Event] = deque()
 
     def work(until: float) -> int:

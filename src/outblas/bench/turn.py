@@ -86,7 +86,7 @@ def rough_us(call: Call) -> float:
 
 def elapsed_us(batch: Batch) -> float:
     """µs a call by CUDA events around one batch; waits for the device."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     batch.run()
     end.record()
