@@ -271,7 +271,7 @@ def _gemm(
         extra = Extra(activation, bias, residual, aux)
         if not _nested(*given.values()):
             dtype = operands.check_out_dtype(out_dtype, a.dtype)
-            shape: tuple[int, ...] = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+            shape = operands.check_product(a, b, c)
             shape = operands.check_extra(extra, shape, dtype, a.device)
             if out is not None:
                 operands.check_out(out, shape, dtype, a.device)

@@ -127,7 +127,7 @@ def tf32_requested() -> bool:
 def _prepare(call: Call) -> Plan:
     """Checks the call and decides how calls like it run."""
     a, b, c, out = call.a, call.b, call.c, call.out
-    shape: tuple[int, ...] = operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+    shape = operands.check_product(a, b, c)
     dtype = call.out_dtype if call.formats and call.out_dtype else operands.check_out_dtype(call.out_dtype, a.dtype)
     if c is not None and dtype != a.dtype:
         raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")

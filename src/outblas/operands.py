@@ -148,6 +148,11 @@ def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int
     return M, N
 
 
+def check_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> tuple[int, ...]:
+    """As `check_pair`, or as `check_addend` where there is a c."""
+    return check_pair(a, b) if c is None else check_addend(c, a, b)
+
+
 def check_out(
     out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, name: str = "out"
 ) -> None:

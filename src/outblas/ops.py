@@ -127,12 +127,8 @@ def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
 
 
 def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for x. Raises as `_shape_of_x`."""
-    return a.new_empty(_shape_of_x(a, b, c), dtype=operands.check_out_dtype(out_dtype, a.dtype))
-
-
-def _shape_of_x(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[int, ...]:
-    return operands.check_pair(a, b) if c is None else operands.check_addend(c, a, b)
+    """Memory for x. Raises as `operands.check_product`."""
+    return a.new_empty(operands.check_product(a, b, c), dtype=operands.check_out_dtype(out_dtype, a.dtype))
 
 
 def _written(out: Tensor) -> None:
@@ -176,7 +172,7 @@ def _checked(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> 
     """New tensors like the output and like x."""
     call = _call(out, aux, given)
     a, extra = call.a, call.extra or Extra()
-    shape, dtype = _shape_of_x(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
+    shape, dtype = operands.check_product(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
     result = operands.check_extra(extra, shape, dtype, a.device)
     if out is not None:
         operands.check_out(out, result, dtype, a.device)

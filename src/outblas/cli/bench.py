@@ -19,6 +19,9 @@ from .common import (
     NO_GPU,
     NONE,
     JsonOption,
+    LayoutOption,
+    PrecisionOption,
+    ShapesOption,
     check_one_of,
     check_runs,
     check_writable,
@@ -54,9 +57,9 @@ def bench(
         ),
     ] = "",
     ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder.")] = None,
-    shapes: Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated.")] = "4096",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")] = "bfloat16",
-    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")] = "nt",
+    shapes: ShapesOption = "4096",
+    dtype: PrecisionOption = "bfloat16",
+    layout: LayoutOption = "nt",
     mode: Annotated[str, typer.Option(help="burst, sustained, or both.")] = "burst",
     rounds: Annotated[
         int | None, typer.Option(min=2, help="Rounds of burst, at least (15 by default); passes of sustained (3).")

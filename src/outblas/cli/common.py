@@ -30,6 +30,9 @@ NO_GPU = 3  # exit code of commands that have nothing to measure on
 
 parse_shapes = shapes.parse
 
+ShapesOption = Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated.")]
+PrecisionOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")]
+LayoutOption = Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.")]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]

@@ -14,6 +14,7 @@ from .common import (
     ChartOption,
     HtmlOption,
     JsonOption,
+    LayoutOption,
     SaveOption,
     check_files,
     check_one_of,
@@ -33,7 +34,7 @@ def tune(
     kernel: Annotated[str, typer.Option(help="A kernel by name. Default: the one with the most trials.")] = "",
     shapes: Annotated[str, typer.Option(help="N or MxNxK, one. Default: what has the most trials.")] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or tf32.")] = "",
-    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")] = "",
+    layout: LayoutOption = "",
     gpu: Annotated[
         str, typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials.")
     ] = "",
