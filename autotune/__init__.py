@@ -24,22 +24,9 @@ _PLACES = {
     "tuning": ("Outcome",),
 }
 __all__ = [
-    "Failure",
-    "Finalist",
-    "Gpu",
-    "Outcome",
-    "Progress",
-    "Store",
-    "StoreError",
-    "Subject",
-    "Sweep",
-    "Trial",
-    "Winner",
-    "Workload",
-    "plan",
-    "sweep",
-    "tune",
-]
+    "Failure", "Finalist", "Gpu", "Outcome", "Progress", "Store", "StoreError", "Subject", "Sweep", "Trial", "Winner",
+    "Workload", "plan", "sweep", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

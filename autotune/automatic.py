@@ -123,16 +123,10 @@ def _sweep(
 
     major, minor = torch.cuda.get_device_capability(index)
     found = sweep(
-        rivals(10 * major + minor, workload.dtype) if kernels is None else kernels,
-        workload.shape,
-        dtype=workload.dtype,
-        out_dtype=workload.out_dtype,
-        layout=workload.layout,
-        budget=budget,
-        trials=trials,
-        top_k=top_k,
-        gpus=index,
-    )
+        rivals(10 * major + minor, workload.dtype) if kernels is None else kernels, workload.shape,
+        dtype=workload.dtype, out_dtype=workload.out_dtype, layout=workload.layout, budget=budget, trials=trials,
+        top_k=top_k, gpus=index,
+    )  # fmt: skip
     choose.forget()
     dispatch.forget()
     if not found.winners:

@@ -74,13 +74,9 @@ class _Library:
         interface = self._interface
         problem = interface.makeNvMatmulHeuristicsProblem(*workload.shape, self._layouts[workload.layout])
         seconds = interface.nvMatmulHeuristicsEstimateRuntime(
-            self._handle,
-            self._precision,
-            ctypes.c_int(interface.target),
-            ctypes.byref(problem),
-            ctypes.byref(self._kernel(f)),
-            self._gpu,
-        )
+            self._handle, self._precision, ctypes.c_int(interface.target), ctypes.byref(problem),
+            ctypes.byref(self._kernel(f)), self._gpu,
+        )  # fmt: skip
         return seconds * 1e6 if math.isfinite(seconds) and seconds > 0 else None
 
     def _kernel(self, f: Footprint) -> Any:

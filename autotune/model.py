@@ -142,14 +142,9 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     dram = 0.0 if held else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
     us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
     return Prediction(
-        us=us,
-        waves=waves,
-        wave_efficiency=wave_efficiency(f, workload, machine),
-        tensor=min(1.0, products / step),
-        l2=min(1.0, l2 / step),
-        latency=min(1.0, waited / step),
-        store=stored / together / tile,
-    )
+        us=us, waves=waves, wave_efficiency=wave_efficiency(f, workload, machine), tensor=min(1.0, products / step),
+        l2=min(1.0, l2 / step), latency=min(1.0, waited / step), store=stored / together / tile,
+    )  # fmt: skip
 
 
 def _soft_max(sharpness: float, *values: float) -> float:

@@ -194,14 +194,10 @@ class _Tuning:
         except Down as down:
             return self._trial(candidate, cast(Status, down.status), str(down))
         return replace(
-            self._trial(candidate, found.status, found.reason),
-            us=found.us,
-            ratio=found.ratio,
-            ratio_low=found.ratio_low,
-            ratio_high=found.ratio_high,
-            clock_mhz=found.clock_mhz,
+            self._trial(candidate, found.status, found.reason), us=found.us, ratio=found.ratio,
+            ratio_low=found.ratio_low, ratio_high=found.ratio_high, clock_mhz=found.clock_mhz,
             compile_s=compiling.seconds(built) if built is not None else None,
-        )
+        )  # fmt: skip
 
     def _facts(self, candidate: Candidate) -> tuple[Gpu, Workload, str, str, str]:
         """What makes a trial of it, as stores ask for it."""
@@ -210,16 +206,10 @@ class _Tuning:
 
     def _trial(self, candidate: Candidate, status: Status, reason: str = "") -> Trial:
         return Trial(
-            gpu=self.gpu,
-            workload=self.job.workload,
-            kernel=candidate.subject.name,
-            source=self.sources[candidate.subject.name],
-            config=candidate.text,
-            status=status,
-            reason=reason[:1000],
-            predicted_us=candidate.predicted_us or None,
-            when=now(),
-        )
+            gpu=self.gpu, workload=self.job.workload, kernel=candidate.subject.name,
+            source=self.sources[candidate.subject.name], config=candidate.text, status=status, reason=reason[:1000],
+            predicted_us=candidate.predicted_us or None, when=now(),
+        )  # fmt: skip
 
     def _add(self, trial: Trial) -> None:
         self.outcome.new += self.memory.add(trial, replace=not self.job.resume)
@@ -316,10 +306,6 @@ class _Tuning:
 def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
     spread = race.against_base(rival)
     return Finalist(
-        kernel=rival.subject.name,
-        config=rival.text,
-        us=statistics.median(race.times[rival]),
-        ratio=spread.median,
-        ratio_low=spread.low,
-        ratio_high=spread.high,
-    )
+        kernel=rival.subject.name, config=rival.text, us=statistics.median(race.times[rival]), ratio=spread.median,
+        ratio_low=spread.low, ratio_high=spread.high,
+    )  # fmt: skip

@@ -60,13 +60,7 @@ def artifact(config: TileConfig, arch: int) -> Artifact:
     options = {"num_warps": WARPS, "maxnreg": config.max_registers or None, "enable_fp_fusion": True}
     source = GluonASTSource(tile_kernel, types, blocks, divisors)
     return triton_artifact.from_compiled(
-        triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options),
-        kernel="test.tile",
-        config=config,
-        dtype=torch.float32,
-        out_dtype=torch.float32,
-        layout="nn",
-        stages=1,
-        tile=TILE,
+        triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options), kernel="test.tile", config=config,
+        dtype=torch.float32, out_dtype=torch.float32, layout="nn", stages=1, tile=TILE,
         bank_conflicts={"store A": triton_artifact.bank_conflicts(LOAD, SHARED, TILE[::2], torch.float32)},
-    )
+    )  # fmt: skip

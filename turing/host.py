@@ -116,14 +116,9 @@ class TuringRung(rung.Rung[TuringConfig]):
             return math.gcd(value, most[operand])
 
         return launch.specialize(
-            problem,
-            pieces_of(problem, config),
-            constants,
-            divisor,
-            wide=constants["WIDE"],
-            num_warps=config.num_warps,
+            problem, pieces_of(problem, config), constants, divisor, wide=constants["WIDE"], num_warps=config.num_warps,
             max_registers=config.max_registers,
-        )
+        )  # fmt: skip
 
     def constants(self, config: TuringConfig, problem: Problem, arch: int) -> dict[str, Any]:
         c = config

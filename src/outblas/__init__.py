@@ -16,21 +16,9 @@ if TYPE_CHECKING:
     from .nn import Linear, patch, unpatch
 
 __all__ = [
-    "FallbackWarning",
-    "Kernel",
-    "Linear",
-    "addmm",
-    "batch_invariant",
-    "inductor_choice",
-    "ladder",
-    "linear",
-    "matmul",
-    "patch",
-    "scaled_mm",
-    "tune",
-    "unpatch",
-    "warmup",
-]
+    "FallbackWarning", "Kernel", "Linear", "addmm", "batch_invariant", "inductor_choice", "ladder", "linear", "matmul",
+    "patch", "scaled_mm", "tune", "unpatch", "warmup",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 # By lazy name: sweeps bring process pools and a database.

@@ -63,18 +63,11 @@ _HOPPER_FLOPS = {"bfloat16": 4096, "float16": 4096, "tf32": 2048, "fp8": 8192, "
 def _hopper(name: str, *, dram_gbs: float, l2_mib: int, source: str) -> Machine:
     """GH100 with 132 SMs. 989.4 TFLOP/s, the data sheet's dense bf16, is 132 x 4096 x 1830 MHz."""
     return Machine(
-        name=name,
-        arch=90,
-        sms=132,
-        boost_mhz=1830,
-        shared_memory_per_sm=228 * KIB,
-        shared_memory_per_cta=227 * KIB,
-        l2_bytes=l2_mib * MIB,
-        dram_gbs=dram_gbs,
-        flops_per_sm_clock=MappingProxyType(_HOPPER_FLOPS),
+        name=name, arch=90, sms=132, boost_mhz=1830, shared_memory_per_sm=228 * KIB, shared_memory_per_cta=227 * KIB,
+        l2_bytes=l2_mib * MIB, dram_gbs=dram_gbs, flops_per_sm_clock=MappingProxyType(_HOPPER_FLOPS),
         source=f"{source}; {_CAPABILITY}; H100 architecture whitepaper (SMs, FLOP a clock); L2: A100's 5120 B/clk, "
         "which agrees with Nsight Compute's peak on an H100",
-    )
+    )  # fmt: skip
 
 
 _ALL = (
@@ -100,14 +93,8 @@ _ALL = (
         f"units, L2 of 8 x 512 KiB, taken as 16 slices of 64 B/clk); {_CAPABILITY}",
     ),
     Machine(
-        name="A100",
-        arch=80,
-        sms=108,
-        boost_mhz=1410,
-        shared_memory_per_sm=164 * KIB,
-        shared_memory_per_cta=163 * KIB,
-        l2_bytes=40 * MIB,
-        dram_gbs=2039,
+        name="A100", arch=80, sms=108, boost_mhz=1410, shared_memory_per_sm=164 * KIB, shared_memory_per_cta=163 * KIB,
+        l2_bytes=40 * MIB, dram_gbs=2039,
         flops_per_sm_clock=MappingProxyType({"bfloat16": 2048, "float16": 2048, "tf32": 1024, "float32": 128}),
         source="A100 80GB SXM data sheet (DRAM, 312 TFLOP/s); A100 architecture whitepaper (SMs, clock, FLOP a "
         f"clock, L2 of 40 MB and 5120 B/clk); {_CAPABILITY}",
@@ -115,7 +102,7 @@ _ALL = (
     _hopper("H100", dram_gbs=3352, l2_mib=50, source="H100 SXM5 80GB data sheet (3.35 TB/s)"),
     _hopper("GH200", dram_gbs=4000, l2_mib=60, source="GH200 data sheet, 96GB HBM3 (4 TB/s); L2: device"),
     _hopper("H200", dram_gbs=4800, l2_mib=60, source="H200 SXM data sheet (4.8 TB/s); L2: device"),
-)
+)  # fmt: skip
 MACHINES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for machine in _ALL})
 
 _REFERENCE = {75: "T4", 80: "A100", 90: "H100"}

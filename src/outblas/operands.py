@@ -249,12 +249,9 @@ def _share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
         def __init__(self, t: torch.Tensor) -> None:
             size = t.element_size()
             self.__array_interface__ = {
-                "version": 3,
-                "typestr": f"|V{size}",
-                "shape": tuple(t.shape),
-                "strides": tuple(stride * size for stride in t.stride()),
-                "data": (t.data_ptr(), True),
-            }
+                "version": 3, "typestr": f"|V{size}", "shape": tuple(t.shape),
+                "strides": tuple(stride * size for stride in t.stride()), "data": (t.data_ptr(), True),
+            }  # fmt: skip
 
     try:
         return bool(np.shares_memory(np.asarray(View(x)), np.asarray(View(y)), max_work=patience))
@@ -340,17 +337,11 @@ def transposed(problem: Problem) -> Problem:
         return (*strides[:-2], strides[-1], strides[-2])
 
     return replace(
-        problem,
-        M=problem.N,
-        N=problem.M,
-        a=turned(problem.b),
-        b=turned(problem.a),
-        c=None if problem.c is None else turned(problem.c),
-        out=turned(problem.out),
-        alignment=(b, a, *others),
+        problem, M=problem.N, N=problem.M, a=turned(problem.b), b=turned(problem.a),
+        c=None if problem.c is None else turned(problem.c), out=turned(problem.out), alignment=(b, a, *others),
         epilogue=problem.epilogue.transposed(),
         formats=" ".join([*problem.formats.split()[1::-1], *problem.formats.split()[2:]]),
-    )
+    )  # fmt: skip
 
 
 def by_rows(problem: Problem) -> bool:

@@ -138,14 +138,10 @@ class Campaign:
             us, mhz = samples[label].us, samples[label].mhz
             spread = ratio(samples[BASE].us, us)
             found[label] = {
-                **figures(shape, us, mhz, spread, self._device),
-                **apart.get(label, {}),
-                "verdict": spread.verdict(BURST_TOLERANCE),
-                "rounds": rounds,
-                "calls": calls[label],
-                "graph": short,
+                **figures(shape, us, mhz, spread, self._device), **apart.get(label, {}),
+                "verdict": spread.verdict(BURST_TOLERANCE), "rounds": rounds, "calls": calls[label], "graph": short,
                 "host_us": turn.host_us(e.call, e.us),
-            }
+            }  # fmt: skip
         return found
 
     def _apart(self, shape: Shape, layout: str, entrants: Entrants, calls: int) -> dict[str, dict[str, float]]:
@@ -182,13 +178,10 @@ class Campaign:
             us, mhz, watts = ([getattr(t, name) for t in turns] for name in ("us", "mhz", "watts"))
             spread = ratio(base, us)
             found[label] = {
-                **figures(shape, us, mhz, spread, self._device),
-                **energy(shape, us, watts),
-                "verdict": spread.verdict(SUSTAINED_TOLERANCE),
-                "rounds": len(turns),
-                "calls": batches[label].calls,
+                **figures(shape, us, mhz, spread, self._device), **energy(shape, us, watts),
+                "verdict": spread.verdict(SUSTAINED_TOLERANCE), "rounds": len(turns), "calls": batches[label].calls,
                 "graph": short,
-            }
+            }  # fmt: skip
         return found
 
     def _counter(self, text: str, total: int) -> Callable[[], None]:

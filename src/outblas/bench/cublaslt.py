@@ -155,15 +155,9 @@ def _algorithms(matmul: _Matmul, device: int) -> list[_Algo]:
     count = ctypes.c_int()
     layouts = (matmul.first, matmul.second, matmul.result, matmul.result)
     _call(
-        "cublasLtMatmulAlgoGetHeuristic",
-        _handle(device),
-        matmul.operation,
-        *layouts,
-        preference,
-        ALGORITHMS,
-        found,
+        "cublasLtMatmulAlgoGetHeuristic", _handle(device), matmul.operation, *layouts, preference, ALGORITHMS, found,
         ctypes.byref(count),
-    )
+    )  # fmt: skip
     _call("cublasLtMatmulPreferenceDestroy", preference)
     return [found[i].algo for i in range(count.value) if found[i].state == 0]
 

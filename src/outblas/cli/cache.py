@@ -238,20 +238,14 @@ def _summary(trials: list[Trial], winners: list[Winner]) -> list[dict[str, Any]]
         places.setdefault((winner.gpu.model, winner.kernel, winner.workload), ([], []))[1].append(winner)
     return [
         {
-            "gpu": gpu,
-            "sms": sms,
-            "kernel": kernel,
-            "workload": dataclasses.asdict(workload),
-            "trials": len(tried),
-            "ok": sum(trial.ok for trial in tried),
-            "failed": sum(not trial.ok for trial in tried),
+            "gpu": gpu, "sms": sms, "kernel": kernel, "workload": dataclasses.asdict(workload), "trials": len(tried),
+            "ok": sum(trial.ok for trial in tried), "failed": sum(not trial.ok for trial in tried),
             "best_us": min((trial.us for trial in tried if trial.us is not None), default=None),
             "winner": {name: getattr(won[-1], name) for name in WINNER} if won else None,
-            "when": max([*(trial.when for trial in tried), *(winner.when for winner in won)]),
-            "label": str(workload),
+            "when": max([*(trial.when for trial in tried), *(winner.when for winner in won)]), "label": str(workload),
         }
         for ((gpu, sms), kernel, workload), (tried, won) in sorted(places.items())
-    ]
+    ]  # fmt: skip
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:

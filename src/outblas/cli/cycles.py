@@ -53,14 +53,9 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str
         typer.echo(f"profiling failed: {error}", err=True)
         raise typer.Exit(1) from None
     return {
-        "provider": request.kernel,
-        "shape": list(request.shape),
-        "dtype": request.dtype,
-        "layout": request.layout,
-        "config": request.config,
-        "resolved": request.resolved(),
-        "phases": [asdict(role) for role in roles],
-    }
+        "provider": request.kernel, "shape": list(request.shape), "dtype": request.dtype, "layout": request.layout,
+        "config": request.config, "resolved": request.resolved(), "phases": [asdict(role) for role in roles],
+    }  # fmt: skip
 
 
 def sizes(request: Request) -> str:

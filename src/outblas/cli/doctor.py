@@ -31,17 +31,10 @@ def examine() -> dict[str, Any]:
     tuning = _tuning()
     problems += [f"tuning: {tuning['problem']}"] if tuning["problem"] else []
     return {
-        "outblas": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "driver": driver(),
-        "gpus": gpus,
-        "versions": versions,
-        "cache": store,
-        "tuning": tuning,
-        "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()],
-        "problems": problems,
-    }
+        "outblas": __version__, "python": platform.python_version(), "platform": platform.platform(),
+        "driver": driver(), "gpus": gpus, "versions": versions, "cache": store, "tuning": tuning,
+        "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()], "problems": problems,
+    }  # fmt: skip
 
 
 def _tuning() -> dict[str, Any]:
@@ -67,12 +60,10 @@ def _gpus() -> list[dict[str, Any]]:
         p = torch.cuda.get_device_properties(index)
         found.append(
             {
-                "name": p.name,
-                "arch": 10 * p.major + p.minor,
-                "sms": p.multi_processor_count,
+                "name": p.name, "arch": 10 * p.major + p.minor, "sms": p.multi_processor_count,
                 "memory_gib": round(p.total_memory / 2**30, 1),
             }
-        )
+        )  # fmt: skip
     return found
 
 

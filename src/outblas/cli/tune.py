@@ -146,13 +146,11 @@ def _dry_run(
         plan = prune.plan(subjects, workload, gpu, trials=trials, ranker=sweeping.ranker_of(ranker))
         ranked = [
             {
-                "kernel": c.subject.name,
-                "config": c.text,
-                "predicted_us": c.predicted_us,
+                "kernel": c.subject.name, "config": c.text, "predicted_us": c.predicted_us,
                 "limits": model.predict(c.footprint, workload, on).limits if on else "",
             }
             for c in plan.ranked
-        ]
+        ]  # fmt: skip
         pruned = [{"count": rule.count, "rule": rule.rule, "example": rule.example} for rule in plan.pruned]
         counts = {"generated": plan.generated, "valid": plan.valid}
         found.append({"workload": str(workload), **counts, "pruned": pruned, "ranked": ranked})
@@ -228,15 +226,10 @@ def _sweep(kernels: str, workloads: list[Workload], *, quiet: bool, gpus: str, *
     names = split(kernels) or _default_kernels(gpus, options["engine"], workloads[0].dtype)
     with _View(quiet=quiet) as view:
         found = sweep(
-            names,
-            list(dict.fromkeys(w.shape for w in workloads)),
-            dtype=workloads[0].dtype,
-            out_dtype=workloads[0].out_dtype,
-            layout=list(dict.fromkeys(w.layout for w in workloads)),
-            gpus=gpus,
-            progress=view,
-            **options,
-        )
+            names, list(dict.fromkeys(w.shape for w in workloads)), dtype=workloads[0].dtype,
+            out_dtype=workloads[0].out_dtype, layout=list(dict.fromkeys(w.layout for w in workloads)), gpus=gpus,
+            progress=view, **options,
+        )  # fmt: skip
     if not quiet:
         _show(found)
     return _record(found)
@@ -311,15 +304,10 @@ def _row(w: Winner) -> tuple[str, ...]:
     if w.lead is not None and w.lead_low is not None and w.lead_high is not None:
         lead = f"{w.lead - 1:+.2%} ({w.lead_low - 1:+.2%} to {w.lead_high - 1:+.2%})"
     return (
-        f"{to_text(w.workload.shape)} {w.workload.layout}",
-        w.kernel,
-        short(w.kernel, w.config) or "its own",
-        f"{w.us:.1f}",
-        f"{w.ratio:.3f} ({w.ratio_low:.3f}–{w.ratio_high:.3f})",
-        lead,
-        _confidence(w),
+        f"{to_text(w.workload.shape)} {w.workload.layout}", w.kernel, short(w.kernel, w.config) or "its own",
+        f"{w.us:.1f}", f"{w.ratio:.3f} ({w.ratio_low:.3f}–{w.ratio_high:.3f})", lead, _confidence(w),
         f"{w.screened} of {w.valid}, {w.rounds} rounds",
-    )
+    )  # fmt: skip
 
 
 def _confidence(w: Winner) -> str:

@@ -181,16 +181,10 @@ class Rung(ABC, Generic[C]):
             raise ValueError(reason)
         constants = self.constants(config, given, machine.arch)
         return triton_artifact.from_compiled(
-            self._compiled(config, given, constants, machine.arch, None),
-            machine_arch=machine.arch,
-            kernel=self.kernel.name,
-            config=config,
-            dtype=given.dtype,
-            out_dtype=given.out_dtype,
-            layout=layout,
-            tile=(config.block_m, config.block_n, config.block_k),
-            **self.described(config, given),
-        )
+            self._compiled(config, given, constants, machine.arch, None), machine_arch=machine.arch,
+            kernel=self.kernel.name, config=config, dtype=given.dtype, out_dtype=given.out_dtype, layout=layout,
+            tile=(config.block_m, config.block_n, config.block_k), **self.described(config, given),
+        )  # fmt: skip
 
     def _compiled(
         self, config: C, problem: Problem, constants: dict[str, Any], arch: int, device: int | None

@@ -224,19 +224,12 @@ def combine(launches: Sequence[Launch], flop: float) -> Counters:
         passes, added = _total(launches, wavefronts(op)), _total(launches, conflicts(op))
         shared[op] = SharedMemory(passes, _ratio(added, passes))
     return Counters(
-        **sums,
-        **rates,
-        registers=max(registers, default=None),
-        l1_gbs=_gbs(sums["l1_bytes"], sums["us"]),
-        l2_gbs=_gbs(sums["l2_bytes"], sums["us"]),
-        dram_gbs=_gbs(dram, sums["us"]),
-        ffma_per_mnk=_ratio(sums["ffma"], flop / 2),
-        flop_per_dram_byte=_ratio(flop, dram),
+        **sums, **rates, registers=max(registers, default=None), l1_gbs=_gbs(sums["l1_bytes"], sums["us"]),
+        l2_gbs=_gbs(sums["l2_bytes"], sums["us"]), dram_gbs=_gbs(dram, sums["us"]),
+        ffma_per_mnk=_ratio(sums["ffma"], flop / 2), flop_per_dram_byte=_ratio(flop, dram),
         flop_per_l2_byte=_ratio(flop, sums["l2_to_sm_bytes"]),
-        not_selected_share=_ratio(stalls["not_selected"], between_issues),
-        stalls=stalls,
-        shared=shared,
-    )
+        not_selected_share=_ratio(stalls["not_selected"], between_issues), stalls=stalls, shared=shared,
+    )  # fmt: skip
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

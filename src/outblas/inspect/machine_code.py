@@ -70,15 +70,10 @@ def read_cubin(cubin: bytes) -> MachineCode:
     stores = [i.name for i in instructions if re.match(r"STL\b", i.name)]
     loads = [i.name for i in instructions if re.match(r"LDL\b", i.name)]
     return MachineCode(
-        name=resources[1],
-        registers=int(resources[2]),
-        stack=int(resources[3]),
-        spills=len(stores) + len(loads),
-        spill_stores=_bytes(stores),
-        spill_loads=_bytes(loads),
-        instructions=dict(Counter(i.name for i in instructions)),
-        sass=text,
-    )
+        name=resources[1], registers=int(resources[2]), stack=int(resources[3]), spills=len(stores) + len(loads),
+        spill_stores=_bytes(stores), spill_loads=_bytes(loads),
+        instructions=dict(Counter(i.name for i in instructions)), sass=text,
+    )  # fmt: skip
 
 
 def with_ptx_lines(cubin: bytes) -> str:

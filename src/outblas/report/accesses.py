@@ -90,14 +90,10 @@ class Conflicts:
             for operand, each in self.of_warp.items()
         )
         return (
-            *self.case.cells(),
-            f"{self.operation}s",
-            one,
-            self._triton(),
-            _beside(self, lambda of: _mega(of.wavefronts)),
-            _beside(self, lambda of: _mega(of.excess)),
+            *self.case.cells(), f"{self.operation}s", one, self._triton(),
+            _beside(self, lambda of: _mega(of.wavefronts)), _beside(self, lambda of: _mega(of.excess)),
             _said(self.within),
-        )
+        )  # fmt: skip
 
     def _triton(self) -> str:
         if self.triton is None:
@@ -108,15 +104,12 @@ class Conflicts:
     def record(self) -> dict[str, Any]:
         """For JSON; counts by operand are of one warp and slab, the others of the launch."""
         return {
-            **self.case.record(),
-            "operation": self.operation,
+            **self.case.record(), "operation": self.operation,
             "operands": {operand: _counts(each) for operand, each in self.of_warp.items()},
             "bank_conflicts": None if self.triton is None else dict(self.triton),
-            "bank_conflicts_agree": self.triton_agrees,
-            "predicted": _counts(self.predicted),
-            "measured": None if self.measured is None else _counts(self.measured),
-            "within": self.within,
-        }
+            "bank_conflicts_agree": self.triton_agrees, "predicted": _counts(self.predicted),
+            "measured": None if self.measured is None else _counts(self.measured), "within": self.within,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,13 +140,10 @@ class Coalescing:
     def cells(self) -> tuple[str, ...]:
         """In the order of COALESCING_COLUMNS."""
         return (
-            *self.case.cells(),
-            self.access,
-            str(self.predicted.bytes),
-            _beside(self, lambda of: f"{of.transactions:.3g}"),
-            _beside(self, lambda of: f"{of.efficiency:.1%}"),
+            *self.case.cells(), self.access, str(self.predicted.bytes),
+            _beside(self, lambda of: f"{of.transactions:.3g}"), _beside(self, lambda of: f"{of.efficiency:.1%}"),
             _said(self.within),
-        )
+        )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """For JSON."""

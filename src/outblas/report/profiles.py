@@ -130,20 +130,13 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
     figures = {name: _figure(entry.get(name), f"{where}.{name}", MOST.get(name, LARGEST)) for name in FIGURES}
     memory = _memory(entry.get("memory"), f"{where}.memory")
     return Profile(
-        provider=entry["provider"],
-        config=config,
-        resolved=resolved,
-        shape=shape_of(entry, where),
-        dtype=entry["dtype"],
-        layout=entry["layout"],
-        device=device,
+        provider=entry["provider"], config=config, resolved=resolved, shape=shape_of(entry, where),
+        dtype=entry["dtype"], layout=entry["layout"], device=device,
         not_selected=_figure(entry.get("not_selected_share"), f"{where}.not_selected_share", 1.0),
         loads=_passes(entry, where, "ld", _of_shared(memory, "load")),
-        stores=_passes(entry, where, "st", _of_shared(memory, "store")),
-        memory=memory,
-        addend=bool(entry.get("addend", False)),
-        **figures,
-    )
+        stores=_passes(entry, where, "st", _of_shared(memory, "store")), memory=memory,
+        addend=bool(entry.get("addend", False)), **figures,
+    )  # fmt: skip
 
 
 def _object(entry: dict[str, Any], name: str, where: str) -> dict[str, Any]:

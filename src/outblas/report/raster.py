@@ -119,13 +119,10 @@ class Row:
         """In the order of COLUMNS."""
         profile = self.profile
         return (
-            self.order.label,
-            _mega(self.traffic[0].requested_bytes),
-            *(_mega(t.missed_bytes) for t in self.traffic),
-            *(_share(t.hit_rate) for t in self.traffic),
-            _share(profile.l2_hit_rate if profile else None),
+            self.order.label, _mega(self.traffic[0].requested_bytes), *(_mega(t.missed_bytes) for t in self.traffic),
+            *(_share(t.hit_rate) for t in self.traffic), _share(profile.l2_hit_rate if profile else None),
             _mega(profile.dram_read_bytes if profile else None),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,10 @@ class Row:
         """In the order of COLUMNS."""
         m = self.ours
         return (
-            str(self.n),
-            text.number(m.us),
-            text.number(m.tflops),
-            text.ratio(m),
-            text.number(m.us_apart),
+            str(self.n), text.number(m.us), text.number(m.tflops), text.ratio(m), text.number(m.us_apart),
             text.NONE if m.ratio_apart is None else f"{m.ratio_apart:.3f}",
-            text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}"),
-            m.check,
-        )
+            text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}"), m.check,
+        )  # fmt: skip
 
 
 def rows(measurements: Measurements, kernel: str) -> list[Row]:
