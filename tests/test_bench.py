@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import invoke, refuses
 
 from outblas import shapes
 from outblas.bench import burst, campaign, chart, clock, power, providers, record, schedule, sustained, turn
@@ -16,13 +16,8 @@ from outblas.bench.providers import Provider
 from outblas.bench.record import Device, Record
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, _rank, ratio
 from outblas.bench.sustained import Turn
-from outblas.cli import app
 from outblas.cli.bench import COLUMNS, row, split_names
 from outblas.verify.kernels import Refused
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(arguments))
 
 
 class Machine:
@@ -238,18 +233,14 @@ def test_providers_by_name():
     (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
 ])  # fmt: skip
 def test_bad_arguments_are_usage_errors(arguments, message):
-    result = invoke("bench", *arguments)
-    assert result.exit_code == 2
-    text = " ".join(result.stderr.replace("│", " ").split())
-    assert message in text
+    refuses(message, "bench", *arguments)
 
 
 @pytest.mark.no_gpu
 def test_without_a_gpu_nothing_is_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign.Campaign, "run", lambda *rest: pytest.fail("timed"))
     saved = tmp_path / "bench.json"
-    result = invoke("bench", "--save", str(saved), "--json")
-    assert result.exit_code == 3
+    result = invoke("bench", "--save", saved, "--json", code=3)
     assert "No NVIDIA GPU" in result.stderr
     assert result.stdout == ""
     assert not saved.exists()

@@ -4,9 +4,9 @@ import dataclasses
 import json
 from pathlib import Path
 
+import commands
 import pytest
 from stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
-from typer.testing import CliRunner
 
 from outblas import cache
 from outblas.autotune import transfer
@@ -29,9 +29,7 @@ def home(path, tmp_path, monkeypatch):
 
 
 def invoke(*arguments, code=0):
-    result = CliRunner().invoke(command.app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
+    return commands.invoke("cache", *arguments, code=code)
 
 
 def shown(*arguments, code=0):

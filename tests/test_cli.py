@@ -4,21 +4,15 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import invoke, refuses
 
 from outblas import registry
-from outblas.cli import app
 from outblas.cli.common import said, save_json
 from outblas.kernels import portable
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, list(arguments))
-
-
 def test_list():
-    result = invoke("list")
-    assert result.exit_code == 0
+    result = invoke("list", code=0)
     assert all(kernel.name in result.stdout for kernel in registry.ladder())
     records = json.loads(invoke("list", "hopper", "--json").stdout)
     keys = ["name", "ladder", "idea", "parent", "source", "dtypes", "min_arch", "max_arch", "dsl"]
@@ -27,9 +21,7 @@ def test_list():
 
 
 def test_list_of_an_unknown_ladder():
-    result = invoke("list", "nothing")
-    assert result.exit_code == 2
-    assert "expected a ladder" in result.stderr
+    refuses("expected a ladder", "list", "nothing")
 
 
 def test_doctor():
@@ -49,8 +41,7 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
 
     installed = requirements.installed
     monkeypatch.setattr(requirements, "installed", lambda name: "3.5.0" if name == "triton" else installed(name))
-    result = invoke("doctor")
-    assert result.exit_code == 1
+    result = invoke("doctor", code=1)
     assert "triton: outside the tested range: pip install 'triton" in result.stdout
 
 
@@ -58,8 +49,7 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
 @pytest.mark.no_gpu
 def test_verify(tmp_path):
     saved = tmp_path / "verify.json"
-    result = invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", str(saved))
-    assert result.exit_code == 0, result.stdout
+    invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", saved, code=0)
     report = json.loads(saved.read_text())
     assert report == {
         "device": "cpu",
@@ -83,8 +73,7 @@ def test_verify_reports_a_broken_kernel(monkeypatch):
         return run
 
     monkeypatch.setattr(portable, "plan", broken)
-    result = invoke("verify", "portable", "--shapes", "23", "--dtype", "float32", "--layout", "nn")
-    assert result.exit_code == 1
+    result = invoke("verify", "portable", "--shapes", "23", "--dtype", "float32", "--layout", "nn", code=1)
     assert "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]" in result.stdout
 
 
@@ -93,24 +82,19 @@ def test_verify_reports_a_broken_kernel(monkeypatch):
     (("portable", "--dtype", "int8"), "--dtype is 'int8'"), (("portable", "--layout", "xy"), "--layout is 'xy'"),
 ])  # fmt: skip
 def test_verify_usage_errors(arguments, message):
-    result = invoke("verify", *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
+    refuses(message, "verify", *arguments)
 
 
 @pytest.mark.no_gpu
 def test_verify_of_a_kernel_that_cannot_run_here():
-    result = invoke("verify", "hopper.tma_wgmma")
-    assert result.exit_code == 2
-    assert "needs an NVIDIA GPU" in result.stderr
+    refuses("needs an NVIDIA GPU", "verify", "hopper.tma_wgmma")
 
 
 @pytest.mark.interpreter
 @pytest.mark.compile
 @pytest.mark.no_gpu
 def test_demo():
-    result = invoke("demo")
-    assert result.exit_code == 0, result.stdout
+    result = invoke("demo", code=0)
     assert result.stdout.count("every element exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
 

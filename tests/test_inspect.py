@@ -1,15 +1,15 @@
 """`outblas inspect`: machines, occupancy, rooflines, the reading of PTX and SASS, gates that fail when they should."""
 
+import functools
 import json
 import re
 
+import commands
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from outblas import machines, registry
 from outblas.artifact import cta_threads
-from outblas.cli import app
 from outblas.inspect import GateError, inspect, machine_code, read, roofline, sass
 from outblas.inspect.occupancy import occupancy
 
@@ -346,8 +346,7 @@ def test_bad_arguments_compile_nothing(arguments, message):
         inspect(**{"kernel": "hopper.tma_wgmma", **arguments})
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["inspect", *arguments])
+invoke = functools.partial(commands.invoke, "inspect")
 
 
 @pytest.mark.compile
@@ -355,8 +354,7 @@ def test_command_prints_json(tmp_path, monkeypatch):
     kernels = [registry.find(name) for name in ("portable", "turing.ldmatrix", "turing.cp_async", "hopper.tma_wgmma")]
     monkeypatch.setattr(registry, "ladder", lambda: kernels)
     saved = tmp_path / "inspect.json"
-    result = invoke("--arch", "90", "--json", "--save", str(saved))
-    assert result.exit_code == 0, result.output
+    result = invoke("--arch", "90", "--json", "--save", saved, code=0)
     records = json.loads(result.stdout)
     assert records == json.loads(saved.read_text())
     assert [record["kernel"] for record in records] == [k.name for k in kernels if (k.max_arch or 90) >= 90]
@@ -380,8 +378,8 @@ def test_command_prints_ffma_where_there_are_some(monkeypatch):
 
 @pytest.mark.compile
 def test_command_prints_tables():
-    result = invoke("portable", "--arch", "75,80", "--dtype", "float16", "--layout", "nn", "--shapes", "1024x512x256")
-    assert result.exit_code == 0, result.output
+    options = ("--arch", "75,80", "--dtype", "float16", "--layout", "nn", "--shapes", "1024x512x256")
+    result = invoke("portable", *options, code=0)
     for text in ("sm_75", "sm_80", "HMMA.16816.F32", "FFMA", "LDGSTS", "T4", "A100", "num_stages=3"):
         assert text in result.stdout
 
@@ -402,6 +400,4 @@ def test_command_prints_code():
     (("--save", "/nowhere/file.json"), "--save is"),
 ])  # fmt: skip
 def test_usage_errors(arguments, message):
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.replace("│", " ").split())
+    commands.refuses(message, "inspect", *arguments)

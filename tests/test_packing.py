@@ -86,11 +86,11 @@ def test_what_all_entries_say_is_said_once(file):
 
 def test_the_command_packs_a_row_a_line(file):
     write(file, said := of(entry("portable", 0.8), entry("cublas", 1.0)))
-    assert invoke("pack", str(file)).exit_code == 0
+    invoke("pack", file, code=0)
     assert [line[:1] for line in file.read_text().splitlines()].count("[") == 2
     assert results.parsed(file) == said
     file.write_text("[]")
-    assert invoke("pack", str(file)).exit_code == 2
+    invoke("pack", file, code=2)
 
 
 @pytest.mark.parametrize("name", ["a.b.c", "v="])

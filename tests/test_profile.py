@@ -5,6 +5,7 @@ What ncu said is that of test_counters.py.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -15,13 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import commands
 import pytest
 import torch
 from test_counters import RECORDING, recorded
-from typer.testing import CliRunner
 
 from outblas import registry
-from outblas.cli import app
 from outblas.hopper import cycles
 from outblas.inspect import counters, instructions, lines, ncu
 from outblas.inspect.profiled import Request
@@ -53,14 +53,11 @@ elif (here / "page").exists():
 """
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["profile", *arguments], env={"COLUMNS": "200"})
+invoke = functools.partial(commands.invoke, "profile")
 
 
 def printed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
+    return invoke(*arguments, code=0).stdout
 
 
 def results(*arguments):
@@ -68,8 +65,7 @@ def results(*arguments):
 
 
 def stops(code, message, *arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == code
+    result = invoke(*arguments, code=code)
     assert message in result.stderr
     assert "µs" not in result.stdout
 

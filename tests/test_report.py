@@ -1,6 +1,7 @@
 """Reports: the seeds' figures, claims, ladders, rooflines, HTML pages, and the README's generated parts."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -8,11 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import commands
 import pytest
-from typer.testing import CliRunner
 
 from outblas import machines, registry
-from outblas.cli import app
 from outblas.report import (
     arithmetic,
     claims,
@@ -103,14 +103,11 @@ def rendered(folder, *parts):
     return readme.render(folder), path.read_text()
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+invoke = functools.partial(commands.invoke, "report")
 
 
 def shown(*arguments):
-    done = invoke(*arguments)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return invoke(*arguments, code=0).stdout
 
 
 MEASURED = entry("cublas", 1.0, check="–"), entry("hopper.tma_wgmma", 0.41), entry("portable", 0.9)
@@ -217,7 +214,7 @@ def test_malformed_results_name_file_and_field(value, message, tmp_path):
     path.write_text(json.dumps(value))
     with pytest.raises(ValueError, match=rf"bad\.json: .*{message}"):
         results.load([path])
-    assert invoke("ladder", "--results", path).exit_code == 2
+    invoke("ladder", "--results", path, code=2)
 
 
 class Page(HTMLParser):
@@ -313,11 +310,8 @@ def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
     ("roofline --gpu T4 --ladder hopper", "no kernel of hopper takes bfloat16 on sm_75"),
     ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
 ])  # fmt: skip
-def test_bad_arguments_are_usage_errors(command: str, message: str):
-    done = invoke(*command.split())
-    assert done.exit_code == 2
-    text = "".join(done.stderr.replace("│", "").split())
-    assert "".join(message.split()) in text
+def test_bad_arguments_are_usage_errors(command, message):
+    commands.refuses(message, "report", *command.split())
 
 
 def test_the_readme_shows_the_newest_results():

@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import commands
 import pytest
 import stored
 from rich.console import Console
 from stored import FINALIST, H100, H200, WORKLOAD, failed
 from test_report import Page
-from typer.testing import CliRunner
 
 from outblas import charts
 from outblas.autotune import transfer
@@ -21,7 +21,7 @@ from outblas.autotune.progress import Progress
 from outblas.autotune.rank import ranks, spearman
 from outblas.autotune.records import Workload
 from outblas.autotune.store import Store
-from outblas.cli import app, tune_view
+from outblas.cli import tune_view
 from outblas.report import tune
 
 
@@ -229,16 +229,12 @@ def test_the_chart_says_what_it_shows(report, tmp_path):
         assert text in drawn
 
 
-def command(line, code=0):
-    done = CliRunner().invoke(app, ["report", "tune", *line.split()])
-    assert done.exit_code == code, done.output
-    return done
+def command(line):
+    return commands.invoke("report", "tune", *line.split(), code=0)
 
 
 def refused(line, message):
-    """However the box breaks the message."""
-    said = command(line, 2).stderr.replace("│", "")
-    assert "".join(message.split()) in "".join(said.split())
+    commands.refuses(message, "report", "tune", *line.split())
 
 
 @pytest.fixture
