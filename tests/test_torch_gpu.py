@@ -39,8 +39,8 @@ def distance(x, y):
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_gradients_are_as_good_as_torchs(activation, dtype):
-    """No further from float64's than twice torch's, or half a rounding; the same bits each time. tests/test_opinfo.py has
-    calls without an epilogue."""
+    """No further from float64's than twice torch's, or half a rounding; the same bits each time. Calls without
+    an epilogue are test_opinfo's."""
     columns = 256 * (2 if activation in GATED else 1)
     shapes = (4, 100, 264), (columns, 264), (columns,), (4, 100, 256)
     given = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
