@@ -17,7 +17,7 @@ from .compilers import Compilers, default_workers
 from .isolated import START_SECONDS, Bench, Down
 from .progress import Progress, Report, Stage, silent
 from .prune import by_model
-from .records import Gpu, Trial, Winner, Workload
+from .records import Facts, Gpu, Trial, Winner, Workload
 from .store import Store
 from .sweeping import LEAST_SECONDS, Budget, Failure, Sweep, _serial
 from .tuning import Job, Outcome, tune
@@ -32,6 +32,7 @@ class Question:
     """What a worker asks of the store: a method of `tuning.Memory`."""
 
     method: str
+    facts: tuple[Any, ...]
     arguments: dict[str, Any]
 
 
@@ -179,17 +180,17 @@ class _Line:
         found: list[Winner] = self._ask("winners", workload=workload)
         return found
 
-    def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None:
-        found: Trial | None = self._ask("find", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
+    def find(self, *facts: *Facts) -> Trial | None:
+        found: Trial | None = self._ask("find", *facts)
         return found
 
-    def begun(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
-        times: int = self._ask("begun", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
+    def begun(self, *facts: *Facts) -> int:
+        times: int = self._ask("begun", *facts)
         return times
 
-    def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
+    def begin(self, *facts: *Facts) -> int:
         """Returns once the driver has noted it, and with it all that was added before."""
-        times: int = self._ask("begin", gpu=gpu, workload=workload, kernel=kernel, source=source, config=config)
+        times: int = self._ask("begin", *facts)
         return times
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
@@ -206,8 +207,8 @@ class _Line:
             self._told, self._stage = now, progress.stage
             self.sent.put(_shifted(progress, -now))
 
-    def _ask(self, method: str, **arguments: Any) -> Any:
-        self.sent.put(Question(method, arguments))
+    def _ask(self, method: str, *facts: Any, **arguments: Any) -> Any:
+        self.sent.put(Question(method, facts, arguments))
         return self.answers.get()
 
 
@@ -339,19 +340,18 @@ class _Driver:
             hand.actor.answer.remote(self._answer(message, task))
 
     def _answer(self, question: Question, task: _Task) -> Any:
-        arguments = question.arguments
         if not task.job.resume:  # from what came of this sweep, before a worker died
             if question.method == "trials":
                 return task.came
             if question.method == "find":
                 return None
-            if question.method == "begun":
-                return task.starts[arguments["kernel"], arguments["config"]]
-            if question.method == "begin":
-                self.store.begin(**arguments)
-                task.starts[arguments["kernel"], arguments["config"]] += 1
-                return task.starts[arguments["kernel"], arguments["config"]]
-        return getattr(self.store, question.method)(**arguments)
+            if question.method in ("begin", "begun"):
+                _, _, kernel, _, config = question.facts
+                if question.method == "begin":
+                    self.store.begin(*question.facts)
+                    task.starts[kernel, config] += 1
+                return task.starts[kernel, config]
+        return getattr(self.store, question.method)(*question.facts, **question.arguments)
 
     def _hand_out(self, hand: _Hand) -> None:
         """The next workload for a worker; the GPU of one that is not needed any more is free for others."""

@@ -102,6 +102,9 @@ class Gpu:
         return self.name, self.sms
 
 
+Facts = tuple[Gpu, Workload, str, str, str]  # of a trial: its GPU, workload, kernel, source and config
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """What came of one config at one workload on one GPU.
