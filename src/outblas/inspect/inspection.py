@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +15,8 @@ from .gates import GateError, failures
 from .occupancy import occupancy
 
 ARCHS = (75, 80, 90)
-_KEYS = (
-    "kernel", "arch", "config", "registers", "spill_stores", "spill_loads", "stack", "smem_bytes", "stages", "threads",
-    "ctas_per_sm", "warps_per_sm", "instructions", "ptx", "warnings", "bank_conflicts", "intensity", "bound",
-    "ffma_share", "ffma_reuse",
-)  # fmt: skip
+# Fields that are no part of the record.
+_UNRECORDED = ("name", "dtype", "out_dtype", "layout", "unit", "limiter", "sass", "ptx_text")
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,7 @@ class Inspection:
     are the assembler's. `intensity` maps "dram", "l2", "l1", "shared" to FLOP per byte (None: that level is not read),
     `bound` the name of every machine of the architecture to `{tflops, by, ceilings}`. `ffma_share` is the fraction of
     FFMA among the instructions of the hot loop, `ffma_reuse` the fraction of those FFMA that flag an operand `.reuse`
-    (None: no FFMA). `sass` and `ptx_text` are the code; they, `dtype`, `out_dtype`, `layout`, `unit` and `limiter` are
-    no part of the record.
+    (None: no FFMA). `sass` and `ptx_text` are the code.
     """
 
     kernel: str
@@ -71,7 +67,7 @@ class Inspection:
 
     def record(self) -> dict[str, Any]:
         """What `outblas inspect --json` prints."""
-        return {key: getattr(self, key) for key in _KEYS}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _UNRECORDED}
 
     def require(
         self,
@@ -91,14 +87,11 @@ class Inspection:
         most. `has`: prefixes of SASS mnemonics or PTX opcodes that must occur, or a map from them to exact counts;
         `lacks`: prefixes that must not. Raises GateError, an AssertionError that lists every gate that failed.
         """
-        most = {"spilled bytes": spills, "registers": max_registers, "stack bytes": stack}
-        found = {
-            "spilled bytes": self.spill_stores + self.spill_loads,
-            "registers": self.registers,
-            "stack bytes": self.stack,
-        }
+        spilled = self.spill_stores + self.spill_loads
+        bounds = ("spilled bytes", spilled, spills), ("registers", self.registers, max_registers)
+        limits = (*bounds, ("stack bytes", self.stack, stack))
         failed = failures(
-            most={name: (found[name], limit) for name, limit in most.items() if limit is not None},
+            most={name: (found, limit) for name, found, limit in limits if limit is not None},
             least={"CTAs an SM": (self.ctas_per_sm, min_ctas)},
             has=has,
             lacks=lacks,
