@@ -1,7 +1,5 @@
 """Operands as TMA takes them: which it cannot stride over and are copied first, and how rows lie in lines of L2."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The search space of `hopper.gemm`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,14 +26,7 @@ _TILES = (
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # split_k, stream_k, cluster_k
-_CUTS = (
-    (1, False, 1),
-    (1, False, 2),
-    (1, False, 4),
-    (1, False, 8),
-    (16, False, 1),
-    (1, True, 1),
-)
+_CUTS = ((1, False, 1), (1, False, 2), (1, False, 4), (1, False, 8), (16, False, 1), (1, True, 1))
 _ACCUMULATORS = 200  # registers of a thread; 208 spill where it has 232
 _SHORT = 2048**2  # outputs of a call that may be better off with slices of 128 terms
 _FEW = 64  # rows or columns that may be better off as columns of the tile

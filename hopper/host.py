@@ -39,11 +39,7 @@ ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
 LARGEST = (1 << 31) - 2048  # extents: coordinates are 32-bit, and those of the last cluster tile overhang
 
-NUMERIC = {
-    torch.bfloat16: cutlass.BFloat16,
-    torch.float16: cutlass.Float16,
-    torch.float32: cutlass.Float32,
-}
+NUMERIC = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
@@ -190,13 +186,7 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
     def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         if swapped:
             a, b = b, a
-        run(
-            view(a, shape_a, a_strides),
-            view(b, shape_b, b_strides),
-            view(out, shape_out, out_strides),
-            table,
-            laps,
-        )
+        run(view(a, shape_a, a_strides), view(b, shape_b, b_strides), view(out, shape_out, out_strides), table, laps)
 
     return launch, laps
 

@@ -16,11 +16,7 @@ class Probe:
     @cute.jit
     def __call__(self, sms, jitter: Int32, stream):
         self.kernel(sms, jitter).launch(
-            grid=(sms.shape[0], 1, 1),
-            block=(32, 1, 1),
-            cluster=(self.cluster, 1, 1),
-            smem=SHARED,
-            stream=stream,
+            grid=(sms.shape[0], 1, 1), block=(32, 1, 1), cluster=(self.cluster, 1, 1), smem=SHARED, stream=stream
         )
 
     @cute.kernel

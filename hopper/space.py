@@ -1,7 +1,5 @@
 """The search space of the Hopper rungs: the axes that a rung understands, and what cannot pay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -9,17 +9,7 @@ import torch
 from test_api import CAUSES
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from outblas import (
-    FallbackWarning,
-    addmm,
-    batch_invariant,
-    choice,
-    dispatch,
-    invariance,
-    machines,
-    matmul,
-    registry,
-)
+from outblas import FallbackWarning, addmm, batch_invariant, choice, dispatch, invariance, machines, matmul, registry
 from outblas.autotune import automatic
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig

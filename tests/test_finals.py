@@ -12,14 +12,7 @@ from outblas.autotune.finals import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
 TIE = {"one": 50.0, "other": 50.0}
 
 
-def run(
-    us,
-    *,
-    seed=0,
-    noise=0.0,
-    common=(1.0,) * MOST_ROUNDS,
-    until=MOST_ROUNDS,
-):
+def run(us, *, seed=0, noise=0.0, common=(1.0,) * MOST_ROUNDS, until=MOST_ROUNDS):
     """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of each one's own."""
     dice, race = random.Random(seed), Race(list(us))
 
@@ -108,9 +101,7 @@ def test_alone():
 def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran():
     """Drift of the clock after they left does not count for or against them."""
     race = run(
-        TIE | {"third": 60.0, "fourth": 70.0},
-        common=[1.0] * ROUNDS + [3.0] * (MOST_ROUNDS - ROUNDS),
-        noise=0.0002,
+        TIE | {"third": 60.0, "fourth": 70.0}, common=[1.0] * ROUNDS + [3.0] * (MOST_ROUNDS - ROUNDS), noise=0.0002
     )
     assert race.rounds > ROUNDS
     assert len(race.times["third"]) == len(race.times["fourth"]) == ROUNDS

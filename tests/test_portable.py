@@ -41,16 +41,7 @@ def stored(t, letter):
     return gaps[..., 1::3, 1::2]
 
 
-def check(
-    a,
-    b,
-    *,
-    out=None,
-    c=None,
-    alpha=1,
-    beta=0,
-    config=SMALL,
-):
+def check(a, b, *, out=None, c=None, alpha=1, beta=0, config=SMALL):
     """Plans, runs twice into NaN, compares each time with the float64 result rounded once."""
     exact = alpha * (a.double() @ b.double())
     if c is not None and beta != 0:

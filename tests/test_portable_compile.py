@@ -29,17 +29,7 @@ def operand(rows, columns, letter, dtype, pad=0):
     return torch.empty(rows, columns + pad, dtype=dtype, device="meta")[:, :columns]
 
 
-def form(
-    M=4096,
-    N=4096,
-    K=4096,
-    dtype=BF16,
-    *,
-    layout="nt",
-    pad=0,
-    addend=False,
-    tf32=False,
-):
+def form(M=4096, N=4096, K=4096, dtype=BF16, *, layout="nt", pad=0, addend=False, tf32=False):
     a, b = operand(M, K, layout[0], dtype, pad), operand(K, N, layout[1], dtype, pad)
     out = operand(M, N, "n", dtype, pad)
     return problem(a, b, out, out if addend else None, tf32=tf32, scaled=addend)

@@ -117,8 +117,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code():
 
 
 @pytest.mark.parametrize(
-    ("name", "sectors"),
-    [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)],
+    ("name", "sectors"), [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)]
 )
 def test_what_loads_look_up_in_l1(name, sectors):
     """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each, a slab's rows of 16

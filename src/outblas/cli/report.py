@@ -46,8 +46,7 @@ ProfilesOption = Annotated[
 def ladder(
     ladder: Annotated[str | None, typer.Option(help="simt, portable, turing or hopper; all by default.")] = None,
     shapes: Annotated[
-        str,
-        typer.Option(help="N,... of square products. Default: 4096,8192; of simt, turing 2048,4096."),
+        str, typer.Option(help="N,... of square products. Default: 4096,8192; of simt, turing 2048,4096.")
     ] = "",
     results: ResultsOption = "",
     profiles: ProfilesOption = "",
@@ -199,11 +198,7 @@ def raster(
 
 
 @app.command()
-def accesses(
-    results: ProfilesOption = "",
-    json: JsonOption = False,
-    save: SaveOption = None,
-) -> None:
+def accesses(results: ProfilesOption = "", json: JsonOption = False, save: SaveOption = None) -> None:
     """Bank conflicts and coalescing of the CUDA-core kernels: predicted from layouts, and by ncu. Needs no GPU."""
     from ..report import accesses as report
 

@@ -43,8 +43,7 @@ SHOWN = 10
 
 def tune(
     kernels: Annotated[
-        str,
-        typer.Option(help="Kernels by name, comma-separated: they compete. Default: what matmul chooses from."),
+        str, typer.Option(help="Kernels by name, comma-separated: they compete. Default: what matmul chooses from.")
     ] = "",
     shapes: ShapesOption = "4096",
     dtype: PrecisionOption = "bfloat16",
@@ -52,8 +51,7 @@ def tune(
     layout: LayoutOption = "nt",
     budget: Annotated[str, typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done.")] = "",
     trials: Annotated[
-        int | None,
-        typer.Option(min=1, help="Configs of each kernel at a shape, the ranker's best. All by default."),
+        int | None, typer.Option(min=1, help="Configs of each kernel at a shape, the ranker's best. All by default.")
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
     gpus: Annotated[str, typer.Option(help="all, indices such as 0,1, or cpu: the interpreter.")] = "0",

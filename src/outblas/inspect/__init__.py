@@ -5,14 +5,4 @@ from .inspection import Inspection, inspect, read
 from .machine_code import MachineCode, read_cubin, tool
 from .occupancy import Occupancy, occupancy
 
-__all__ = [
-    "GateError",
-    "Inspection",
-    "MachineCode",
-    "Occupancy",
-    "inspect",
-    "occupancy",
-    "read",
-    "read_cubin",
-    "tool",
-]
+__all__ = ["GateError", "Inspection", "MachineCode", "Occupancy", "inspect", "occupancy", "read", "read_cubin", "tool"]

@@ -149,12 +149,7 @@ def _spread(m: Measurement) -> tuple[float, float, float]:
 
 
 def timed(
-    source: str,
-    text: str,
-    run: Run,
-    read: Callable[[Measurement], float | None],
-    claimed: Span,
-    says: str,
+    source: str, text: str, run: Run, read: Callable[[Measurement], float | None], claimed: Span, says: str
 ) -> Claim:
     """A claim of a number that a burst shows, "differs" outside the claimed range; `says` has {:} for our value."""
 

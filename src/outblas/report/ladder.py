@@ -230,11 +230,7 @@ def _baseline(ladder: str | None) -> list[_Climber]:
 
 
 def _row(
-    climber: _Climber,
-    ladder: str | None,
-    sizes: Sequence[int],
-    timed: dict[tuple[str, int], Timed],
-    profiles: Profiles,
+    climber: _Climber, ladder: str | None, sizes: Sequence[int], timed: dict[tuple[str, int], Timed], profiles: Profiles
 ) -> Row:
     rung, dtype, _ = climber
     at = []

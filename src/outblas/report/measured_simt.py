@@ -301,12 +301,7 @@ def _transactions(profile: Profile) -> float | None:
 
 
 def _of_version(
-    version: str,
-    run: Run,
-    warps: tuple[float, float],
-    dram: tuple[float, float],
-    loads: float,
-    intensity: float,
+    version: str, run: Run, warps: tuple[float, float], dram: tuple[float, float], loads: float, intensity: float
 ) -> tuple[Claim, ...]:
     """A row of 003's tables: the share of warps that are active, GB of DRAM read, GB of global loads, and the FLOP per
     byte of DRAM that it makes of them."""

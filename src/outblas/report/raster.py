@@ -36,7 +36,7 @@ def _l2(model: tuple[int, int]) -> str:
 WHOLE, HALVES = (MACHINE.l2_bytes, 1), (MACHINE.l2_bytes // 2, 2)
 MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
-CURVES = ("serpentine", "hilbert")  # whose path a chart shows
+CURVES = ("serpentine", "hilbert")  # half of whose path a chart shows
 SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}  # its hit rates at 4096, on its H100
 PANEL, GAP = 160 / 72, 6 / 72  # inches: a tile of an image 32 wide is 5 points exactly, and the paths over it short
 MOST_NUMBERS = 32  # waves that a chart has room to number
@@ -210,7 +210,7 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
 
 
 def draw(found: Report) -> Canvas:
-    """A panel an order: tiles coloured by the wave they are in, which the first panel numbers; the path of curves."""
+    """A panel an order: tiles coloured by their wave, which the first panel numbers; half the path of curves."""
     rows, columns = found.setting.grid
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
@@ -238,7 +238,7 @@ def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
     )  # fmt: skip
     curve = row.order.kind in CURVES
     if curve:
-        path = [tile for tiles in waves for tile in tiles]
+        path = [tile for tiles in waves for tile in tiles][: rows * columns // 2]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
         axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8, clip_on=False)
     if numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
