@@ -1,5 +1,7 @@
 """What a sweep is about and what it finds, as plain frozen records: nothing here imports torch or a DSL."""
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 import hashlib
