@@ -20,7 +20,7 @@ from ..artifact import Artifact
 from ..device import clusters
 from ..epilogue import View
 from ..operands import Launch, Problem, oriented, transposed
-from . import copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule
+from . import copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule, transform
 from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, promoted_reason, unscheduled
 
 MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
@@ -381,7 +381,7 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
         ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
         once=once,
         scaled=problem.scaled,
-        function=problem.epilogue.function,
+        function=transform.function(problem.epilogue.function, problem.out_dtype.itemsize, problem.K),
         gated=problem.epilogue.gated,
         formats=problem.formats,
         **kinds,

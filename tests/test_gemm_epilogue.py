@@ -63,6 +63,13 @@ def test_what_is_refused(given, text, reason):
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
 
 
+@pytest.mark.parametrize(("K", "activation", "want"), [
+    (64, "gelu", "gelu"), (112, "gelu", "gelu_fit"), (4096, "geglu", "gelu_fit"), (4096, "gelu_tanh", "gelu_tanh"),
+])  # fmt: skip
+def test_gelu_is_a_fit_where_sums_are_less_exact(K, activation, want):
+    assert variant(problem(64, 64, K, activation=activation)).form.function == want
+
+
 def test_x_of_one_row_is_no_vector():
     """Vectors are read, never written."""
     form = variant(problem(1, 63, 64, activation="gelu")).form
