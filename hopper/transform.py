@@ -112,9 +112,12 @@ def warm(k, work):
 
 
 def plus(values, factor, others):
-    """values += factor · others."""
+    """values += factor · others, 1 if None. Compilers would round a product in a sum, or not, by what is around it."""
     for v, other in enumerate(others):
-        values[v] += factor * other
+        if factor is None:
+            values[v] = cute.math.add(values[v], other, rounding=cute.math.RoundingMode.NEAREST_EVEN)
+        else:
+            values[v] = cute.math.fma(factor, other, values[v])
 
 
 @cute.jit
@@ -241,9 +244,9 @@ def become_x(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half:
     if cutlass.const_expr(form.addend not in ("", "staged")):
         add(k, values, k.addend, form.addend, k.beta, at, half)
     if cutlass.const_expr(bias is not None):
-        plus(values, Float32(1.0), of_pairs(bias))
+        plus(values, None, of_pairs(bias))
     elif cutlass.const_expr(form.bias != ""):
-        add(k, values, k.bias, form.bias, Float32(1.0), at, half)
+        add(k, values, k.bias, form.bias, None, at, half)
     put_back(k, which, values)
 
 
@@ -260,7 +263,7 @@ def become_outputs(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr)
         for v in cutlass.range_constexpr(cute.size(values)):
             values[v] *= others[v]
     if cutlass.const_expr(form.residual not in ("", "staged")):
-        add(k, values, k.residual, form.residual, Float32(1.0), place(k, config, work, i, start), 0)
+        add(k, values, k.residual, form.residual, None, place(k, config, work, i, start), 0)
     put_back(k, which, values)
 
 
@@ -272,7 +275,7 @@ def finished(k, values, come: cutlass.Constexpr):
         if cutlass.const_expr(k.form.function != ""):
             activate(k.form.function, values, k.mC.element_type)
     if cutlass.const_expr(k.form.residual == "staged"):
-        plus(values, Float32(1.0), widened(come()))
+        plus(values, None, widened(come()))
 
 
 def in_registers(k, config, width: int, steps):

@@ -9,8 +9,8 @@ from fused import Fused, run
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from outblas import batch_invariant, configs, linear, matmul
-from outblas.epilogue import ACTIVATIONS, apply
+from outblas import configs, matmul
+from outblas.epilogue import ACTIVATIONS, apply, halves
 
 pytestmark = pytest.mark.gpu
 EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])
@@ -104,14 +104,20 @@ def test_jittered_calls_give_equal_bits(way, steps):
     check(way, steps, ",jitter=True", 100)
 
 
-def test_rows_have_the_same_bits_in_all_batches():
-    shapes = (1024, 520), (776, 520), (776,), (1024, 776)
-    x, w, bias, residual = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
-    with batch_invariant():
-        whole = linear(x, w, bias, activation="gelu", residual=residual)
-        for rows in [slice(n) for n in (1, 17, 64, 200, 1000)] + [slice(1024 - n, None) for n in (1, 63, 520)]:
-            part = linear(x[rows], w, bias, activation="gelu", residual=residual[rows])
-            assert torch.equal(part, whole[rows]), rows
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("activation", ["gelu", "silu", "swiglu"])
+def test_rows_have_the_same_bits_in_all_batches(activation, dtype):
+    columns = 776 * halves(activation)
+    x, w = (torch.randn(n, 520, device="cuda").bfloat16() for n in (1024, columns))
+    bias, residual = (torch.randn(shape, device="cuda").to(dtype) for shape in ((columns,), (1024, 776)))
+
+    def product(rows):
+        how = {"activation": activation, "residual": residual[rows], "out_dtype": dtype}
+        return matmul(x[rows], w.t(), bias=bias, **how, batch_invariant=True)
+
+    whole = product(slice(None))
+    for rows in [slice(n) for n in (1, 17, 64, 200, 1000)] + [slice(1024 - n, None) for n in (1, 63, 520)]:
+        assert torch.equal(product(rows), whole[rows]), rows
 
 
 @pytest.mark.parametrize("kernel", ["portable", HOPPER.values[0]])

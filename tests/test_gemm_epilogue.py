@@ -118,7 +118,7 @@ def test_slabs_fit_the_slots_that_carry_them():
         ({"activation": "gelu"}, BASE, ("ex2.approx", "m64n256k16")),
         ({"activation": "gelu", "aux": None}, TALL, ("max.NaN", "m64n192k16")),
         ({"activation": "swiglu"}, BASE, ("m64n256k16",)),
-        ({"activation": "silu", "turned": "a b"}, f"{SMALL},tile_n=64", ()),
+        ({"activation": "silu", "turned": "a b residual"}, f"{SMALL},tile_n=64", ()),
         ({"formats": "e4m3 e5m2", "activation": "relu"}, BASE, ("m64n256k32.f32.e4m3.e5m2",)),
         ({"formats": "e5m2 e4m3 promoted"}, "tile_n=192,slots=5,store_buffers=1", ("m64n192k32.f32.e5m2.e4m3",)),
     ],
@@ -132,5 +132,7 @@ def test_machine_code(given, text, code, tmp_path):
     log = host.assembler_log(remarks.read_text(encoding="utf-8"))
     assert "0 bytes spill stores, 0 bytes spill loads" in log
     assert not [line for line in log.splitlines() if "C75" in line]
-    for found in code:
-        assert found in str(made.__ptx__)
+    ptx = str(made.__ptx__)
+    assert all(found in ptx for found in code)
+    if asked.form.function == "silu":  # a product and a sum are two roundings, whatever is between them
+        assert "fma.rn.f32" not in ptx
