@@ -1,7 +1,5 @@
 """Calls with an epilogue on guarded operands, judged against float64: for the tests of every kernel that has one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A Gluon kernel small enough to compile in a test, as a ladder's rung would hand it to `inspect`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

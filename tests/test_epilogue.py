@@ -1,7 +1,5 @@
 """Epilogues of `portable`, run by Triton's interpreter, and of `turing.cp_async`: what both compile to."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
