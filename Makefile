@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/outblas demo
 
 test: $(READY)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3
 
 lint: $(READY)
 	$(BIN)/ruff check .

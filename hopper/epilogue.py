@@ -159,7 +159,7 @@ def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, wid
             (i, start), come = batch[n], None
             take((i, start + columns))
             if cutlass.const_expr(fetches):
-                come = functools.partial(fetched.take, k, whole, config, ring, turns, first + n, len(slabs))
+                come = functools.partial(fetched.take, k, whole, config, ring, turns, first + n, slabs)
             slab = rounded(k, config, batch[n], what, half, come)
             if cutlass.const_expr(n == 0 and waits and not k.form.plain):
                 pin(slab)

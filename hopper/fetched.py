@@ -88,13 +88,20 @@ def turns(k, config, stored, ring, slot):
 
 @cute.jit
 def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, number: cutlass.Constexpr,
-         count: cutlass.Constexpr):  # fmt: skip
-    """One consumer: this thread's values of its slab `number` of `count`."""
+         slabs: cutlass.Constexpr):  # fmt: skip
+    """One consumer: this thread's values of its slab `number`. C may lie where the addend does: what the next slab has
+    of the same columns must have come before this one leaves.
+    """
     dtype = k.mC.element_type
     per = per_slot(config, stored, dtype)
     slot = turns[number // per]
     if cutlass.const_expr(number % per == 0):
         ring.wait(slot)
+    ends = number + 1 == len(slabs)
+    if cutlass.const_expr((number + 1) % per == 0 and not ends):
+        (i, start), (next_i, next_start) = slabs[number : number + 2]
+        if cutlass.const_expr(i == next_i and next_start < start + epilogue.slab_columns(stored, dtype)):
+            ring.wait(turns[(number + 1) // per])
     slab = memory(k, config, stored, slot.index, number % per).toint()
     for share in cutlass.range_constexpr(1, config.sharing):
         other = memory(k, config, stored, slot.index, share * per + number % per).toint()
@@ -104,7 +111,7 @@ def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, n
     values = cute.make_rmem_tensor(k.slab_registers, dtype)
     thread = k.from_shared.get_slice(k.tidx % WARPGROUP)
     cute.copy(k.from_shared, thread.partition_S(lies), k.from_shared.retile(values))
-    if cutlass.const_expr((number + 1) % per == 0 or number + 1 == count):
+    if cutlass.const_expr((number + 1) % per == 0 or ends):
         leave(k, ring, slot)
     return values
 

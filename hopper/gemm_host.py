@@ -339,9 +339,9 @@ def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
 
 
 def _fetches(problem: Problem, config: HopperConfig) -> bool:
-    """Whether what lies as C does can come through the ring: slots have room, and every tile is some CTA's alone."""
+    """Whether what lies as C does can come through the ring: slots have room, two at once, and a tile is one CTA's."""
     stored = config.stored(problem.epilogue.gated)
-    whole = not config.split and config.cluster_k == 1
+    whole = not config.split and config.cluster_k == 1 and config.slots > 1
     return whole and fetched.per_slot(config, stored, host.NUMERIC[problem.out_dtype]) > 0
 
 

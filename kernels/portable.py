@@ -72,7 +72,8 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     that; of a gated pair from BLOCK_N // 2 columns of B and as many of its second half.
 
     Masked lanes may compute offsets that wrap around; every offset that is used is in range. The interpreter needs K as
-    a Python number to walk a range (INTERPRETED_K, 0 when compiled), and operands in fp32: its bf16 products are wrong.
+    a Python number to walk a range (INTERPRETED_K, 0 when compiled), and operands in fp64: its bf16 products are wrong,
+    and bits of fp32 sums may depend on a row's place in a tile.
     """
     tiles_m = (M + BLOCK_M - 1) // BLOCK_M
     WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -110,14 +111,13 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         inside_k = tl.full((BLOCK_K,), 1, tl.int1) if EVEN_K else k < K - start
         a_tile = tl.load(a_tile_ptr, mask=inside_m & inside_k[None, :], other=0.0)
         b_tile = tl.load(b_tile_ptr, mask=inside_k[:, None] & inside_n, other=0.0)
-        if INTERPRETED_K:
-            a_tile = a_tile.to(tl.float32)
-            b_tile = b_tile.to(tl.float32)
         if PRECISION == "tf32":
             # Tensor cores would drop the low bits: twice cuBLAS's error, and a bias towards zero.
             a_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1)
             b_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1)
-        if a_tile.dtype == tl.float32 and PRECISION == "ieee":
+        if INTERPRETED_K:
+            acc += tl.dot(a_tile.to(tl.float64), b_tile.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
+        elif a_tile.dtype == tl.float32 and PRECISION == "ieee":
             # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As an addition the
             # compiler would fold it into the product.
             acc = tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
