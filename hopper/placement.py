@@ -31,7 +31,7 @@ TRIES = 5  # pairs of probes, with pauses from a millisecond on that double
 def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """int32 (clusters,): the tile of each cluster as row · columns + column, of a grid of cluster tiles that all run at
     once. Where probes fail, with a warning, tiles go down the columns, as they do without a table. Takes
-    `schedule.compiling`, which its caller must not hold. Raises RuntimeError as `schedule.kept`.
+    `schedule.compiling`, which its caller must not hold.
     """
 
     def order() -> list[int]:

@@ -30,26 +30,16 @@ def columns(config: HopperConfig, N: int) -> int:
 
 
 def table(config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device) -> torch.Tensor:
-    """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has none left.
-
-    Raises RuntimeError as `kept`.
-    """
+    """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has none left."""
     order = config.order, rows, columns, clusters, config.group_m, config.group_n
     return kept(device, order, lambda: raster.schedule(*order))
 
 
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
     """`order()`, int32, on the GPU for all streams; made once for a key and there for good: kernels, and CUDA graphs
-    that hold its address, may run at any later time. Raises RuntimeError for a new one while a CUDA graph is being
-    captured, because making it copies to the GPU.
-    """
+    that hold its address, may run at any later time."""
     with _making.setdefault(device, threading.Lock()):
         if (device, key) not in _kept:
-            if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "a CUDA graph is being captured, and the order of this call's tiles must be copied to the GPU "
-                    "first: make the same call once before capturing"
-                )
             tiles = torch.tensor(order(), dtype=torch.int32)
             _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))
         return _kept[device, key]

@@ -42,6 +42,17 @@ def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
         CALLS[name]()
 
 
+def test_memory_of_the_output_may_be_other(captured):
+    for ready, other in (({}, {"out": OUT}), ({"out": OUT}, {})):
+        dispatch.forget()
+        captured(False)
+        matmul(A, B, **ready)
+        captured(True)
+        assert torch.equal(matmul(A, B, **other), A @ B)
+        with pytest.raises(RuntimeError, match=MESSAGE):
+            matmul(A, B, out=torch.empty(4, 6).t())
+
+
 def test_what_needs_no_kernel_passes(captured, monkeypatch):
     captured(True)
     assert matmul(A[:0], B).shape == (0, 4)

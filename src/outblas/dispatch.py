@@ -65,7 +65,7 @@ def run(call: Call) -> Tensor:
     key = _kind(call)
     plan = _plans.get(key)
     if plan is None and capturing(call.a.device):
-        plan = _placed_otherwise(call)
+        plan = _alike(call)
     if plan is None:
         if len(_plans) >= _PLAN_LIMIT:
             forget()
@@ -78,10 +78,16 @@ def planned(call: Call) -> Plan | None:
     return _plans.get(_kind(call))
 
 
-def _placed_otherwise(call: Call) -> Plan | None:
-    """The plan of a call like it whose operands lie otherwise in lines: right for this one, maybe not the fastest."""
+def _alike(call: Call) -> Plan | None:
+    """The plan of a call that differs in whether it is given new memory for its output, or in where operands lie in
+    lines: right for this one, maybe not the fastest."""
+    shape, dtype = _output(call)
+    fresh = call.a.new_empty(shape, dtype=dtype)
+    calls = [call]
+    if call.out is None or (_traits(call.out) == _traits(fresh) and not call.out.data_ptr() & 15):
+        calls.append(call._replace(out=fresh if call.out is None else None))
     places = [(0, 16) if place in (0, 16) else (place,) for place in map(operands.place, (call.a, call.b))]
-    found = (_plans.get(_kind(call, pair)) for pair in itertools.product(*places))
+    found = (_plans.get(_kind(each, pair)) for each in calls for pair in itertools.product(*places))
     return next((plan for plan in found if plan is not None), None)
 
 
@@ -124,15 +130,22 @@ def tf32_requested() -> bool:
     return fp32_precision("cuda", "matmul") == "tf32"
 
 
-def _prepare(call: Call) -> Plan:
-    """Checks the call and decides how calls like it run."""
-    a, b, c, out = call.a, call.b, call.c, call.out
-    shape = operands.check_product(a, b, c)
+def _output(call: Call) -> tuple[Any, torch.dtype]:
+    """Shape and dtype. Raises ValueError for operands that do not fit together."""
+    a, c = call.a, call.c
+    shape = operands.check_product(a, call.b, c)
     dtype = call.out_dtype if call.formats and call.out_dtype else operands.check_out_dtype(call.out_dtype, a.dtype)
     if c is not None and dtype != a.dtype:
         raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
     if call.extra is not None:
         shape = operands.check_extra(call.extra, shape, dtype, a.device)
+    return shape, dtype
+
+
+def _prepare(call: Call) -> Plan:
+    """Checks the call and decides how calls like it run."""
+    a, b, c, out = call.a, call.b, call.c, call.out
+    shape, dtype = _output(call)
     if out is not None:
         operands.check_out(out, shape, dtype, a.device)
     addend = None if c is None or call.beta == 0 else c
