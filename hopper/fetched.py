@@ -11,6 +11,8 @@ from cutlass.cute.nvgpu import cpasync
 from . import epilogue
 from .config import WARPGROUP
 
+LOADERS = 6  # the named barrier of the two warps that load
+
 
 def slab_bytes(stored, dtype) -> int:
     return int(64 * epilogue.slab_columns(stored, dtype) * dtype.width // 8)
@@ -44,10 +46,14 @@ def memory(k, config, stored, index, number: int):
 def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, work, issues: cutlass.Constexpr):
     """One of the two warps that load, after a tile's slices. Returns the slot after the last. `issues`: it is the one
     that loads these.
+
+    The other must not wait for these slots to be empty: nothing of them waits for it, so they may be filled, read and
+    released before it looks, and it would wait for a phase that has passed. Nor may it go on without knowing that they
+    were empty: by parity it would take the phase before for the one that it awaits next. So the two meet.
     """
     for number in cutlass.range_constexpr(slots(config, stored, k.mC.element_type)):
-        ring.await_empty(slot)
         if cutlass.const_expr(issues):
+            ring.await_empty(slot)
             if cutlass.const_expr(config.elastic):
                 if work.narrow == 0:
                     fill(k, config, stored, ring, slot, work, config.tile_n, number)
@@ -56,6 +62,7 @@ def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
             else:
                 fill(k, config, stored, ring, slot, work, stored.tile_n, number)
         slot = ring.next(slot)
+    cute.arch.barrier(barrier_id=LOADERS, number_of_threads=2 * 32)
     return slot
 
 
@@ -84,6 +91,16 @@ def turns(k, config, stored, ring, slot):
     while len(found) < slots(config, stored, k.mC.element_type):
         found.append(ring.next(found[-1]))
     return found
+
+
+@cute.jit
+def await_full(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot):
+    """One consumer of pingpong, before the other multiplies: all that was fetched for its tile has landed. The other's
+    slices come into these slots next. While one of them is not full, its barrier is still in the phase before, and
+    by parity the other would take that for the phase that it waits for.
+    """
+    for each in turns(k, config, stored, ring, slot):
+        ring.wait(each)
 
 
 @cute.jit

@@ -385,6 +385,8 @@ class Gemm(tma_store.TmaStore):
                 cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
                 rest = cutlass.min(mine.count, last)  # of a constant, compilers make what they take for divergent
                 slot, previous = roles.multiply_slots(k, ring, slot, rest, in_flight, False)
+        if cutlass.const_expr(config.pingpong and self.form.fetched != ""):
+            fetched.await_full(k, config, self.stored, ring, slot)
         if cutlass.const_expr(config.pingpong or self.form.in_turn):
             cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
         steps = None

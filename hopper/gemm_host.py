@@ -339,10 +339,14 @@ def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
 
 
 def _fetches(problem: Problem, config: HopperConfig) -> bool:
-    """Whether what lies as C does can come through the ring: slots have room, two at once, and a tile is one CTA's."""
-    stored = config.stored(problem.epilogue.gated)
+    """Whether what lies as C does can come through the ring: slots have room, two at once, and a tile is one CTA's. In
+    pingpong all of a tile's must land before the other consumer multiplies, while the last slice is still in its slot.
+    """
+    stored, dtype = config.stored(problem.epilogue.gated), host.NUMERIC[problem.out_dtype]
     whole = not config.split and config.cluster_k == 1 and config.slots > 1
-    return whole and fetched.per_slot(config, stored, host.NUMERIC[problem.out_dtype]) > 0
+    if not whole or fetched.per_slot(config, stored, dtype) == 0:
+        return False
+    return not config.pingpong or fetched.slots(config, stored, dtype) + config.in_flight <= config.slots
 
 
 def _pieces(problem: Problem, config: HopperConfig) -> int:

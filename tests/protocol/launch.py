@@ -1,0 +1,266 @@
+"""Launches of `hopper.gemm` on the model: what a config computes, and whether all of it is right."""
+
+import random
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from outblas import configs, operands
+from outblas.device import raster
+from outblas.epilogue import Extra
+from outblas.hopper import gemm as real_gemm
+from outblas.hopper import gemm_host, schedule
+
+from . import dsl
+from .machine import GlobalMemory, Machine, ProtocolFault, Timing
+
+ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. `M` and `N` are of C; `clusters` fit on the GPU at once; `epilogue` is any of "addend", "residual",
+    "aux", "bias", "gated" and "unstaged" (a C whose rows TMA cannot store); `in_place`: C lies where the addend does.
+    """
+
+    config: gemm_host.HopperConfig
+    M: int
+    N: int
+    k_tiles: int
+    clusters: int
+    matrices: int = 0
+    epilogue: frozenset[str] = frozenset()
+    out_dtype: torch.dtype = torch.bfloat16
+    in_place: bool = False
+
+    def __str__(self) -> str:
+        batch = f"{self.matrices} of " if self.matrices else ""
+        with_ = "".join(f", {name}" for name in sorted(self.epilogue)) + (", in place" if self.in_place else "")
+        return (
+            f"{batch}{self.M}x{self.N}, {self.k_tiles} k tiles, {self.clusters} clusters{with_}, {self.out_dtype}: "
+            f"{configs.to_text(self.config)}"
+        )
+
+
+class Launch(Machine):
+    """One call on the model. `order` has of each part of C that was stored the k tiles in the order of their sum."""
+
+    def __init__(self, case: Case, form, timing: Timing, number: int):
+        super().__init__(timing, content=dsl.content)
+        self.case, self.config, self.form, self.number = case, case.config, form, number
+        self.order: dict[tuple, tuple[int, ...]] = {}
+        self.written: set[tuple] = set()
+        width = 32 if case.out_dtype is torch.float32 else 16
+        self.types = {name: dsl.Numeric("out", width) for name in ("C", "addend", "residual", "aux")}
+
+    def run_kernel(self, body, grid: int, warpgroups: int, cluster: int) -> None:
+        lanes = max(self.config.cluster, 1)
+        self.launch(grid, cluster, warpgroups, lanes, body)
+
+    def fetched(self, tag) -> None:
+        """A load has landed."""
+        name, offset = tag
+        if self.case.in_place and name.startswith("addend") and self._touched(offset):
+            raise ProtocolFault("overwritten", f"the addend at {offset} is fetched where C has been stored")
+
+    def _touched(self, offset) -> bool:
+        row, column, *matrix = offset
+        wide = self.columns_at_once
+        return any((row, c, *matrix) in self.written for c in range(column, column + wide, 8))
+
+    @property
+    def columns_at_once(self) -> int:
+        """Of a part of C that is stored or fetched at once."""
+        from outblas.hopper import epilogue, host
+
+        stored = self.config.stored(self.form.gated)
+        return epilogue.slab_columns(stored, host.NUMERIC[self.case.out_dtype])
+
+    def stored(self, agent, target, found, columns=None) -> None:
+        """A part of C, or of x, is written."""
+        name, offset = target
+        row, column, *rest = offset
+        contents = set(found)
+        if len(contents) != 1:
+            raise ProtocolFault("wrong result", f"{name} at {offset} gets {len(contents)} things: {found}")
+        ((_, value),) = contents
+        total, came = value if isinstance(value, tuple) else (value, None)
+        ks = tuple(self._check_product(product, row, column, total.part, rest) for product in total.products)
+        if sorted(ks) != list(range(self.case.k_tiles)):
+            raise ProtocolFault("wrong result", f"{name} at {offset} sums k tiles {ks} of {self.case.k_tiles}")
+        if name.startswith("aux"):
+            return
+        if self.form.fetched and (came is None or came[1] != offset):
+            raise ProtocolFault("wrong result", f"C at {offset} is added to {came}")
+        matrix = tuple(rest[-1:]) if self.form.batched else ()
+        wide = columns or self.columns_at_once
+        key = (row, column, *matrix)
+        if key in self.order:
+            raise ProtocolFault("wrong result", f"C at {key} is stored twice")
+        self.order[key] = ks
+        self.written |= {(row, c, *matrix) for c in range(column, column + wide, 8)}
+
+    def _check_product(self, product, row, column, part, rest) -> int:
+        """The k tile of a product that is part of C at (row, column)."""
+        config = self.config
+        (name_a, a), b = product
+        halves = b if isinstance(b[0], tuple) else (b,)
+        if name_a != f"A@{self.number}" or any(name != f"B@{self.number}" for name, _ in halves):
+            raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies {product}")
+        first = halves[0][1]
+        if a[1] != first[1] or any(at[:2] != first[:2] for _, at in halves):
+            raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies k of {a} and {halves}")
+        wide = config.tile_n // (2 if self.form.gated else 1)
+        own = wide // config.cluster_k
+        low = first[0] + part * own
+        if not (0 <= row - a[0] < config.tile_m and low <= column < low + own):
+            raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies {product}, part {part}")
+        if self.form.batched and not a[-1] == first[-1] == rest[-1]:
+            raise ProtocolFault("wrong result", f"matrix {rest[-1]} multiplies {product}")
+        return int(a[1]) // config.tile_k
+
+    def check_all(self) -> None:
+        """All of C has been stored."""
+        case = self.case
+        for matrix in range(case.matrices) if case.matrices else (None,):
+            rest = () if matrix is None else (matrix,)
+            for row in range(0, case.M, 64):
+                for column in range(0, case.N, 8):
+                    if (row, column, *rest) not in self.written:
+                        raise ProtocolFault("wrong result", f"C at {(row, column, *rest)} is never stored")
+
+    def check_stages(self) -> None:
+        """Every stage that was filled has been released."""
+        slots = self.config.slots
+        for cta in self.ctas:
+            for s in range(slots):
+                full, empty = cta.barriers[8 * s], cta.barriers.get(8 * (slots + s))
+                if empty is not None and full.phase != empty.phase:
+                    raise ProtocolFault(
+                        "unreleased stage",
+                        f"{cta.name}: stage {s} was filled {full.phase} times and released {empty.phase} times",
+                    )
+
+
+@lru_cache(maxsize=64)
+def modules(patches: tuple = ()):
+    """The kernel's modules with planted faults: (module, old text, new text) each."""
+    by_module: dict[str, list[tuple[str, str]]] = {}
+    for name, old, new in patches:
+        by_module.setdefault(name, []).append((old, new))
+    find = dsl.load(by_module)
+    find("gemm")
+    return find
+
+
+def form_of(case: Case):
+    """What the host makes of the call, on a GPU where so many clusters fit."""
+    config, dtype = case.config, torch.bfloat16
+    K = max(case.k_tiles, 1) * config.tile_k  # the form is that of any K
+    lead = (case.matrices,) if case.matrices else ()
+
+    def empty(*shape, of=case.out_dtype):
+        return torch.empty(*lead, *shape, dtype=of, device="meta")
+
+    has = case.epilogue
+    columns = 2 * case.N if "gated" in has else case.N
+    a, b = empty(case.M, K, of=dtype), empty(columns, K, of=dtype).mT
+    out = empty(case.M, case.N)
+    if "unstaged" in has:
+        out = empty(case.M, case.N + 1)[..., : case.N]
+    extra = Extra(
+        "reglu" if "gated" in has else "",
+        torch.empty(columns, dtype=case.out_dtype, device="meta") if "bias" in has else None,
+        empty(case.M, case.N) if "residual" in has else None,
+        empty(case.M, columns) if "aux" in has else None,
+    )
+    c = empty(case.M, columns) if "addend" in has else None
+    problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
+    rung = gemm_host.Rung(real_gemm.Gemm, modules()("form").Form, real_gemm.Config())
+    problem = replace(problem, batch=lead) if lead and not problem.batch else problem
+    return gemm_host._variant(rung, problem, False, config, case.clusters).form
+
+
+def table(case: Case, form, launched: int):
+    """The order of tiles, in any order that has them all where each cluster has one."""
+    config = case.config
+    if not form.ordered:
+        return None
+    rows, columns = schedule.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
+    if form.once:
+        tiles = list(range(rows * columns * max(case.matrices, 1)))
+        random.Random(len(tiles)).shuffle(tiles)
+        return dsl.Table(tiles)
+    apart = launched if config.order == "consecutive" else case.clusters
+    steps = raster.schedule(config.order, rows, columns, apart, config.group_m, config.group_n)
+    return dsl.Table([tile for step in steps for tile in step])
+
+
+def simulate(case: Case, seed: int, *, patches: tuple = (), slow: dict[str, float] | None = None, calls: int = 1):
+    """Runs the call, `calls` times over the same workspace. Returns the last launch. Raises ProtocolFault."""
+    config, form = case.config, form_of(case)
+    find = modules(patches)
+    gemm = find("gemm").Gemm(config, form)
+    rows, columns = schedule.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
+    tiles = rows * columns * max(case.matrices, 1)
+    pieces = min(config.split_k, max(case.k_tiles, 1))
+    launched = min(case.clusters, tiles * (case.k_tiles if config.stream_k else pieces))
+    sums = counters = None
+    if config.split:
+        cut = tiles % launched if config.stream_k else tiles
+        parts = config.cluster * config.sharing
+        places = (launched + cut if config.stream_k else tiles * pieces) * parts
+        sums = dsl.GlobalTensor(GlobalMemory(places * config.accumulator_registers * 128))
+        counters = dsl.GlobalTensor(GlobalMemory(max(cut, 1) * parts))
+    for number in range(calls):
+        launch = Launch(case, form, Timing(seed + 1_000_003 * number if seed else 0, slow), number)
+        dsl.use(launch)
+        lead = (case.matrices,) if form.batched else ()
+        wide = case.N * (2 if form.gated else 1)
+
+        def matrix(name, m, n, lead=lead, number=number):
+            return dsl.Matrix(f"{name}@{number}", (*lead, m, n))
+
+        K = case.k_tiles * config.tile_k
+        shapes = {"addend": wide, "residual": case.N, "aux": wide, "bias": wide}
+        added = [matrix(name, case.M, shapes[name]) if getattr(form, name) == "staged" else None for name in ADDED]
+        gemm(
+            matrix("A", case.M, K), matrix("B", K, wide), matrix("C", case.M, case.N), table(case, form, launched),
+            *added, sums, counters, pieces, launched, 1.0, 1.0, None,
+        )  # fmt: skip
+        launch.check_stages()
+        launch.check_all()
+        if counters is not None and any(counters.memory.values.values()):
+            raise ProtocolFault("wrong result", f"counters are left at {counters.memory.values}")
+    return launch
+
+
+@dataclass(frozen=True)
+class PlainForm:
+    """What the rungs of the ladder compute: C = A B."""
+
+    gated: bool = False
+    batched: bool = False
+    fetched: str = ""
+
+
+def simulate_rung(name: str, config, M: int, N: int, k_tiles: int, clusters: int, seed: int, *, patches: tuple = ()):
+    """Runs a rung of the ladder, by its module. Returns the launch. Raises ProtocolFault."""
+    find = modules(patches)
+    module = find(name)
+    kind = module.__dict__[next(n for n in vars(module) if n.lower() == name.replace("_", ""))]
+    case = Case(config, M, N, k_tiles, clusters)
+    launch = Launch(case, PlainForm(), Timing(seed), 0)
+    dsl.use(launch)
+    table = None
+    if kind.persistent:
+        rows, columns = schedule.cluster_tiles(config, M, N)
+        steps = raster.schedule(config.order, rows, columns, clusters, config.group_m, config.group_n)
+        table = dsl.Table([list(step) for step in steps])
+    K = k_tiles * config.tile_k
+    a, b, c = (dsl.Matrix(f"{x}@0", shape) for x, shape in (("A", (M, K)), ("B", (K, N)), ("C", (M, N))))
+    kind(config, width=8)(a, b, c, table, None, None)
+    launch.check_stages()
+    launch.check_all()
+    return launch

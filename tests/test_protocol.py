@@ -1,0 +1,287 @@
+"""The Hopper kernels' protocols on a model that runs their own source: no timing deadlocks, none reads early.
+
+`protocol` says what the model is. Here it runs every schedule and samples of the search space under random and
+adversarial delays, and has to find the faults that are planted in the source.
+"""
+
+import importlib
+import os
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from protocol.faults import FAULTS, TURN_EARLY
+from protocol.launch import Case, form_of, simulate, simulate_rung
+from protocol.machine import Barrier, NamedBarrier, ProtocolFault
+
+from outblas.hopper import gemm_space, rules
+from outblas.hopper.config import gated_reason
+from outblas.hopper.gemm import Config, Gemm
+from outblas.registry import LADDERS
+
+OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
+SMALL = rules.shaped(OWN, 64, 1, 1, 1)
+SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "160"))
+
+COOPERATIVE = OWN
+PINGPONG = replace(OWN, tile_n=192, slots=5, pingpong=True, store_buffers=1)
+THREE = replace(rules.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, slots=4)
+MULTICAST = replace(OWN, cluster_m=2, cluster_n=2)
+ELASTIC = replace(OWN, tile_n=160, elastic=True)
+CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, store_buffers=1)
+SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
+STREAM_K = replace(OWN, stream_k=True)
+
+# Schedule: config, and what the epilogue has.
+SCHEDULES = {
+    "one consumer": (replace(SMALL, tile_n=64, store_buffers=1), ""),
+    "cooperative": (COOPERATIVE, ""),
+    "cooperative, no group in flight": (replace(COOPERATIVE, in_flight=0), ""),
+    "cooperative, one stage": (replace(COOPERATIVE, slots=1, in_flight=0), ""),
+    "cooperative, registers to memory": (replace(COOPERATIVE, store_buffers=0), ""),
+    "three consumers": (THREE, ""),
+    "staggered turns": (COOPERATIVE, "bias"),
+    "staggered turns, residual fetched": (COOPERATIVE, "residual"),
+    "staggered turns, x stored": (COOPERATIVE, "aux"),
+    "staggered turns, gated pairs": (COOPERATIVE, "gated aux"),
+    "addend fetched": (COOPERATIVE, "addend"),
+    "pingpong": (PINGPONG, ""),
+    "pingpong, addend fetched": (PINGPONG, "addend"),
+    "pingpong, residual fetched, fp32": (replace(PINGPONG, tile_n=128, slots=6), "residual fp32"),
+    "pingpong, in a cluster": (replace(PINGPONG, cluster_m=2), "addend"),
+    "multicast": (MULTICAST, ""),
+    "multicast, residual fetched": (replace(OWN, cluster_m=2), "residual"),
+    "elastic columns": (ELASTIC, ""),
+    "elastic columns, addend in place": (ELASTIC, "addend in_place"),
+    "cluster-K": (CLUSTER_K, ""),
+    "cluster-K, two consumers, in a cluster": (replace(OWN, cluster_m=2, cluster_k=2, store_buffers=1), ""),
+    "split-K": (SPLIT_K, ""),
+    "stream-K": (STREAM_K, ""),
+    "stream-K, in a cluster": (replace(STREAM_K, cluster_m=2), ""),
+}
+
+
+def case_of(config, words="", *, rows=2, columns=3, k_tiles=5, clusters=2, matrices=0):
+    """So many cluster tiles, elastic ones of both widths. `words`: the epilogue, "fp32" for C's dtype, "in_place"."""
+    words = frozenset(words.split())
+    epilogue = words - {"fp32", "in_place"}
+    N = config.tile_n * config.cluster_n * columns // (2 if "gated" in words else 1)
+    return Case(
+        config,
+        M=config.tile_m * config.cluster_m * rows,
+        N=N - 8 if config.elastic else N,
+        k_tiles=k_tiles,
+        clusters=clusters,
+        matrices=matrices,
+        epilogue=epilogue,
+        out_dtype=torch.float32 if "fp32" in words else torch.bfloat16,
+        in_place="in_place" in words,
+    )
+
+
+def runs_clean(case, seed, **how):
+    try:
+        return simulate(case, seed, **how)
+    except ProtocolFault as fault:
+        pytest.fail(f"{fault}\nseed {seed}, {case}")
+
+
+# ---- the model itself
+def test_a_parity_passes_in_the_phase_after_it_and_again_two_phases_later():
+    barrier = Barrier("barrier")
+    barrier.init(1)
+    assert [barrier.passes(parity) for parity in (0, 1)] == [False, True]  # before any phase has ended, parity 1 passes
+    barrier.arrive(1)
+    assert [barrier.passes(parity) for parity in (0, 1)] == [True, False]
+    barrier.arrive(1)
+    assert [barrier.passes(parity) for parity in (0, 1)] == [False, True]  # who missed phase 0 waits for phase 2
+
+
+def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order():
+    barrier = Barrier("barrier")
+    barrier.init(2)
+    barrier.landed(64)  # before anyone has announced it
+    barrier.arrive(1, 96)
+    barrier.arrive(1)
+    assert barrier.phase == 0
+    barrier.landed(32)
+    assert barrier.phase == 1
+    assert barrier.idle
+
+
+def test_an_arrival_too_many_is_a_fault():
+    barrier = Barrier("barrier")
+    barrier.init(1)
+    barrier.arrive(1, 16)
+    with pytest.raises(ProtocolFault, match="gets 1 arrivals and awaits 0"):
+        barrier.arrive(1)
+
+
+# ---- every schedule
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_runs_clean_in_every_timing(name):
+    config, words = SCHEDULES[name]
+    for k_tiles in (1, 2, config.slots, 2 * config.slots + 1):
+        k_tiles = max(k_tiles, config.cluster_k)
+        for rows, columns, clusters in ((1, 1, 2), (2, 3, 1), (3, 3, 2)):
+            case = case_of(config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters)
+            for seed in range(3):
+                runs_clean(case, seed + 10 * k_tiles, calls=2 if config.split else 1)
+
+
+@pytest.mark.parametrize("name", ["cooperative", "multicast", "pingpong", "split-K", "cluster-K"])
+def test_a_batch_runs_clean(name):
+    config, words = SCHEDULES[name]
+    for seed in range(4):
+        runs_clean(case_of(config, words, columns=2, matrices=3), seed, calls=2 if config.split else 1)
+
+
+@pytest.mark.parametrize("name", ["cooperative", "pingpong", "elastic columns", "cluster-K", "split-K", "stream-K"])
+def test_sums_are_added_in_one_order_in_every_timing(name):
+    config, words = SCHEDULES[name]
+    case = case_of(config, words, columns=4, k_tiles=7, clusters=3)
+    orders = [runs_clean(case, seed).order for seed in range(6)]
+    assert all(order == orders[0] for order in orders)
+
+
+@pytest.mark.parametrize("slow", ["load A", "load B", "load addend", "wgmma", "store", "wake"])
+def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(slow):
+    """As with an addend in host memory, which takes longer to come than a tile to multiply."""
+    for config in (PINGPONG, COOPERATIVE, ELASTIC):
+        case = case_of(config, "addend", rows=3, k_tiles=8, clusters=1)
+        for seed in range(1, 4):
+            runs_clean(case, seed, slow={slow: 100_000.0})
+
+
+@pytest.mark.parametrize("rung", LADDERS["hopper"][:-1])
+def test_a_rung_of_the_ladder_runs_clean(rung):
+    name = rung.removeprefix("hopper.")
+    config = importlib.import_module(f"outblas.hopper.{name}").Config()
+    M, N = config.tile_m * config.cluster_m * 2, config.tile_n * 2
+    for k_tiles in (1, config.slots, 2 * config.slots + 1):
+        for seed in range(3):
+            try:
+                simulate_rung(name, config, M, N, k_tiles, 2, seed)
+            except ProtocolFault as fault:
+                pytest.fail(f"{fault}\nseed {seed}, {k_tiles} k tiles, {config}")
+
+
+# ---- samples of the space
+EPILOGUES = (
+    "", "", "addend", "addend in_place", "residual", "aux", "bias", "gated", "gated aux", "residual aux", "unstaged",
+    "unstaged residual", "gated residual", "bias residual",
+)  # fmt: skip
+
+
+def sampled(number):
+    """A config of the search space, or one like them with fewer stages and buffers, for a problem of a few tiles."""
+    draw = random.Random(number)
+    while True:
+        tile, cluster, cut = (
+            draw.choice(options) for options in (gemm_space._TILES, ((1, 1), (2, 1), (1, 2), (2, 2)), gemm_space._CUTS)
+        )
+        words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
+        config = replace(
+            rules.shaped(Config(), *tile[:2], *cluster),
+            pingpong=tile[2],
+            in_flight=tile[3],
+            tile_n=draw.choice((32, 64, 96, 104, 128, 160, 192, 208, 256)),
+            elastic=draw.random() < 0.3,
+            tile_k=draw.choice((64, 64, 128)),
+            split_k=cut[0],
+            stream_k=cut[1],
+            cluster_k=cut[2],
+            k_serpentine=cut[0] == 1,
+            order=draw.choice(("serpentine", "hilbert", "consecutive")),
+        )
+        config = rules.filled(config)
+        if draw.random() < 0.5:
+            config = replace(config, slots=draw.randint(1, config.slots))
+        config = replace(
+            config,
+            in_flight=min(config.in_flight, config.slots - 1),
+            store_buffers=draw.randint(0, config.store_buffers),
+        )
+        k_tiles = draw.choice((1, 2, 3, config.slots, config.slots + 1, 2 * config.slots + 1))
+        gated = gated_reason(config) if "gated" in words else None
+        if Gemm.invalid_reason(config) is None and gated is None and config.cluster_k <= k_tiles:
+            return case_of(
+                config,
+                words,
+                rows=draw.randint(1, 3),
+                columns=draw.randint(1, 3),
+                k_tiles=k_tiles,
+                clusters=draw.randint(1, 4 if config.cluster <= 2 else 2),
+                matrices=0 if "addend" in words else draw.choice((0, 0, 2)),
+            )
+
+
+@pytest.mark.parametrize("eighth", range(8))
+def test_samples_of_the_space_run_clean(eighth):
+    for number in range(eighth, SAMPLES, 8):
+        case = sampled(number)
+        runs_clean(case, number + 1, calls=2 if case.config.split else 1)
+
+
+# ---- planted faults
+MORE = {
+    "pingpong, one k tile": case_of(
+        replace(PINGPONG, tile_n=64), "addend fp32", rows=3, columns=3, k_tiles=1, clusters=1
+    ),
+    "stream-K, five clusters": case_of(STREAM_K, rows=3, columns=4, k_tiles=9, clusters=5),
+    "cooperative, one tile": case_of(
+        replace(COOPERATIVE, tile_n=256, store_buffers=1), rows=1, columns=1, k_tiles=9, clusters=1
+    ),
+    "elastic columns, few to a stage": case_of(replace(ELASTIC, tile_n=136), "residual", rows=2, k_tiles=9),
+}
+SEEDS = range(1, 61)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_planted_fault_is_found(fault):
+    case = MORE.get(fault.schedule) or case_of(*SCHEDULES[fault.schedule], rows=3, columns=4, k_tiles=9)
+    calls = 2 if case.config.split else 1
+    for seed in SEEDS:
+        try:
+            simulate(case, seed, patches=fault.changes, calls=calls)
+        except ProtocolFault:
+            runs_clean(case, seed, calls=calls)
+            return
+    pytest.fail(f"{len(SEEDS)} timings of {case} are clean")
+
+
+def test_the_turn_that_passed_early_reads_an_addend_as_an_operand():
+    """The fault that was shipped gave wrong results, silently: products of an addend's bytes."""
+    case = case_of(PINGPONG, "addend", rows=3, k_tiles=8, clusters=1)
+    kinds = set()
+    for seed in range(1, 30):
+        try:
+            simulate(case, seed, patches=TURN_EARLY, slow={"load addend": 100_000.0, "load A": 1.0, "load B": 1.0})
+        except ProtocolFault as fault:
+            kinds.add(fault.kind)
+    assert "early read" in kinds
+
+
+def test_no_k_tile_is_no_product():
+    """A tile without k tiles waits for a stage that never comes; the host refuses K = 0."""
+    with pytest.raises(ProtocolFault, match="deadlock"):
+        simulate(case_of(COOPERATIVE, k_tiles=0), 0)
+
+
+def test_forms_of_the_cases_are_those_that_they_say():
+    assert form_of(case_of(*SCHEDULES["pingpong, addend fetched"])).fetched == "addend"
+    assert form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).in_turn
+    assert form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).fetched == "residual"
+    assert form_of(case_of(*SCHEDULES["staggered turns, gated pairs"], k_tiles=9)).aux == "staged"
+    assert form_of(MORE["cooperative, one tile"]).once
+
+
+def test_a_named_barrier_takes_no_more_threads_than_it_is_for():
+    class Few:
+        threads, observed = 128, set()
+
+    barrier = NamedBarrier()
+    barrier.arrive(Few, 192)
+    with pytest.raises(ProtocolFault, match="256 threads arrive"):
+        barrier.arrive(Few, 192)
