@@ -169,9 +169,21 @@ def test_a_rung_of_the_ladder_runs_clean(rung):
 
 # ---- samples of the space
 EPILOGUES = (
-    "", "", "addend", "addend in_place", "residual", "aux", "bias", "gated", "gated aux", "residual aux", "unstaged",
-    "unstaged residual", "gated residual", "bias residual",
-)  # fmt: skip
+    "",
+    "",
+    "addend",
+    "addend in_place",
+    "residual",
+    "aux",
+    "bias",
+    "gated",
+    "gated aux",
+    "residual aux",
+    "unstaged",
+    "unstaged residual",
+    "gated residual",
+    "bias residual",
+)
 
 
 def sampled(number):

@@ -226,9 +226,19 @@ def simulate(case: Case, seed: int, *, patches: tuple = (), slow: dict[str, floa
         shapes = {"addend": wide, "residual": case.N, "aux": wide, "bias": wide}
         added = [matrix(name, case.M, shapes[name]) if getattr(form, name) == "staged" else None for name in ADDED]
         gemm(
-            matrix("A", case.M, K), matrix("B", K, wide), matrix("C", case.M, case.N), table(case, form, launched),
-            *added, sums, counters, pieces, launched, 1.0, 1.0, None,
-        )  # fmt: skip
+            matrix("A", case.M, K),
+            matrix("B", K, wide),
+            matrix("C", case.M, case.N),
+            table(case, form, launched),
+            *added,
+            sums,
+            counters,
+            pieces,
+            launched,
+            1.0,
+            1.0,
+            None,
+        )
         launch.check_stages()
         launch.check_all()
         if counters is not None and any(counters.memory.values.values()):

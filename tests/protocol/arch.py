@@ -1,0 +1,170 @@
+"""`cute.arch` and `cute.nvgpu.warpgroup` on the model: barriers, fences, what a thread asks about itself."""
+
+from types import SimpleNamespace
+
+from . import state
+from .machine import NamedBarrier
+from .values import Opaque
+
+
+class Arch(Opaque):
+    def thread_idx(self):
+        return state.machine.agent.tidx, 0, 0
+
+    def block_idx(self):
+        return state.machine.agent.cta.index, 0, 0
+
+    def block_idx_in_cluster(self):
+        return state.machine.agent.cta.rank
+
+    def warp_idx(self):
+        return state.machine.agent.warp
+
+    def make_warp_uniform(self, value):
+        return value
+
+    def elect_one(self):
+        return state.machine.agent.alone()
+
+    def mbarrier_init(self, pointer, count):
+        state.machine.agent.cta.barrier(pointer.address).init(count)
+
+    def mbarrier_wait(self, pointer, parity):
+        agent = state.machine.agent
+        agent.pause()
+        barrier = agent.cta.barrier(pointer.address)
+        barrier.wait(
+            agent, lambda: barrier.passes(parity), lambda: f"{barrier.name}, parity {parity} in phase {barrier.phase}"
+        )
+
+    def mbarrier_arrive(self, pointer, rank=None):
+        agent = state.machine.agent
+        agent.pause()
+        count = agent.threads
+        if rank is None or int(rank) == agent.cta.rank:
+            agent.cta.barrier(pointer.address).arrive(count)
+            return
+        cta = state.machine.peer(agent.cta, rank)
+
+        agent.sent += 1
+
+        def arrive():
+            cta.check_present(f"an arrival of {agent.name}")
+            cta.barrier(pointer.address).arrive(count)
+            agent.sent -= 1
+            agent.sent_performed.changed()
+
+        state.machine.after(state.machine.timing.delay("remote arrival", agent.name), arrive)
+
+    def mbarrier_arrive_and_expect_tx(self, pointer, count):
+        agent = state.machine.agent
+        agent.pause()
+        agent.cta.barrier(pointer.address).arrive(agent.threads, int(count))
+
+    def barrier(self, barrier_id, number_of_threads):
+        agent = state.machine.agent
+        agent.pause()
+        barrier = agent.cta.named.setdefault(int(barrier_id), NamedBarrier())
+        turn = barrier.arrive(agent, number_of_threads)
+        barrier.wait(agent, lambda: barrier.turn > turn, lambda: f"named barrier {barrier_id}")
+
+    def barrier_arrive(self, barrier_id, number_of_threads):
+        agent = state.machine.agent
+        agent.pause()
+        agent.cta.named.setdefault(int(barrier_id), NamedBarrier()).arrive(agent, number_of_threads)
+
+    def sync_threads(self):
+        self.barrier(0, sum(agent.threads for agent in state.machine.agent.cta.agents))
+
+    def cluster_arrive(self):
+        """Releases: what the agent has sent is performed before."""
+        agent = state.machine.agent
+        agent.sent_performed.wait(agent, lambda: agent.sent == 0, lambda: "its arrivals to be performed")
+        self.cluster_arrive_relaxed()
+
+    def cluster_arrive_relaxed(self):
+        agent = state.machine.agent
+        agent.pause()
+        first = agent.cta.index - agent.cta.rank
+        barrier = state.machine.cluster_barriers.setdefault(first, NamedBarrier())
+        threads = sum(
+            a.threads for cta in state.machine.ctas[first : first + state.machine.cluster] for a in cta.agents
+        )
+        agent.cluster_turn = barrier.arrive(agent, threads)
+
+    def cluster_wait(self):
+        agent = state.machine.agent
+        barrier = state.machine.cluster_barriers[agent.cta.index - agent.cta.rank]
+        barrier.wait(agent, lambda: barrier.turn > agent.cluster_turn, lambda: "the cluster's barrier")
+
+    def fence_proxy(self, *_, **__):
+        agent = state.machine.agent
+        for write in agent.unfenced:
+            write.fenced = True
+        agent.unfenced = []
+
+    def fence_acq_rel_gpu(self):
+        """What this agent has written, and what it learned of by barriers, is visible to all."""
+        agent = state.machine.agent
+        agent.pause("fence")
+        for land in agent.observed:
+            land()
+        agent.observed = set()
+
+    def atomic_add(self, pointer, value, sem, scope):
+        if sem == "acq_rel":
+            self.fence_acq_rel_gpu()
+        state.machine.agent.pause("atomic")
+        pointer.memory.check(pointer.index)
+        before = pointer.memory.values.get(pointer.index, 0)
+        pointer.memory.values[pointer.index] = before + value
+        return before
+
+    def cp_async_bulk_commit_group(self):
+        agent = state.machine.agent
+        agent.stores.append(agent.storing)
+        agent.storing = []
+
+    def cp_async_bulk_wait_group(self, count, read):
+        agent = state.machine.agent
+        agent.pause()
+
+        def done():
+            groups = agent.stores[: len(agent.stores) - count]
+            return not any(store.reading for group in groups for store in group)
+
+        agent.reads_done.wait(agent, done, lambda: "its TMA stores")
+
+    def store_async_dsmem(self, pointer, vector, barrier, rank):
+        agent = state.machine.agent
+        agent.pause()
+        cta, threads, values = state.machine.peer(agent.cta, rank), agent.threads, list(vector)
+
+        def land():
+            cta.check_present(f"a sum of {agent.name}")
+            for i, value in enumerate(values):
+                cta.memory.words[pointer.address + 4 * i] = value
+            cta.barrier(barrier.address).landed(4 * len(values) * threads)
+
+        state.machine.after(state.machine.timing.delay("dsmem", agent.name), land)
+
+    def inline_ptx(self, text, *, write_only_types=(), read_only_args=()):
+        return read_only_args[0] if write_only_types else None
+
+
+class WarpgroupOps(Opaque):
+    Field = SimpleNamespace(ACCUMULATE="accumulate")
+
+    def make_smem_layout_atom(self, kind, dtype):
+        return dtype
+
+    def commit_group(self):
+        agent = state.machine.agent
+        agent.groups.append(agent.multiplied)
+
+    def wait_group(self, count):
+        agent = state.machine.agent
+        agent.pause()
+        if len(agent.groups) > count:
+            wanted, group = agent.groups[len(agent.groups) - 1 - count], agent.warpgroup
+            group.wait(agent, lambda: group.ended >= wanted, lambda: "its wgmma")

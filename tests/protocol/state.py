@@ -1,0 +1,5 @@
+"""The machine of the launch that runs."""
+
+from .machine import Machine
+
+machine: Machine
