@@ -165,12 +165,17 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     index = problem.device.index or 0
 
     def call(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
-        space, counters = (None, None) if sums is None else partial_sums.borrow(index, *sums)
+        space = partial_sums.NOTHING if sums is None else partial_sums.borrow(index, *sums)
         tensors = (None if way is None else host.view(t, *way) for t, way in itertools.zip_longest((c, *extra), added))
-        run(
-            host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, *tensors, space, counters, pieces, launched, alpha, beta,
-        )  # fmt: skip
+        try:
+            run(
+                host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides),
+                host.view(out, shape_out, out_strides),
+                table, *tensors, space.sums, space.counters, pieces, launched, alpha, beta,
+            )  # fmt: skip
+        finally:
+            if space.done is not None:
+                space.launched()
 
     def prepared(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         if copy_a:
