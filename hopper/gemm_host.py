@@ -142,9 +142,10 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     if not config.split:
         launched = schedule.level(launched, tiles)
     # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
-    table = None
+    table, placed = None, None
     if variant.form.ordered and variant.form.once:
-        table = placement.table(config, tiles // columns, columns, problem.device)
+        placed = placement.Placed(config, tiles // columns, columns, problem.device)
+        table = placed.table
     elif variant.form.ordered:
         # Only of "consecutive" does the number of clusters change more than where rows of the table end.
         apart = launched if config.order == "consecutive" else fit
@@ -163,6 +164,10 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     added = [_added(problem, variant.form, name) for name in _ADDED]
     steps = [view.strides if (view := _view(outer, name)) else () for name in _ADDED]
     index = problem.device.index or 0
+
+    def renew(better: torch.Tensor) -> None:
+        nonlocal table
+        table = better
 
     def call(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         space = partial_sums.NOTHING if sums is None else partial_sums.borrow(index, *sums)
@@ -205,7 +210,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
 
     plain = not (copy_a or copy_b or sums or len(lead) > 1) and variant.form.plain
     if not plain:
-        return prepared
+        return placement.watched(prepared, placed, renew) if placed else prepared
 
     nothing = (None,) * len(_ADDED)
 
@@ -218,7 +223,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
             table, *nothing, None, None, 1, launched, 1.0, 0.0,
         )  # fmt: skip
 
-    return launch
+    return placement.watched(launch, placed, renew) if placed else launch
 
 
 def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
