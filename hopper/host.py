@@ -28,7 +28,7 @@ from ..configs import to_text
 from ..operands import Launch, Problem, by_rows, dtype_name, oriented
 from ..registry import Kernel
 from ..space import Space
-from . import cycles, schedule
+from . import bounds, cycles, schedule
 from .base import HopperGemm
 from .config import HopperConfig, unscheduled
 from .cycles import Role
@@ -37,7 +37,6 @@ from .space import space
 
 ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
-LARGEST = (1 << 31) - 2048  # extents: coordinates are 32-bit, and those of the last cluster tile overhang
 
 NUMERIC = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
@@ -96,8 +95,10 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
         return "it computes A @ B alone, and was given an addend or a scale (addmm)"
     if problem.batch:
         return f"it takes matrices, or a batch that shares B, and was given batches of shape {problem.batch}"
-    if max(problem.M, problem.N, problem.K) > LARGEST:
-        return f"it takes extents up to {LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
+    if reason := bounds.extents(problem):
+        return reason
+    if config is not None and (reason := bounds.tiles(oriented(problem)[0], config)):
+        return reason
     for name, rows, columns, strides, alignment in (
         ("a", problem.M, problem.K, problem.a, problem.alignment[0]),
         ("b", problem.K, problem.N, problem.b, problem.alignment[1]),
