@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's name in profilers."""
+        """The kernel's name in profilers, and no other variant's: as a module and in it, too."""
         c, f = self.config, self.form
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
@@ -53,7 +53,7 @@ class Variant:
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
-        return "_".join(part for part in parts + [flag for flag, on in flags.items() if on] if part)
+        return host.full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
     def facts(self) -> dict[str, object]:
