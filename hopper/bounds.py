@@ -1,13 +1,17 @@
-"""What of a call must fit 32 bits: kernels of CuTe DSL have Int32 for sizes, coordinates, and whatever they count.
+"""What of a call must fit 32 bits: kernels of CuTe DSL have Int32 for sizes, coordinates, and
+whatever they count.
 
 Strides and addresses have 64. The numbers, and where they are made:
 
-- extents of A, B and C, their longest batch dimension, and coordinates up to the end of the last cluster tile, which
-  may overhang; of elastic tiles as many columns as if all were wide (`gemm.__call__`, `work.at`);
-- tiles of all matrices done at once, times the pieces of K, and one more round of clusters (`work.steps`);
-- slices of K: times a CTA's part with `cluster_k`, times the pieces with `split_k`, times the clusters, twice, with
-  `stream_k` (`work.stream`, `work.at`);
-- partial sums of all pieces (`pieces.combine`); with `stream_k` they are two tiles for each CTA, and always fit.
+- extents of A, B and C, their longest batch dimension, and coordinates up to the end of the last
+  cluster tile, which may overhang; of elastic tiles as many columns as if all were wide
+  (`gemm.__call__`, `work.at`);
+- tiles of all matrices done at once, times the pieces of K, and one more round of clusters
+  (`work.steps`);
+- slices of K: times a CTA's part with `cluster_k`, times the pieces with `split_k`, times the
+  clusters, twice, with `stream_k` (`work.stream`, `work.at`);
+- partial sums of all pieces (`pieces.combine`); with `stream_k` they are two tiles for each CTA,
+  and always fit.
 """
 
 from ..operands import Problem
@@ -22,7 +26,8 @@ MOST_SUMS = INT32  # fp32 of all pieces
 
 
 def extents(problem: Problem) -> str | None:
-    """Why no kernel can take these sizes. Without a slice of K consumers would wait for one for ever."""
+    """Why no kernel can take these sizes. Without a slice of K consumers would wait for one for
+    ever."""
     if problem.K < 1:
         return f"it takes K from 1 on, and was given K = {problem.K}"
     if max(problem.M, problem.columns, problem.K) > LARGEST:
@@ -38,7 +43,8 @@ def matrices(problem: Problem) -> int:
 
 
 def tiles(problem: Problem, config: HopperConfig) -> str | None:
-    """Why a kernel cannot count the tiles of this config, of a problem as the kernel computes it."""
+    """Why a kernel cannot count the tiles of this config, of a problem as the kernel computes
+    it."""
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.columns)
     slices = -(-problem.K // config.tile_k)
     pieces = min(config.split_k, slices)

@@ -1,29 +1,36 @@
-"""Memory in which CTAs leave partial sums, and count who has: one `Workspace` for each stream, as large as was ever
-needed there.
+"""Memory in which CTAs leave partial sums, and count who has: one `Workspace` for each stream, as
+large as was ever needed there.
 
-Kernels of one stream run one after the other, and each leaves the counters at 0 for the next. Kernels of two streams
-must never have one workspace. The life of a workspace, and what makes each step safe:
+Kernels of one stream run one after the other, and each leaves the counters at 0 for the next.
+Kernels of two streams must never have one workspace. The life of a workspace, and what makes each
+step safe:
 
-1. Made, under `_making`: whoever finds none, or too small a one, takes the lock and looks again, so that threads which
-   share a stream get one workspace between them. `memory.for_good` returns when the counters are zero on the GPU:
-   every kernel that uses them, on whichever stream, is launched later.
-2. Lent: `borrow` returns it, and the caller's frame refers to it until the launch is enqueued. That reference alone
-   keeps the memory between the two: another thread may replace the workspace in `_held` meanwhile, but cannot free it.
-3. Replaced by a larger one, or dropped for lack of room: `_held` lets go of it. Kernels may still run, or be about to
-   be launched by those who hold it; they, and kernels with its successor, follow each other on their stream.
-4. Let go of by the last caller, whose kernel is enqueued: now the memory may go back to the allocator as soon as the
-   kernels enqueued so far have ended. Of a stream of torch's own, which lives for ever, the allocator sees to that:
-   `record_stream` came before the workspace was ever lent, so the tensors may be dropped by anyone at any time. Of
-   any other stream nobody can be asked any more, for its owner may have destroyed it: `launched` records an event
-   behind every kernel, and the tensors wait in `_retired` until the event has come to pass.
+1. Made, under `_making`: whoever finds none, or too small a one, takes the lock and looks again, so
+   that threads which share a stream get one workspace between them. `memory.for_good` returns when
+   the counters are zero on the GPU: every kernel that uses them, on whichever stream, is launched
+   later.
+2. Lent: `borrow` returns it, and the caller's frame refers to it until the launch is enqueued. That
+   reference alone keeps the memory between the two: another thread may replace the workspace in
+   `_held` meanwhile, but cannot free it.
+3. Replaced by a larger one, or dropped for lack of room: `_held` lets go of it. Kernels may still
+   run, or be about to be launched by those who hold it; they, and kernels with its successor,
+   follow each other on their stream.
+4. Let go of by the last caller, whose kernel is enqueued: now the memory may go back to the
+   allocator as soon as the kernels enqueued so far have ended. Of a stream of torch's own, which
+   lives for ever, the allocator sees to that: `record_stream` came before the workspace was ever
+   lent, so the tensors may be dropped by anyone at any time. Of any other stream nobody can be
+   asked any more, for its owner may have destroyed it: `launched` records an event behind every
+   kernel, and the tensors wait in `_retired` until the event has come to pass.
 
-Streams are told apart by what no two of them share in the life of the process (`_key`). A handle is not that: a new
-stream may get that of a destroyed one, whose kernels still run; 0 is another stream in each context (green contexts),
-`cudaStreamPerThread` another in each thread. Contexts, streams and threads that are gone leave workspaces that nobody
-asks for again: only so many workspaces of other than torch's own streams are kept, the latest made.
+Streams are told apart by what no two of them share in the life of the process (`_key`). A handle is
+not that: a new stream may get that of a destroyed one, whose kernels still run; 0 is another stream
+in each context (green contexts), `cudaStreamPerThread` another in each thread. Contexts, streams
+and threads that are gone leave workspaces that nobody asks for again: only so many workspaces of
+other than torch's own streams are kept, the latest made.
 
-While a CUDA graph is captured the memory is the graph's own, for it may run beside anything later. So is a call's
-where the driver cannot tell which stream it is on: memory of the current stream then, zeroed by the call.
+While a CUDA graph is captured the memory is the graph's own, for it may run beside anything later.
+So is a call's where the driver cannot tell which stream it is on: memory of the current stream
+then, zeroed by the call.
 """
 
 import threading
@@ -43,9 +50,9 @@ _retired: deque[tuple[Any, ...]] = deque()
 
 
 class Workspace:
-    """`sums`, fp32, and `counters`, int32 and 0 whenever no kernel of their stream runs. `done`: an event behind the
-    last kernel, where `stream` is not torch's own. Whoever launches a kernel refers to the workspace until it is
-    enqueued, and calls `launched` then.
+    """`sums`, fp32, and `counters`, int32 and 0 whenever no kernel of their stream runs. `done`: an
+    event behind the last kernel, where `stream` is not torch's own. Whoever launches a kernel
+    refers to the workspace until it is enqueued, and calls `launched` then.
     """
 
     def __init__(self, sums: torch.Tensor | None, counters: torch.Tensor | None, done: Any = None, stream: Any = None):
@@ -72,7 +79,8 @@ _making = threading.Lock()
 
 
 def borrow(index: int, floats: int, counters: int) -> Workspace:
-    """`floats` fp32 and `counters` int32 of 0 at least, on the current stream of a GPU, for one launch."""
+    """`floats` fp32 and `counters` int32 of 0 at least, on the current stream of a GPU, for one
+    launch."""
     stream = torch.cuda.current_stream(index)
     if torch.cuda.is_current_stream_capturing():
         return _own(index, floats, counters)
@@ -102,12 +110,14 @@ def _key(index: int, stream: Any) -> Hashable | None:
 
 
 def _pooled(stream: Any) -> bool:
-    """Whether a stream is one of torch's pool: ids of others are their handles, which are even, or 0."""
+    """Whether a stream is one of torch's pool: ids of others are their handles, which are even, or
+    0."""
     return bool(stream.stream_id & 1) and stream.cuda_stream > driver.PER_THREAD
 
 
 def _grown(index: int, stream: Any, key: Hashable, floats: int, counters: int) -> Workspace:
-    """A workspace for a stream that has none, or in place of a smaller one. The caller holds `_making`."""
+    """A workspace for a stream that has none, or in place of a smaller one. The caller holds
+    `_making`."""
     _collect()
     foreign = [other for other, kept in _held.items() if kept.done is not None]
     if key not in foreign and len(foreign) >= FOREIGN:

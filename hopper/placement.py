@@ -1,26 +1,31 @@
-"""Which cluster of a launch computes which tile, where each has one: the tiles of a GPC are neighbours.
+"""Which cluster of a launch computes which tile, where each has one: the tiles of a GPC are
+neighbours.
 
-What SMs of one GPC read from L2 at about the same time costs L2 little more than one of them: on an H100 1024 in tiles
-of 64×128 takes 5.2 µs so, 6.6 dealt out as they come. The hardware spreads neighbouring CTAs over all GPCs, in an order
-of each board's own. Probes see it: one which SMs clusters of eight ever have together, one where the CTAs of a launch
-run, one whether a launch of as many CTAs as there are SMs has them all to itself.
+What SMs of one GPC read from L2 at about the same time costs L2 little more than one of them: on an
+H100 1024 in tiles of 64×128 takes 5.2 µs so, 6.6 dealt out as they come. The hardware spreads
+neighbouring CTAs over all GPCs, in an order of each board's own. Probes see it: one which SMs
+clusters of eight ever have together, one where the CTAs of a launch run, one whether a launch of as
+many CTAs as there are SMs has them all to itself.
 
-Probes see it as it is while they run. Other work on the GPU, a share of it under MPS, or a green context gives CTAs
-other SMs. So what they tell is one context's (`Board`), and of each kind of launch there it goes like this (`Look`):
+Probes see it as it is while they run. Other work on the GPU, a share of it under MPS, or a green
+context gives CTAs other SMs. So what they tell is one context's (`Board`), and of each kind of
+launch there it goes like this (`Look`):
 
-1. The first call planned that has a table looks: up to `TRIES` pairs of probes, until two agree. If all SMs were free
-   before and after, what was seen is final.
-2. Else the plan takes the best order there is: by what was seen, or down the columns, which is right as well. The
-   order that it took is never changed in memory: kernels that run, and CUDA graphs, hold its address, and half of a
-   launch with either order would write wrong results. Every order that was ever handed out stays for good.
-3. A later call of such a plan looks again (`watched`): the next one at once, then one after a second, two, four, and so
-   on, `RETRIES` in all, a pair of probes each; never in a capture. Each waits for the stream once. If that sees more,
-   the plan goes on with a new table, at another address; graphs keep the old one.
-4. When a look is final, or the last has failed, it stays. Plans that were made before go through `watched` for ever,
-   which asks for two numbers; plans that are made later do not.
+1. The first call planned that has a table looks: up to `TRIES` pairs of probes, until two agree. If
+   all SMs were free before and after, what was seen is final.
+2. Else the plan takes the best order there is: by what was seen, or down the columns, which is
+   right as well. The order that it took is never changed in memory: kernels that run, and CUDA
+   graphs, hold its address, and half of a launch with either order would write wrong results. Every
+   order that was ever handed out stays for good.
+3. A later call of such a plan looks again (`watched`): the next one at once, then one after a
+   second, two, four, and so on, `RETRIES` in all, a pair of probes each; never in a capture. Each
+   waits for the stream once. If that sees more, the plan goes on with a new table, at another
+   address; graphs keep the old one.
+4. When a look is final, or the last has failed, it stays. Plans that were made before go through
+   `watched` for ever, which asks for two numbers; plans that are made later do not.
 
-Threads look one at a time: probes would take SMs from each other. While another thread captures a CUDA graph they
-neither fail nor disturb it (`driver.relaxed_capture`).
+Threads look one at a time: probes would take SMs from each other. While another thread captures a
+CUDA graph they neither fail nor disturb it (`driver.relaxed_capture`).
 """
 
 import math
@@ -50,8 +55,9 @@ RETRIES = 10  # later looks, with pauses from a second on that double
 
 @dataclass
 class Look:
-    """What is known of where the clusters of a kind of launch run: the first SM of each, `homes` of SMs by GPC, None
-    where probes never agreed. `version` counts the changes, `due` says when to look again (`time.monotonic`).
+    """What is known of where the clusters of a kind of launch run: the first SM of each, `homes` of
+    SMs by GPC, None where probes never agreed. `version` counts the changes, `due` says when to
+    look again (`time.monotonic`).
     """
 
     sms: list[int] | None = None
@@ -62,15 +68,15 @@ class Look:
     final: bool = False
 
     def places(self) -> list[tuple[int, ...]]:
-        """Where each cluster runs, as what sorts by GPC, then by SM; SMs of an unknown GPC first, so that they cut no
-        GPC's run."""
+        """Where each cluster runs, as what sorts by GPC, then by SM; SMs of an unknown GPC first,
+        so that they cut no GPC's run."""
         return [(sm in self.homes, self.homes.get(sm, sm), sm) for sm in self.sms or ()]
 
 
 class Board:
-    """The SMs that a context has of a GPU. `homes`: the GPC of each SM that a cluster of eight ever had, by the lowest
-    SM that clusters connect it with. Every probe adds to it, and none can be wrong; `known`: it was seen while all SMs
-    were free. Whoever looks holds `lock`.
+    """The SMs that a context has of a GPU. `homes`: the GPC of each SM that a cluster of eight ever
+    had, by the lowest SM that clusters connect it with. Every probe adds to it, and none can be
+    wrong; `known`: it was seen while all SMs were free. Whoever looks holds `lock`.
     """
 
     def __init__(self) -> None:
@@ -84,15 +90,16 @@ _boards: dict[tuple[torch.device, int | None], Board] = {}
 
 
 def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """int32 (clusters,): the tile of each cluster as row · columns + column, of a grid of cluster tiles that all run at
-    once. Where probes fail, with a warning, tiles go down the columns, as they do without a table. Takes
-    `schedule.compiling`, which its caller must not hold.
+    """int32 (clusters,): the tile of each cluster as row · columns + column, of a grid of cluster
+    tiles that all run at once. Where probes fail, with a warning, tiles go down the columns, as
+    they do without a table. Takes `schedule.compiling`, which its caller must not hold.
     """
     return Placed(config, rows, columns, device).table
 
 
 class Placed:
-    """A plan's `table`, of the context in which it was made, and whether there may be a better one some day."""
+    """A plan's `table`, of the context in which it was made, and whether there may be a better one
+    some day."""
 
     def __init__(self, config: HopperConfig, rows: int, columns: int, device: torch.device):
         self.rows, self.columns, self.device = rows, columns, device
@@ -130,8 +137,8 @@ class Placed:
 
 
 def watched(launch: Callable[..., None], placed: Placed, renew: Callable[[torch.Tensor], None]) -> Callable[..., None]:
-    """The launch of a plan: itself where its table is final; else one that looks again from time to time, and gives
-    what comes of it to `renew`.
+    """The launch of a plan: itself where its table is final; else one that looks again from time to
+    time, and gives what comes of it to `renew`.
     """
     if placed.final:
         return launch
@@ -153,8 +160,8 @@ def dealt(tiles: Sequence[int], places: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _look(board: Board, device: torch.device, cluster: int, clusters: int) -> Look:
-    """What is known of a kind of launch, looked at again if it is time; never raises for what only costs speed. The
-    caller holds the board's lock, and is in its context.
+    """What is known of a kind of launch, looked at again if it is time; never raises for what only
+    costs speed. The caller holds the board's lock, and is in its context.
     """
     seen = board.looks.setdefault((cluster, clusters), Look())
     if time.monotonic() < seen.due or capturing(device):
@@ -179,8 +186,8 @@ def _look(board: Board, device: torch.device, cluster: int, clusters: int) -> Lo
 
 
 def _probed(board: Board, device: torch.device, cluster: int, clusters: int, pairs: int) -> tuple[list[int], bool]:
-    """The first SM of each cluster, and whether all SMs of the GPU were free before and after. Raises RuntimeError
-    where no two probes in a row agree, and as a launch does.
+    """The first SM of each cluster, and whether all SMs of the GPU were free before and after.
+    Raises RuntimeError where no two probes in a row agree, and as a launch does.
     """
     count = torch.cuda.get_device_properties(device).multi_processor_count
     free = _free(device, count)

@@ -82,7 +82,8 @@ def test_rungs_refuse_the_same(rung):
 
 
 def test_the_rule_s_own_config_is_checked_before_it_is_planned(monkeypatch):
-    """Of a call without a config: how many tiles there are follows from the one that the rule gives."""
+    """Of a call without a config: how many tiles there are follows from the one that the rule
+    gives."""
     monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
     many = asked(1000, 1000, 64, 2**30)
     assert gemm.unsupported(many) is None
@@ -97,7 +98,8 @@ CUTS = ("", "split_k=64", "split_k=3", "stream_k=True", "elastic=True", "elastic
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
-    """`work`'s own arithmetic, at the first and last steps of the first and last clusters, on integers of 32 bits."""
+    """`work`'s own arithmetic, at the first and last steps of the first and last clusters, on
+    integers of 32 bits."""
     draw = data.draw
     M, N, K, batch = draw(EDGE), draw(EDGE), draw(EDGE), draw(EDGE)
     shared = draw(st.sampled_from(["", "cluster_n=2", "cluster_m=2"]))
@@ -125,8 +127,8 @@ def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
 
 @pytest.mark.parametrize("batch", [(2**31 + 8,), (3, 2**31 + 8), (2**31 + 8, 3), (2, 2**16, 2**16)])
 def test_launches_of_triton_s_kernels_cover_any_batch(batch):
-    """The portable kernel and `turing.cp_async` have no such bound: a launch has a part of the batch, and indices in it
-    are below 2³¹ where its start is an address."""
+    """The portable kernel and `turing.cp_async` have no such bound: a launch has a part of the
+    batch, and indices in it are below 2³¹ where its start is an address."""
     config = SimpleNamespace(block_m=16, block_n=16, block_k=32, group_m=8)
     given = asked(1, 20, 8, *batch)
     steps = [1] * len(batch)

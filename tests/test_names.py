@@ -74,7 +74,8 @@ def forms():
 
 
 def distinct(variants):
-    """Names of different variants, all checked. Those that differ in the type of their configs alone are one."""
+    """Names of different variants, all checked. Those that differ in the type of their configs
+    alone are one."""
     keys = {}
     for variant in variants:
         name, key = variant.name, tuple(dataclasses.asdict(variant).items())

@@ -1,9 +1,11 @@
-"""Workspaces of split-K among host threads, streams and contexts: a model of their life around the real `borrow`.
+"""Workspaces of split-K among host threads, streams and contexts: a model of their life around the
+real `borrow`.
 
-Host threads take turns at every step that others may come between, in an order drawn at random; kernels end at any
-time after their launch, in the order of their stream. The model knows what is really one stream, and keeps to the
-allocator's rules. A fault is memory that two streams' kernels may have at once, that goes back to the allocator while a
-kernel may use it, that is not zero yet, too small, or asked for on a stream that is gone.
+Host threads take turns at every step that others may come between, in an order drawn at random;
+kernels end at any time after their launch, in the order of their stream. The model knows what is
+really one stream, and keeps to the allocator's rules. A fault is memory that two streams' kernels
+may have at once, that goes back to the allocator while a kernel may use it, that is not zero yet,
+too small, or asked for on a stream that is gone.
 """
 
 import random
@@ -23,7 +25,8 @@ MOST = 2  # workspaces kept of streams that are not torch's own
 
 
 class Stream:
-    """One that is really one, whatever its handle: how many kernels it was given, and those that have not ended."""
+    """One that is really one, whatever its handle: how many kernels it was given, and those that
+    have not ended."""
 
     def __init__(self, handle, number=0):
         self.cuda_stream, self.number, self.stream_id = handle, number, handle
@@ -97,7 +100,8 @@ class World:
 
     # host threads
     def on(self, handle, real=None):
-        """Makes a stream the thread's own. `real`: of a handle that is not one in every context or thread."""
+        """Makes a stream the thread's own. `real`: of a handle that is not one in every context or
+        thread."""
         if handle == 0:
             real = self.special[self.state.context]
         elif handle == driver.PER_THREAD:
@@ -136,7 +140,8 @@ class World:
         self.pause()
 
     def created(self):
-        """A stream of the caller's own, with the handle of one that it destroyed if there is one."""
+        """A stream of the caller's own, with the handle of one that it destroyed if there is
+        one."""
         handle = self.handles.pop() if self.handles else 100 + 2 * self.made
         return self.stream(handle)
 
@@ -162,7 +167,8 @@ class World:
         return made
 
     def freed(self, block):
-        """Its last tensor is gone: it waits for the streams that were recorded, and for no other."""
+        """Its last tensor is gone: it waits for the streams that were recorded, and for no
+        other."""
         if any(stream is None or stream.gone for stream in block.recorded):
             self.faults.append("a stream that is gone is asked when its kernels end")
         using = [s for s in self.streams if any(block in kernel for kernel in s.running)]
@@ -424,7 +430,8 @@ def test_a_graph_has_memory_of_its_own(host):
 
 
 def test_threads_have_numbers_of_their_own():
-    """Also those that begin when others have ended, which Python's and the system's numbers do not tell apart."""
+    """Also those that begin when others have ended, which Python's and the system's numbers do not
+    tell apart."""
     found = [driver.thread(), driver.thread()]
     for _ in range(3):
         thread = threading.Thread(target=lambda: found.append(driver.thread()))

@@ -40,8 +40,9 @@ COUNT = 20  # SMs of the fakes' GPU
 
 
 class Fake:
-    """A GPU as probes see it. `order`: the SMs that CTAs of a launch get; `busy`: how many probes to come find CTAs of
-    other work; `groups`: what a probe of clusters of eight sees; `context`, `capturing`, `now` are the caller's.
+    """A GPU as probes see it. `order`: the SMs that CTAs of a launch get; `busy`: how many probes
+    to come find CTAs of other work; `groups`: what a probe of clusters of eight sees; `context`,
+    `capturing`, `now` are the caller's.
     """
 
     def __init__(self):
@@ -140,7 +141,8 @@ def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
 
 
 def test_a_plan_of_a_failure_gets_better(gpu, planned):
-    """Its calls until then go by the columns, in memory of its own, which is never written again."""
+    """Its calls until then go by the columns, in memory of its own, which is never written
+    again."""
     gpu.busy = 1000
     with pytest.warns(RuntimeWarning, match=WARNING):
         run, tables = planned()
@@ -186,7 +188,8 @@ def test_nobody_looks_in_a_capture(gpu, planned):
 
 
 def test_contexts_have_sms_of_their_own(gpu, planned):
-    """A plan goes on with the table of the context in which it was made, and looks again there alone."""
+    """A plan goes on with the table of the context in which it was made, and looks again there
+    alone."""
     first = placement.table(*ASKED)
     gpu.context, gpu.order = 2, gpu.order[::-1]
     second = placement.table(*ASKED)
@@ -207,7 +210,8 @@ def test_contexts_have_sms_of_their_own(gpu, planned):
 
 
 def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
-    """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something else ran there."""
+    """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
+    else ran there."""
     gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
     free, before = placement._free, [False]
     monkeypatch.setattr(placement, "_free", lambda *asked: before.pop() if before else free(*asked))
@@ -256,7 +260,8 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
 
 
 def test_a_table_is_kept_for_its_order(monkeypatch):
-    """Whatever it is called: the order that stands for a failure is not in the way of the right one."""
+    """Whatever it is called: the order that stands for a failure is not in the way of the right
+    one."""
     monkeypatch.setattr(schedule.memory, "for_good", lambda device, make: make())
     monkeypatch.setattr(schedule, "_kept", {})
     first, second = ([0, 1, 2], [2, 1, 0])
@@ -278,8 +283,8 @@ def test_probes_see_gpcs_and_every_sm_once():
 
 @pytest.fixture
 def crowd():
-    """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one launch after another,
-    each with so much shared memory that nothing of ours has room beside it.
+    """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one
+    launch after another, each with so much shared memory that nothing of ours has room beside it.
     """
     variant, stop = placement.Variant(1), threading.Event()
     occupy = host.load(variant, lambda: placement.compile_variant(variant))

@@ -1,7 +1,8 @@
-"""What torch does not ask the CUDA driver: which context is current, which stream a handle stands for, whether a
-thread's calls may disturb a capture.
+"""What torch does not ask the CUDA driver: which context is current, which stream a handle stands
+for, whether a thread's calls may disturb a capture.
 
-Every answer is None, and `relaxed_capture` does nothing, where there is no driver or it is older than the question.
+Every answer is None, and `relaxed_capture` does nothing, where there is no driver or it is older
+than the question.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ def _function(name: str) -> Callable[..., int] | None:
 
 
 def context() -> int | None:
-    """The number of the calling thread's CUDA context, which no other context of the process ever has. A thread that
-    has not used the GPU yet has none: it will get the primary one."""
+    """The number of the calling thread's CUDA context, which no other context of the process ever
+    has. A thread that has not used the GPU yet has none: it will get the primary one."""
     return _number("cuCtxGetId", None)
 
 
 def stream_id(handle: int) -> int | None:
-    """The number of a live stream, which no other stream of the process ever has. Not for a stream that is being
-    captured, nor for the handles 0 to 2."""
+    """The number of a live stream, which no other stream of the process ever has. Not for a stream
+    that is being captured, nor for the handles 0 to 2."""
     return _number("cuStreamGetId", ctypes.c_void_p(handle))
 
 
@@ -48,7 +49,8 @@ def _number(name: str, of: ctypes.c_void_p | None) -> int | None:
 
 
 def thread() -> int:
-    """The number of the calling thread; unlike `threading.get_ident`, no later thread has it again."""
+    """The number of the calling thread; unlike `threading.get_ident`, no later thread has it
+    again."""
     try:
         number: int = _thread.number
     except AttributeError:
@@ -58,9 +60,9 @@ def thread() -> int:
 
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Lets the calling thread allocate, load and wait while another thread captures a CUDA graph: by default the
-    driver refuses such calls then, and the other thread's capture fails too. What is called must have nothing to do
-    with the captured streams."""
+    """Lets the calling thread allocate, load and wait while another thread captures a CUDA graph:
+    by default the driver refuses such calls then, and the other thread's capture fails too. What is
+    called must have nothing to do with the captured streams."""
     exchange, mode = _function("cuThreadExchangeStreamCaptureMode"), ctypes.c_int(_RELAXED)
     changed = exchange is not None and exchange(ctypes.byref(mode)) == 0
     try:
