@@ -20,13 +20,10 @@ from ..artifact import Artifact
 from ..device import clusters
 from ..epilogue import View
 from ..operands import Launch, Problem, oriented, transposed
-from . import copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule, transform
+from . import bounds, copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule, transform
 from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, promoted_reason, unscheduled
 
-MOST_SLICES = (1 << 31) // 132**2 // 2  # of K in stream_k, whose row of slices is numbered in 32 bits
-
-MOST_SUMS = 1 << 31  # fp32 of all pieces, which are numbered in 32 bits
-
+MOST_SLICES = bounds.MOST_SLICES
 
 _ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"  # tensors of the epilogue, as the kernel takes them
 
@@ -43,7 +40,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's name in profilers."""
+        """The kernel's name in profilers, and no other variant's: as a module and in it, too."""
         c, f = self.config, self.form
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
@@ -56,7 +53,7 @@ class Variant:
         }  # fmt: skip
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
         parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
-        return "_".join(part for part in parts + [flag for flag, on in flags.items() if on] if part)
+        return host.full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
     def facts(self) -> dict[str, object]:
@@ -90,8 +87,8 @@ def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None)
     """Why the kernel cannot take this problem: what it needs, and what it was given. It takes any strides."""
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
-    if max(problem.M, problem.columns, problem.K) > host.LARGEST:
-        return f"it takes extents up to {host.LARGEST}, and was given {problem.M}x{problem.columns}x{problem.K}"
+    if reason := bounds.extents(problem):
+        return reason
     if problem.epilogue.gated and copies.aligned(problem).b[-1] == 1 and problem.N % 8:
         return (
             f"it takes gated pairs in multiples of 8 columns where b's rows are contiguous, and was given {problem.N}"
@@ -111,21 +108,16 @@ def _refused(problem: Problem, config: HopperConfig) -> str | None:
         return f"batch_invariant needs one order of K ({wanted}), and was given another"
     if slices < config.cluster_k:
         return f"cluster_k is {config.cluster_k}, and K = {problem.K} has fewer slices of {config.tile_k}"
-    if config.stream_k and slices > MOST_SLICES:
-        return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
-    if config.split_k > 1:
-        turned, pieces = _turned(problem, config)[0], _pieces(problem, config)
-        rows, columns = schedule.cluster_tiles(config, turned.M, turned.columns)
-        tiles = rows * columns * config.cluster * math.prod(problem.batch)
-        sums = tiles * pieces * config.tile_m * config.tile_n
-        if sums >= MOST_SUMS or pieces * slices >= 1 << 31:
-            return f"split_k takes up to {MOST_SUMS} partial sums of K in 32-bit slices, and was given {sums}"
-    return None
+    return bounds.tiles(_turned(problem, config)[0], config)
 
 
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
-    """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
-    config = config or rules.config(problem, schedule.clusters(problem.device, 0, 1), rung.config)
+    """Compiles or loads what the problem needs and returns its launch. The problem must be supported. Raises ValueError
+    where its own config is none for the problem."""
+    if config is None:
+        config = rules.config(problem, schedule.clusters(problem.device, 0, 1), rung.config)
+        if reason := _refused(problem, config):
+            raise ValueError(f"kernel 'hopper.gemm': {reason}")
     straight, made, (copy_a, copy_b) = problem, copies.aligned(problem), copies.copied(problem)
     problem, crossed = _turned(made, config)
     outer = problem
@@ -142,9 +134,10 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     if not config.split:
         launched = schedule.level(launched, tiles)
     # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
-    table = None
+    table, placed = None, None
     if variant.form.ordered and variant.form.once:
-        table = placement.table(config, tiles // columns, columns, problem.device)
+        placed = placement.Placed(config, tiles // columns, columns, problem.device)
+        table = placed.table
     elif variant.form.ordered:
         # Only of "consecutive" does the number of clusters change more than where rows of the table end.
         apart = launched if config.order == "consecutive" else fit
@@ -164,13 +157,22 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     steps = [view.strides if (view := _view(outer, name)) else () for name in _ADDED]
     index = problem.device.index or 0
 
+    def renew(better: torch.Tensor) -> None:
+        nonlocal table
+        table = better
+
     def call(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
-        space, counters = (None, None) if sums is None else partial_sums.borrow(index, *sums)
+        space = partial_sums.NOTHING if sums is None else partial_sums.borrow(index, *sums)
         tensors = (None if way is None else host.view(t, *way) for t, way in itertools.zip_longest((c, *extra), added))
-        run(
-            host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, *tensors, space, counters, pieces, launched, alpha, beta,
-        )  # fmt: skip
+        try:
+            run(
+                host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides),
+                host.view(out, shape_out, out_strides),
+                table, *tensors, space.sums, space.counters, pieces, launched, alpha, beta,
+            )  # fmt: skip
+        finally:
+            if space.done is not None:
+                space.launched()
 
     def prepared(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         if copy_a:
@@ -200,7 +202,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
 
     plain = not (copy_a or copy_b or sums or len(lead) > 1) and variant.form.plain
     if not plain:
-        return prepared
+        return placement.watched(prepared, placed, renew) if placed else prepared
 
     nothing = (None,) * len(_ADDED)
 
@@ -213,7 +215,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
             table, *nothing, None, None, 1, launched, 1.0, 0.0,
         )  # fmt: skip
 
-    return launch
+    return placement.watched(launch, placed, renew) if placed else launch
 
 
 def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:

@@ -5,12 +5,13 @@ checked here, before anything compiles. A column-major C is computed as C^T = B^
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..configs import to_text
 from ..operands import Launch, Problem, by_rows, dtype_name, oriented
 from ..registry import Kernel
 from ..space import Space
-from . import cycles, schedule
+from . import bounds, cycles, schedule
 from .base import HopperGemm
 from .config import HopperConfig, unscheduled
 from .cycles import Role
@@ -37,7 +38,7 @@ from .space import space
 
 ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
-LARGEST = (1 << 31) - 2048  # extents: coordinates are 32-bit, and those of the last cluster tile overhang
+LONGEST_NAME = 200  # of a kernel
 
 NUMERIC = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
@@ -61,7 +62,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The kernel's name in profilers."""
+        """The kernel's name in profilers, and no other variant's: as a module and in it, too."""
         c = self.config
         tile = f"{c.tile_m}x{c.tile_n}x{c.tile_k}"
         cluster = (f"{c.cluster_m}x{c.cluster_n}",) if c.cluster > 1 else ()
@@ -80,12 +81,20 @@ class Variant:
             "jitter": c.jitter,
             "phases": c.phases,
         }
-        return "_".join(parts + [flag for flag, on in flags.items() if on])
+        return full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
     def facts(self) -> dict[str, object]:
         """What the compiled kernel on disk depends on."""
         return compile_facts(self.name, self.config, self.dtype, self.out_dtype)
+
+
+def full_name(variant: Any, parts: Sequence[str]) -> str:
+    """What profilers show of a variant, an identifier of C: parts to read, cut off where they are long, then twelve
+    digits that every field of it takes part in, its config's and its form's, whether a part says it or not.
+    """
+    readable = re.sub(r"\W+", "_", "_".join(part for part in parts if part), flags=re.ASCII)
+    return f"{readable[: LONGEST_NAME - 13]}_{cache.digest(dataclasses.asdict(variant))[:12]}"
 
 
 def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None) -> str | None:
@@ -96,8 +105,10 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
         return "it computes A @ B alone, and was given an addend or a scale (addmm)"
     if problem.batch:
         return f"it takes matrices, or a batch that shares B, and was given batches of shape {problem.batch}"
-    if max(problem.M, problem.N, problem.K) > LARGEST:
-        return f"it takes extents up to {LARGEST}, and was given {problem.M}x{problem.N}x{problem.K}"
+    if reason := bounds.extents(problem):
+        return reason
+    if config is not None and (reason := bounds.tiles(oriented(problem)[0], config)):
+        return reason
     for name, rows, columns, strides, alignment in (
         ("a", problem.M, problem.K, problem.a, problem.alignment[0]),
         ("b", problem.K, problem.N, problem.b, problem.alignment[1]),

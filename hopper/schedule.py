@@ -37,7 +37,7 @@ def table(config: HopperConfig, rows: int, columns: int, clusters: int, device: 
 
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
     """`order()`, int32, on the GPU for all streams; made once for a key and there for good: kernels, and CUDA graphs
-    that hold its address, may run at any later time."""
+    that hold its address, may run at any later time. A key has one order, whenever it is asked for."""
     with _making.setdefault(device, threading.Lock()):
         if (device, key) not in _kept:
             tiles = torch.tensor(order(), dtype=torch.int32)

@@ -1,8 +1,11 @@
 """hopper.gemm without a GPU: machine code of its levers, what the host hands over, its rule."""
 
+import contextlib
+import gc
 import itertools
 import math
 import re
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from outblas import choice, configs
 from outblas.artifact import example
-from outblas.hopper import copies, gemm, gemm_host, rules, schedule
+from outblas.hopper import copies, gemm, gemm_host, partial_sums, rules, schedule
 from outblas.inspect import inspect
 from outblas.operands import LINE, problem, transposed
 from outblas.shapes import LAYOUTS
@@ -301,6 +304,40 @@ def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
     assert [id(given) for given in handed[:3]] == [id(t) for t in ((b, a, out) if swap else (a, b, out))]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
+    """And then marked, whatever came of it: another thread may have replaced it meanwhile."""
+    steps, alive = [], []
+
+    class Event:
+        def record(self, stream):
+            steps.append(("marked", stream))
+
+    def borrow(index, floats, counters):
+        lent = partial_sums.Workspace(torch.empty(floats), torch.empty(counters), Event(), "its stream")
+        alive.append(weakref.ref(lent))
+        return lent
+
+    def run(*given):
+        gc.collect()
+        assert alive[-1]() is not None
+        assert given[-6:-4] == (alive[-1]().sums, alive[-1]().counters)
+        steps.append("enqueued")
+        if fails:
+            raise RuntimeError("no launch")
+
+    monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
+    monkeypatch.setattr(gemm_host.host, "load", lambda *_: run)
+    monkeypatch.setattr(partial_sums, "borrow", borrow)
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False")
+    a, b, out = torch.empty(64, 512), torch.empty(40, 512).t(), torch.empty(64, 40)
+    launch = gemm.plan(problem(a, b, out), config)
+    with pytest.raises(RuntimeError, match="no launch") if fails else contextlib.nullcontext():
+        launch(a, b, None, out, 1.0, 0.0)
+    assert steps == ["enqueued", ("marked", "its stream")]
+    partial_sums._retired.clear()
 
 
 def test_a_form_says_what_a_call_has():

@@ -3,9 +3,13 @@
 Most tests compile their kernels first, on all cores: without `-n` they take a few minutes together.
 """
 
+import ctypes
+import itertools
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
 import precompiled
 import pytest
@@ -18,7 +22,7 @@ from precompiled import KERNEL, SMS, by_default, by_rule, of_case
 import outblas
 from outblas import configs, machines
 from outblas.artifact import example
-from outblas.hopper import gemm, gemm_host
+from outblas.hopper import gemm, gemm_host, partial_sums
 from outblas.operands import problem
 from outblas.shapes import LAYOUTS
 from outblas.verify.call import prepare
@@ -407,6 +411,76 @@ def test_ten_thousand_mixed_calls_on_four_streams(threads, ahead):
     assert not wrong, f"other bits than those of the first call: {wrong}"
     assert torch.cuda.memory_allocated() == before
     assert made == CALLS, f"{made} calls in {SECONDS} s"
+
+
+# ---- host threads
+THREADS, ROUNDS = 4, 12
+GROWING = ((64, 64, 4096), (128, 192, 4096), (520, 512, 4096), (1024, 1032, 8192))
+CUT = ("split_k", "small_split_k", "stream_k", "small_stream_k")
+
+
+@contextmanager
+def external():
+    """A stream of the driver's, whose handle a later one may have: it is destroyed while its kernels run."""
+    library, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    assert library.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        yield
+    assert library.cuStreamDestroy_v2(handle) == 0
+
+
+def stream_of_a_thread():
+    return torch.cuda.stream(torch.cuda.ExternalStream(2))
+
+
+@pytest.mark.parametrize("kind", ["one stream", "the default stream", "streams of threads", "streams that end"])
+def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
+    """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces: the allocator
+    takes a handle for a stream.
+    """
+    calls = []
+    for lever, (M, N, K) in itertools.product(CUT, GROWING):
+        a, b = (torch.randint(-4, 5, shape, device="cuda").bfloat16() for shape in ((M, K), (N, K)))
+        config = configs.from_text(gemm.Config, LEVERS[lever])
+        calls.append((a, b.t(), config, (a.double() @ b.double().t()).bfloat16()))
+    ahead((problem(a, b, want), config) for a, b, config, want in calls)
+    for a, b, config, want in calls:
+        assert torch.equal(outblas.matmul(a, b, kernel=KERNEL, config=config), want)
+    rounds = 3 if kind == "streams that end" else ROUNDS
+    outs = [[[torch.full_like(want, torch.nan) for *_, want in calls] for _ in range(rounds)] for _ in range(THREADS)]
+    shared = torch.cuda.Stream()
+    around = {
+        "one stream": lambda: torch.cuda.stream(shared),
+        "the default stream": nullcontext,
+        "streams of threads": stream_of_a_thread,
+        "streams that end": external,
+    }[kind]
+    partial_sums._held.clear()
+    torch.cuda.synchronize()
+    together = threading.Barrier(THREADS)
+
+    def work(number):
+        torch.cuda.current_stream().query()  # so that the thread has a context
+        for turn in outs[number]:
+            together.wait(60)
+            with around():
+                for (a, b, config, _), out in zip(calls, turn, strict=True):
+                    outblas.matmul(a, b, out=out, kernel=KERNEL, config=config)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+    torch.cuda.synchronize()
+    wrong = [
+        (number, at, CUT[i // len(GROWING)], GROWING[i % len(GROWING)])
+        for number, rows in enumerate(outs)
+        for at, turn in enumerate(rows)
+        for i, (out, call) in enumerate(zip(turn, calls, strict=True))
+        if not torch.equal(out, call[-1])
+    ]
+    assert not wrong, f"{len(wrong)} wrong results, of thread, round, config and shape: {wrong[:10]}"
+    streams = sum(held.done is not None for held in partial_sums._held.values())
+    assert (streams > 0) == (kind in ("streams of threads", "streams that end"))
+    assert streams <= partial_sums.FOREIGN
 
 
 # ---- rows of any batch

@@ -1,14 +1,17 @@
 """Tiles dealt out by where clusters run."""
 
 import random
+import threading
+import time
 from collections import Counter
 
 import pytest
 import torch
 
 from outblas.device import raster
-from outblas.hopper import placement, schedule
+from outblas.hopper import gemm, gemm_host, host, placement, schedule
 from outblas.hopper.gemm import Config
+from outblas.operands import problem
 
 DEVICE = torch.device("cuda", 0)
 
@@ -33,46 +36,303 @@ def test_sms_that_clusters_connect_are_one_gpc():
     assert placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
+COUNT = 20  # SMs of the fakes' GPU
+
+
+class Fake:
+    """A GPU as probes see it. `order`: the SMs that CTAs of a launch get; `busy`: how many probes
+    to come find CTAs of other work; `groups`: what a probe of clusters of eight sees; `context`,
+    `capturing`, `now` are the caller's.
+    """
+
+    def __init__(self):
+        self.order, self.busy, self.groups = list(range(COUNT)), 0, [*range(16)]
+        self.context, self.capturing, self.now, self.made, self.probes = 1, False, 0.0, [], 0
+
+    def seen(self, device, cluster, ctas, jitter):
+        assert not self.capturing, "a probe in a capture"
+        self.probes += 1
+        if self.busy:
+            self.busy -= 1
+            return [0] * ctas
+        return self.groups if jitter else self.order[:ctas]
+
+    def kept(self, device, key, order):
+        self.made.append(key)
+        return order()
+
+
 @pytest.fixture
-def board(monkeypatch):
-    """What probes see, call by call, in place of a GPU."""
-    seen = []
-    monkeypatch.setattr(placement, "_seen", lambda device, cluster, ctas, jitter: seen.pop(0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 20}))
+def gpu(monkeypatch):
+    fake = Fake()
+    monkeypatch.setattr(placement, "_seen", fake.seen)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": COUNT})
+    )
     monkeypatch.setattr(placement.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(schedule, "kept", lambda device, key, order: order())
-    placement.places.cache_clear()
-    placement.gpcs.cache_clear()
-    yield seen
-    placement.places.cache_clear()
-    placement.gpcs.cache_clear()
+    monkeypatch.setattr(placement.time, "monotonic", lambda: fake.now)
+    monkeypatch.setattr(placement.driver, "context", lambda: fake.context)
+    monkeypatch.setattr(placement, "capturing", lambda device: fake.capturing)
+    monkeypatch.setattr(schedule, "kept", fake.kept)
+    monkeypatch.setattr(placement, "_boards", {})
+    return fake
 
 
-def test_sms_that_no_cluster_had_cut_no_gpc(board):
+ASKED = Config(cluster_m=1), 4, 5, DEVICE
+BY_COLUMNS = raster.order("column", 4, 5)
+WARNING = "tiles are dealt out to SMs as they come"
+
+
+def test_sms_that_no_cluster_had_cut_no_gpc():
     sms = [9, 0, 19, 17, 8, 30]
-    board += [sms, sms, [*range(8), *range(8, 16)]]
-    found = placement.places(DEVICE, 1, 6)
+    homes = placement.joined([[*range(8)], [*range(8, 16)]])
+    found = placement.Look(sms, homes).places()
     assert [sm for *_, sm in sorted(found)] == [17, 19, 30, 0, 8, 9]
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
-def test_a_probe_that_was_disturbed_is_made_again(board):
-    board += [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0], [*range(8)]]
-    assert [sm for *_, sm in placement.places(DEVICE, 1, 4)] == [3, 2, 1, 0]
+def test_a_probe_that_was_disturbed_is_made_again(monkeypatch):
+    seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
+    monkeypatch.setattr(placement, "_seen", lambda *_: seen.pop(0))
+    monkeypatch.setattr(placement.time, "sleep", lambda seconds: None)
+    assert placement._agreed(DEVICE, 2, 2, placement.TRIES) == [3, 1]
+    assert not seen
 
 
-def test_where_probes_never_agree_tiles_go_as_they_come(board):
-    board += [[0, 0, 1, 2, 3, 4]] * 2 * placement.TRIES
-    with pytest.warns(RuntimeWarning, match="tiles are dealt out to SMs as they come"):
-        assert placement.table(Config(cluster_m=1), 2, 3, DEVICE) == raster.order("column", 2, 3)
-    assert not board
+def test_tiles_of_a_gpc_are_neighbours(gpu):
+    """On a GPU of its own one look is enough, for all plans of the kind."""
+    gpu.order = random.Random(0).sample(range(COUNT), COUNT)
+    first = placement.table(*ASKED)
+    assert sorted(first) == sorted(BY_COLUMNS)
+    assert first != BY_COLUMNS
+    made = gpu.probes
+    assert placement.table(*ASKED) == first
+    assert gpu.probes == made
+    launch = object()
+    assert placement.watched(launch, placement.Placed(*ASKED), pytest.fail) is launch
+
+
+@pytest.fixture
+def planned(gpu):
+    """Plans a call; returns it, and the table of each launch."""
+
+    def plan(*asked):
+        tables, state = [], {}
+        placed = placement.Placed(*(asked or ASKED))
+        state["table"] = placed.table
+        run = placement.watched(lambda: tables.append(state["table"]), placed, lambda t: state.update(table=t))
+        return run, tables
+
+    return plan
+
+
+def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
+    gpu.busy = 1 + 2 * placement.TRIES
+    with pytest.warns(RuntimeWarning, match=WARNING):
+        run, tables = planned()
+    other, others = planned()
+    for _ in range(3):
+        run()
+        other()
+    good = placement.table(*ASKED)
+    assert good != BY_COLUMNS
+    assert tables == [good] * 3
+    assert others == [good] * 3  # what one plan sees is every plan's
+
+
+def test_a_plan_of_a_failure_gets_better(gpu, planned):
+    """Its calls until then go by the columns, in memory of its own, which is never written
+    again."""
+    gpu.busy = 1000
+    with pytest.warns(RuntimeWarning, match=WARNING):
+        run, tables = planned()
+    run()
+    gpu.busy = 0
+    run()
+    assert tables == [BY_COLUMNS] * 2  # a second has not passed
+    gpu.now = 1.5
+    run()
+    assert tables[2] == placement.table(*ASKED) != BY_COLUMNS
+    assert len(set(gpu.made)) == 2
+
+
+@pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
+def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned):
+    gpu.busy = 10**9
+    run, tables = planned()
+    first = gpu.probes
+    assert first == 1 + 2 * placement.TRIES
+    for _ in range(5000):
+        run()
+        gpu.now += 0.5
+    retries = gpu.probes - first
+    assert retries == 3 * placement.RETRIES
+    assert tables == [BY_COLUMNS] * 5000
+    gpu.busy = 0
+    run()
+    assert placement.table(*ASKED) == BY_COLUMNS  # and no more, whatever comes
+
+
+@pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
+def test_nobody_looks_in_a_capture(gpu, planned):
+    gpu.busy = 1000
+    run, tables = planned()
+    gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
+    made = gpu.probes
+    run()
+    placement.Placed(*ASKED)
+    assert gpu.probes == made
+    gpu.capturing = False
+    run()
+    assert tables[0] == BY_COLUMNS != tables[1]
+
+
+def test_contexts_have_sms_of_their_own(gpu, planned):
+    """A plan goes on with the table of the context in which it was made, and looks again there
+    alone."""
+    first = placement.table(*ASKED)
+    gpu.context, gpu.order = 2, gpu.order[::-1]
+    second = placement.table(*ASKED)
+    assert first != second
+    gpu.busy = 1000
+    gpu.context = 3
+    with pytest.warns(RuntimeWarning, match=WARNING):
+        run, tables = planned()
+    gpu.context, gpu.busy, gpu.now = 1, 0, 100.0
+    made = gpu.probes
+    run()
+    assert gpu.probes == made
+    gpu.context = 3
+    run()
+    assert tables == [BY_COLUMNS, second]
+    gpu.context = 1
+    assert placement.table(*ASKED) == first
+
+
+def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
+    """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
+    else ran there."""
+    gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
+    free, before = placement._free, [False]
+    monkeypatch.setattr(placement, "_free", lambda *asked: before.pop() if before else free(*asked))
+    run, tables = planned()
+    gpu.groups = [*range(4, 12)]
+    run()
+    board = placement._boards[DEVICE, 1]
+    assert set(board.homes.values()) == {0}
+    assert board.known
+    assert sorted(tables[0]) == sorted(BY_COLUMNS)
+    assert placement.table(*ASKED) == tables[0]
+    made = gpu.probes
+    gpu.now = 1000.0
+    run()
+    assert gpu.probes == made
+
+
+def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
+    monkeypatch.setattr(placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel")))
+    with pytest.warns(RuntimeWarning, match="no such kernel"):
+        run, tables = planned()
+    run()
+    monkeypatch.setattr(placement, "_seen", gpu.seen)
+    gpu.now = 1.0
+    run()
+    assert tables[0] == BY_COLUMNS != tables[1]
+
+
+def test_a_plan_takes_the_better_table(monkeypatch, gpu):
+    """The launch of `hopper.gemm` hands over what is known by then."""
+    handed, config = [], Config(tile_m=64, tile_n=64, consumers=1, producer_registers=0, consumer_registers=0,
+                                store_buffers=1, slots=4, cluster_m=1)  # fmt: skip
+    monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
+    monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.append(given[3]))
+    gpu.busy = 1000
+    a, b, out = torch.empty(256, 64), torch.empty(320, 64).t(), torch.empty(256, 320)
+    with pytest.warns(RuntimeWarning, match=WARNING):
+        launch = gemm.plan(problem(a, b, out), config)
+    launch(a, b, None, out, 1.0, 0.0)
+    gpu.busy, gpu.now = 0, 2.0
+    for _ in range(2):
+        launch(a, b, None, out, 1.0, 0.0)
+    assert handed[0] == BY_COLUMNS
+    assert handed[1] == handed[2] != BY_COLUMNS
+    assert sorted(handed[1]) == sorted(BY_COLUMNS)
+
+
+def test_a_table_is_kept_for_its_order(monkeypatch):
+    """Whatever it is called: the order that stands for a failure is not in the way of the right
+    one."""
+    monkeypatch.setattr(schedule.memory, "for_good", lambda device, make: make())
+    monkeypatch.setattr(schedule, "_kept", {})
+    first, second = ([0, 1, 2], [2, 1, 0])
+    one, two = (schedule.kept(torch.device("cpu"), ("tiles", *t), lambda t=t: t) for t in (first, second))
+    assert (one.tolist(), two.tolist()) == (first, second)
 
 
 @pytest.mark.gpu
 @pytest.mark.sm90
 def test_probes_see_gpcs_and_every_sm_once():
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    sizes = Counter(placement.gpcs(DEVICE).values())
+    placed = placement.Placed(Config(cluster_m=2), 1, count // 2, DEVICE)
+    sizes = Counter(placed.look.homes.values())
     assert sum(size for size in sizes.values() if 12 <= size <= 18) >= 0.8 * count
-    assert {sm // 2 for *_, sm in placement.places(DEVICE, 2, count // 2)} == set(range(count // 2))
+    assert {sm // 2 for sm in placed.look.sms} == set(range(count // 2))
+    assert placed.final
     assert sorted(placement.table(Config(cluster_m=2), 8, 8, DEVICE).tolist()) == list(range(64))
+
+
+@pytest.fixture
+def crowd():
+    """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one
+    launch after another, each with so much shared memory that nothing of ours has room beside it.
+    """
+    variant, stop = placement.Variant(1), threading.Event()
+    occupy = host.load(variant, lambda: placement.compile_variant(variant))
+    stream, sms = torch.cuda.Stream(), torch.empty(16, dtype=torch.int32, device=DEVICE)
+    torch.cuda.synchronize()
+
+    def work():
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                for _ in range(50):
+                    occupy(sms, 1)
+                stream.synchronize()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield stop
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
+def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
+    monkeypatch.setattr(placement, "_boards", {})
+    config = Config(tile_m=64, tile_n=128, consumers=1, producer_registers=0, consumer_registers=0, slots=8,
+                    cluster_m=1)  # fmt: skip
+    a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
+    want, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
+    launch = gemm.plan(problem(a, b, out), config)
+    board = placement._boards[DEVICE, placement.driver.context()]
+    (look,) = board.looks.values()
+
+    def call():
+        out.fill_(torch.nan)
+        launch(a, b, None, out, 1.0, 0.0)
+        assert torch.equal(out, want)
+
+    for _ in range(200):
+        call()
+    crowd.set()
+    until = time.monotonic() + 60
+    while not look.final and time.monotonic() < until:
+        call()
+    call()
+    assert look.final
+    found = look.places()
+    monkeypatch.setattr(placement, "_boards", {})
+    again = placement.Placed(config, 16, 8, DEVICE)
+    assert again.final
+    assert again.look.places() == found
