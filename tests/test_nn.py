@@ -1,12 +1,15 @@
 """`outblas.Linear`, `patch` and `unpatch`: the same model, of another class."""
 
 import copy
+import functools
+import inspect
 import io
 
 import pytest
 import torch
 from torch import nn
 
+import outblas
 from outblas import Linear, patch, unpatch
 from outblas.epilogue import apply
 
@@ -111,3 +114,303 @@ def test_what_is_not_swapped_says_why():
         Linear(8, 7, activation="geglu")
     with pytest.raises(TypeError, match=r"model is dict, expected a torch\.nn\.Module"):
         patch({})
+
+
+@pytest.fixture
+def by_ours(monkeypatch):
+    """Activations of the calls of `outblas.linear` that layers make."""
+    calls = []
+
+    def linear(x, w, bias=None, *, activation=None):
+        calls.append(activation)
+        return outblas.linear(x, w, bias, activation=activation)
+
+    monkeypatch.setattr("outblas.nn.linear", linear)
+    return calls
+
+
+class Quantized(torch.Tensor):
+    """A weight as torchao's: torch.nn.functional.linear takes it, and little else does."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            return func(*(t.as_subclass(torch.Tensor) for t in args))
+        if func in (torch.Tensor.t, torch.matmul, torch.Tensor.dim):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def quantized(layer, name="weight"):
+    """Gives a layer a parameter of that type."""
+    setattr(layer, name, nn.Parameter(getattr(layer, name).detach().as_subclass(Quantized), requires_grad=False))
+    return layer
+
+
+def bound(layer, function):
+    """A wrapper of a layer's forward, as accelerate's hooks are."""
+    layer._old_forward = layer.forward
+    wrapper = functools.partial(lambda module, *given: function(module._old_forward(*given)), layer)
+    layer.forward = functools.update_wrapper(wrapper, layer._old_forward)
+    return layer
+
+
+def unbound(layer):
+    """Takes the wrapper off, as accelerate does: the bound method stays with the instance."""
+    layer.forward = layer._old_forward
+    del layer._old_forward
+
+
+def leftovers(model):
+    """Modules of a model with a class of ours."""
+    return [name for name, module in model.named_modules() if Linear in type(module).__mro__]
+
+
+def test_its_arguments_are_torchs_and_an_activation():
+    ours, torchs = (list(inspect.signature(kind).parameters.values()) for kind in (Linear, nn.Linear))
+    assert [(p.name, p.kind, p.default) for p in ours[:-1]] == [(p.name, p.kind, p.default) for p in torchs]
+    assert ours[-1].name == "activation"
+    assert Linear(8, 6, False, "meta", torch.bfloat16).weight.is_meta
+
+
+def test_skip_init_makes_one():
+    assert nn.utils.skip_init(Linear, 8, 6, activation="gelu", dtype=torch.float64).weight.dtype is torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "why"),
+    [
+        ("weight", lambda w: nn.Parameter(w.as_subclass(Quantized)), "is a Quantized, which torch takes"),
+        ("bias", lambda w: nn.Parameter(w.as_subclass(Quantized)), "is a Quantized, which torch takes"),
+        ("weight", lambda w: type("Mine", (nn.Parameter,), {})(w), "is a Mine, which torch takes"),
+        ("weight", lambda w: nn.Parameter(w.to_sparse_csr()), "is torch.sparse_csr, which torch takes"),
+        ("weight", lambda w: nn.Parameter(torch.nested.nested_tensor([w])), "is nested, which torch takes"),
+    ],
+)
+def test_a_weight_that_torch_takes_is_not_swapped(name, make, why):
+    layer = nn.Linear(8, 6)
+    setattr(layer, name, make(getattr(layer, name).detach()))
+    assert patch(layer).kept == {"(root)": f"its {name} {why}"}
+    assert type(layer) is nn.Linear
+
+
+def test_a_quantized_weight_is_not_swapped():
+    layer = nn.Linear(8, 6)
+    layer.weight = nn.Parameter(torch.quantize_per_tensor(layer.weight.detach(), 0.1, 0, torch.qint8), False)
+    assert patch(layer).kept == {"(root)": "has a weight of torch.qint8, which no kernel takes"}
+
+
+def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one():
+    layer = nn.Linear(8, 6)
+    layer.activation = "gelu"
+    want = layer(X)
+    assert patch(layer).kept == {"(root)": "has an attribute activation, which outblas.Linear would apply"}
+    assert torch.equal(layer(X), want)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_a_weight_quantized_afterwards_goes_to_torch_whole(name, activation):
+    layer = Linear(8, 6, activation=activation)
+    want = layer(X)
+    assert torch.equal(quantized(layer, name)(X), want)
+
+
+def test_patch_says_of_a_weight_quantized_afterwards_who_takes_it():
+    layer = nn.Linear(8, 6)
+    patch(layer)
+    assert patch(quantized(layer)).remarks == {"(root)": "its weight is a Quantized, which torch takes"}
+
+
+def test_a_quantized_weight_is_a_fallback_like_others(monkeypatch):
+    layer = quantized(Linear(8, 6))
+    with pytest.warns(outblas.FallbackWarning, match="tensor subclass Quantized"):
+        layer(X)
+    with outblas.batch_invariant(), pytest.raises(ValueError, match="tensor subclass Quantized"):
+        layer(X)
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+    with pytest.raises(RuntimeError, match="tensor subclass Quantized"):
+        layer(X)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_input_goes_to_torch_whole(layout):
+    layer = nn.Linear(8, 6)
+    x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(5, 8)], layout=layout)
+    want = layer(x).unbind()
+    patch(layer)
+    for got, expected in zip(layer(x).unbind(), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_what_is_no_tensor_is_an_error():
+    with pytest.raises(TypeError, match=r"is list, expected a torch\.Tensor"):
+        Linear(8, 6)([1.0])
+
+
+def test_a_transformers_fast_path_is_remarked():
+    def remarks(**how):
+        return patch(nn.TransformerEncoderLayer(8, 2, 16, **how)).remarks["linear1"]
+
+    assert "fast path (eval, no gradients) takes its weight past it" in remarks(batch_first=True)
+    assert "fast path" not in remarks(batch_first=False)
+    assert "fast path" not in remarks(batch_first=True, activation=torch.tanh)
+
+
+def test_unpatch_leaves_nothing_behind():
+    net = Net()
+    net.up.register_forward_hook(lambda module, given, y: y)
+    before = [(type(m), dict(vars(m)), list(m._forward_hooks)) for m in net.modules()]
+    for _ in range(2):
+        patch(net)
+        patch(net)
+        unpatch(net)
+        assert unpatch(net) == outblas.nn.Report()
+        assert [(type(m), dict(vars(m)), list(m._forward_hooks)) for m in net.modules()] == before
+
+
+def test_a_layer_made_as_ours_goes_there_and_back():
+    layer = Linear(8, 6)
+    unpatch(layer)
+    assert vars(layer).keys() == vars(nn.Linear(8, 6)).keys()
+    assert patch(layer).swapped == ("(root)",)
+
+
+def test_unpatch_reaches_a_forward_wrapped_after_patch(by_ours):
+    net = Net()
+    patch(net)
+    bound(net.up, lambda y: 2 * y)
+    want = net.up(X)
+    by_ours.clear()
+    unpatch(net)
+    assert torch.equal(net.up(X), want)
+    assert by_ours == []
+    assert net.up._old_forward.__func__ is net.up.forward.__wrapped__.__func__ is nn.Linear.forward
+
+
+def test_a_wrapper_taken_off_after_unpatch_leaves_torchs_forward(by_ours):
+    layer = nn.Linear(8, 6)
+    want = layer(X)
+    patch(layer)
+    bound(layer, lambda y: 2 * y)
+    unpatch(layer)
+    unbound(layer)
+    assert torch.equal(layer(X), want)
+    assert by_ours == []
+
+
+def test_a_wrapper_that_holds_our_forward_out_of_reach_calls_torchs_after_unpatch(by_ours):
+    layer = nn.Linear(8, 6)
+    patch(layer)
+    ours = layer.forward
+    layer.forward = lambda x: 2 * ours(x)
+    want = layer(X)
+    by_ours.clear()
+    unpatch(layer)
+    assert torch.equal(layer(X), want)
+    assert by_ours == []
+
+
+def test_torchs_own_forward_with_the_instance_is_no_replacement(by_ours):
+    layer = nn.Linear(8, 6)
+    unbound(bound(layer, lambda y: y))
+    assert patch(layer).swapped == ("(root)",)
+    layer(X)
+    assert by_ours == [None]
+    unpatch(layer)
+    assert layer.forward.__func__ is nn.Linear.forward
+
+
+def test_unpatch_restores_a_layer_parametrized_after_patch(by_ours):
+    net = Net()
+    patch(net)
+    nn.utils.parametrizations.weight_norm(net.up)
+    nn.utils.parametrizations.spectral_norm(net.down)
+    twin = copy.deepcopy(net)
+    net.eval()
+    want = net(X)
+    assert patch(net).swapped == ("up", "down", "back")
+    by_ours.clear()
+    assert unpatch(net) == outblas.nn.Report(("up", "down", "back"))
+    assert leftovers(net) == []
+    assert torch.equal(net(X), want)
+    assert torch.equal(copy.deepcopy(net)(X), want)
+    assert by_ours == []
+    assert leftovers(twin) == ["up", "down", "back"]
+    nn.utils.parametrize.remove_parametrizations(net.up, "weight")
+    assert type(net.up) is nn.Linear
+    assert torch.equal(net(X), want)
+
+
+def test_patch_computes_no_parametrization():
+    class Counted(nn.Module):
+        calls = 0
+
+        def forward(self, w):
+            self.calls += 1
+            return w
+
+    layer = nn.Linear(8, 6)
+    patch(layer)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Counted())
+    layer.parametrizations.weight[0].calls = 0
+    assert patch(layer).remarks["(root)"].startswith("on cpu")
+    unpatch(layer)
+    assert layer.parametrizations.weight[0].calls == 0
+
+
+def test_a_parametrization_taken_off_before_unpatch_leaves_ours():
+    layer = nn.Linear(8, 6)
+    patch(layer)
+    nn.utils.parametrizations.orthogonal(layer)
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is Linear
+    unpatch(layer)
+    assert type(layer) is nn.Linear
+
+
+def test_unpatch_keeps_what_it_cannot_restore_and_says_so():
+    class Mine(Linear):
+        pass
+
+    model = nn.ModuleDict({"mine": Mine(8, 8), "gelu": Linear(8, 8, activation="gelu"), "normed": Mine(8, 8)})
+    nn.utils.parametrizations.weight_norm(model["gelu"])
+    nn.utils.parametrizations.weight_norm(model["normed"])
+    report = unpatch(model)
+    assert report.kept == {
+        "mine": "is a Mine, a subclass of outblas.Linear",
+        "gelu": "has the activation 'gelu', which torch.nn.Linear has not",
+        "normed": "is a ParametrizedMine, a subclass of outblas.Linear",
+    }
+    assert leftovers(model) == list(report.kept)
+
+
+def test_a_compiled_model_follows_patch_and_unpatch():
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(module, given):
+        seen.append(any(node.target is torch.ops.outblas.gemm.default for node in module.graph.nodes))
+        return module
+
+    net = Net()
+    want = net(X)
+    compiled = torch.compile(net, backend=backend)
+    compiled(X)
+    assert patch(compiled).swapped == ("_orig_mod.up", "_orig_mod.down", "_orig_mod.back")
+    torch.testing.assert_close(compiled(X), want)
+    assert seen == [False, True]
+    unpatch(compiled)
+    assert leftovers(compiled) == []
+    assert torch.equal(compiled(X), want)
+
+
+def test_an_unpatched_model_is_saved_as_torchs():
+    net = Net()
+    patch(net)
+    bound(net.up, lambda y: y)
+    unpatch(net)
+    unbound(net.up)
+    file = io.BytesIO()
+    torch.save(net, file)
+    assert b"outblas" not in file.getvalue()
