@@ -1,12 +1,15 @@
 """The public calls without a GPU: semantics of torch.matmul through the fallback and the interpreter, and bad input."""
 
+import inspect
+import pickle
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from outblas import FallbackWarning, addmm, ladder, matmul
+import outblas
+from outblas import FallbackWarning, OperandError, addmm, ladder, linear, matmul
 from outblas.hopper.config import HopperConfig
 from outblas.kernels.portable_config import PortableConfig
 
@@ -68,7 +71,7 @@ def test_addmm_in_place(kernel):
     want = torch.addmm(c, a, b, beta=0.5)
     assert addmm(c, a, b, beta=0.5, out=c, kernel=kernel) is c
     assert torch.equal(c, want)
-    with pytest.raises(ValueError, match="out overlaps c in memory"):
+    with pytest.raises(ValueError, match="out overlaps input in memory"):
         addmm(c[:1], a[:2], b, out=c[:2], kernel=kernel)
 
 
@@ -153,9 +156,9 @@ def test_writing_out_is_seen_by_autograd(kernel):
 
 def test_overlap_is_checked_on_every_path():
     s = torch.rand(6, 6)
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="out overlaps a"):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="out overlaps mat1"):
         addmm(torch.zeros(6), s, torch.rand(6, 6), out=s)
-    with pytest.raises(ValueError, match="out overlaps a"):
+    with pytest.raises(ValueError, match="out overlaps input"):
         matmul(s.as_subclass(Tagged), torch.rand(6, 6), out=s)
 
 
@@ -174,6 +177,163 @@ def test_scalars_of_numpy():
             addmm(c, A, B, alpha=value)
 
 
+def test_scalars_as_torch_takes_them():
+    c = torch.rand(6, 4)
+    for value in (
+        2,
+        2.5,
+        True,
+        np.float32(0.5),
+        np.int64(2),
+        np.bool_(True),
+        torch.tensor(2.5),
+        torch.tensor(3),
+        2 + 0j,
+    ):
+        assert torch.equal(addmm(c, A, B, alpha=value), torch.addmm(c, A, B, alpha=value))
+        assert torch.equal(addmm(c, A, B, beta=value), torch.addmm(c, A, B, beta=value))
+        torch.testing.assert_close(
+            addmm(c, A, B, alpha=value, activation="relu"), torch.relu(torch.addmm(c, A, B, alpha=value))
+        )
+
+
+def test_complex_scalars_go_with_complex_operands():
+    a, b, c = (t.to(torch.complex64) for t in (A, B, torch.rand(6, 4)))
+    for value in (1 + 2j, np.complex64(1 + 2j), torch.tensor(1 + 2j)):
+        assert torch.equal(addmm(c, a, b, alpha=value), torch.addmm(c, a, b, alpha=1 + 2j))
+        with pytest.raises(
+            OperandError, match=r"alpha is \(1\+2j\), expected a real number for operands of torch.float32"
+        ):
+            addmm(c.real, A, B, alpha=value)
+
+
+NAMES = {
+    matmul: (("input", A), ("other", B)),
+    addmm: (("input", torch.ones(6, 4)), ("mat1", A), ("mat2", B)),
+    linear: (("input", A), ("weight", B.t())),
+}
+ALIASES = {matmul: ("a", "b"), addmm: ("c", "a", "b"), linear: ("x", "w")}
+TORCHS = {matmul: torch.matmul, addmm: torch.addmm, linear: torch.nn.functional.linear}
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_operands_come_by_position_or_by_any_of_their_names(function):
+    names, given = zip(*NAMES[function], strict=True)
+    want = TORCHS[function](**dict(NAMES[function]))
+    for keywords in (
+        names,
+        ALIASES[function],
+        (names[0], *ALIASES[function][1:]),
+        (*ALIASES[function][:-1], names[-1]),
+    ):
+        assert torch.equal(function(**dict(zip(keywords, given, strict=True))), want)
+    assert torch.equal(function(*given[:-1], **{ALIASES[function][-1]: given[-1]}), want)
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_the_signature_has_the_names_of_torch(function):
+    parameters = inspect.signature(function).parameters
+    shown = [p.name for p in parameters.values() if p.default is p.empty]
+    assert shown == [name for name, _ in NAMES[function]]
+    assert not {"aliases", *ALIASES[function]} & parameters.keys()
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_wrong_keywords_are_named(function):
+    names, given = zip(*NAMES[function], strict=True)
+    alias, name = ALIASES[function][-1], names[-1]
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'kernal'"):
+        function(*given, kernal="portable")
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got '{name}' twice, the second time as '{alias}'"):
+        function(*given, **{alias: given[-1]})
+    with pytest.raises(TypeError, match=rf"{name} is NoneType, expected a torch.Tensor"):
+        function(*given[:-1])
+
+
+def test_compiled_calls_take_either_name():
+    calls = lambda x, y: matmul(a=x, b=y) + matmul(input=x, other=y)  # noqa: E731
+    assert torch.equal(torch.compile(calls, backend="eager", fullgraph=True)(A, B), 2 * (A @ B))
+
+
+with torch.inference_mode():
+    INFERENCE = torch.empty(6, 4)
+SQUARE = torch.randn(6, 6)
+
+# Ours and torch's, of which torch raises what ours is, too.
+ALIKE = {
+    "0 dimensions": lambda f: f.matmul(torch.tensor(1.0), B),
+    "sizes": lambda f: f.matmul(A, B[:4]),
+    "batches": lambda f: f.matmul(A.expand(2, 6, 5), B.expand(3, 5, 4)),
+    "dtypes": lambda f: f.matmul(A, B.half()),
+    "list": lambda f: f.matmul([1.0], B),
+    "None": lambda f: f.matmul(None, B),
+    "keyword": lambda f: f.matmul(A, B, nothing=1),
+    "out's dtype": lambda f: f.matmul(A, B, out=torch.empty(6, 4).double()),
+    "out's device": lambda f: f.matmul(A, B, out=torch.empty(6, 4, device="meta")),
+    "out's strides": lambda f: f.matmul(A, B, out=torch.empty(1, 4).expand(6, 4)),
+    "out's layout": lambda f: f.matmul(A, B, out=torch.zeros(6, 4).to_sparse()),
+    "out's gradient": lambda f: f.matmul(A, B, out=torch.empty(6, 4, requires_grad=True)),
+    "inputs' gradient": lambda f: f.matmul(GROWN, B, out=torch.empty(6, 4)),
+    "out's inference": lambda f: f.matmul(A, B, out=INFERENCE),
+    "3 dimensions": lambda f: f.addmm(torch.zeros(6, 4), A.expand(2, 6, 5), B),
+    "addend's shape": lambda f: f.addmm(torch.zeros(5, 4), A, B),
+    "addend's dtype": lambda f: f.addmm(torch.zeros(6, 4).double(), A, B),
+    "addend's type": lambda f: f.addmm(1.0, A, B),
+    "large alpha": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=1e300),
+    "complex alpha": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=1 + 2j),
+    "alpha's type": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha="1"),
+    "alpha's shape": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=torch.ones(1)),
+    "alpha's gradient": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=torch.tensor(1.0, requires_grad=True)),
+    "alpha is None": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=None),
+    "alpha is an array": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=np.ones(())),
+    "weight's dimensions": lambda f: f.linear(A, B.t().expand(2, 4, 5)),
+    "weight's shape": lambda f: f.linear(A, B),
+    "weight's dtype": lambda f: f.linear(A, B.t().half()),
+    "linear of 0 dimensions": lambda f: f.linear(torch.tensor(1.0), B),
+    "bias' shape": lambda f: f.linear(A, B.t(), torch.zeros(3)),
+    "bias' dtype": lambda f: f.linear(A, B.t(), torch.zeros(4).double()),
+}
+
+
+class Torchs:
+    matmul, addmm, linear = torch.matmul, torch.addmm, torch.nn.functional.linear
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_who_catches_what_torch_raises_catches_ours(name):
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        ALIKE[name](Torchs)
+    with pytest.raises(theirs.type) as ours:
+        ALIKE[name](outblas)
+    assert isinstance(ours.value, ValueError) == (theirs.type is RuntimeError)
+
+
+def test_an_operand_error_is_of_both_kinds_and_travels():
+    with pytest.raises(OperandError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 4") as caught:
+        matmul(A, B[:4])
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, RuntimeError)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy)) == (OperandError, str(caught.value))
+
+
+def test_linear_names_its_own_parameters():
+    bad = {
+        r"input.shape is \(6, 5\), expected \(..., 4\) for weight.shape \(5, 4\)": (A, B),
+        r"weight has 3 dimensions, expected 2 \(N, K\) or 1 \(K\)": (A, B.t().expand(2, 4, 5)),
+        "weight.dtype is torch.float16 but input.dtype is torch.float32": (A, B.t().half()),
+        r"bias.shape is \(3,\), expected a shape that broadcasts to \(6, 4\)": (A, B.t(), torch.zeros(3)),
+    }
+    for message, given in bad.items():
+        with pytest.raises(OperandError, match=message):
+            linear(*given)
+    w = torch.rand(6, 6)
+    for _ in range(4):  # by the short way too
+        linear(SQUARE, w, out=torch.empty(6, 6))
+        with pytest.raises(OperandError, match="out overlaps weight in memory"):
+            linear(SQUARE, w, out=w)
+
+
 def test_a_wrong_config_spoils_no_equal_one():
     with pytest.raises(TypeError, match=r"config num_warps is 4.0 \(float\), expected int"):
         matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4.0))
@@ -186,25 +346,27 @@ BUFFER = torch.randn(20, 20)
 
 BAD = {
     ValueError: {
-        r"a.shape\[1\] is 5 but b.shape\[0\] is 4": lambda o: matmul(A, B[:4], out=o),
-        r"a.shape\[0\] is 5 but b.shape\[0\] is 4": lambda o: matmul(A[0], B[:4]),
-        r"a.shape\[:-2\] is \(2,\) but b.shape\[:-2\] is \(3,\)": lambda o: matmul(
+        r"input.shape\[1\] is 5 but other.shape\[0\] is 4": lambda o: matmul(A, B[:4], out=o),
+        r"input.shape\[0\] is 5 but other.shape\[0\] is 4": lambda o: matmul(A[0], B[:4]),
+        r"input.shape\[:-2\] is \(2,\) but other.shape\[:-2\] is \(3,\)": lambda o: matmul(
             A.expand(2, 6, 5), B.expand(3, 5, 4)
         ),
-        "b.dtype is torch.float16 but a.dtype is torch.float32": lambda o: matmul(A, B.half(), out=o),
-        "b is on meta but a is on cpu": lambda o: matmul(A, B.to("meta"), out=o),
-        "a has 0 dimensions, expected at least 1": lambda o: matmul(torch.tensor(1.0), B),
-        "b has 0 dimensions, expected at least 1": lambda o: matmul(A, torch.tensor(1.0)),
+        "other.dtype is torch.float16 but input.dtype is torch.float32": lambda o: matmul(A, B.half(), out=o),
+        "other is on meta but input is on cpu": lambda o: matmul(A, B.to("meta"), out=o),
+        "input has 0 dimensions, expected at least 1": lambda o: matmul(torch.tensor(1.0), B),
+        "other has 0 dimensions, expected at least 1": lambda o: matmul(A, torch.tensor(1.0)),
         r"out.shape is \(4, 6\), expected \(6, 4\)": lambda o: matmul(A, B, out=torch.empty(4, 6)),
         "out.dtype is torch.float64, expected torch.float32": lambda o: matmul(A, B, out=o.double()),
-        "out is on meta but a is on cpu": lambda o: matmul(A, B, out=o.to("meta")),
-        "out overlaps a in memory": lambda o: matmul(BUFFER[:6, :5], B, out=BUFFER[3:9, 4:8]),
-        "out overlaps b in memory": lambda o: matmul(A, BUFFER[:5, :4], out=BUFFER[:6, :4]),
+        "out is on meta but input is on cpu": lambda o: matmul(A, B, out=o.to("meta")),
+        "out overlaps input in memory": lambda o: matmul(BUFFER[:6, :5], B, out=BUFFER[3:9, 4:8]),
+        "out overlaps other in memory": lambda o: matmul(A, BUFFER[:5, :4], out=BUFFER[:6, :4]),
         r"out has strides \(0, 1\)": lambda o: matmul(A, B, out=torch.empty(1, 4).expand(6, 4)),
         "out is given with inputs that need gradients": lambda o: matmul(GROWN, B, out=o),
-        "out has layout torch.sparse_coo": lambda o: matmul(A, B, out=torch.zeros(6, 4).to_sparse()),
+        "out.layout is torch.sparse_coo": lambda o: matmul(A, B, out=torch.zeros(6, 4).to_sparse()),
         "out requires grad": lambda o: matmul(A, B, out=torch.empty(6, 4, requires_grad=True)),
-        "out_dtype is torch.float16, expected torch.float32": lambda o: matmul(A, B, out_dtype=torch.float16),
+        "out_dtype is torch.float16, expected torch.float32 for operands of torch.float32$": lambda o: matmul(
+            A, B, out_dtype=torch.float16
+        ),
         "kernel is 'hopper.nothing', expected one of: simt.naive, simt.coalesced": lambda o: matmul(
             A, B, out=o, kernel="hopper.nothing"
         ),
@@ -221,25 +383,28 @@ BAD = {
         "kernel 'portable'.*block_m is 17": lambda o: matmul(
             A, B, out=o, kernel="portable", config=PortableConfig(block_m=17)
         ),
-        "a has 3 dimensions, expected 2": lambda o: addmm(o, A.expand(2, 6, 5), B),
-        r"c.shape is \(5, 4\), expected a shape that broadcasts to \(6, 4\)": lambda o: addmm(
+        "mat1 has 3 dimensions, expected 2": lambda o: addmm(o, A.expand(2, 6, 5), B),
+        r"input.shape is \(5, 4\), expected a shape that broadcasts to \(6, 4\)": lambda o: addmm(
             torch.zeros(5, 4), A, B, out=o
         ),
-        "c.dtype is torch.float64 but a.dtype is torch.float32": lambda o: addmm(o.double(), A, B, out=o),
+        "input.dtype is torch.float64 but mat1.dtype is torch.float32": lambda o: addmm(o.double(), A, B, out=o),
         "name is 'nothing', expected a ladder": lambda o: ladder("nothing"),
     },
     TypeError: {
-        "a is list, expected a torch.Tensor": lambda o: matmul([[1.0]], B, out=o),
-        "b is list, expected a torch.Tensor": lambda o: matmul(A, [1.0], out=o),
-        "c is float, expected a torch.Tensor": lambda o: addmm(1.0, A, B, out=o),
+        "input is list, expected a torch.Tensor": lambda o: matmul([[1.0]], B, out=o),
+        "other is list, expected a torch.Tensor": lambda o: matmul(A, [1.0], out=o),
+        "input is float, expected a torch.Tensor": lambda o: addmm(1.0, A, B, out=o),
         "out is list, expected a torch.Tensor": lambda o: matmul(A, B, out=[]),
         "out_dtype is str": lambda o: matmul(A, B, out_dtype="float32"),
         "kernel is int, expected a name": lambda o: matmul(A, B, out=o, kernel=3),
         "config is HopperConfig, expected PortableConfig for kernel 'portable'": lambda o: matmul(
             A, B, out=o, kernel="portable", config=HopperConfig()
         ),
-        "alpha is str, expected a real number": lambda o: addmm(o, A, B, alpha="1"),
-        "beta is Tensor, expected a real number": lambda o: addmm(o, A, B, beta=torch.ones(())),
+        "alpha is str, expected a number": lambda o: addmm(o, A, B, alpha="1"),
+        r"beta is a tensor of shape \(1,\), expected a number or one of shape \(\)": lambda o: addmm(
+            o, A, B, beta=torch.ones(1)
+        ),
+        "beta is a tensor that requires grad": lambda o: addmm(o, A, B, beta=torch.ones((), requires_grad=True)),
     },
 }
 

@@ -204,7 +204,7 @@ def test_contexts_nest_and_end(on_cpu):
             raise ZeroDivisionError
         assert planned(on_cpu)
     assert not planned(on_cpu)
-    with pytest.raises(ValueError, match=r"a.shape\[1\] is 5"), batch_invariant():
+    with pytest.raises(ValueError, match=r"input.shape\[1\] is 5"), batch_invariant():
         matmul(A, B[:4])
     assert not planned(on_cpu)
 

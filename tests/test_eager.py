@@ -9,9 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outblas import FallbackWarning, addmm, dispatch, matmul, ops
+from outblas import FallbackWarning, addmm, dispatch, linear, matmul, ops
 
 OPERATORS = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))
@@ -61,10 +62,13 @@ CALLS = {
     "matmul": (product, lambda: A @ B),
     "vector": (lambda: matmul(A[0], B), lambda: A[0] @ B),
     "batch": (lambda: matmul(A.expand(3, 6, 5), B), lambda: A.expand(3, 6, 5) @ B),
-    "out": (lambda: matmul(A, B, out=torch.full((6, 4), torch.nan)), lambda: A @ B),
+    "out": (lambda: matmul(A, B, out=torch.full((6, 4), torch.nan, device="cpu")), lambda: A @ B),
     "addmm": (lambda: addmm(C, A, B, alpha=0.5, beta=2), lambda: torch.addmm(C, A, B, alpha=0.5, beta=2)),
     "addmm beta 0": (lambda: addmm(C, A, B, beta=0), lambda: A @ B),
-    "addmm out": (lambda: addmm(C, A, B, out=torch.full((6, 4), torch.nan)), lambda: torch.addmm(C, A, B)),
+    "addmm out": (
+        lambda: addmm(C, A, B, out=torch.full((6, 4), torch.nan, device="cpu")),
+        lambda: torch.addmm(C, A, B),
+    ),
     "parameter": (lambda: matmul(A, torch.nn.Parameter(B, requires_grad=False)), lambda: A @ B),
 }
 
@@ -123,28 +127,95 @@ def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
 
 
 # ---- who must see the operator, or is in the way
-def test_modes_see_the_operator():
+def test_dispatch_modes_see_the_operator():
     seen = []
 
-    def see(mode, func, types, args=(), kwargs=None):
-        seen.append(func)
-        return func(*args, **(kwargs or {}))
-
     class Dispatched(TorchDispatchMode):
-        __torch_dispatch__ = see
-
-    class Called(TorchFunctionMode):
-        __torch_function__ = see
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
 
     out = torch.empty(6, 4)
     calls = {OPERATORS.matmul.default: product, OPERATORS.matmul_out.default: lambda: matmul(A, B, out=out)}
     for operator, call in calls.items():
         warm(call)
-        for mode in (Dispatched, Called):
-            seen.clear()
-            with mode():
-                call()
-            assert operator in seen
+        seen.clear()
+        with Dispatched():
+            call()
+        assert operator in seen
+
+
+def test_function_modes_see_the_function_once():
+    seen = []
+
+    class Called(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    w = B.t().contiguous()
+    calls = {matmul: product, addmm: lambda: addmm(C, A, B), linear: lambda: linear(A, w, C, activation="relu")}
+    for function, call in calls.items():
+        warm(call)
+        seen.clear()
+        with Called():
+            call()
+        assert seen == [function]
+
+
+def test_tensors_in_the_mode_of_fake_ones_become_fake():
+    warm(product)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(product(), FakeTensor)
+
+
+# ---- a default device, which torch holds in a function mode
+@pytest.fixture
+def default_device():
+    torch.set_default_device("meta")  # on which a tensor made by mistake would be seen
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_skips_the_operator_under_a_default_device(name, operators, default_device):
+    test_a_warm_call_skips_the_operator(name, operators)
+
+
+def test_linear_is_warm_under_a_default_device(operators):
+    w, bias = torch.nn.Parameter(B.t().contiguous(), requires_grad=False), C.clone()
+    with torch.device("meta"):
+        warm(lambda: linear(A, w), operators)
+        assert torch.equal(linear(A, w, bias), torch.nn.functional.linear(A, w, bias))
+
+
+def test_training_is_warm_under_a_default_device(operators, default_device):
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    grad = A @ B
+    warm(lambda: matmul(a, b).backward(grad), operators)
+    assert torch.equal(a.grad, 4 * grad @ B.t())
+
+
+def test_a_default_device_is_asked_about_nothing(default_device, monkeypatch):
+    warm(product)
+    asked = []
+    monkeypatch.setattr(DeviceContext, "__torch_function__", lambda mode, func, *_: asked.append(func))
+    product()
+    assert asked == []
+
+
+def test_a_mode_beside_a_default_device_sees_the_call(default_device):
+    seen = []
+
+    class Called(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    warm(product)
+    with Called():
+        product()
+    assert seen == [matmul]
 
 
 def test_tracers_record_the_operator():
@@ -201,10 +272,13 @@ def test_other_tensors_are_not_taken_for_warm_ones():
         warm(product)
         assert product().is_inference()
     assert not product().is_inference()
-    for bad, message in ((A.to("meta"), "b is on cpu but a is on meta"), (A.half(), "b.dtype is torch.float32")):
+    for bad, message in (
+        (A.to("meta"), "other is on cpu but input is on meta"),
+        (A.half(), "other.dtype is torch.float32"),
+    ):
         with pytest.raises(ValueError, match=message):
             matmul(bad, B)
-    with pytest.raises(TypeError, match="a is list"):
+    with pytest.raises(TypeError, match="input is list"):
         matmul([[1.0]], B)
     warm(lambda: matmul(A, B, out=torch.empty(6, 4)))
     with pytest.raises(TypeError, match="out is UntypedStorage"):
@@ -225,10 +299,10 @@ def test_out_is_checked_and_its_version_moves(operators):
     buffer = torch.zeros(64)
     a, b, apart, c = buffer[:30].view(6, 5), buffer[30:50].view(5, 4), torch.zeros(6, 4), torch.zeros(6, 4)
     warm(lambda: matmul(a, B, out=apart), operators)
-    with pytest.raises(ValueError, match="out overlaps a"):
+    with pytest.raises(ValueError, match="out overlaps input"):
         matmul(a, B, out=buffer[20:44].view(6, 4))
     warm(lambda: matmul(A, b, out=apart), operators)
-    with pytest.raises(ValueError, match="out overlaps b"):
+    with pytest.raises(ValueError, match="out overlaps other"):
         matmul(A, b, out=buffer[16:40].view(6, 4))
     assert not buffer.any()
     assert addmm(c, A, B, out=c) is c

@@ -181,12 +181,12 @@ def test_every_portable_preset_runs_or_says_why_not(config):
 
 
 BAD = [
-    (ValueError, "b is on cpu but a is on cuda:0", lambda a: outblas.matmul(a, a.cpu())),
-    (ValueError, "a is on cpu|b is on cuda:0 but a is on cpu", lambda a: outblas.matmul(a.cpu(), a)),
-    (ValueError, "out is on cpu but a is on cuda:0", lambda a: outblas.matmul(a, a, out=a.cpu())),
-    (ValueError, "b.dtype is torch.float16", lambda a: outblas.matmul(a, a.half())),
-    (ValueError, "out overlaps a", lambda a: outblas.matmul(a, a, out=a)),
-    (ValueError, r"a.shape\[1\] is 64 but b.shape\[0\] is 63", lambda a: outblas.matmul(a, a[:63])),
+    (ValueError, "other is on cpu but input is on cuda:0", lambda a: outblas.matmul(a, a.cpu())),
+    (ValueError, "input is on cpu|other is on cuda:0 but input is on cpu", lambda a: outblas.matmul(a.cpu(), a)),
+    (ValueError, "out is on cpu but input is on cuda:0", lambda a: outblas.matmul(a, a, out=a.cpu())),
+    (ValueError, "other.dtype is torch.float16", lambda a: outblas.matmul(a, a.half())),
+    (ValueError, "out overlaps input", lambda a: outblas.matmul(a, a, out=a)),
+    (ValueError, r"input.shape\[1\] is 64 but other.shape\[0\] is 63", lambda a: outblas.matmul(a, a[:63])),
 ]
 
 

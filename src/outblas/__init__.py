@@ -7,6 +7,7 @@ from .api import addmm, linear, matmul
 from .capture import warmup
 from .fallback import FallbackWarning
 from .invariance import batch_invariant
+from .operands import OperandError
 from .registry import Kernel, ladder
 from .scaled import scaled_mm
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from .nn import Linear, patch, unpatch
 
 __all__ = [
-    "FallbackWarning", "Kernel", "Linear", "addmm", "batch_invariant", "inductor_choice", "ladder", "linear", "matmul",
-    "patch", "scaled_mm", "tune", "unpatch", "warmup",
+    "FallbackWarning", "Kernel", "Linear", "OperandError", "addmm", "batch_invariant", "inductor_choice", "ladder",
+    "linear", "matmul", "patch", "scaled_mm", "tune", "unpatch", "warmup",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

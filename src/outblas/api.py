@@ -1,35 +1,90 @@
-"""The public calls: they check what they are given and reach the operators, or hand the call to torch.
+"""The public calls: they take the short way, or check what they are given and reach the operators, or hand it to torch.
 
-Gradients, autocast and vmap are the operators' own, and so are torch.compile and torch.export.
+Gradients, autocast and vmap are the operators' own, and so are torch.compile and torch.export. What overrides functions
+of torch (`torch.overrides`) overrides these.
 """
 
+import inspect
 import math
 import numbers
-from typing import Any, TypeGuard
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import configs, epilogue, fallback, gradients, invariance, operands, ops, registry, transforms
 from .choice import MODES
 from .dispatch import check_separate
-from .eager import run
-from .epilogue import Extra
+from .eager import function_modes, overriding_mode, run
+from .epilogue import ACTIVATIONS, Extra
 from .invariance import wanted
+from .operands import A, B, OperandError
 
 Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
 _traced = torch.compiler.is_dynamo_compiling
+_functions_on = torch._C._is_torch_function_enabled
 
 # Whatever stands for a plain tensor while a program is traced, and is one to operators.
-_PLAIN = Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
+_PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 _REGISTERED = gradients, transforms  # with the operators, when imported
+
+# The parameters that are operands A, B and C of the operators, and the keywords that stand for them.
+_OPERANDS = {
+    "matmul": {"a": "input", "b": "other"},
+    "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
+    "linear": {"a": "input", "b": "weight"},
+}
+_ALIASES = _OPERANDS | {"linear": {"x": "input", "w": "weight"}}
+_DEFAULT_CHOICE = "", "", "", None  # kernel, config, tune and batch_invariant as operators take them
+_REQUIRED: Any = None  # the default of a parameter that may come under its other name
+
+
+class _Call(NamedTuple):
+    """The arguments of `function`. `b` is the weight of linear, as it came."""
+
+    function: str
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
+    out: Tensor | None
+    alpha: Any
+    beta: Any
+    out_dtype: torch.dtype | None
+    activation: str | None
+    bias: Tensor | None
+    residual: Tensor | None
+    aux: Tensor | None
+    kernel: str | None
+    config: Any
+    tune: str | None
+    batch_invariant: bool | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, and A and B, by the names of their parameters."""
+        names = _OPERANDS[self.function]
+        rest = {"bias": self.bias, "residual": self.residual, "out": self.out, "aux": self.aux}
+        given = {} if self.c is None else {names["c"]: self.c}
+        given |= {names["a"]: self.a, names["b"]: self.b}
+        return given | {name: t for name, t in rest.items() if t is not None}
+
+    def extra(self) -> Extra:
+        return Extra(self.activation or "", self.bias, self.residual, self.aux)
+
+    def bare(self) -> bool:
+        """Whether there is no epilogue beside alpha and C."""
+        return self.activation is None and self.bias is None and self.residual is None and self.aux is None
 
 
 def matmul(
-    a: Tensor,
-    b: Tensor,
+    input: Tensor = _REQUIRED,
+    other: Tensor = _REQUIRED,
     *,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -41,15 +96,16 @@ def matmul(
     config: Any = None,
     tune: str | None = None,
     batch_invariant: bool | None = None,
+    **aliases: Tensor,
 ) -> Tensor:
     """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
 
     Args:
-        a: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
-        b: (K), (K, N) or (..., K, N), of a's dtype and device, any strides.
+        input: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        other: (K), (K, N) or (..., K, N), of the dtype and device of input, any strides.
         out: where the product goes: of its exact shape and dtype, with any strides that keep elements apart, sharing no
-            memory with a or b.
-        out_dtype: dtype of the product: a's (the default), or float32 for 16-bit operands.
+            memory with input or other.
+        out_dtype: dtype of the product: that of input (the default), or float32 for 16-bit operands.
         bias: added to the product; of its dtype, and a shape that broadcasts to it: (N) for a value of each column,
             (M, 1) for one of each row.
         activation: of the product and its bias: "relu", "gelu" (by erf), "gelu_tanh", "silu"; or of a gated pair
@@ -63,8 +119,8 @@ def matmul(
         tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by what was tuned here and
             by the tables that come along; "on", as "lookup", after tuning shapes when they are first met (seconds to a
             minute each). By default what OUTBLAS_TUNE says, or "lookup".
-        batch_invariant: whether the bits of a row of the product are to depend on no other row of a, on how many there
-            are, and on no batch. By default what the context manager `outblas.batch_invariant` says, or no.
+        batch_invariant: whether the bits of a row of the product are to depend on no other row of input, on how many
+            there are, and on no batch. By default what the context manager `outblas.batch_invariant` says, or no.
 
     Sums are accumulated, and what follows them is computed, in fp32, and rounded once. fp32 products are IEEE unless
     torch's fp32 precision setting asks for tf32. What no kernel covers goes to `torch.matmul` with one
@@ -73,62 +129,42 @@ def matmul(
 
     Raises:
         TypeError: an argument is of the wrong type.
-        ValueError: operands do not fit together, the named kernel cannot take them, or what would take them promises no
-            batch-invariance. Nothing is written.
+        OperandError: operands do not fit together: a ValueError and, as torch's own error for them, a RuntimeError too.
+            Nothing is written.
+        ValueError: the named kernel cannot take the operands, an argument is none of its choices, or what would take
+            the call promises no batch-invariance. Nothing is written.
         RuntimeError: a CUDA graph is being captured, and the call's kernel is not on the GPU yet: `outblas.warmup`, or
             the same call before the capture, puts it there. Nothing is written.
     """
+    if aliases:
+        input, other = _renamed("matmul", aliases, input=input, other=other)
+    extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
-        return _gemm(
-            a, b, None, 1, 0, out, out_dtype, activation, bias, residual, aux, kernel, config, tune, batch_invariant
-        )
+        extra = Extra(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and out_dtype is None and tune is None
-    if plain and not _traced():
-        done = run(a, b, None, out, 1, 0, batch_invariant)
+    if plain and (activation is None or _activates(activation)) and not _traced():
+        try:
+            done = run(input, other, None, out, 1, 0, batch_invariant, extra)
+        except OperandError as error:
+            error.rename(_OPERANDS["matmul"])
+            raise
         if done is not None:
             return done
-    if batch_invariant is not None:
-        invariance.check(batch_invariant)
-    if out is not None:
-        _check_written((a, b), out=out)
-    if _lazy(out):
-        _check_tensors(a=a, b=b)
-        into = _fresh(out, a=a, b=b)
-        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
-        return out.copy_(matmul(a, b, out=into, out_dtype=out_dtype, **how))
-    cause = _outside_operators(out, a, b)
-    if cause is None and plain and batch_invariant is None:
-        if out is None:
-            result: Tensor = ops.matmul(a, b)
-            return result
-        ops.matmul_out(a, b, out)
-        return out
-    _check_tensors(a=a, b=b, out=out)
-    if not _autocast(a):
-        operands.check_out_dtype(out_dtype, a.dtype)
-    name, text = _choice(kernel, config)
-    mode = _mode(tune)
-    if cause is not None:
-        if not _nested(a, b):
-            shape = operands.check_pair(a, b)
-            if out is not None:
-                operands.check_out(out, shape, operands.check_out_dtype(out_dtype, a.dtype), a.device)
-        _leave(name, cause, batch_invariant, a, b, None, out, 0)
-        return fallback.matmul(a, b, out, out_dtype)
-    if out is None:
-        result = ops.matmul(a, b, out_dtype, name, text, mode, batch_invariant)
-        return result
-    ops.matmul_out(a, b, out, out_dtype, name, text, mode, batch_invariant)
-    return out
+    return _unplanned(
+        _Call(
+            "matmul", input, other, None, out, 1, 0, out_dtype, activation, bias, residual, aux,
+            kernel, config, tune, batch_invariant,
+        )
+    )  # fmt: skip
 
 
 def addmm(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
+    input: Tensor = _REQUIRED,
+    mat1: Tensor = _REQUIRED,
+    mat2: Tensor = _REQUIRED,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: float | complex | Tensor = 1.0,
+    beta: float | complex | Tensor = 1.0,
     out: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
@@ -138,59 +174,50 @@ def addmm(
     config: Any = None,
     tune: str | None = None,
     batch_invariant: bool | None = None,
+    **aliases: Tensor,
 ) -> Tensor:
-    """beta * c + alpha * (a @ b), as `torch.addmm`, scaled and added in fp32 and rounded once.
+    """beta * input + alpha * (mat1 @ mat2), as `torch.addmm`, scaled and added in fp32 and rounded once.
 
     Args:
-        c: broadcasts to (M, N); of a's dtype and device. Not read when beta is 0, NaN and all.
-        a: (M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
-        b: (K, N), of a's dtype and device, any strides.
-        alpha, beta: numbers.
-        out: as in `matmul`; may be `c` itself, where no bias, activation, residual or aux is given.
-        bias, activation, residual, aux: as in `matmul`, the activation of beta * c + alpha * (a @ b) + bias.
+        input: broadcasts to (M, N); of the dtype and device of mat1. Not read when beta is 0, NaN and all.
+        mat1: (M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        mat2: (K, N), of the dtype and device of mat1, any strides.
+        alpha, beta: numbers of Python or NumPy, or tensors of no dimensions that need no gradient, whose value is
+            fetched (from a GPU, with a synchronization); complex ones with complex operands only.
+        out: as in `matmul`; may be `input` itself, where no bias, activation, residual or aux is given.
+        bias, activation, residual, aux: as in `matmul`, the activation of
+            beta * input + alpha * (mat1 @ mat2) + bias.
         kernel, config, tune, batch_invariant: as in `matmul`.
 
-    Raises TypeError, ValueError and RuntimeError as `matmul`; nothing is written then.
+    The keywords `c`, `a` and `b` stand for `input`, `mat1` and `mat2`.
+
+    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written then.
     """
+    if aliases:
+        input, mat1, mat2 = _renamed("addmm", aliases, input=input, mat1=mat1, mat2=mat2)
+    extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
-        return _gemm(
-            a, b, c, alpha, beta, out, None, activation, bias, residual, aux, kernel, config, tune, batch_invariant
-        )
+        extra = Extra(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
-    if plain and not _traced():
-        done = run(a, b, c, out, alpha, beta, batch_invariant)
+    if plain and input is not None and (activation is None or _activates(activation)) and not _traced():
+        try:
+            done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra)
+        except OperandError as error:
+            error.rename(_OPERANDS["addmm"])
+            raise
         if done is not None:
             return done
-    if batch_invariant is not None:
-        invariance.check(batch_invariant)
-    _check_tensors(c=c, a=a, b=b, out=out)
-    if out is not None:
-        _check_written((c, a, b), out=out)
-    alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
-    if _lazy(out):
-        fresh = _fresh(out, a=a, b=b) if out is c else _fresh(out, a=a, b=b, c=c)
-        how = {"kernel": kernel, "config": config, "tune": tune, "batch_invariant": batch_invariant}
-        return out.copy_(addmm(c, a, b, alpha=alpha, beta=beta, out=fresh, **how))
-    cause = _outside_operators(out, c, a, b)
-    name, text = _choice(kernel, config)
-    mode = _mode(tune)
-    if cause is not None:
-        if not _nested(c, a, b):
-            shape = operands.check_addend(c, a, b)
-            if out is not None:
-                operands.check_out(out, shape, a.dtype, a.device)
-        _leave(name, cause, batch_invariant, a, b, c, out, beta)
-        return fallback.addmm(c, a, b, alpha, beta, out)
-    if out is None:
-        result: Tensor = ops.addmm(c, a, b, alpha, beta, name, text, mode, batch_invariant)
-        return result
-    ops.addmm_out(c, a, b, out, alpha, beta, name, text, mode, batch_invariant)
-    return out
+    return _unplanned(
+        _Call(
+            "addmm", mat1, mat2, input, out, alpha, beta, None, activation, bias, residual, aux,
+            kernel, config, tune, batch_invariant,
+        )
+    )  # fmt: skip
 
 
 def linear(
-    x: Tensor,
-    w: Tensor,
+    input: Tensor = _REQUIRED,
+    weight: Tensor = _REQUIRED,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -200,105 +227,247 @@ def linear(
     config: Any = None,
     tune: str | None = None,
     batch_invariant: bool | None = None,
+    **aliases: Tensor,
 ) -> Tensor:
-    """activation(x @ w.T + bias) + residual, as `torch.nn.functional.linear` and what often follows it.
+    """activation(input @ weight.T + bias) + residual, as `torch.nn.functional.linear` and what often follows it.
 
     Args:
-        x: (..., K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
-        w: (N, K), or (K) for an output without columns; of x's dtype and device. Of a gated pair the rows of the gate
-            come first, then those of what it multiplies.
-        bias: (N), of x's dtype; any shape that broadcasts to (..., N) will do.
+        input: (..., K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        weight: (N, K), or (K) for an output without columns; of the dtype and device of input. Of a gated pair the rows
+            of the gate come first, then those of what it multiplies.
+        bias: (N), of the dtype of input; any shape that broadcasts to (..., N) will do.
         activation, residual, out, kernel, config, tune, batch_invariant: as in `matmul`.
 
-    Raises TypeError, ValueError and RuntimeError as `matmul`; nothing is written then.
+    A weight of another type (quantized, distributed, traced) reaches `torch.nn.functional.linear` as it is, unless that
+    type overrides this function. The keywords `x` and `w` stand for `input` and `weight`.
+
+    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written then.
     """
-    if not isinstance(x, Tensor) or not isinstance(w, Tensor):
-        _check_tensors(x=x, w=w)
-    if w.dim() not in (1, 2):
-        raise ValueError(f"w has {w.dim()} dimensions, expected 2 (N, K) or 1 (K)")
-    if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
-        raise ValueError(f"x.shape is {tuple(x.shape)}, expected (..., {w.shape[-1]}) for w of shape {tuple(w.shape)}")
-    if (w.dtype != x.dtype or w.device != x.device) and not _autocast(x):
-        raise ValueError(f"w is {w.dtype} on {w.device}, expected {x.dtype} on {x.device}, as x")
-    turned = w.t()
-    if bias is None and activation is None and residual is None:
-        return matmul(x, turned, out=out, kernel=kernel, config=config, tune=tune, batch_invariant=batch_invariant)
-    return _gemm(
-        x, turned, None, 1, 0, out, None, activation, bias, residual, None, kernel, config, tune, batch_invariant
-    )
-
-
-def _gemm(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None,
-    alpha: Any,
-    beta: Any,
-    out: Tensor | None,
-    out_dtype: torch.dtype | None,
-    activation: str | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    aux: Tensor | None,
-    kernel: str | None,
-    config: Any,
-    tune: str | None,
-    batch_invariant: bool | None,
-) -> Tensor:
-    """`matmul`, or with `c` `addmm`, and an epilogue."""
-    plain = kernel is None and config is None and out_dtype is None and tune is None
-    plain = plain and (activation is None or (type(activation) is str and activation in epilogue.ACTIVATIONS))
-    if plain and (c is None or (_small(alpha) and _small(beta))) and not _traced():
-        done = run(a, b, c, out, alpha, beta, batch_invariant, Extra(activation or "", bias, residual, aux))
+    if aliases:
+        input, weight = _renamed("linear", aliases, input=input, weight=weight)
+    plain = kernel is None and config is None and tune is None and (type(weight) is Parameter or type(weight) is Tensor)
+    if plain and (activation is None or _activates(activation)) and not _traced():
+        extra = None
+        if bias is not None or activation is not None or residual is not None:
+            extra = Extra(activation or "", bias, residual, None)
+        try:
+            done = _linear(input, weight, out, batch_invariant, extra)
+        except OperandError as error:
+            error.rename(_OPERANDS["linear"])
+            raise
         if done is not None:
             return done
-    if batch_invariant is not None:
-        invariance.check(batch_invariant)
-    read = {"c": c, "bias": bias, "residual": residual}
-    given = {"a": a, "b": b} | {name: t for name, t in (read | {"out": out, "aux": aux}).items() if t is not None}
-    _check_tensors(**given)
-    activation = operands.check_activation(activation)
+    return _unplanned(
+        _Call(
+            "linear", input, weight, None, out, 1, 0, None, activation, bias, residual, None,
+            kernel, config, tune, batch_invariant,
+        )
+    )  # fmt: skip
+
+
+def _linear(
+    input: Tensor, weight: Tensor, out: Tensor | None, batch_invariant: bool | None, extra: Extra | None
+) -> Tensor | None:
+    """As `eager.run`."""
+    if function_modes() and _functions_on():
+        if overriding_mode():
+            return None
+        with torch._C.DisableTorchFunction():
+            return _linear(input, weight, out, batch_invariant, extra)
+    try:
+        turned = weight.t()
+    except RuntimeError:  # of more dimensions, or nested
+        return None
+    return run(input, turned, None, out, 1, 0, batch_invariant, extra)
+
+
+# ---- names of parameters
+def _shown(function: Callable[..., Tensor]) -> None:
+    """Gives a function the signature that its documentation has."""
+    signature = inspect.signature(function)
+    required = _OPERANDS[function.__name__].values()
+    shown = [
+        p.replace(default=p.empty) if p.name in required else p
+        for p in signature.parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+
+
+_PUBLIC: dict[str, Callable[..., Tensor]] = {"matmul": matmul, "addmm": addmm, "linear": linear}
+for _function in _PUBLIC.values():
+    _shown(_function)
+
+
+def _renamed(function: str, aliases: dict[str, Tensor], **given: Tensor | None) -> tuple[Any, ...]:
+    """The operands of a call of which some came under other names. Raises TypeError."""
+    names = _ALIASES[function]
+    for alias, value in aliases.items():
+        if alias not in names:
+            raise TypeError(f"{function}() got an unexpected keyword argument {alias!r}")
+        if given[names[alias]] is not None:
+            raise TypeError(f"{function}() got {names[alias]!r} twice, the second time as {alias!r}")
+        given[names[alias]] = value
+    return tuple(given.values())
+
+
+# ---- calls that have no plan, or that go elsewhere
+def _unplanned(call: _Call) -> Tensor:
+    if _traced():
+        return _checked(call)
+    tensors = call.a, call.b, call.c, call.bias, call.residual, call.out, call.aux
+    if has_torch_function_variadic(*tensors):
+        if overriding_mode() or not all(t is None or type(t) in _PLAIN for t in tensors):
+            return _offered(call)
+        with torch._C.DisableTorchFunction():  # to a default device there is nothing to say
+            return _unplanned(call)
+    try:
+        return _checked(call)
+    except OperandError as error:
+        error.rename(_OPERANDS[call.function])
+        raise
+
+
+class _Offer(threading.local):
+    """The function that the types of some operands are being asked to override."""
+
+    function = ""
+
+
+_offer = _Offer()
+
+
+def _offered(call: _Call) -> Tensor:
+    """The call as function modes and the types of its operands have it, by torch's protocol."""
+    public, given = _PUBLIC[call.function], call.tensors()
+    args = [given.pop(name) for name in _OPERANDS[call.function].values()]
+    how = call._asdict()
+    kwargs: dict[str, Any] = given | {
+        name: how[name]
+        for name in ("out_dtype", "activation", "kernel", "config", "tune", "batch_invariant")
+        if how[name] is not None
+    }
+    if call.function == "addmm":
+        kwargs |= {name: how[name] for name in ("alpha", "beta") if not (_small(how[name]) and how[name] == 1)}
+    before, _offer.function = _offer.function, call.function
+    try:
+        result: Tensor = handle_torch_function(public, call.tensors().values(), *args, **kwargs)
+        return result
+    except TypeError as error:
+        if not str(error).startswith(f"no implementation found for '{public.__module__}.{public.__name__}'"):
+            raise
+    finally:
+        _offer.function = before
+    return _whole(call, _foreign(call) or "operands that override functions of torch")
+
+
+def _foreign(call: _Call) -> str | None:
+    """What an operand is that must reach torch as it came, if one is: its attributes may not be what they seem."""
+    for t in call.tensors().values():
+        kind = type(t)
+        if kind not in _PLAIN:
+            return f"tensor subclass {kind.__name__}" if isinstance(t, Tensor) else f"operands of type {kind.__name__}"
+        if t.is_nested:
+            return "tensors of layout nested"
+    return None
+
+
+def _whole(call: _Call, cause: str) -> Tensor:
+    """By a function of torch on operands as they came, and then what follows the product by others."""
+    operands.check_activation(call.activation)
+    _mode(call.tune)
+    _leave(call, cause)
+    given = call.function, call.a, call.b, call.c, call.out, call.alpha, call.beta, call.out_dtype, call.extra()
+    if not _traced() and _offer.function == call.function and not _functions_on():
+        # A type was asked about a function that it does not know, and had it called with functions of torch no longer
+        # overridden: but torch's it may know.
+        _offer.function = ""
+        with torch._C._EnableTorchFunction():
+            return fallback.whole(*given)
+    return fallback.whole(*given)
+
+
+def _checked(call: _Call) -> Tensor:
+    """By an operator, or by torch."""
+    function, a, b, c, out, alpha, beta, out_dtype, *_ = call
+    if call.batch_invariant is not None:
+        invariance.check(call.batch_invariant)
+    for name, t in call.tensors().items():
+        operands.check_tensor(name, t)
+    if cause := _foreign(call):
+        return _whole(call, cause)
+    activation = operands.check_activation(call.activation)
     if c is not None:
         alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
-    for name, written in (("out", out), ("aux", aux)):
-        if written is not None:
-            _check_written((a, b, c, bias, residual), **{name: written})
-        if _lazy(written):
-            raise ValueError(f"{name} is a view that negates or conjugates, expected memory as it is")
-    name, text = _choice(kernel, config)
-    mode = _mode(tune)
-    if cause := _outside_operators(out if aux is None else aux, *given.values()):
-        extra = Extra(activation, bias, residual, aux)
-        if not _nested(*given.values()):
-            dtype = operands.check_out_dtype(out_dtype, a.dtype)
-            shape = operands.check_product(a, b, c)
-            shape = operands.check_extra(extra, shape, dtype, a.device)
-            if out is not None:
-                operands.check_out(out, shape, dtype, a.device)
-        _leave(name, cause, batch_invariant, a, b, c, out, beta)
-        return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
-    how = c, bias, residual, alpha, beta, activation, out_dtype, name, text, mode, batch_invariant
+        call = call._replace(alpha=alpha, beta=beta)
+    _check_written(call)
+    if _lazy(out) and call.bare():
+        operands.check_overlap(out, a=a, b=b, c=None if out is c else c)
+        fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        return out.copy_(_checked(call._replace(out=fresh)))
+    if not _autocast(a):
+        operands.check_out_dtype(out_dtype, a.dtype)
+    choice = *_choice(call.kernel, call.config), _mode(call.tune), call.batch_invariant
+    if function == "linear":
+        _check_linear(a, b)
+    if cause := _outside_operators(out if call.aux is None else call.aux, *call.tensors().values()):
+        return _by_torch(call, cause)
+    if function == "linear":
+        b = b.t()
+    if not call.bare():
+        return _with_epilogue(call, b, activation, choice)
+    result: Tensor
+    if c is not None:
+        if out is None:
+            result = ops.addmm(c, a, b, alpha, beta, *choice)
+            return result
+        ops.addmm_out(c, a, b, out, alpha, beta, *choice)
+        return out
+    how = () if out_dtype is None and choice == _DEFAULT_CHOICE else (out_dtype, *choice)
+    if out is None:
+        result = ops.matmul(a, b, *how)
+        return result
+    ops.matmul_out(a, b, out, *how)
+    return out
+
+
+def _with_epilogue(call: _Call, b: Tensor, activation: str, choice: tuple[Any, ...]) -> Tensor:
+    a, c, out, aux = call.a, call.c, call.out, call.aux
+    how = c, call.bias, call.residual, call.alpha, call.beta, activation, call.out_dtype, *choice
     if out is None and aux is None:
         result: Tensor = ops.gemm(a, b, *how)
         return result
     if out is None:
-        shape = operands.check_pair(a, b)
+        shape = operands.check_product(a, b, c)
         halves = epilogue.halves(activation)
-        out = a.new_empty((*shape[:-1], shape[-1] // halves) if halves > 1 else shape, dtype=out_dtype)
+        out = a.new_empty((*shape[:-1], shape[-1] // halves) if halves > 1 else shape, dtype=call.out_dtype)
     ops.gemm_out(out, aux, a, b, *how)
     return out
 
 
+def _by_torch(call: _Call, cause: str) -> Tensor:
+    """By functions of torch: checked plain tensors that operators do not take."""
+    function, a, b, c, out, alpha, beta, out_dtype, *_ = call
+    dtype = operands.check_out_dtype(out_dtype, a.dtype)
+    shape = (*a.shape[:-1], *b.shape[:-1]) if function == "linear" else operands.check_product(a, b, c)
+    shape = operands.check_extra(call.extra(), shape, dtype, a.device)
+    if out is not None:
+        operands.check_out(out, shape, dtype, a.device)
+    _leave(call, cause)
+    if function == "linear":
+        return fallback.whole(function, a, b, c, out, alpha, beta, out_dtype, call.extra())
+    if not call.bare():
+        return fallback.fused(a, b, c, out, alpha, beta, out_dtype, call.extra())
+    return fallback.matmul(a, b, out, out_dtype) if c is None else fallback.addmm(c, a, b, alpha, beta, out)
+
+
 def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
     """Why a call must not reach our operators, or None: they take strided tensors, and know no forward mode."""
-    for t in tensors if written is None else (*tensors, written):
-        kind = type(t)
-        if kind not in _PLAIN:
-            return f"tensor subclass {kind.__name__}"
+    for t in tensors:
         if not (t.is_cuda or t.is_cpu):
             return f"{t.device.type} tensors"
-        if t.layout is not torch.strided or t.is_nested:
-            return f"tensors of layout {'nested' if t.is_nested else t.layout}"
+        if t.layout is not torch.strided:
+            return f"tensors of layout {t.layout}"
     if forward_ad._current_level >= 0:
         return "forward-mode gradients"
     if written is None or torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
@@ -306,23 +475,35 @@ def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
     return "torch.func transforms of a call that writes to its arguments"
 
 
-def _check_written(read: tuple[object, ...], **written: object) -> None:
-    """Autograd cannot go through what a call writes to."""
-    if not torch.is_grad_enabled():
-        return
-    for name, t in written.items():
-        if isinstance(t, Tensor) and t.requires_grad:
-            raise ValueError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
-        if any(isinstance(t, Tensor) and t.requires_grad for t in read):
-            raise ValueError(
-                f"{name} is given with inputs that need gradients, expected no {name} (or torch.no_grad())"
-            )
+# ---- checks
+def _check_linear(x: Tensor, w: Tensor) -> None:
+    if w.dim() not in (1, 2):
+        raise OperandError(f"{B} has {w.dim()} dimensions, expected 2 (N, K) or 1 (K)")
+    if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
+        raise OperandError(
+            f"{A}.shape is {tuple(x.shape)}, expected (..., {w.shape[-1]}) for {B}.shape {tuple(w.shape)}"
+        )
+    if not _autocast(x):
+        operands.check_alike(x, w)
 
 
-def _check_tensors(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if not (name == "out" and value is None):
-            operands.check_tensor(name, value)
+def _check_written(call: _Call) -> None:
+    """Autograd cannot go through what a call writes to, nor can operators write through a lazy view."""
+    for name, t in (("out", call.out), ("aux", call.aux)):
+        if t is None:
+            continue
+        if not _traced():
+            operands.check_writable(t, name)
+        if torch.is_grad_enabled():
+            if t.requires_grad:
+                raise OperandError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
+            read = call.a, call.b, call.c, call.bias, call.residual
+            if any(x is not None and x.requires_grad for x in read):
+                raise OperandError(
+                    f"{name} is given with inputs that need gradients, expected no {name} (or torch.no_grad())"
+                )
+        if _lazy(t) and not call.bare():
+            raise OperandError(f"{name} is a view that negates or conjugates, expected memory as it is")
 
 
 def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
@@ -345,11 +526,11 @@ def _mode(tune: object) -> str:
     return operands.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
 
 
-def _lazy(out: object) -> TypeGuard[Tensor]:
+def _lazy(out: Tensor | None) -> TypeGuard[Tensor]:
     """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it to an operator."""
     if out is None or _traced():
         return False
-    return isinstance(out, Tensor) and (out.is_neg() or out.is_conj())
+    return out.is_neg() or out.is_conj()
 
 
 def _autocast(t: Tensor) -> bool:
@@ -357,25 +538,34 @@ def _autocast(t: Tensor) -> bool:
     return (t.is_cuda and torch.is_autocast_enabled("cuda")) or (t.is_cpu and torch.is_autocast_enabled("cpu"))
 
 
-def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
-    """Memory for a product that goes to a lazy `out` afterwards."""
-    operands.check_overlap(out, **inputs)
-    return torch.empty(out.shape, dtype=out.dtype, device=out.device)
-
-
-def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
-    """alpha or beta as a Python number that fp32 can hold. Raises TypeError or ValueError."""
+def _scalar(name: str, value: object, dtype: torch.dtype) -> Any:
+    """alpha or beta as a Python number that products of a dtype can take. Raises TypeError or OperandError."""
     if _traced() and isinstance(value, int | float):  # which may be symbolic
         return value
+    if isinstance(value, Tensor):
+        if value.dim():
+            raise TypeError(f"{name} is a tensor of shape {tuple(value.shape)}, expected a number or one of shape ()")
+        if value.requires_grad:
+            raise TypeError(f"{name} is a tensor that requires grad, expected a number or one that does not")
+        value = value.item()
+    elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
+        value = value.item()
+    if not isinstance(value, numbers.Complex):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a number")
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a real number")
+        value = complex(value)
+        if value.imag and not dtype.is_complex:
+            raise OperandError(f"{name} is {value}, expected a real number for operands of {dtype}")
+        if dtype.is_complex:
+            return value
+        value = value.real
     try:
         number = int(value) if isinstance(value, numbers.Integral) else float(value)
         fits = not math.isfinite(number) or abs(float(number)) <= torch.finfo(torch.float32).max
     except OverflowError:
-        raise ValueError(f"{name} is {value}, expected a number that float32 can hold") from None
+        raise OperandError(f"{name} is {value}, expected a number that float32 can hold") from None
     if not fits and dtype.itemsize <= 4:
-        raise ValueError(f"{name} is {value}, expected a number that float32 can hold")
+        raise OperandError(f"{name} is {value}, expected a number that float32 can hold")
     return number if -(2**63) <= number < 2**63 else float(number)
 
 
@@ -384,24 +574,29 @@ def _small(value: object) -> bool:
     return (type(value) is float or type(value) is int) and -1e18 <= value <= 1e18
 
 
-def _nested(*tensors: Tensor) -> bool:
-    return any(t.is_nested for t in tensors)
+def _activates(name: object) -> bool:
+    return type(name) is str and name in ACTIVATIONS
 
 
-def _leave(kernel: str, cause: str, batch_invariant: bool | None, *given: Any) -> None:
-    """Warns that torch takes a call, or refuses. `given`: A, B, C, out and beta; checks overlap where tensors have
-    addresses: what is fake, sparse or transformed has none."""
+def _leave(call: _Call, cause: str) -> None:
+    """Warns that torch takes a call, or refuses; checks overlap where tensors have addresses: what is fake, sparse or
+    transformed has none."""
+    kernel, _ = _choice(call.kernel, call.config)
     if kernel:
         raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
-    if wanted(batch_invariant):
+    if wanted(call.batch_invariant):
         raise invariance.refusal(cause)
-    tensors = [t for t in given[:4] if t is not None]
-    plain = all(t.layout is torch.strided and not t.is_nested and (t.is_cuda or t.is_cpu) for t in tensors)
-    if given[3] is not None and plain and not torch.compiler.is_compiling():
-        try:
-            addressed = all(t.data_ptr() or not t.numel() for t in tensors)
-        except RuntimeError:
-            addressed = False
-        if addressed:
-            check_separate(*given)
+    if call.out is not None and not torch.compiler.is_compiling():
+        tensors = [t for t in (call.a, call.b, call.c, call.out) if t is not None]
+        if all(isinstance(t, Tensor) and _addressed(t) for t in tensors):
+            check_separate(call.a, call.b, call.c, call.out, call.beta)
     fallback.notice(cause)
+
+
+def _addressed(t: Tensor) -> bool:
+    if t.layout is not torch.strided or t.is_nested or not (t.is_cuda or t.is_cpu):
+        return False
+    try:
+        return bool(operands.read_address(t)) or not t.numel()
+    except RuntimeError:
+        return False

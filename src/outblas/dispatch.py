@@ -13,7 +13,7 @@ import torch
 from . import choice, configs, fallback, invariance, operands, registry
 from .capture import capturing, not_ready
 from .epilogue import NONE, Epilogue, Extra, apply
-from .operands import Problem
+from .operands import OperandError, Problem, read_address
 
 Tensor = torch.Tensor
 
@@ -98,7 +98,7 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
         *(places or (operands.place(a), operands.place(call.b))),
         *_traits(a),
         *_traits(call.b),
-        None if c is None else (*_traits(c), c.data_ptr() & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
+        None if c is None else (*_traits(c), read_address(c) & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
         None if out is None else (*_traits(out), out.data_ptr() & 15),
         call.out_dtype,
         call.kernel,
@@ -112,7 +112,7 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
 
 
 def _extra_kind(activation: str, tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    return activation, *(None if t is None else (*_traits(t), t.data_ptr() & 15) for t in tensors)
+    return activation, *(None if t is None else (*_traits(t), read_address(t) & 15) for t in tensors)
 
 
 def forget() -> None:
@@ -136,7 +136,7 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
     shape = operands.check_product(a, call.b, c)
     dtype = call.out_dtype if call.formats and call.out_dtype else operands.check_out_dtype(call.out_dtype, a.dtype)
     if c is not None and dtype != a.dtype:
-        raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
+        raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, with an addend")
     if call.extra is not None:
         shape = operands.check_extra(call.extra, shape, dtype, a.device)
     return shape, dtype
@@ -197,9 +197,9 @@ def _prepare(call: Call) -> Plan:
             start = out.data_ptr()
             end = start + bytes_out
             if (
-                (start < a.data_ptr() + bytes_a and a.data_ptr() < end)
-                or (start < b.data_ptr() + bytes_b and b.data_ptr() < end)
-                or (bytes_c and c is not None and start < c.data_ptr() + bytes_c and c.data_ptr() < end)
+                (start < read_address(a) + bytes_a and read_address(a) < end)
+                or (start < read_address(b) + bytes_b and read_address(b) < end)
+                or (bytes_c and c is not None and start < read_address(c) + bytes_c and read_address(c) < end)
             ):
                 check_separate(a, b, c, out, beta)
         if extra and not (own and extra[2] is None):
@@ -219,19 +219,19 @@ def _prepare(call: Call) -> Plan:
     return execute
 
 
-def _near(x: tuple[Tensor | None, int], y: tuple[Tensor | None, int]) -> bool:
+def _near(written: tuple[Tensor | None, int], read: tuple[Tensor | None, int]) -> bool:
     """Whether the bytes between first and last element of two tensors meet."""
-    if x[0] is None or y[0] is None:
+    if written[0] is None or read[0] is None:
         return False
-    first, second = x[0].data_ptr(), y[0].data_ptr()
-    return first < second + y[1] and second < first + x[1]
+    first, second = written[0].data_ptr(), read_address(read[0])
+    return first < second + read[1] and second < first + written[1]
 
 
 def check_separate(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, beta: Any) -> None:
     """`out` may be `c` itself, and otherwise shares memory with no operand that is read."""
     operands.check_overlap(out, a=a, b=b)
     if c is not None and beta != 0:
-        same = c.data_ptr() == out.data_ptr() and c.shape == out.shape and c.stride() == out.stride()
+        same = out.data_ptr() == read_address(c) and c.shape == out.shape and c.stride() == out.stride()
         if not same:
             operands.check_overlap(out, c=c)
 

@@ -9,19 +9,23 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from . import dispatch, invariance, ops
 from .dispatch import Call, Plan, fp32_precision, tf32_requested
 from .epilogue import Extra
-from .operands import LINE
+from .operands import LINE, read_address
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
 # As torch's public functions answer, in one call each.
-_function_modes = torch._C._len_torch_function_stack
+function_modes = torch._C._len_torch_function_stack
+_modes_disabled = torch._C._is_torch_function_all_disabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack  # guards pass over those of tracers and of fake tensors
 _profiled = torch._C._autograd._profiler_enabled
 _gradients = torch.is_grad_enabled
+_address = read_address
 _increment_version = torch._C._increment_version  # passes over inference tensors
 
 _ways = dispatch.ways
@@ -34,6 +38,13 @@ _ALIKE = 16  # ways remembered of calls with the same shapes: layouts, dtypes, d
 # gradients are on (None where no tensor needs them), whether fp32 becomes tf32 (None for other operands), the shape of
 # x where gradients need it, and who runs the plan for autograd.
 Way = tuple[Callable[..., bool], Plan, tuple[Any, Any, Any, Plan | None] | None]
+
+
+def overriding_mode() -> bool:
+    """Whether there is a function mode, on this thread, that may change what a product does. A default device does not:
+    it is the mode that `torch.set_default_device` and `with torch.device(...)` leave, and it concerns functions that
+    make tensors from none."""
+    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
 
 
 def run(
@@ -50,8 +61,13 @@ def run(
 
     Arguments may be of any type. Dynamo must not trace this: it is to see the operator.
     """
+    if function_modes() and not _modes_disabled():
+        if overriding_mode():
+            return None
+        with torch._C.DisableTorchFunction():  # or the mode would be asked about every attribute that is read here
+            return run(a, b, c, out, alpha, beta, batch_invariant, extra)
     if (
-        _function_modes()
+        _dispatch_modes()
         or forward_ad._current_level >= 0
         or _profiled()
         or (type(a) is not Tensor and type(a) is not Parameter)
@@ -66,13 +82,13 @@ def run(
         return None
     tensors: tuple[Tensor, ...] = (a, b)
     try:
-        key: tuple[Any, ...] = (a.shape, b.shape, a.data_ptr() & _IN_LINE, b.data_ptr() & _IN_LINE, batch_invariant)
+        key: tuple[Any, ...] = (a.shape, b.shape, _address(a) & _IN_LINE, _address(b) & _IN_LINE, batch_invariant)
         if out is not None:
             tensors = (a, b, out)
             key = (key, out.data_ptr() & 15)
         if c is not None:
             tensors = (*tensors, c)
-            key = (key, c.data_ptr() & 15, alpha == 1, alpha == 0, beta == 0)
+            key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
         if extra is not None:
             for t in extra[1:]:
                 if t is None:
@@ -81,7 +97,7 @@ def run(
                 if type(t) is not Tensor and type(t) is not Parameter:
                     return None
                 tensors = (*tensors, t)
-                key = (key, t.data_ptr() & 15)
+                key = (key, _address(t) & 15)
             key = (key, extra[0])
     except RuntimeError:  # no address: sparse, wrapped
         return None
@@ -118,12 +134,11 @@ def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor
     if grows and (call.out is not None or (call.extra is not None and call.extra.aux is not None)):
         return
     watched = (
-        torch._C._len_torch_dispatch_stack()  # fake tensors, proxies and functionalization are modes too
-        or torch._C._functorch.maybe_current_level() is not None
+        torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None
         or torch._C._is_any_autocast_enabled()
     )
-    plain = all(t.data_ptr() and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors)
+    plain = all(_address(t) and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors)
     if watched or not plain:
         return
     shape = None

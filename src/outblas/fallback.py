@@ -4,10 +4,12 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .epilogue import Extra, apply
+from .operands import OperandError
 
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _seen: set[str] = set()
@@ -86,4 +88,39 @@ def fused(
     if extra.aux is not None:
         extra.aux.copy_(x)
     y = apply(x, extra.activation, extra.residual)
+    return y if out is None else out.copy_(y)
+
+
+def whole(
+    function: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor | None,
+    out: torch.Tensor | None,
+    alpha: Any,
+    beta: Any,
+    out_dtype: torch.dtype | None,
+    extra: Extra,
+) -> torch.Tensor:
+    """The torch function of a name ("linear", "matmul", "addmm") on operands as they came, of whatever type, and other
+    functions on what it gives. `b` is the weight of linear."""
+    bias = extra.bias
+    if function == "linear":
+        broadcast = isinstance(bias, torch.Tensor) and bias.dim() != 1
+        x = torch.nn.functional.linear(a, b, None if broadcast else bias)
+        bias = bias if broadcast else None
+    elif c is not None:
+        x = torch.addmm(c, a, b, alpha=alpha, beta=beta)
+    else:
+        x = matmul(a, b, None, out_dtype)
+    if bias is not None:
+        x = x + bias
+    y = apply(x, extra.activation, extra.residual)
+    for name, written, value in (("aux", extra.aux, x), ("out", out, y)):
+        if written is not None and written.shape != value.shape:
+            raise OperandError(f"{name}.shape is {tuple(written.shape)}, expected {tuple(value.shape)}")
+        if written is not None and written.dtype != value.dtype:
+            raise OperandError(f"{name}.dtype is {written.dtype}, expected {value.dtype}")
+    if extra.aux is not None:
+        extra.aux.copy_(x)
     return y if out is None else out.copy_(y)

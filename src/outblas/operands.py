@@ -7,7 +7,7 @@ walk are merged, and a batch of rows times one shared B has been folded into M.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,32 @@ LINE = 128  # bytes of a cache line
 # has an epilogue, bias, residual and aux follow, None for those that it has not.
 Launch = Callable[..., None]
 
+# The address of a tensor that is only read: `data_ptr` would copy the memory of a lazy clone.
+read_address: Callable[[torch.Tensor], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
+
+# How messages name operands: `OperandError` replaces them by the parameters of the function that was called.
+A, B, C = "{a}", "{b}", "{c}"
+
 DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}  # that kernels compute with
+
+
+class OperandError(ValueError, RuntimeError):
+    """The tensors or numbers of a call do not fit together: shapes, dtypes, devices, layouts, memory or gradients.
+
+    It is a ValueError, and a RuntimeError too, because that is what torch raises for such calls.
+    """
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        super().__init__()
+        self.rename({"a": "a", "b": "b", "c": "c"})
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Names the operands as the function that was called does."""
+        message = self._message
+        for operand, name in names.items():
+            message = message.replace(f"{{{operand}}}", name)
+        self.args = (message,)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -91,19 +116,28 @@ def check_name(name: str, value: object, names: Sequence[str], kind: str, either
     return value
 
 
+def check_alike(a: torch.Tensor, t: torch.Tensor, name: str = B) -> None:
+    """Checks that operand `t` has the device and dtype of `a`."""
+    if t.device != a.device:
+        raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
+    if t.dtype != a.dtype:
+        raise OperandError(f"{name}.dtype is {t.dtype} but {A}.dtype is {a.dtype}")
+
+
 def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """Checks dimensions, dtype and device of two operands; returns the shape of their product, as torch.matmul."""
-    for name, t in (("a", a), ("b", b)):
+    for name, t in ((A, a), (B, b)):
         if t.dim() == 0:
-            raise ValueError(f"{name} has 0 dimensions, expected at least 1")
-    _same(a, b, "b")
+            raise OperandError(f"{name} has 0 dimensions, expected at least 1")
+    check_alike(a, b)
     inner_b = b.dim() - 2 if b.dim() > 1 else 0
     if a.shape[-1] != b.shape[inner_b]:
-        raise ValueError(f"a.shape[{a.dim() - 1}] is {a.shape[-1]} but b.shape[{inner_b}] is {b.shape[inner_b]}")
+        raise OperandError(f"{A}.shape[{a.dim() - 1}] is {a.shape[-1]} but {B}.shape[{inner_b}] is {b.shape[inner_b]}")
     batch_a, batch_b = a.shape[:-2], b.shape[:-2]
     if not all(x == y or 1 in (x, y) for x, y in zip(batch_a[::-1], batch_b[::-1], strict=False)):
-        raise ValueError(
-            f"a.shape[:-2] is {tuple(batch_a)} but b.shape[:-2] is {tuple(batch_b)}, expected batches that broadcast"
+        raise OperandError(
+            f"{A}.shape[:-2] is {tuple(batch_a)} but {B}.shape[:-2] is {tuple(batch_b)}, "
+            "expected batches that broadcast"
         )
     rows = (a.shape[-2],) if a.dim() > 1 else ()
     columns = (b.shape[-1],) if b.dim() > 1 else ()
@@ -115,8 +149,9 @@ def check_extra(extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: 
     *rows, columns = shape
     gated = epilogue.halves(extra.activation) == 2
     if gated and (not shape or columns % 2):
-        raise ValueError(
-            f"activation is {extra.activation!r}, expected b with an even number of columns for it, got {tuple(shape)}"
+        raise OperandError(
+            f"activation {extra.activation!r} pairs the columns of the product, expected an even number of them, "
+            f"got shape {tuple(shape)}"
         )
     result = (*rows, columns // 2) if gated else tuple(shape)
     wanted_of = {"bias": (extra.bias, shape), "residual": (extra.residual, result), "aux": (extra.aux, shape)}
@@ -124,27 +159,27 @@ def check_extra(extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: 
         if t is None:
             continue
         if t.device != device:
-            raise ValueError(f"{name} is on {t.device} but a is on {device}")
+            raise OperandError(f"{name} is on {t.device} but {A} is on {device}")
         if t.dtype != dtype:
-            raise ValueError(f"{name}.dtype is {t.dtype}, expected {dtype}, the product's")
+            raise OperandError(f"{name}.dtype is {t.dtype}, expected {dtype}, the dtype of the product")
         if name == "aux":
             check_out(t, shape, dtype, device, "aux")
         elif t.dim() > len(wanted) or any(
             have not in (1, want) for have, want in zip(t.shape[::-1], wanted[::-1], strict=False)
         ):
-            raise ValueError(f"{name}.shape is {tuple(t.shape)}, expected a shape that broadcasts to {tuple(wanted)}")
+            raise OperandError(f"{name}.shape is {tuple(t.shape)}, expected a shape that broadcasts to {tuple(wanted)}")
     return result
 
 
 def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
     """Checks the operands of addmm (2-D a and b, c broadcastable to the product); returns the product's shape."""
-    for name, t in (("a", a), ("b", b)):
+    for name, t in ((A, a), (B, b)):
         if t.dim() != 2:
-            raise ValueError(f"{name} has {t.dim()} dimensions, expected 2")
+            raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
     M, N = check_pair(a, b)
-    _same(a, c, "c")
+    check_alike(a, c, C)
     if c.dim() > 2 or any(have not in (1, want) for have, want in zip(c.shape[::-1], (N, M), strict=False)):
-        raise ValueError(f"c.shape is {tuple(c.shape)}, expected a shape that broadcasts to {(M, N)}")
+        raise OperandError(f"{C}.shape is {tuple(c.shape)}, expected a shape that broadcasts to {(M, N)}")
     return M, N
 
 
@@ -158,19 +193,23 @@ def check_out(
 ) -> None:
     """Checks that `out`, called `name`, can hold the product and that no two of its elements share memory."""
     if tuple(out.shape) != tuple(shape):
-        raise ValueError(f"{name}.shape is {tuple(out.shape)}, expected {tuple(shape)}")
+        raise OperandError(f"{name}.shape is {tuple(out.shape)}, expected {tuple(shape)}")
     if out.dtype != dtype:
-        raise ValueError(f"{name}.dtype is {out.dtype}, expected {dtype}")
+        raise OperandError(f"{name}.dtype is {out.dtype}, expected {dtype}")
     if out.device != device:
-        raise ValueError(f"{name} is on {out.device} but a is on {device}")
+        raise OperandError(f"{name} is on {out.device} but {A} is on {device}")
     if out.layout is not torch.strided:
-        raise ValueError(f"{name} has layout {out.layout}, expected {torch.strided}")
-    if out.is_inference() and not torch.is_inference_mode_enabled():
-        raise ValueError(f"{name} is an inference tensor, expected a normal one outside torch.inference_mode()")
+        raise OperandError(f"{name}.layout is {out.layout}, expected {torch.strided}")
+    check_writable(out, name)
     if out.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
+        raise OperandError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
     if _overlaps_itself(out):
-        raise ValueError(f"{name} has strides {out.stride()} for shape {tuple(out.shape)}: its elements share memory")
+        raise OperandError(f"{name} has strides {out.stride()} for shape {tuple(out.shape)}: its elements share memory")
+
+
+def check_writable(out: torch.Tensor, name: str) -> None:
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise OperandError(f"{name} is an inference tensor, expected a normal one outside torch.inference_mode()")
 
 
 def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
@@ -180,31 +219,34 @@ def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
     if out_dtype != dtype and not (out_dtype == torch.float32 and dtype in (torch.float16, torch.bfloat16)):
-        raise ValueError(f"out_dtype is {out_dtype}, expected {dtype} or, for 16-bit operands, torch.float32")
+        wider = " or torch.float32" if dtype in (torch.float16, torch.bfloat16) else ""
+        raise OperandError(f"out_dtype is {out_dtype}, expected {dtype}{wider} for operands of {dtype}")
     return out_dtype
 
 
 def check_overlap(out: torch.Tensor, written: str = "out", /, **inputs: torch.Tensor | None) -> None:
     """Raises when `out`, called `written`, shares memory with an input. Column slices of one buffer that interleave do
     not."""
+    out.data_ptr()  # memory of its own, if it is a lazy clone
     start, end = address_range(out)
     for name, t in inputs.items():
         if t is None:
             continue
         low, high = address_range(t)
         if start < high and low < end and _share_memory(out, t):
-            raise ValueError(f"{written} overlaps {name} in memory, expected separate memory")
+            name = {"a": A, "b": B, "c": C}.get(name, name)
+            raise OperandError(f"{written} overlaps {name} in memory, expected separate memory")
 
 
 def place(operand: torch.Tensor) -> int:
     """What of A's or B's address decides how a call runs: 0 at a whole line, 16 at other multiples of 16 bytes."""
-    address = operand.data_ptr()
+    address = read_address(operand)
     return address % LINE and (address % 16 or 16)
 
 
 def address_range(t: torch.Tensor) -> tuple[int, int]:
     """First byte, and one past the last."""
-    start = t.data_ptr()
+    start = read_address(t)
     return start, start + span_bytes(t)
 
 
@@ -218,13 +260,6 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _same(a: torch.Tensor, t: torch.Tensor, name: str) -> None:
-    if t.device != a.device:
-        raise ValueError(f"{name} is on {t.device} but a is on {a.device}")
-    if t.dtype != a.dtype:
-        raise ValueError(f"{name}.dtype is {t.dtype} but a.dtype is {a.dtype}")
 
 
 def _overlaps_itself(t: torch.Tensor) -> bool:
@@ -250,7 +285,7 @@ def _share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
             size = t.element_size()
             self.__array_interface__ = {
                 "version": 3, "typestr": f"|V{size}", "shape": tuple(t.shape),
-                "strides": tuple(stride * size for stride in t.stride()), "data": (t.data_ptr(), True),
+                "strides": tuple(stride * size for stride in t.stride()), "data": (read_address(t), True),
             }  # fmt: skip
 
     try:
@@ -309,14 +344,16 @@ def problem(
     strides = [tuple(v) for v in views]
     tensors = [t for t in (a, b, out, c) if t is not None]
     own = {
-        name: View(own_strides, math.gcd(t.data_ptr(), 16))
+        name: View(own_strides, math.gcd(read_address(t), 16))
         for (name, (t, _)), own_strides in zip(present.items(), strides[len(tensors) :], strict=True)
     }
     function = epilogue.GATED.get(extra.activation, extra.activation)
     return Problem(
         M=M, N=N, K=K, batch=tuple(batch), a=strides[0], b=strides[1], c=strides[3] if c is not None else None,
         out=strides[2], dtype=a.dtype, out_dtype=out.dtype, device=a.device,
-        alignment=tuple(LINE if not place(t) and i < 2 else math.gcd(t.data_ptr(), 16) for i, t in enumerate(tensors)),
+        alignment=tuple(
+            LINE if i < 2 and not place(t) else math.gcd(read_address(t), 16) for i, t in enumerate(tensors)
+        ),
         tf32=tf32, scaled=scaled, batch_invariant=batch_invariant, epilogue=Epilogue(function, halves > 1, **own),
         formats=formats,
     )  # fmt: skip
