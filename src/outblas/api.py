@@ -363,8 +363,11 @@ def _fresh(out: Tensor, **inputs: Tensor) -> Tensor:
     return torch.empty(out.shape, dtype=out.dtype, device=out.device)
 
 
-def _scalar(name: str, value: object, dtype: torch.dtype) -> int | float:
-    """alpha or beta as a Python number that fp32 can hold. Raises TypeError or ValueError."""
+def _scalar(name: str, value: object, dtype: torch.dtype) -> Any:
+    """alpha or beta as a Python number that fp32 can hold, or complex for torch, which takes complex tensors. Raises
+    TypeError or ValueError."""
+    if dtype.is_complex and isinstance(value, complex):
+        return value
     if _traced() and isinstance(value, int | float):  # which may be symbolic
         return value
     if not isinstance(value, numbers.Real):
