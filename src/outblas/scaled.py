@@ -6,6 +6,7 @@ Only bias and residual have gradients. A bias before an activation needs x, whic
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import dispatch, epilogue, fallback, gradients, operands, ops, registry
 from .choice import PRODUCTION
@@ -176,7 +177,16 @@ _record = gradients.recorder(_Gradients)
 
 
 def _autograd(*given: Any) -> Any:
-    given = (*given, *tuple(_ARGUMENTS.values())[len(given) :])
+    if gradients.grows(*(t for t in given if isinstance(t, Tensor))) or forward_ad._current_level >= 0:
+        given = (*given, *tuple(_ARGUMENTS.values())[len(given) :])
+        _check_gradients(given)
+        if gradients.grows(given[_BIAS], given[_RESIDUAL]):
+            return _record(*given)
+    with gradients.below():
+        return _operator(*given)
+
+
+def _check_gradients(given: tuple[Any, ...]) -> None:
     for name, t in zip(_ARGUMENTS, given, strict=True):
         if not isinstance(t, Tensor):
             continue
@@ -187,10 +197,6 @@ def _autograd(*given: Any) -> Any:
             )
         if gradients.pushed(t):
             raise ValueError(f"{name} carries a forward-mode gradient, which scaled_mm does not have")
-    if gradients.grows(given[_BIAS], given[_RESIDUAL]):
-        return _record(*given)
-    with gradients.below():
-        return _operator(*given)
 
 
 for _key in ("CPU", "CUDA"):
