@@ -338,6 +338,23 @@ def test_operators_have_forward_mode_gradients():
     torch.testing.assert_close(*tangents)
 
 
+def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(monkeypatch):
+    """Kernels read memory, where such a view has the other sign."""
+    seen = []
+
+    def kernel(grad, x, activation):
+        seen.append(grad.is_neg())
+        return formula(grad, x, activation)
+
+    monkeypatch.setattr(gradients, "_derivative", kernel)
+    a, b, g = torch.randn(3, 4).requires_grad_(), torch.randn(4, 2), torch.randn(3, 2)
+    for _ in range(3):
+        y = matmul(a, b, activation="relu")
+        (found,) = torch.autograd.grad(y, a, torch._neg_view(g))
+        torch.testing.assert_close(found, torch.where(y > 0, -g, 0) @ b.t())
+    assert not any(seen)
+
+
 # ---- where gradients lie
 def turned(*shape):
     return torch.randn(*shape).mT.requires_grad_()

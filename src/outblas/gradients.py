@@ -369,7 +369,9 @@ def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if grows(grad, x) or pushed(grad, x):
         _check(grad, x, activation)
         return formula(grad, x, activation)
-    if type(x) is Tensor and (x.is_cuda or x.is_cpu) and _unwatched():
+    # The dispatcher gives kernels no view that negates when read; here such a one has to be sent by it.
+    plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
+    if plain and _unwatched():
         return _derivative(grad, x, activation)
     with below():
         return ops.activation_backward(grad, x, activation)
