@@ -40,7 +40,7 @@ def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch
     that hold its address, may run at any later time. A key has one order, whenever it is asked for."""
     with _making.setdefault(device, threading.Lock()):
         if (device, key) not in _kept:
-            tiles = torch.tensor(order(), dtype=torch.int32)
+            tiles = torch.tensor(order(), dtype=torch.int32, device="cpu")
             _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))
         return _kept[device, key]
 

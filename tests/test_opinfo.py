@@ -18,6 +18,7 @@ OURS = {
     "nn.functional.linear": outblas.linear,
 }
 DTYPES = torch.float32, torch.bfloat16, torch.float16
+COMPLEX = torch.complex64, torch.complex128
 LEAST = 256
 
 
@@ -41,9 +42,13 @@ def scaled(t):
     return memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape) if t.dim() else memory
 
 
+def widened(t):
+    return t.detach().to(torch.complex128 if t.is_complex() else torch.float64).requires_grad_()
+
+
 def compare(name, given, how):
-    """Values and gradients, of the same gradient of the output: near to float64's if torch's are."""
-    op, exact = operator(name).op, [t.detach().double().requires_grad_() if isinstance(t, Tensor) else t for t in given]
+    """Values and gradients, of the same gradient of the output: near to those of the widest dtype if torch's are."""
+    op, exact = operator(name).op, [widened(t) if isinstance(t, Tensor) else t for t in given]
     got, want, truth = OURS[name](*given, **how), op(*given, **how), op(*exact, **how)
     assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True)
     weight = torch.testing.make_tensor(want.shape, dtype=want.dtype, device=want.device, low=-1, high=1)
@@ -85,7 +90,7 @@ def _strict(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, *COMPLEX], ids=str)
 @pytest.mark.parametrize("name", OURS)
 def test_samples_by_torch(name, dtype):
     assert share(name, "cpu", dtype) == 1

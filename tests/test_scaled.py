@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outblas import FallbackWarning, fallback, scaled_mm
-from outblas.epilogue import apply
+from outblas.epilogue import ACTIVATIONS, GATED, apply
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = (128, 128, 128), (300, 264, 272), (1000, 1040, 1000), (16, 4096, 1024), (7, 9, 33), (256, 192, 4096)
@@ -81,8 +81,10 @@ def test_torch_takes_it_without_a_gpu_and_says_so():
     with pytest.warns(FallbackWarning, match="fp8 CPU tensors"):
         scaled_mm(a, b, one, one)
     assert scaled_mm(a[:0], b, one, one).shape == (0, 6)
-    for check in ("test_faketensor", "test_aot_dispatch_dynamic"):
-        torch.library.opcheck(torch.ops.outblas.scaled_mm.default, (a, b, one, one), test_utils=check)
+    bias = torch.ones(6).bfloat16()
+    for given in ((a, b, one, one), (a, b, one, one, bias.requires_grad_(), None, False, "gelu", bias)):
+        checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"  # its schema's has no fp8
+        torch.library.opcheck(torch.ops.outblas.scaled_mm.default, given, test_utils=checks)
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
@@ -99,3 +101,88 @@ def test_bad_input_names_the_argument(change, message):
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
     with pytest.raises(ValueError, match=message):
         scaled_mm(**given)
+
+
+# ---- gradients
+def differentiated(activation, dtype, device="cpu"):
+    """A call of bias and residual, what torch makes of it in fp32, and the two."""
+    M, N, K = 6, 16, 32
+    columns = 2 * N if activation in GATED else N
+    a, b = operands(M, columns, K, device=device, most=2)  # sums that the tensor cores hold
+    one, unit = torch.full((), 0.5, device=device), torch.rand(1, columns, device=device) + 0.5
+    bias = torch.randn(columns, device=device).to(dtype).requires_grad_()
+    residual = torch.randn(M, 1, device=device).to(dtype).requires_grad_()
+
+    def ours(bias, residual):
+        how = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
+        return scaled_mm(a, b, one, unit, **how)
+
+    def torchs(bias, residual):
+        x = (one * a.float()) @ (unit * b.float()) + bias.float()
+        return apply(x, activation or "", residual.float()).to(dtype)
+
+    return ours, torchs, (bias, residual)
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def test_bias_and_residual_have_gradients(activation, dtype, device):
+    torch._dynamo.reset()
+    ours, torchs, leaves = differentiated(activation, dtype, device)
+    g = torch.randn(16, 6, device=device).to(dtype).t()
+    want = torch.autograd.grad(torchs(*leaves), leaves, g)
+    tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.1, "rtol": 0.03}
+    for call in (ours, torch.compile(ours, backend="aot_eager", fullgraph=True)):
+        y = call(*leaves)
+        assert y.requires_grad
+        torch.testing.assert_close(torch.autograd.grad(y, leaves, g), want, **tolerance)
+    for needed in (0, 1):
+        given = [t if i == needed else t.detach() for i, t in enumerate(leaves)]
+        (found,) = torch.autograd.grad(ours(*given), leaves[needed], g)
+        torch.testing.assert_close(found, want[needed], **tolerance)
+    with torch.no_grad():
+        assert not ours(*leaves).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("activation", [None, "gelu_tanh", "swiglu"])
+def test_second_derivatives_and_transforms(activation):
+    ours, torchs, leaves = differentiated(activation, torch.float32)
+    plain = [t.detach() for t in leaves]
+    results = []
+    for f in (ours, torchs):
+        first = torch.autograd.grad(f(*leaves).square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(t.square().sum() for t in first), leaves)
+
+        def loss(*given, f=f):
+            return f(*given).square().sum()
+
+        transformed = torch.func.grad(loss, (0, 1))(*plain)
+        hessian = torch.func.jacrev(torch.func.jacrev(loss))(*plain)
+        results.append([*first, *second, *transformed, hessian])
+    torch.testing.assert_close(*results, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b"])
+def test_no_gradient_is_cut_in_silence(name):
+    torch._dynamo.reset()
+    a, b = operands(4, 6, 8)
+    given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())}
+    given[name].requires_grad_()
+    message = f"{name} requires grad, expected a tensor that does not"
+    for call in (scaled_mm, torch.ops.outblas.scaled_mm):
+        with pytest.raises(ValueError, match=message):
+            call(**given)
+    with pytest.raises(Exception, match=message):
+        torch.compile(scaled_mm, backend="aot_eager", fullgraph=True)(**given)
+    with torch.no_grad():
+        assert scaled_mm(**given).shape == (4, 6)
+    given[name].requires_grad_(False)
+    bias = torch.ones(6).requires_grad_()
+    loss = lambda bias: scaled_mm(**given, bias=bias, out_dtype=torch.float32).square().sum()  # noqa: E731
+    for transform in (lambda: torch.func.jvp(loss, (bias,), (bias,)), lambda: torch.func.hessian(loss)(bias)):
+        with pytest.raises(ValueError, match="bias carries a forward-mode gradient"):
+            transform()

@@ -62,6 +62,35 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
             assert distance(mine, want) <= 2 * distance(theirs, want) + torch.finfo(dtype).eps / 2
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_the_gradient_of_a_weight_is_written_where_it_stays(activation, dtype):
+    """`.grad` is the tensor that reaches the leaf: autograd copies nothing, eager, warm or compiled."""
+    x, w = normal(4, 100, 264, dtype=dtype), normal(256, 264, dtype=dtype).requires_grad_()
+    reached = []
+    w.register_hook(lambda g: reached.append(g.data_ptr()))
+    layers = (linear, torch.compile(linear, fullgraph=True))
+    for layer in layers:
+        for _ in range(3):
+            reached.clear()
+            w.grad = None
+            layer(x, w, activation=activation).float().sum().backward()
+            assert [w.grad.data_ptr()] == reached
+            assert w.grad.stride() == w.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_gradients_are_torchs(dtype, monkeypatch):
+    monkeypatch.delenv("OUTBLAS_STRICT")
+    a, b = (torch.randn(*s, dtype=dtype, device="cuda").requires_grad_() for s in ((64, 32), (32, 48)))
+    g = torch.randn(64, 48, dtype=dtype, device="cuda")
+    want = torch.autograd.grad(a @ b, (a, b), g)
+    with pytest.warns(outblas.FallbackWarning, match="gradients of complex"):
+        matmul(a, b)
+    for _ in range(3):
+        torch.testing.assert_close(torch.autograd.grad(matmul(a, b), (a, b), g), want)
+
+
 # ---- compiled and captured
 class Perceptron(nn.Module):
     def __init__(self, dtype):

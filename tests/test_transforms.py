@@ -180,6 +180,21 @@ def test_compiled_under_autocast_and_transforms():
     close(*(torch.autograd.grad(y.float().sum(), (W, BIAS)) for y in results))
 
 
+def test_a_gradient_of_an_unbacked_size():
+    """A size that no graph knows asks for no guard, where its operand lies by rows or by columns."""
+    torch._dynamo.reset()
+
+    def product(x, w):
+        rows = torch.nonzero(x[:, 0]).squeeze(1)
+        return matmul(x[rows], w.t()).sum() + matmul(x[rows].t().contiguous().t(), w.t()).sum()
+
+    x, results = torch.randn(6, 5).requires_grad_(), []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for f in (torch.compile(product, backend="aot_eager", fullgraph=True), product):
+            results.append(torch.autograd.grad(f(x, W), (x, W)))
+    close(*results)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict):
     model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)

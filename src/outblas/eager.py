@@ -133,6 +133,8 @@ def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor
     grows = _gradients() if any(t.requires_grad for t in tensors) else None
     if grows and (call.out is not None or (call.extra is not None and call.extra.aux is not None)):
         return
+    if grows and call.a.is_complex():  # torch takes it, under its own autograd
+        return
     watched = (
         torch._C._functorch.maybe_current_level() is not None
         or torch._C._get_tracing_state() is not None

@@ -3,27 +3,78 @@
     g = gradient of x = alpha · A B + beta · C + bias, through the activation
     dA = alpha · g Bᵀ    dB = alpha · Aᵀ g    dC = beta · g    dbias = g    dresidual = gradient of the output
 
-each summed over the dimensions along which its operand was repeated. Transposed operands are views. Products run on the
-best kernel known, whatever kernel the forward pass named, batch-invariant ones where it was. Where 16-bit operands have
-a fp32 product, g is rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
+each summed over the dimensions along which its operand was repeated. Transposed operands are views. Where A or B is
+stored by columns, as the transposed weight of a linear layer is, its gradient is computed transposed, dB = (gᵀ A)ᵀ, and
+so lies in memory as the operand does: autograd keeps it as `.grad` without a copy. Products run on the best kernel
+known, whatever kernel the forward pass named, batch-invariant ones where it was. Where 16-bit operands have a fp32
+product, g is rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
+
+These formulas are those of real numbers. Where complex operands need gradients, and where forward-mode gradients are on
+their way, torch computes the call under its own autograd.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from . import eager, fallback, ops
 from .dispatch import Plan
-from .epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, halves
-from .invariance import asked
-from .operands import DTYPES
+from .epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, apply, halves
+from .invariance import asked, refusal, wanted
+from .operands import DTYPES, dtype_name
 
 Tensor = torch.Tensor
-_BELOW = torch._C._AutoDispatchBelowAutograd
-_modes = torch._C._len_torch_dispatch_stack
-_level = torch._C._functorch.maybe_current_level
+
+# ---- what torch has no public name for
+# Kernels of the Autograd key go on to the other keys below this guard, which torch's own library code uses too.
+below: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
+# A base class whose `apply` records at one level of torch.func's transforms, in a context that allows it. Without them
+# torch.autograd.Function serves all but torch.func, which then raises torch's own error.
+_ONE_LEVEL: Any = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+_functorch: Any = getattr(torch._functorch, "utils", None)
+_allowed = getattr(_functorch, "enable_single_level_autograd_function", contextlib.nullcontext)
+# How many dispatch modes are on. Without the name, the short ways below are not taken.
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: True)
+# The level of torch.func's transforms, or None. Without the name no level counts, as if the transforms were not there.
+_level: Callable[[], int | None] = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+
+
+def beneath() -> AbstractContextManager[Any]:
+    """Where an autograd.Function's forward calls its operator: gradients of both modes are off there, but not on the
+    other levels of torch.func's transforms."""
+    if _level() is None:
+        return below()
+    stack = contextlib.ExitStack()
+    for each in (torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below()):
+        stack.enter_context(each)
+    return stack
+
+
+def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What calls an autograd.Function from the Autograd kernel of an operator: also under torch.func's transforms, of
+    which it records one level; the dispatcher sees to the others. `function` needs no `setup_context`."""
+    parts = {name: vars(function)[name] for name in ("forward", "backward")}
+    one_level: Any = type(function.__name__, (_ONE_LEVEL,), parts)
+    plain = direct(function)
+
+    def record(*given: Any) -> Any:
+        if _level() is None:
+            return plain(*given)
+        with _allowed():
+            return one_level.apply(*given)
+
+    return record
+
+
+def direct(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` without the look for torch.func's transforms, which up to torch 2.14 costs 1 µs of a call."""
+    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return found
 
 
 class Product(torch.autograd.Function):
@@ -51,8 +102,7 @@ class Product(torch.autograd.Function):
             y = plan(a, b, c, None, alpha, beta, *extra)
         else:
             choice = kernel, config, tune, batch_invariant
-            # Gradients are off here, but not on the other levels of torch.func's transforms.
-            with torch.set_grad_enabled(_level() is not None), _BELOW():
+            with beneath():
                 if aux or (activation and (needs_a or needs_b or needs_c or needs_bias)):
                     y, x = ops.gemm_aux(a, b, c, bias, residual, *how)
                 elif activation or bias is not None or residual is not None:
@@ -66,7 +116,9 @@ class Product(torch.autograd.Function):
         if batch_invariant is None and asked():  # by the caller's context: autograd's threads have another
             batch_invariant = True
         shapes = a.shape, b.shape, c if c is None else c.shape, bias if bias is None else bias.shape
-        ctx.given = *shapes, residual if residual is None else residual.shape, alpha, beta, activation, a.dtype
+        strides = a.stride() if needs_a else (), b.stride() if needs_b else ()
+        epilogue = residual if residual is None else residual.shape, alpha, beta, activation, a.dtype
+        ctx.given = *shapes, *strides, *epilogue
         ctx.how = tune, batch_invariant
         return y if x is None else (y, x)
 
@@ -74,11 +126,12 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, g_out: Tensor | None, g: Tensor | None = None) -> tuple[Tensor | None, ...]:
         _, needs_a, needs_b, needs_c, needs_bias, needs_residual, *_ = ctx.needs_input_grad
         a, b, x = ctx.saved_tensors
-        shape_a, shape_b, shape_c, shape_bias, shape_residual, alpha, beta, activation, dtype = ctx.given
+        shape_a, shape_b, shape_c, shape_bias, strides_a, strides_b, *others = ctx.given
+        shape_residual, alpha, beta, activation, dtype = others
         d_a = d_b = d_c = d_bias = d_residual = None
         if g_out is not None:
             if needs_residual:
-                d_residual = _summed(g_out, shape_residual)
+                d_residual = summed(g_out, shape_residual)
             if not activation:
                 g = g_out if g is None else g + g_out
             elif x is not None:
@@ -87,9 +140,9 @@ class Product(torch.autograd.Function):
                 g = through if g is None else g + through
         if g is not None:
             if needs_bias:
-                d_bias = _summed(g, shape_bias)
+                d_bias = summed(g, shape_bias)
             if needs_c:
-                d_c = _summed(g if beta == 1 else g * beta, shape_c).to(dtype)
+                d_c = summed(g if beta == 1 else g * beta, shape_c).to(dtype)
             if g.dtype is not dtype:
                 g = g.to(dtype)
             if len(shape_b) == 1:
@@ -97,30 +150,58 @@ class Product(torch.autograd.Function):
             if len(shape_a) == 1:
                 g = g.unsqueeze(-2)
             if needs_a:
-                d_a = _of_a(g, b, shape_a, alpha, ctx.how)
+                d_a = _of_a(g, b, shape_a, strides_a, alpha, ctx.how)
             if needs_b:
-                d_b = _of_b(g, a, shape_b, alpha, ctx.how)
+                d_b = _of_b(g, a, shape_b, strides_b, alpha, ctx.how)
         return None, d_a, d_b, d_c, d_bias, d_residual, None, None
 
 
-def _of_a(g: Tensor, b: Tensor, shape: Sequence[int], alpha: Any, how: tuple[Any, ...]) -> Tensor:
-    found = _product(g, b.unsqueeze(0) if b.dim() == 1 else b.mT, alpha, how)
-    return _summed(found.squeeze(-2) if len(shape) == 1 else found, shape)
+def _by_columns(strides: Sequence[int]) -> bool:
+    """Whether the columns of matrices are contiguous, and the rows are not. Nothing is asked of a symbolic stride, for
+    which a compiled program would need a guard."""
+    if len(strides) < 2:
+        return False
+    row, column = strides[-2:]
+    return type(row) is int and row == 1 and (type(column) is not int or column > 1)
 
 
-def _of_b(g: Tensor, a: Tensor, shape: Sequence[int], alpha: Any, how: tuple[Any, ...]) -> Tensor:
+def _of_a(
+    g: Tensor, b: Tensor, shape: Sequence[int], strides: Sequence[int], alpha: Any, how: tuple[Any, ...]
+) -> Tensor:
+    if b.dim() == 1:
+        b = b.unsqueeze(-1)
+    if _by_columns(strides):
+        return summed(_product(b, g.mT, alpha, how), _turned(shape)).mT
+    found = _product(g, b.mT, alpha, how)
+    return summed(found.squeeze(-2) if len(shape) == 1 else found, shape)
+
+
+def _of_b(
+    g: Tensor, a: Tensor, shape: Sequence[int], strides: Sequence[int], alpha: Any, how: tuple[Any, ...]
+) -> Tensor:
     """The batch of a shared B becomes rows: one product, whose sums stay in fp32."""
+    columns = _by_columns(strides)
     if a.dim() == 1:
         a = a.unsqueeze(0)
-    if len(shape) > 2 and any(size != 1 for size in shape[:-2]):
-        return _summed(_product(a.mT, g, alpha, how), shape)
-    if g.dim() > 2:
+    batched = len(shape) > 2 and any(size != 1 for size in shape[:-2])
+    if g.dim() > 2 and not batched:
         a, g = a.flatten(0, -2), g.flatten(0, -2)
-    found = _product(a.t(), g, alpha, how)
-    return found if len(shape) == 2 else found.reshape(shape)
+    found = _product(g.mT, a, alpha, how) if columns else _product(a.mT, g, alpha, how)
+    stored = _turned(shape) if columns else shape
+    if batched:
+        found = summed(found, stored)
+    elif len(shape) != 2:
+        found = found.reshape(stored)
+    return found.mT if columns else found
 
 
-def _summed(t: Tensor, shape: Sequence[int]) -> Tensor:
+def _turned(shape: Sequence[int]) -> Sequence[int]:
+    """The shape of the transposed matrices."""
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """The gradient of a tensor of `shape` that was repeated to t's."""
     if t.shape == shape:
         return t
     lead = t.dim() - len(shape)
@@ -185,15 +266,8 @@ def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 # ---- what autograd does with each operator
 # Calls without gradients, of compiled programs say, go from here to their plans: the rest of torch's dispatcher costs
 # as much again.
-_apply: Callable[..., Any] = super(torch.autograd.Function, Product).apply
-
-
-def _record(*given: Any) -> Any:
-    """Where torch.func differentiates, of one level of its transforms: the dispatcher sees to the others."""
-    if _level() is None:
-        return _apply(*given)
-    with enable_single_level_autograd_function():
-        return _apply(*given)
+_apply = direct(Product)
+_record = recorder(Product)
 
 
 def recorded(plan: Plan, a: Tensor, b: Tensor, c: Tensor | None, *how: Any) -> Tensor:
@@ -206,17 +280,9 @@ def recorded(plan: Plan, a: Tensor, b: Tensor, c: Tensor | None, *how: Any) -> T
     return result
 
 
-def _grows(*tensors: Tensor | None) -> bool:
-    if torch.is_grad_enabled():
-        for t in tensors:
-            if t is not None and t.requires_grad:
-                return True
-    return False
-
-
 def _unwatched() -> bool:
     """Whether nobody behind autograd sees operators: `eager`'s guards are of tensors that have not come that far."""
-    return _modes() == 0 and torch._C._get_tracing_state() is None and _level() is None
+    return _modes() == 0 and _tracing() is None and _level() is None
 
 
 _NOTHING = Extra()
@@ -236,12 +302,32 @@ _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
 }
 
 
+def grows(*tensors: Tensor | None) -> bool:
+    """Whether autograd is to record what becomes of any of them."""
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
+
+
+def pushed(*tensors: Tensor | None) -> bool:
+    """Whether any carries a forward-mode gradient."""
+    return forward_ad._current_level >= 0 and any(
+        t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    )
+
+
 def _autograd(name: str) -> Callable[..., Any]:
     operator, split, aux = getattr(ops, name), _SPLIT[name], name == "gemm_aux" or None
 
     def run(*given: Any) -> Any:
         a, b, c, bias, residual, how = split(*given)
-        if _grows(a, b, c, bias, residual):
+        if forward_ad._current_level >= 0 and pushed(a, b, c, bias, residual):
+            return _by_torch("forward-mode gradients", a, b, c, bias, residual, how, aux)
+        if grows(a, b, c, bias, residual):
+            if a.is_complex():
+                return _by_torch(f"gradients of {dtype_name(a.dtype)} tensors", a, b, c, bias, residual, how, aux)
             found = _record(None, a, b, c, bias, residual, how, aux)
             return found[0] if isinstance(found, tuple) and not aux else found
         alpha, beta, activation = how[:3]
@@ -250,19 +336,44 @@ def _autograd(name: str) -> Callable[..., Any]:
             done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
             if done is not None:
                 return done
-        with _BELOW():
+        with below():
             return operator(*given)
 
     return run
 
 
+def _by_torch(
+    cause: str,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    how: tuple[Any, ...],
+    aux: bool | None,
+) -> Any:
+    """A call by torch's own functions, which autograd sees one by one."""
+    alpha, beta, activation, out_dtype, kernel, _, _, batch_invariant = how
+    ops.check(a, b, c, bias, residual, *how)
+    if kernel:
+        raise ValueError(f"kernel {kernel!r} takes no {cause}")
+    if wanted(batch_invariant):
+        raise refusal(cause)
+    fallback.notice(cause)
+    x = fallback.fused(a, b, c, None, alpha, beta, out_dtype, Extra(bias=bias))
+    y = apply(x, activation, residual)
+    return (x.clone() if y is x else y, x) if aux else y
+
+
 def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
-    if _grows(grad, x):
+    if grows(grad, x) or pushed(grad, x):
         _check(grad, x, activation)
         return formula(grad, x, activation)
-    if type(x) is Tensor and (x.is_cuda or x.is_cpu) and _unwatched():
+    # The dispatcher gives kernels no view that negates when read; here such a one has to be sent by it.
+    plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
+    if plain and _unwatched():
         return _derivative(grad, x, activation)
-    with _BELOW():
+    with below():
         return ops.activation_backward(grad, x, activation)
 
 
@@ -270,9 +381,12 @@ def _without(operator: Any) -> Callable[..., None]:
     """An operator that writes to its arguments has no gradients."""
 
     def run(*given: Any) -> None:
-        if _grows(*(t for t in given if isinstance(t, Tensor))):
+        tensors = [t for t in given if isinstance(t, Tensor)]
+        if grows(*tensors):
             raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
-        with _BELOW():
+        if pushed(*tensors):
+            raise ValueError("out is given with inputs that carry forward-mode gradients, expected no out")
+        with below():
             operator(*given)
 
     return run

@@ -146,14 +146,13 @@ def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 def check_extra(extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
     """Checks the tensors of an epilogue against the shape and dtype of x; returns the output's shape."""
-    *rows, columns = shape
     gated = epilogue.halves(extra.activation) == 2
-    if gated and (not shape or columns % 2):
+    if gated and (not shape or shape[-1] % 2):
         raise OperandError(
             f"activation {extra.activation!r} pairs the columns of the product, expected an even number of them, "
             f"got shape {tuple(shape)}"
         )
-    result = (*rows, columns // 2) if gated else tuple(shape)
+    result = (*shape[:-1], shape[-1] // 2) if gated else tuple(shape)
     wanted_of = {"bias": (extra.bias, shape), "residual": (extra.residual, result), "aux": (extra.aux, shape)}
     for name, (t, wanted) in wanted_of.items():
         if t is None:

@@ -168,15 +168,27 @@ def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
 
 
+def check(*given: Any) -> None:
+    """Raises ValueError where the arguments of `gemm` do not fit together."""
+    _shapes(_call(None, None, given))
+
+
+def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """Shapes of the output and of x, and their dtype. Raises as `check`."""
+    a = call.a
+    shape, dtype = operands.check_product(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
+    if call.c is not None and dtype != a.dtype:
+        raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
+    return operands.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
+
+
 def _checked(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """New tensors like the output and like x."""
     call = _call(out, aux, given)
-    a, extra = call.a, call.extra or Extra()
-    shape, dtype = operands.check_product(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
-    result = operands.check_extra(extra, shape, dtype, a.device)
+    result, shape, dtype = _shapes(call)
     if out is not None:
-        operands.check_out(out, result, dtype, a.device)
-    return a.new_empty(result, dtype=dtype), a.new_empty(shape, dtype=dtype)
+        operands.check_out(out, result, dtype, call.a.device)
+    return call.a.new_empty(result, dtype=dtype), call.a.new_empty(shape, dtype=dtype)
 
 
 @fake("gemm")

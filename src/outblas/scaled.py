@@ -1,10 +1,14 @@
-"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere torch in fp32."""
+"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere torch in fp32.
+
+Only bias and residual have gradients. A bias before an activation needs x, which is computed again for it.
+"""
 
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from . import dispatch, epilogue, fallback, operands, ops, registry
+from . import dispatch, epilogue, fallback, gradients, operands, ops, registry
 from .choice import PRODUCTION
 from .dispatch import Call
 from .epilogue import Extra
@@ -46,9 +50,11 @@ def scaled_mm(
             128 products are added up in fp32.
         activation: as in `matmul`.
 
-    Without sm_90 torch multiplies in fp32, with a `FallbackWarning`. There are no gradients.
+    Without sm_90 torch multiplies in fp32, with a `FallbackWarning`. bias and residual have gradients; that of a bias
+    before an activation costs the product once more.
 
-    Raises TypeError and ValueError as `matmul`; nothing is written then.
+    Raises TypeError and ValueError as `matmul`, ValueError also where a, b, scale_a or scale_b need gradients; nothing
+    is written then.
     """
     given = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "residual": residual}
     for name, t in given.items():
@@ -132,8 +138,70 @@ def _words(t: Tensor) -> Tensor:
     return t.view(torch.bfloat16)
 
 
+class _Gradients(torch.autograd.Function):
+    """`apply` takes the arguments of the operator, all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual = given
+        through = bool(activation) and ctx.needs_input_grad[_BIAS]
+        ctx.save_for_backward(*((a, b, scale_a, scale_b, bias) if through else ()))
+        ctx.set_materialize_grads(False)
+        ctx.how = activation, out_dtype, use_fast_accum
+        ctx.shapes = tuple(t if t is None else t.shape for t in (bias, residual))
+        with gradients.beneath():
+            result: Tensor = _operator(*given)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None] * len(_ARGUMENTS)
+        if g is None:
+            return tuple(found)
+        shape_bias, shape_residual = ctx.shapes
+        if ctx.needs_input_grad[_RESIDUAL]:
+            found[_RESIDUAL] = gradients.summed(g, shape_residual)
+        if ctx.needs_input_grad[_BIAS]:
+            activation, *how = ctx.how
+            if activation:
+                x = _operator(*ctx.saved_tensors, *how)
+                g = ops.activation_backward(g, x, activation)
+            found[_BIAS] = gradients.summed(g, shape_bias)
+        return tuple(found)
+
+
+_operator = torch.ops.outblas.scaled_mm.default
+_ARGUMENTS = {argument.name: argument.default_value for argument in _operator._schema.arguments}
+_BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
+_record = gradients.recorder(_Gradients)
+
+
+def _autograd(*given: Any) -> Any:
+    if gradients.grows(*(t for t in given if isinstance(t, Tensor))) or forward_ad._current_level >= 0:
+        given = (*given, *tuple(_ARGUMENTS.values())[len(given) :])
+        _check_gradients(given)
+        if gradients.grows(given[_BIAS], given[_RESIDUAL]):
+            return _record(*given)
+    with gradients.below():
+        return _operator(*given)
+
+
+def _check_gradients(given: tuple[Any, ...]) -> None:
+    for name, t in zip(_ARGUMENTS, given, strict=True):
+        if not isinstance(t, Tensor):
+            continue
+        if name not in ("bias", "residual") and gradients.grows(t):
+            raise ValueError(
+                f"{name} requires grad, expected a tensor that does not (or torch.no_grad()): only bias and residual "
+                "of scaled_mm have gradients"
+            )
+        if gradients.pushed(t):
+            raise ValueError(f"{name} carries a forward-mode gradient, which scaled_mm does not have")
+
+
 for _key in ("CPU", "CUDA"):
     ops.library.impl("scaled_mm", _scaled_mm, _key)
+ops.library.impl("scaled_mm", _autograd, "Autograd")
 
 
 @ops.fake("scaled_mm")
