@@ -1,7 +1,7 @@
 """Many random calls over several processes, and a table of what they found.
 
-    python -m tests.fuzz --calls 40000 --seed 7 [--device cuda]
-    python -m tests.fuzz --seed 7 --only 1234        one call again, in full
+python -m tests.fuzz --calls 40000 --seed 7 [--device cuda]
+python -m tests.fuzz --seed 7 --only 1234        one call again, in full
 """
 
 import argparse

@@ -17,7 +17,7 @@ import outblas
 from outblas.epilogue import FUNCTIONS, GATED
 
 from . import tensors
-from .spec import COMPLEX, FLOATS
+from .spec import COMPLEX, FLOATS, is_fused
 
 Tensor = torch.Tensor
 WRITTEN = "out", "aux"
@@ -59,7 +59,7 @@ def scalar(spec: dict | None, default: float) -> Any:
     kind, value = spec["kind"], spec["value"]
     if kind.startswith("numpy"):
         return getattr(np, kind.split()[1])(value)
-    special = {"nan": float("nan"), "inf": float("-inf"), "None": None, "complex": complex(value, 1)}
+    special = {"nan": float("nan"), "inf": float("-inf"), "None": None, "complex": 1j}
     if kind in special:
         return special[kind]
     if kind == "vector":
@@ -107,11 +107,13 @@ def by_outblas(spec: dict, t: dict) -> Any:
     if name.startswith("op."):
         return by_operator(spec, t)
     if name == "patch":
-        model = torch.nn.Sequential(layer(spec | {"functional_call": False}, t, torch.nn.Linear))
-        outblas.patch(model)
         if spec.get("functional_call"):
+            model = torch.nn.Sequential(torch.nn.Linear(*t["b"].shape[::-1], bias="bias" in t))
+            outblas.patch(model)
             brought = {"0.weight": t["b"]} | ({"0.bias": t["bias"]} if "bias" in t else {})
             return torch.func.functional_call(model, brought, (t["a"],))
+        model = torch.nn.Sequential(layer(spec, t, torch.nn.Linear))
+        outblas.patch(model)
         return model(t["a"])
     if name == "Linear":
         return layer(spec, t, outblas.Linear, activation=spec.get("activation"))(t["a"])
@@ -153,6 +155,10 @@ def by_torch(spec: dict, t: dict) -> Any:
     """The same call as a user of torch writes it, epilogues as functions one after the other."""
     name = spec["call"].removeprefix("op.")
     activation = spec.get("activation")
+    t = {n: x for n, x in t.items() if x is not None or n not in ("bias", "residual", "out", "aux")}
+    linear = name == "linear" and ("out" in t or ("bias" in t and ndim(spec, t, "bias") != 1))
+    if (is_fused(spec) or name == "scaled_mm" or linear) and not all(isinstance(x, Tensor) for x in t.values()):
+        raise TypeError("expected tensors")
     if activation is not None and not isinstance(activation, str):
         raise TypeError("activation")
     if activation and activation not in FUNCTIONS and activation not in GATED:
@@ -164,9 +170,9 @@ def by_torch(spec: dict, t: dict) -> Any:
     extra = activation or any(n in t for n in ("residual", "aux"))
     extra = extra or ("bias" in t and not name.startswith("linear"))
     fits(spec, t)
-    if not extra and "out_dtype" not in spec and name != "scaled_mm" and not ("out" in t and name == "linear"):
+    if not extra and "out_dtype" not in spec and name != "scaled_mm" and not linear:
         return plain(spec, t)
-    if name == "scaled_mm" and not activation and "residual" not in t:
+    if name == "scaled_mm" and not activation and "residual" not in t and not spec.get("composed"):
         scales = t["scale_a"], t["scale_b"]
         fast = spec.get("use_fast_accum", False)
         how = {"bias": t.get("bias"), "out_dtype": dtype_of(spec) or torch.bfloat16, "use_fast_accum": fast}
@@ -174,13 +180,27 @@ def by_torch(spec: dict, t: dict) -> Any:
     if any(n in t for n in WRITTEN) and torch.is_grad_enabled():
         if any(isinstance(x, Tensor) and x.requires_grad for x in t.values()):
             raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
+    if any(n in t for n in WRITTEN):  # autocast leaves calls with out= alone
+        with torch.autocast(spec.get("device", "cpu"), enabled=False):
+            return composed(spec, t, activation)
+    return composed(spec, t, activation)
+
+
+def composed(spec: dict, t: dict, activation: str | None) -> Any:
+    """Functions of torch, one after the other."""
     x = before_activation(spec, t)
     if "aux" in t:
         write(t["aux"], x)
     y = epilogue(x, activation, t.get("residual"))
     if "out" in t:
-        return write(t["out"], y)
-    return (y, x) if name == "gemm_aux" else y
+        found = write(t["out"], y)
+        return t["out"] if spec["call"].startswith("op.") else found
+    return (y, x) if spec["call"] == "op.gemm_aux" else y
+
+
+def ndim(spec: dict, t: dict, name: str) -> int:
+    """Of one call, where torch.func maps over several; not a question to a tensor that listens."""
+    return len(spec["tensors"][name]["shape"]) - (spec.get("in_dims", {}).get(name) is not None)
 
 
 def fits(spec: dict, t: dict) -> None:
@@ -191,7 +211,8 @@ def fits(spec: dict, t: dict) -> None:
         return
     if spec["call"].endswith("scaled_mm"):
         return
-    cast = spec.get("setting") == "autocast" and a.is_floating_point() and a.dtype != torch.float64
+    cast = spec.get("setting") == "autocast" and not any(n in t for n in WRITTEN)
+    cast = cast and a.is_floating_point() and a.dtype != torch.float64
     given = torch.bfloat16 if cast else a.dtype
     if wide != given and not (wide == torch.float32 and given in narrow):
         raise RuntimeError("out_dtype must be the operands' dtype or float32")
@@ -230,7 +251,7 @@ def before_activation(spec: dict, t: dict) -> Tensor:
         x = (t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"])
         return x.to(dtype) if bias is None else x.to(dtype) + bias
     if name == "linear":
-        inside = bias is not None and bias.dim() == 1
+        inside = bias is not None and ndim(spec, t, "bias") == 1
         x = F.linear(t["a"], t["b"], bias if inside else None)
         return x if inside or bias is None else x + bias
     if "c" in t:
@@ -447,10 +468,14 @@ class Watch:
         if now.numel() != self.before.numel():
             return False
         expected = self.before.clone()
+        if tensors.overlaps_itself(t):
+            return False
         where = t.storage_offset(), t.shape, t.stride()
-        raw, into = (torch.empty(0, dtype=t.dtype, device=t.device).set_(x, *where) for x in (self.storage, expected.untyped_storage()))
+        memories = self.storage, expected.untyped_storage()
+        empty = torch.empty(0, dtype=t.dtype, device=t.device)
+        raw, into = (empty.detach().set_(memory, *where) for memory in memories)
         with torch.no_grad():
-            into.copy_(raw) if t.numel() else None
+            into.copy_(raw)
         return not torch.equal(expected, now)
 
 
@@ -549,9 +574,10 @@ def exact(spec: dict, t: dict, magnitude: bool) -> list:
         alpha, beta = abs(alpha), abs(beta)
     if name == "activation_backward":
         if magnitude:
-            grad = t["grad"].repeat_interleave(2, -1) if activation in GATED else t["grad"]
-            other = 1 + t["a"].amax(-1, keepdim=True) if t["a"].shape[-1] else 1
-            return [2 * grad.amax(-1, keepdim=True).expand_as(t["a"]) * other if t["a"].numel() else t["a"]]
+            if activation not in GATED:
+                return [2 * t["grad"] * (1 + t["a"])]
+            gate, other = t["a"].chunk(2, -1)
+            return [torch.cat((2 * t["grad"] * other * (1 + gate), 2 * t["grad"] * gate), -1)]
         return [backward_of(t["grad"], t["a"], activation)]
     a, b = t["a"], t["b"]
     if "scale_a" in t:

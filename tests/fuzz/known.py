@@ -47,6 +47,245 @@ def raises(pattern: str, *, torch_too: bool = False) -> Predicate:
     return matches
 
 
-A, B = tensor(3, 4), tensor(4, 5)
+A, B, C = tensor(3, 4), tensor(4, 5), tensor(3, 5)
+F8A = tensor(16, 32, dtype="float8_e4m3fn")
+F8B = tensor(32, 16, dtype="float8_e4m3fn", layout="transposed")
+ONE = tensor(1, fill="positive")
+FP8 = {"a": F8A, "b": F8B, "scale_a": ONE, "scale_b": ONE}
+NUMBERS = "int64", "int32", "int8", "uint8", "bool"
 
-KNOWN: list[Known] = []
+
+def _kinds(spec: dict) -> set[str]:
+    return {t.get("kind", "") for t in spec["tensors"].values()}
+
+
+def _empty(spec: dict) -> bool:
+    return any(0 in t["shape"] for t in spec["tensors"].values())
+
+
+def _dtypes_agree(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    unread = _empty(spec) or _kinds(spec) & {"fake", "meta"}
+    return bool(unread) and raises(r".*dtype is torch\.\w+ but a\.dtype|.*w is torch\.\w+ on ")(
+        spec, ours, theirs, found
+    )
+
+
+def _scaled(spec: dict, kind: str, pattern: str, found: Difference) -> bool:
+    return spec["call"].endswith("scaled_mm") and found.kind == kind and bool(re.match(pattern, found.detail))
+
+
+def _mapped_scalars(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    odd = spec["tensors"]["a"]["dtype"] in NUMBERS or any(
+        spec.get(n, {}).get("kind") in ("bool", "complex") for n in ("alpha", "beta")
+    )
+    mapped = "vmap" in spec.get("transform", "") and "c" in spec["tensors"]
+    refused = found.kind == "only torch raises" and "alpha" in found.detail
+    return odd and mapped and (refused or found.kind in ("dtype", "values"))
+
+
+def _autocast(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    added = any(n in spec["tensors"] for n in ("c", "bias", "residual"))
+    wider = found.detail.startswith("result's dtype is torch.bfloat16, torch: torch.float32")
+    return spec.get("setting") == "autocast" and added and found.kind == "dtype" and wider
+
+
+def _alpha_zero(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    alpha = spec.get("alpha", {})
+    none = alpha.get("value") == 0 and alpha.get("kind") not in ("nan", "inf", "None", "complex")
+    return none and found.kind == "values" and "torch: nan" in found.detail
+
+
+def _strided_out(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    out = spec["tensors"].get("out", {})
+    gaps = out.get("layout") in ("transposed", "steps")
+    return gaps and found.kind == "only torch raises" and "The size of tensor a" in found.detail
+
+
+def _internal(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    text = "INTERNAL ASSERT FAILED", "could not construct a memory descriptor"
+    return found.kind.startswith("only torch") and any(t in found.detail for t in text)
+
+
+def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    other = spec["call"].startswith("op.") and _kinds(spec) & {"sparse", "nested"}
+    return bool(other) and raises("NotImplementedError", torch_too=True)(spec, ours, theirs, found)
+
+
+KNOWN = [
+    Known(
+        "out of another shape",
+        "torch resizes an out that has another shape, and warns that it will stop doing so. outblas refuses it.",
+        raises(r"\w+: (out|aux)\.shape is "),
+        call("matmul", {"a": A, "b": B, "out": tensor(2, 2, fill="nan")}),
+    ),
+    Known(
+        "out in the memory of an operand",
+        "torch writes to an out that shares memory with what it still reads, and the result is whatever comes of it. "
+        "outblas refuses it. The one exception is addmm(c, a, b, out=c).",
+        raises(r"\w+: (out|aux) overlaps \w+ in memory", torch_too=True),
+        call("matmul", {"a": tensor(4, 4), "b": tensor(4, 4), "out": tensor(4, 4, alias="a")}),
+    ),
+    Known(
+        "out that overlaps itself",
+        "torch refuses some outputs two of whose elements share memory, and takes others, empty products and those "
+        "that it computes elsewhere first. outblas refuses all.",
+        raises(r"\w+: (out|aux) has strides .*(elements share memory|elements apart)", torch_too=True),
+        call("matmul", {"a": tensor(2, 3, 0), "b": tensor(0, 5), "out": tensor(2, 3, 5, layout="expanded", seed=7)}),
+    ),
+    Known(
+        "out that negates or conjugates, with an epilogue",
+        "matmul and addmm write to a view made by torch.conj or torch._neg_view. With bias, activation, residual or "
+        "aux it is refused.",
+        raises(r"\w+: (out|aux) is a view that negates or conjugates", torch_too=True),
+        call("matmul", {"a": A, "b": B, "bias": tensor(5), "out": tensor(3, 5, lazy="neg", fill="nan")}),
+    ),
+    Known(
+        "out that torch cannot fold",
+        "torch.matmul folds a batch times one matrix into a two-dimensional product, and fails where an out with gaps "
+        "cannot be folded with it. outblas writes it.",
+        _strided_out,
+        call(
+            "matmul", {"a": tensor(5, 2, 0), "b": tensor(0, 8), "out": tensor(5, 2, 8, layout="steps", seed=1451584461)}
+        ),
+    ),
+    Known(
+        "batch_invariant where torch computes",
+        "torch has no such promise. Where outblas would hand a call to torch, a call that asks for batch-invariance "
+        "raises, so that nobody relies on it in vain.",
+        raises(r"\w+: batch_invariant is True, and torch would take this call", torch_too=True),
+        call("matmul", {"a": A, "b": B}, setting="batch_invariant"),
+    ),
+    Known(
+        "a named kernel",
+        "A call that names a kernel never falls back to torch: it raises and says what the kernel needs.",
+        raises(r"\w+: kernel '[\w.]+' needs ", torch_too=True),
+        call("matmul", {"a": tensor(3, 4, dtype="float64"), "b": tensor(4, 5, dtype="float64")}, kernel="portable"),
+    ),
+    Known(
+        "dtypes of an epilogue",
+        "bias, residual and aux have the dtype of the product: they are added before it is rounded. torch would "
+        "promote the sum to the wider dtype.",
+        raises(r"\w+: (bias|residual|aux)\.dtype is ", torch_too=True),
+        call("matmul", {"a": A, "b": B, "residual": tensor(3, 5, dtype="float64")}),
+    ),
+    Known(
+        "shapes of an epilogue",
+        "bias and residual broadcast to the product and never enlarge it, as in torch.addmm. A sum of torch tensors "
+        "would broadcast both ways.",
+        raises(r"\w+: (bias|residual)\.shape is "),
+        call("matmul", {"a": A, "b": B, "residual": tensor(2, 3, 5)}),
+    ),
+    Known(
+        "a weight of one dimension with a bias",
+        "torch.nn.functional.linear takes a weight (K) without a bias only. outblas.linear takes it with any epilogue.",
+        lambda spec, ours, theirs, found: (
+            spec["call"] == "linear"
+            and len(spec["tensors"]["b"]["shape"]) - ("in_dims" in spec) <= 1
+            and "bias" in spec["tensors"]
+            and found.kind == "only torch raises"
+            and bool(re.search("mat2 must be a matrix|incorrect dims for mm|expand", found.detail))
+        ),
+        call("linear", {"a": A, "b": tensor(4), "bias": tensor(1)}),
+    ),
+    Known(
+        "dtypes that torch does not look at",
+        "torch finds out that dtypes differ when it multiplies, so empty products, fake tensors and meta tensors of "
+        "different dtypes pass. outblas refuses them like all others.",
+        _dtypes_agree,
+        call("matmul", {"a": A | {"kind": "fake"}, "b": tensor(4, 5, dtype="float64", kind="fake")}),
+    ),
+    Known(
+        "meta tensors beside others",
+        "torch multiplies a meta tensor with one that has memory. outblas wants all operands on one device.",
+        raises(
+            r"\w+: \w+ is on (meta but a is on cpu|cpu but a is on meta)|\w+: (w|scale_\w) is .* on (meta|cpu), expected"
+        ),
+        call("matmul", {"a": A | {"kind": "meta"}, "b": B}),
+    ),
+    Known(
+        "autocast and what is added",
+        "Under autocast outblas casts c, bias and residual to the dtype of the product, which stays the dtype of the "
+        "result. torch adds a float32 tensor to a bfloat16 product in float32.",
+        _autocast,
+        call("matmul", {"a": A, "b": B, "residual": C}, setting="autocast"),
+    ),
+    Known(
+        "alpha of 0",
+        "With alpha = 0 the product is not computed, and neither are its gradients: they are 0, where torch multiplies "
+        "by 0 in the backward pass and NaN and infinity come through.",
+        _alpha_zero,
+        call(
+            "addmm",
+            {"a": A, "b": B, "c": C},
+            alpha={"kind": "zero", "value": 0},
+            beta={"kind": "nan", "value": 0},
+            transform="grad",
+            of=["a"],
+        ),
+    ),
+    Known(
+        "vmap of addmm with integers",
+        "Under torch.func.vmap torch computes addmm by other operators, which promote integers, and refuse float or "
+        "bool alpha and beta that torch.addmm takes. In outblas vmap changes neither dtypes nor what is taken.",
+        _mapped_scalars,
+        call(
+            "addmm",
+            {"a": tensor(2, 3, 4, dtype="int32"), "b": tensor(4, 5, dtype="int32"), "c": tensor(5, dtype="int32")},
+            beta={"kind": "float", "value": 2.0},
+            transform="vmap",
+            in_dims={"a": 0, "b": None, "c": None},
+        ),
+    ),
+    Known(
+        "operators and sparse or nested tensors",
+        "torch.ops.outblas.* take strided tensors. The functions of outblas hand sparse and nested ones to torch.",
+        _operators,
+        call("op.matmul", {"a": A | {"kind": "sparse"}, "b": B}),
+    ),
+    Known(
+        "scaled_mm takes more",
+        "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each operand. "
+        "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that broadcasts.",
+        lambda spec, ours, theirs, found: (
+            _scaled(spec, "only torch raises", "", found)
+            and not ("activation" in spec or "residual" in spec["tensors"])
+        ),
+        call("scaled_mm", FP8 | {"scale_a": tensor(16, 1, fill="positive")}, out_dtype="bfloat16"),
+    ),
+    Known(
+        "gradients of scaled_mm",
+        "torch._scaled_mm has no gradients, and says so in the backward pass. outblas.scaled_mm has those of bias and "
+        "residual.",
+        lambda spec, ours, theirs, found: _scaled(
+            spec, "only torch backward raises", ".*derivative for aten::_scaled_mm", found
+        ),
+        call(
+            "scaled_mm",
+            FP8 | {"bias": tensor(16, dtype="bfloat16")},
+            out_dtype="bfloat16",
+            gradients={"of": ["bias"], "layout": "contiguous", "seed": 1},
+        ),
+    ),
+    Known(
+        "gradients of scales",
+        "outblas.scaled_mm refuses scales that need gradients at once, where torch._scaled_mm fails in the backward pass.",
+        raises(r"\w+: scale_[ab] requires grad", torch_too=True),
+        call("scaled_mm", FP8, out_dtype="bfloat16", gradients={"of": ["scale_a"], "layout": "contiguous", "seed": 1}),
+    ),
+    Known(
+        "dtypes of scaled_mm",
+        "outblas.scaled_mm returns bfloat16, float16 or float32, and bfloat16 by default. torch._scaled_mm also returns "
+        "fp8, and does by default.",
+        lambda spec, ours, theirs, found: (
+            spec["call"].endswith("scaled_mm")
+            and raises(r"\w+: out_dtype is torch\.\w+, expected one of", torch_too=True)(spec, ours, theirs, found)
+        ),
+        call("scaled_mm", FP8, out_dtype="float8_e4m3fn"),
+    ),
+    Known(
+        "errors inside torch",
+        "torch itself fails on a few calls, in an assertion or in a library, that outblas computes.",
+        _internal,
+        {},
+    ),
+]

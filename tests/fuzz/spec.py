@@ -63,6 +63,12 @@ def is_heavy(spec: dict) -> bool:
     return bool(spec.get("compile")) or bool(spec.get("kernel"))
 
 
+def is_fused(spec: dict) -> bool:
+    """Whether torch has no one function for a call."""
+    extra = ("residual", "aux") if spec["call"] in ("linear", "Linear", "patch") else ("bias", "residual", "aux")
+    return "activation" in spec or "out_dtype" in spec or any(n in spec["tensors"] for n in extra)
+
+
 def halves(activation: str | None) -> int:
     return 2 if activation in GATED else 1
 
@@ -136,8 +142,13 @@ class Maker:
             return self.rng.choice([[2, *shape], self.damaged(shape, 1), self.damaged(shape, 1)])
         return shape
 
-    def scalar(self) -> dict:
+    def scalar(self, spec: dict, dtype: str) -> dict:
+        """Alpha or beta. Where tensors are no numbers yet, or the call is an operator's, of the ordinary kinds."""
         rng, kind = self.rng, pick(self.rng, SCALARS)
+        if dtype in (*INTEGERS, "bool", *FP8) and kind in ("nan", "inf", "huge") and self.chance(0.8):
+            kind = "int"
+        if spec["call"].startswith("op.") and kind == "complex" and dtype not in COMPLEX:
+            kind = "float"
         value = {
             "int": rng.choice([1, 2, -1, 3]), "zero": 0, "bool": rng.choice([False, True]), "numpy int64": 2,
             "int tensor": rng.choice([0, 2]), "huge": rng.choice([1e39, 2.0**70, 3e38]), "string": "2",
@@ -186,7 +197,7 @@ class Maker:
         self.product(spec, a, b, self.broadcast(shape))
         for name in ("alpha", "beta"):
             if self.chance(0.6):
-                spec[name] = self.scalar()
+                spec[name] = self.scalar(spec, spec["tensors"]["a"]["dtype"])
 
     def of_gemm(self, spec: dict) -> None:
         if self.chance(0.5):
@@ -199,9 +210,11 @@ class Maker:
     def product(self, spec: dict, a: list[int], b: list[int], c: list[int] | None) -> None:
         rng, dtype = self.rng, self.dtype()
         plain = spec["call"] in ("op.matmul", "op.matmul_out", "op.addmm", "op.addmm_out")
-        with_extra = not plain and (self.chance(0.35) or spec["call"].startswith("op.gemm"))
+        with_extra = not plain and dtype not in FP8 and (self.chance(0.35) or spec["call"].startswith("op.gemm"))
         if with_extra and self.chance(0.5):
-            spec["activation"] = rng.choice(ACTIVATIONS) if self.chance(0.97) else rng.choice(["tanh", 3])
+            spec["activation"] = rng.choice(ACTIVATIONS) if self.chance(0.97) else "tanh"
+            if self.chance(0.01) and not spec["call"].startswith("op."):
+                spec["activation"] = 3
         gate = halves(spec.get("activation"))
         if gate == 2 and len(b) > 1 and self.chance(0.9):
             b[-1] *= 2
@@ -263,7 +276,7 @@ class Maker:
             if self.chance(0.5):
                 tensors[out["alias"]]["room"] = out["room"] = 2 * math.prod(shape)
                 out["from"] = rng.choice([0, 1, math.prod(tensors[out["alias"]]["shape"])])
-        elif self.chance(0.04):
+        elif self.chance(0.04) and dtype in FLOATS + COMPLEX:
             out["requires_grad"] = True
         elif self.chance(0.05):
             out["kind"] = rng.choice(["inference", "cow", "parameter", "meta", "subclass"])
@@ -348,13 +361,15 @@ class Maker:
         shape[-1] *= gate
         grad = [*shape[:-1], shape[-1] // gate]
         spec["tensors"] = {"grad": self.tensor(self.damaged(grad), dtype), "a": self.tensor(shape, dtype)}
+        for t in spec["tensors"].values():  # at infinity, formulas that are right elsewhere differ
+            t["fill"] = "integers" if t.get("fill") == "integers" else "normal"
 
     # ---- how
     def kinds(self, spec: dict) -> None:
         tensors = spec["tensors"]
         kind = pick(self.rng, KINDS)
         read = [n for n in tensors if n not in ("out", "aux") and "kind" not in tensors[n]]
-        if not kind or "out" in tensors and kind in ("meta", "fake", "nested", "sparse", "two") and self.chance(0.8):
+        if not kind or ("out" in tensors and kind in ("meta", "fake", "nested", "sparse", "two") and self.chance(0.8)):
             return
         if kind in WHOLE and (kind == "fake" or self.chance(0.8)):
             chosen = list(tensors)
@@ -363,7 +378,13 @@ class Maker:
         else:
             chosen = [self.rng.choice(read or ["a"])]
         if spec["call"] in ("Linear", "patch"):
-            chosen = list(tensors) if kind in WHOLE else ["a"]
+            if kind in WHOLE:
+                return
+            chosen = ["a"]
+        if kind in ("list", "float", "None", "numpy", "duck") and spec["call"].startswith("op."):
+            return
+        if kind == "duck" and (spec["call"] == "scaled_mm" or is_fused(spec)):
+            return
         for name in chosen:
             t = tensors.get(name)
             if t is None or "alias" in t:
@@ -402,6 +423,8 @@ class Maker:
         if "grad" in transform or transform == "jvp":
             spec["of"] = [n for n in names if self.chance(0.6)] or names[:1]
         spec["transform"] = transform
+        if spec["call"] in ("Linear", "patch"):
+            spec["functional_call"] = True
         if "vmap" in transform:
             size = self.rng.choice([1, 2, 3])
             dims = spec["in_dims"] = {}
@@ -415,6 +438,8 @@ class Maker:
     def name_kernel(self, spec: dict) -> None:
         if spec["call"] not in ("matmul", "addmm", "linear") or spec.get("transform"):
             return
+        if any("kind" in t for t in spec["tensors"].values()):
+            return
         rungs = ["portable"] if self.device == "cpu" else ["portable", "hopper.gemm", "simt.naive"]
         spec["kernel"] = self.rng.choice(rungs)
         for t in spec["tensors"].values():
@@ -426,6 +451,9 @@ class Maker:
 
     def compilable(self, spec: dict) -> bool:
         ordinary = all("kind" not in t and "alias" not in t for t in spec["tensors"].values())
+        kinds = {spec[n]["kind"] for n in ("alpha", "beta") if n in spec}
+        ordinary = ordinary and kinds <= {"int", "float", "zero"}
+        ordinary = ordinary and all(t["dtype"] in FLOATS + FP8 for t in spec["tensors"].values())
         ordinary = ordinary and spec["call"] not in ("patch", "Linear") and "setting" not in spec
         spec.pop("repeat", None)
         return ordinary and "transform" not in spec and "names" not in spec

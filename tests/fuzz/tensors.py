@@ -101,6 +101,17 @@ def lay(shape, dtype, layout, fill, seed, device="cpu", room=0):
     return fresh(shape)
 
 
+def overlaps_itself(t: torch.Tensor) -> bool:
+    """Whether two elements share memory, exactly."""
+    if not t.numel():
+        return False
+    places = torch.zeros(t.shape, dtype=torch.int64)
+    for dim, stride in enumerate(t.stride()):
+        shape = [-1 if i == dim else 1 for i in range(t.dim())]
+        places = places + (torch.arange(t.shape[dim]) * stride).view(shape)
+    return places.unique().numel() < t.numel()
+
+
 def _shares(spec: dict, of: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor in the memory of another, from an element of it on; the other itself if it fits."""
     dtype, shape = getattr(torch, spec["dtype"]), tuple(spec["shape"])
