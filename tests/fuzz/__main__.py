@@ -39,7 +39,9 @@ def main() -> int:
     found = Total()
     chunks = range(given.first, given.first + given.calls, CHUNK)
     last = given.first + given.calls
-    with ProcessPool(max_workers=given.jobs, max_tasks=40) as pool:
+    from .runner import prepare
+
+    with ProcessPool(max_workers=given.jobs, max_tasks=40, initializer=prepare) as pool:
         spans = [(low, min(low + CHUNK, last)) for low in chunks]
         waiting = collections.deque((span, schedule(pool, given, span)) for span in spans)
         shown = 0.0
@@ -139,6 +141,7 @@ def command(given: argparse.Namespace, row: dict) -> str:
 def show(given: argparse.Namespace) -> int:
     from . import runner, spec
 
+    runner.prepare()
     made = spec.make(given.seed, given.only, given.device)
     print(json.dumps(made, indent=1))
     ours, theirs, rows = runner.once(made)

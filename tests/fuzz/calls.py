@@ -177,9 +177,9 @@ def by_torch(spec: dict, t: dict) -> Any:
         fast = spec.get("use_fast_accum", False)
         how = {"bias": t.get("bias"), "out_dtype": dtype_of(spec) or torch.bfloat16, "use_fast_accum": fast}
         return torch._scaled_mm(t["a"], t["b"], *scales, **how)
-    if any(n in t for n in WRITTEN) and torch.is_grad_enabled():
-        if any(isinstance(x, Tensor) and x.requires_grad for x in t.values()):
-            raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
+    grows = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in t.values())
+    if grows and any(n in t for n in WRITTEN):
+        raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
     if any(n in t for n in WRITTEN):  # autocast leaves calls with out= alone
         with torch.autocast(spec.get("device", "cpu"), enabled=False):
             return composed(spec, t, activation)
@@ -248,6 +248,11 @@ def before_activation(spec: dict, t: dict) -> Tensor:
             raise RuntimeError("expected fp8 operands")
         if any(t[n].dtype != torch.float32 for n in ("scale_a", "scale_b")):
             raise RuntimeError("expected float32 scales")
+        if t["a"].dim() != 2 or t["b"].dim() != 2:
+            raise RuntimeError("expected matrices")
+        for scale, per in ((t["scale_a"], (t["a"].shape[0], 1)), (t["scale_b"], (1, t["b"].shape[1]))):
+            if scale.numel() != 1 and tuple(scale.shape) != per:
+                raise RuntimeError("expected one scale, or one a row or a column")
         x = (t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"])
         return x.to(dtype) if bias is None else x.to(dtype) + bias
     if name == "linear":

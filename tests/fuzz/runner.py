@@ -31,10 +31,14 @@ def missing() -> tuple[str, ...]:
     return ()
 
 
+def prepare() -> None:
+    """Of a process that does nothing else: it is one of several, and fake tensors log what they refuse."""
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+
+
 def run(seed: int, low: int, high: int, device: str, light: bool = False) -> dict:
     """Calls `low` to `high` of a seed. Plans are those of this run alone, so that it can be made again."""
-    torch.set_num_threads(1)
-    logging.disable(logging.CRITICAL)  # of fake tensors
     dispatch.forget()
     outcomes: collections.Counter = collections.Counter()
     rows, lacking = [], set()
