@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,22 +68,24 @@ def scalar(spec: dict | None, default: float) -> Any:
     return torch.tensor(value) if kind.endswith("tensor") else value
 
 
-NAMES = {  # of tensors, as functions call them: ours, torch's
-    "matmul": {"a": ("a", "input"), "b": ("b", "other")},
-    "addmm": {"c": ("c", "input"), "a": ("a", "mat1"), "b": ("b", "mat2")},
-    "linear": {"a": ("x", "input"), "b": ("w", "weight"), "bias": ("bias", "bias")},
-    "scaled_mm": {n: (n, n) for n in ("a", "b", "scale_a", "scale_b")},
+NAMES = {  # of the operands of a function: in descriptions, in torch
+    "matmul": {"a": "input", "b": "other"},
+    "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
+    "linear": {"a": "input", "b": "weight", "bias": "bias"},
+    "scaled_mm": {n: n for n in ("a", "b", "scale_a", "scale_b")},
 }
 
 
 def passed(spec: dict, t: dict, *, by_torch: bool = False) -> tuple[list, dict]:
-    """The operands of a public function, by place or by name."""
-    names = {name: both for name, both in NAMES[spec["call"]].items() if name in t}
+    """The operands of a public function, by place or by name: torch's, or what outblas calls them."""
+    names = {name: other for name, other in NAMES[spec["call"]].items() if name in t}
     style = spec.get("names")
-    if style is None or (by_torch and spec["call"] == "scaled_mm"):
+    if style is None:
         return [t[name] for name in names], {}
-    which = 1 if style == "torch" or by_torch else 0
-    return [], {both[which]: t[name] for name, both in names.items()}
+    if style == "ours" and not by_torch:
+        parameters = list(inspect.signature(getattr(outblas, spec["call"])).parameters)
+        names = dict(zip(NAMES[spec["call"]], parameters, strict=False))
+    return [], {names[name]: t[name] for name in NAMES[spec["call"]] if name in t}
 
 
 def dtype_of(spec: dict) -> torch.dtype | None:

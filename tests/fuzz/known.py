@@ -71,16 +71,18 @@ def _lazy_out(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> 
     return lazy and bool(known) and found.kind in ("only outblas raises", "memory")
 
 
-_DTYPES = r".*dtype is torch\.\w+ but a\.dtype|.*w is torch\.\w+ on "
+# Operands are called by the names of their functions.
+_DTYPES = r"\w+: \w+\.dtype is torch\.\w+ but \w+\.dtype|\w+: \w+ is torch\.\w+ on \w+, expected"
 _DEVICES = (
-    r"\w+: \w+ is on (meta but a is on cpu|cpu but a is on meta)"
-    r"|\w+: (w|scale_\w) is .* on (meta|cpu), expected"
+    r"\w+: \w+ is on (meta but \w+ is on cpu|cpu but \w+ is on meta)"
+    r"|\w+: \w+ is torch\.\w+ on (meta|cpu), expected"
 )
-_SHAPES = r"\w+: c\.shape is |\w+: a\.shape\[1\] is "
+_SCALARS = r"\w+: (alpha|beta) is .*, expected (a real number for operands of|a number that float32 can hold)"
+_SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
 
 
 def _unmultiplied(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
-    return _empty(spec) and raises(_DTYPES)(spec, ours, theirs, found)
+    return _empty(spec) and raises(f"{_DTYPES}|{_SCALARS}")(spec, ours, theirs, found)
 
 
 def _unchecked(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
@@ -211,7 +213,7 @@ KNOWN = [
     Known(
         "dtypes of empty products",
         "torch finds out that dtypes differ when it multiplies, so that operands of different dtypes pass where there "
-        "is nothing to multiply. outblas refuses them always.",
+        "is nothing to multiply, and an alpha or beta that their dtype cannot hold. outblas refuses them always.",
         _unmultiplied,
         call(
             "linear",
