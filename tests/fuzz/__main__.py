@@ -7,6 +7,7 @@ python -m tests.fuzz --seed 7 --only 1234        one call again, in full
 import argparse
 import collections
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -41,7 +42,9 @@ def main() -> int:
     last = given.first + given.calls
     from .runner import prepare
 
-    with ProcessPool(max_workers=given.jobs, max_tasks=40, initializer=prepare) as pool:
+    # A GPU cannot be used in a process forked from one that has looked for it.
+    context = multiprocessing.get_context("fork" if given.device == "cpu" else "spawn")
+    with ProcessPool(max_workers=given.jobs, max_tasks=40, initializer=prepare, context=context) as pool:
         spans = [(low, min(low + CHUNK, last)) for low in chunks]
         waiting = collections.deque((span, schedule(pool, given, span)) for span in spans)
         shown = 0.0

@@ -27,7 +27,7 @@ SETTINGS = {
 TRANSFORMS = {"": 84, "vmap": 6, "grad": 4, "vmap grad": 2, "jvp": 3}
 KINDS = {  # of one operand, or of all where operands must agree
     "": 70, "parameter": 4, "subclass": 4, "function": 4, "two": 2, "duck": 1, "cow": 6, "meta": 3, "fake": 3,
-    "nested": 2, "sparse": 3, "list": 1, "float": 1, "None": 1, "numpy": 1,
+    "nested": 6, "sparse": 3, "list": 1, "float": 1, "None": 1, "numpy": 1,
 }  # fmt: skip
 WHOLE = ("meta", "fake", "two")  # kinds that all tensors of a call are of together (as a rule)
 LAYOUTS = {
@@ -38,7 +38,7 @@ SCALARS = {
     "int": 5, "float": 8, "zero": 3, "numpy float32": 1, "numpy float64": 1, "numpy int64": 1, "tensor": 2,
     "int tensor": 1, "bool": 2, "nan": 1, "inf": 1, "complex": 2, "huge": 1, "string": 1, "None": 1, "vector": 1,
 }  # fmt: skip
-HEAVY = 400  # of so many calls, one is compiled, and one runs in Triton's interpreter
+HEAVY = 150  # of so many calls, one is compiled, and one runs in Triton's interpreter
 
 
 def make(seed: int, index: int, device: str = "cpu") -> dict:
