@@ -591,7 +591,7 @@ def exact(spec: dict, t: dict, magnitude: bool) -> list:
     if "scale_a" in t:
         a, b = a * t["scale_a"], b * t["scale_b"]
     x = F.linear(a, b) if name in ("linear", "Linear", "patch") else torch.matmul(a, b)
-    x = x if alpha == 1 else x * alpha
+    x = torch.zeros_like(x) if alpha == 0 else x * alpha
     if "c" in t and beta != 0:
         x = x + t["c"] * beta
     if "bias" in t:

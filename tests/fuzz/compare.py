@@ -62,6 +62,9 @@ def of_errors(spec: dict, ours: Any, theirs: Any, what: str, *, compiled: bool =
         return []
     if another_fault(spec, ours, theirs):
         return []
+    clear = isinstance(ours, TypeError | ValueError | RuntimeError)
+    if clear and isinstance(theirs, IndexError | AssertionError | AttributeError | KeyError | OverflowError):
+        return []  # which torch lets slip
     return [Difference("another type of error", f"{described(ours)} | torch: {type(theirs).__name__}")]
 
 
@@ -75,7 +78,12 @@ def another_fault(spec: dict, ours: BaseException, theirs: BaseException) -> boo
     was something else to complain about, and nothing says what comes first."""
     if not isinstance(ours, TypeError | ValueError | RuntimeError):
         return False
-    scalars = any(spec.get(n, {}).get("kind") in ("string", "None", "vector", "complex") for n in ("alpha", "beta"))
+    several = [
+        spec.get(n, {}).get("kind") in ("string", "None", "vector", "complex", "huge") for n in ("alpha", "beta")
+    ]
+    if all(several):
+        return True
+    scalars = any(several)
     kinds = any(t.get("kind") in OPAQUE for t in spec["tensors"].values())
     wrong = [(scalars, _SCALAR), (kinds, _TENSOR), (spec.get("activation") in (3, "tanh"), _ACTIVATION)]
     found = [bool(re.search(p, str(ours))) != bool(re.search(p, str(theirs))) for on, p in wrong if on]
@@ -97,6 +105,13 @@ def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
         elif mine != other:
             found.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
     return found
+
+
+def undefined(spec: dict) -> bool:
+    """Whether what torch writes depends on the order in which it writes: where outblas leaves a call to it whole."""
+    out = spec["tensors"].get("out", {})
+    in_place = out.get("alias") == "c" and "from" not in out
+    return ("alias" in out and not in_place) or out.get("layout") in ("expanded", "overlapping")
 
 
 def promised(spec: dict) -> bool:
@@ -135,6 +150,8 @@ def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> 
         or spec["tensors"]["a"].get("kind") == "fake"
         or "shape" in {d.kind for d in found}
     ):
+        return found
+    if undefined(spec):
         return found
     what = f"result {i}" if i else "result"
     return [*found, *of_values(spec, ours, theirs, what, ("results", i), truths)]
@@ -209,6 +226,8 @@ def exactly(spec: dict) -> bool:
     if any(
         "lazy" in t or t.get("kind") == "two" for t in spec["tensors"].values()
     ):  # operators get copies that lie otherwise
+        return False
+    if spec.get("setting") == "dispatch_mode":
         return False
     if any(n in spec["tensors"] for n in ("bias", "residual", "aux")) or spec.get("setting") == "autocast":
         return False

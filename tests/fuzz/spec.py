@@ -182,7 +182,9 @@ class Maker:
             self.kinds(spec)
             self.gradients(spec)
         self.sober(spec)
-        if base != "scaled_mm" and ("transform" in spec or out):  # torch has few products of fp8 on the CPU
+        if base != "scaled_mm" and (
+            "transform" in spec or out or "bias" in t
+        ):  # torch has few products of fp8 on the CPU
             for tensor in t.values():
                 tensor["dtype"] = "bfloat16" if tensor["dtype"] in FP8 else tensor["dtype"]
         if "transform" not in spec:
@@ -377,6 +379,7 @@ class Maker:
         spec["tensors"] = {"grad": self.tensor(self.damaged(grad), dtype), "a": self.tensor(shape, dtype)}
         for t in spec["tensors"].values():  # at infinity, formulas that are right elsewhere differ
             t["fill"] = "integers" if t.get("fill") == "integers" else "normal"
+            t["layout"] = "expanded" if t["layout"] == "overlapping" else t["layout"]  # oneDNN's gelu takes none
 
     # ---- how
     def kinds(self, spec: dict) -> None:
@@ -384,6 +387,8 @@ class Maker:
         kind = pick(self.rng, KINDS)
         read = [n for n in tensors if n not in ("out", "aux") and "kind" not in tensors[n]]
         if not kind or ("out" in tensors and kind in ("meta", "fake", "nested", "sparse", "two") and self.chance(0.8)):
+            return
+        if kind == "fake" and any("alias" in t for t in tensors.values()):
             return
         if kind in WHOLE and (kind == "fake" or self.chance(0.8)):
             chosen = list(tensors)
@@ -399,7 +404,9 @@ class Maker:
             return
         if kind == "two" and spec.get("setting") == "inference":
             return  # torch cannot make views of such subclasses there
-        if kind == "duck" and ("out" in tensors or spec["call"] == "scaled_mm" or is_fused(spec)):
+        if kind == "duck" and ({"out", "bias"} & set(tensors) or "alpha" in spec or "beta" in spec):
+            return
+        if kind == "duck" and (spec["call"] == "scaled_mm" or is_fused(spec)):
             return
         for name in chosen:
             t = tensors.get(name)
@@ -472,6 +479,9 @@ class Maker:
         kinds = {spec[n]["kind"] for n in ("alpha", "beta") if n in spec}
         ordinary = ordinary and kinds <= {"int", "float", "zero"}
         ordinary = ordinary and all(t["dtype"] in FLOATS + FP8 for t in spec["tensors"].values())
+        ordinary = ordinary and len({t["dtype"] for t in spec["tensors"].values()}) == 1
+        ordinary = ordinary and not ("gradients" in spec and "out" in spec["tensors"])
+        ordinary = ordinary and len(spec["tensors"]["b"]["shape"]) > 1 if "b" in spec["tensors"] else False
         ordinary = ordinary and spec["call"] not in ("patch", "Linear", "scaled_mm") and "setting" not in spec
         spec.pop("repeat", None)
         return ordinary and "transform" not in spec and "names" not in spec
