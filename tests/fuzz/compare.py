@@ -78,9 +78,10 @@ def another_fault(spec: dict, ours: BaseException, theirs: BaseException) -> boo
     was something else to complain about, and nothing says what comes first."""
     if not isinstance(ours, TypeError | ValueError | RuntimeError):
         return False
-    several = [
-        spec.get(n, {}).get("kind") in ("string", "None", "vector", "complex", "huge") for n in ("alpha", "beta")
-    ]
+    wrong_kinds = {"string", "None", "vector", "complex", "huge"}
+    if spec["call"].startswith("op."):  # operators take Python's numbers
+        wrong_kinds |= {"tensor", "int tensor", "numpy float32", "numpy float64", "numpy int64"}
+    several = [spec.get(n, {}).get("kind") in wrong_kinds for n in ("alpha", "beta")]
     if all(several):
         return True
     scalars = any(several)

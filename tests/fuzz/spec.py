@@ -402,8 +402,8 @@ class Maker:
             chosen = ["a"]
         if kind in ("list", "float", "None", "numpy", "duck") and spec["call"].startswith("op."):
             return
-        if kind == "two" and spec.get("setting") == "inference":
-            return  # torch cannot make views of such subclasses there
+        if kind in ("two", "nested") and spec.get("setting") == "inference":
+            return  # torch cannot make views of such tensors there
         if kind == "duck" and ({"out", "bias"} & set(tensors) or "alpha" in spec or "beta" in spec):
             return
         if kind == "duck" and (spec["call"] == "scaled_mm" or is_fused(spec)):
