@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import re
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,9 @@ class Outcome:
 
 def described(error: BaseException) -> str:
     text = str(error).strip()
+    inner = re.search(r"making fake tensor call.*?: got (\w+)\(['\"](.*?)['\"]\)\n", text, re.DOTALL)
+    if inner:  # what Dynamo makes of an error
+        return f"{inner[1]}: {inner[2]}"
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 

@@ -200,7 +200,7 @@ class Maker:
         for name in ("alpha", "beta"):
             kind = spec.get(name, {}).get("kind")
             differentiated = "gradients" in spec or "transform" in spec
-            if (kind == "huge" and differentiated) or (kind in ("huge", "nan", "inf", "complex") and unread):
+            if (kind in ("huge", "inf") and differentiated) or (kind in ("huge", "nan", "inf", "complex") and unread):
                 spec[name] = {"kind": "int", "value": 2}
 
     def of_matmul(self, spec: dict) -> None:
