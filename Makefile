@@ -3,13 +3,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test fuzz lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
 
 test: $(READY)
 	$(BIN)/pytest -n 3
+
+# Not a part of CI: random calls beside torch's. FUZZ_DEVICE=cuda runs them on a GPU, and named kernels too.
+FUZZ_CALLS ?= 40000
+FUZZ_SEED ?= 0
+FUZZ_DEVICE ?= cpu
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS) --seed $(FUZZ_SEED) --device $(FUZZ_DEVICE)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,623 @@
+"""Makes a described call, by outblas or by torch, and notes all that can be seen of it."""
+
+import contextlib
+import functools
+import inspect
+import re
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import outblas
+from outblas.epilogue import FUNCTIONS, GATED
+
+from . import tensors
+from .spec import COMPLEX, FLOATS, is_fused
+
+Tensor = torch.Tensor
+WRITTEN = "out", "aux"
+OPAQUE = "list", "float", "None", "numpy", "duck"  # kinds that are no tensors
+MEMORY = "", "parameter", "subclass", "function", "inference"  # kinds whose memory can be looked at
+
+
+@dataclass
+class Outcome:
+    """What came of a call. `results` are its tensors; `facts` what else is compared, by name."""
+
+    error: BaseException | None = None
+    results: list = field(default_factory=list)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    second: dict[str, Tensor | None] = field(default_factory=dict)
+    gradient_error: BaseException | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)  # what no outcome may have: memory that changed, say
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return described(self.error)
+        return ", ".join(f"{type(r).__name__} {shape_of(r)} {getattr(r, 'dtype', '')}" for r in self.results)
+
+
+def described(error: BaseException) -> str:
+    text = str(error).strip()
+    inner = re.search(r"making fake tensor call.*?: got (\w+)\(['\"](.*?)['\"]\)\n", text, re.DOTALL)
+    if inner:  # what Dynamo makes of an error
+        return f"{inner[1]}: {inner[2]}"
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def shape_of(result: Any) -> Any:
+    return tuple(result.shape) if isinstance(result, Tensor) and not result.is_nested else "..."
+
+
+# ---- the two sides
+def scalar(spec: dict | None, default: float) -> Any:
+    if spec is None:
+        return default
+    kind, value = spec["kind"], spec["value"]
+    if kind.startswith("numpy"):
+        return getattr(np, kind.split()[1])(value)
+    special = {"nan": float("nan"), "inf": float("-inf"), "None": None, "complex": 1j}
+    if kind in special:
+        return special[kind]
+    if kind == "vector":
+        return torch.tensor([value])
+    return torch.tensor(value) if kind.endswith("tensor") else value
+
+
+NAMES = {  # of the operands of a function: in descriptions, in torch
+    "matmul": {"a": "input", "b": "other"},
+    "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
+    "linear": {"a": "input", "b": "weight", "bias": "bias"},
+    "scaled_mm": {n: n for n in ("a", "b", "scale_a", "scale_b")},
+}
+
+
+def passed(spec: dict, t: dict, *, by_torch: bool = False) -> tuple[list, dict]:
+    """The operands of a public function, by place or by name: torch's, or what outblas calls them."""
+    names = {name: other for name, other in NAMES[spec["call"]].items() if name in t}
+    style = spec.get("names")
+    if style is None:
+        return [t[name] for name in names], {}
+    if style == "ours" and not by_torch:
+        parameters = list(inspect.signature(getattr(outblas, spec["call"])).parameters)
+        names = dict(zip(NAMES[spec["call"]], parameters, strict=False))
+    return [], {names[name]: t[name] for name in NAMES[spec["call"]] if name in t}
+
+
+def dtype_of(spec: dict) -> torch.dtype | None:
+    return getattr(torch, spec["out_dtype"]) if "out_dtype" in spec else None
+
+
+def layer(spec: dict, t: dict, cls: type, **how: Any) -> Any:
+    """A linear layer that has these parameters, which `functional_call` may bring."""
+    made = cls(2, 2, bias="bias" in t, **how)
+    brought = {"weight": t["b"]} | ({"bias": t["bias"]} if "bias" in t else {})
+    made.out_features, made.in_features = t["b"].shape
+    if spec.get("functional_call"):
+        return lambda x: torch.func.functional_call(made, brought, (x,))
+    for name, p in brought.items():
+        setattr(made, name, p)
+    return made
+
+
+def by_outblas(spec: dict, t: dict) -> Any:
+    """The call as a user of outblas writes it."""
+    name = spec["call"]
+    if name.startswith("op."):
+        return by_operator(spec, t)
+    if name == "patch":
+        if spec.get("functional_call"):
+            model = torch.nn.Sequential(torch.nn.Linear(*t["b"].shape[::-1], bias="bias" in t))
+            outblas.patch(model)
+            brought = {"0.weight": t["b"]} | ({"0.bias": t["bias"]} if "bias" in t else {})
+            return torch.func.functional_call(model, brought, (t["a"],))
+        model = torch.nn.Sequential(layer(spec, t, torch.nn.Linear))
+        outblas.patch(model)
+        return model(t["a"])
+    if name == "Linear":
+        return layer(spec, t, outblas.Linear, activation=spec.get("activation"))(t["a"])
+    positional, how = passed(spec, t)
+    optional = ["residual", "out", "aux", *(["bias"] if name != "linear" else [])]
+    how |= {n: t[n] for n in optional if n in t}
+    how |= {n: spec[n] for n in ("activation", "kernel", "use_fast_accum", "batch_invariant") if n in spec}
+    how |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
+    if "out_dtype" in spec:
+        how["out_dtype"] = dtype_of(spec)
+    return getattr(outblas, name)(*positional, **how)
+
+
+def by_operator(spec: dict, t: dict) -> Any:
+    name = spec["call"].removeprefix("op.")
+    operator = getattr(torch.ops.outblas, name)
+    alpha, beta = scalar(spec.get("alpha"), 1), scalar(spec.get("beta"), 1)
+    activation = spec.get("activation", "")
+    if name.startswith("matmul"):
+        more = [dtype_of(spec)] if "out_dtype" in spec else []
+        found = operator(t["a"], t["b"], *([t["out"]] if "out" in t else []), *more)
+    elif name.startswith("addmm"):
+        found = operator(t["c"], t["a"], t["b"], *([t["out"]] if "out" in t else []), alpha, beta)
+    elif name.startswith("gemm"):
+        written = [t["out"], t.get("aux")] if "out" in t else []
+        extra = [t.get(n) for n in ("c", "bias", "residual")]
+        found = operator(*written, t["a"], t["b"], *extra, alpha, beta, activation, dtype_of(spec))
+    elif name == "scaled_mm":
+        scales = t["scale_a"], t["scale_b"]
+        fast = spec.get("use_fast_accum", False)
+        more = t.get("bias"), dtype_of(spec), fast, activation, t.get("residual")
+        found = operator(t["a"], t["b"], *scales, *more)
+    else:
+        found = operator(t["grad"], t["a"], spec["activation"])
+    return t["out"] if "out" in t and found is None else found
+
+
+def by_torch(spec: dict, t: dict) -> Any:
+    """The same call as a user of torch writes it, epilogues as functions one after the other."""
+    name = spec["call"].removeprefix("op.")
+    activation = spec.get("activation")
+    t = {n: x for n, x in t.items() if x is not None or n not in ("bias", "residual", "out", "aux")}
+    linear = name == "linear" and ("out" in t or ("bias" in t and ndim(spec, t, "bias") != 1))
+    if (is_fused(spec) or name == "scaled_mm" or linear) and not all(isinstance(x, Tensor) for x in t.values()):
+        raise TypeError("expected tensors")
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError("activation")
+    if activation and activation not in FUNCTIONS and activation not in GATED:
+        raise ValueError("activation")
+    if name == "activation_backward":
+        return backward_of(t["grad"], t["a"], activation)
+    if name in ("Linear", "patch"):
+        return epilogue(layer(spec, t, torch.nn.Linear)(t["a"]), activation, None)
+    extra = activation or any(n in t for n in ("residual", "aux"))
+    extra = extra or ("bias" in t and not name.startswith("linear"))
+    fits(spec, t)
+    if not extra and "out_dtype" not in spec and name != "scaled_mm" and not linear:
+        return plain(spec, t)
+    if name == "scaled_mm" and not activation and "residual" not in t and not spec.get("composed"):
+        scales = t["scale_a"], t["scale_b"]
+        fast = spec.get("use_fast_accum", False)
+        how = {"bias": t.get("bias"), "out_dtype": dtype_of(spec) or torch.bfloat16, "use_fast_accum": fast}
+        return torch._scaled_mm(t["a"], t["b"], *scales, **how)
+    grows = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in t.values())
+    if grows and any(n in t for n in WRITTEN):
+        raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
+    if any(n in t for n in WRITTEN):  # autocast leaves calls with out= alone
+        with torch.autocast(spec.get("device", "cpu"), enabled=False):
+            return composed(spec, t, activation)
+    return composed(spec, t, activation)
+
+
+def composed(spec: dict, t: dict, activation: str | None) -> Any:
+    """Functions of torch, one after the other."""
+    x = before_activation(spec, t)
+    if "aux" in t:
+        write(t["aux"], x)
+    y = epilogue(x, activation, t.get("residual"))
+    if "out" in t:
+        found = write(t["out"], y)
+        return t["out"] if spec["call"].startswith("op.") else found
+    return (y, x) if spec["call"] == "op.gemm_aux" else y
+
+
+def ndim(spec: dict, t: dict, name: str) -> int:
+    """Of one call, where torch.func maps over several; not a question to a tensor that listens."""
+    return len(spec["tensors"][name]["shape"]) - (spec.get("in_dims", {}).get(name) is not None)
+
+
+def fits(spec: dict, t: dict) -> None:
+    """The rules for what torch has no argument for."""
+    wide, a = dtype_of(spec), t["a"]
+    narrow = torch.bfloat16, torch.float16
+    if wide is None or not isinstance(a, Tensor):
+        return
+    if spec["call"].endswith("scaled_mm"):
+        return
+    cast = spec.get("setting") == "autocast" and not any(n in t for n in WRITTEN)
+    cast = cast and a.is_floating_point() and a.dtype != torch.float64
+    given = torch.bfloat16 if cast else a.dtype
+    if wide != given and not (wide == torch.float32 and given in narrow):
+        raise RuntimeError("out_dtype must be the operands' dtype or float32")
+
+
+def plain(spec: dict, t: dict) -> Any:
+    """One function of torch."""
+    name = spec["call"].removeprefix("op.").removesuffix("_out").removesuffix("_aux")
+    how = {"out": t["out"]} if "out" in t else {}
+    if name == "gemm":
+        name = "addmm" if "c" in t else "matmul"
+    positional, named = passed(spec | {"call": name}, t, by_torch=True)
+    if name == "addmm" and spec["call"].startswith("op."):  # as operators read their arguments
+        scalars = {n: scalar(spec.get(n), 1) for n in ("beta", "alpha")}
+        found = (torch.ops.aten.addmm.out if how else torch.ops.aten.addmm)(*positional, **scalars, **how)
+    elif name == "addmm":
+        named |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
+        found = torch.addmm(*positional, **named, **how)
+    elif name == "linear":
+        found = F.linear(*positional, **named)
+    else:
+        found = torch.matmul(*positional, **named, **how)
+    if spec["call"].endswith("_out"):
+        return t["out"]
+    return (found, found) if spec["call"] == "op.gemm_aux" else found
+
+
+def before_activation(spec: dict, t: dict) -> Tensor:
+    name, bias, wide = spec["call"].removeprefix("op."), t.get("bias"), dtype_of(spec)
+    if name == "scaled_mm":
+        dtype = wide or torch.bfloat16
+        if any(t[n].dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) for n in ("a", "b")):
+            raise RuntimeError("expected fp8 operands")
+        if any(t[n].dtype != torch.float32 for n in ("scale_a", "scale_b")):
+            raise RuntimeError("expected float32 scales")
+        if t["a"].dim() != 2 or t["b"].dim() != 2:
+            raise RuntimeError("expected matrices")
+        for scale, per in ((t["scale_a"], (t["a"].shape[0], 1)), (t["scale_b"], (1, t["b"].shape[1]))):
+            if scale.numel() != 1 and tuple(scale.shape) != per:
+                raise RuntimeError("expected one scale, or one a row or a column")
+        x = (t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"])
+        return x.to(dtype) if bias is None else x.to(dtype) + bias
+    if name == "linear":
+        inside = bias is not None and ndim(spec, t, "bias") == 1
+        x = F.linear(t["a"], t["b"], bias if inside else None)
+        return x if inside or bias is None else x + bias
+    if "c" in t:
+        addmm = torch.ops.aten.addmm if spec["call"].startswith("op.") else torch.addmm
+        x = addmm(t["c"], t["a"], t["b"], **{n: scalar(spec.get(n), 1) for n in ("beta", "alpha")})
+    elif wide is not None and wide != t["a"].dtype and spec.get("setting") != "autocast":
+        if t["a"].dtype != t["b"].dtype:
+            raise RuntimeError("expected m1 and m2 to have the same dtype")
+        x = torch.matmul(t["a"].to(wide), t["b"].to(wide))
+    else:
+        x = torch.matmul(t["a"], t["b"])
+        x = x if wide is None else x.to(wide)
+    return x if bias is None else x + bias
+
+
+def write(out: Tensor, y: Tensor) -> Tensor:
+    """What `out=` of a function of torch's takes, but that it does not resize."""
+    if out.shape != y.shape or out.dtype != y.dtype:
+        raise RuntimeError(f"out is {tuple(out.shape)} {out.dtype}, expected {tuple(y.shape)} {y.dtype}")
+    return out.copy_(y)
+
+
+def epilogue(x: Tensor, activation: str | None, residual: Tensor | None) -> Tensor:
+    if activation in GATED:
+        if not x.dim() or x.shape[-1] % 2:
+            raise RuntimeError("a gated activation takes an even number of columns")
+        gate, other = x.chunk(2, -1)
+        x = FUNCTIONS[GATED[activation]](gate) * other
+    elif activation:
+        x = FUNCTIONS[activation](x)
+    return x if residual is None else x + residual
+
+
+def backward_of(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    """The gradient of x, written out; of 16-bit tensors in fp32, rounded once."""
+    gate = 2 if activation in GATED else 1
+    shape = (*x.shape[:-1], x.shape[-1] // gate)
+    if tuple(grad.shape) != shape or grad.dtype != x.dtype:
+        raise RuntimeError("grad has another shape or dtype than the output")
+    dtype = x.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        grad, x = grad.float(), x.float()
+    if gate == 1:
+        return (grad * derivative(x, activation)).to(dtype)
+    first, other = x.chunk(2, -1)
+    function = GATED[activation]
+    parts = grad * other * derivative(first, function), grad * FUNCTIONS[function](first)
+    return torch.cat(parts, -1).to(dtype)
+
+
+def derivative(x: Tensor, function: str) -> Tensor:
+    if x.is_complex() and function != "silu":
+        raise NotImplementedError(f"{function} of complex numbers")
+    if function == "relu":
+        return torch.where(x <= 0, 0.0, 1.0).to(x.dtype)
+    if function == "silu":
+        s = 1 / (1 + torch.exp(-x))
+        return s * (1 + x * (1 - s))
+    if function == "gelu":
+        return 0.5 * (1 + torch.erf(x / 2**0.5)) + x * torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
+    inner = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
+    t = torch.tanh(inner)
+    slope = (2 / torch.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope
+
+
+# ---- how a call is made
+class PassingFunctions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class PassingDispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def setting(spec: dict, ours: bool) -> contextlib.AbstractContextManager:
+    name, device = spec.get("setting", ""), spec.get("device", "cpu")
+    return {
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+        "autocast": lambda: torch.autocast(device, dtype=torch.bfloat16),
+        "default_dtype": lambda: default_dtype(getattr(torch, spec["default_dtype"])),
+        "default_device": lambda: torch.device(device),
+        "function_mode": PassingFunctions,
+        "dispatch_mode": PassingDispatch,
+        "deterministic": deterministic,
+        "batch_invariant": outblas.batch_invariant if ours else contextlib.nullcontext,
+    }.get(name, contextlib.nullcontext)()
+
+
+def transformed(spec: dict, t: dict, call: Any) -> Any:
+    """A call under a transform of torch.func, of the tensors that a description names."""
+    names = list(t)
+    transform = spec["transform"]
+
+    def function(*given: Tensor) -> Any:
+        return call(spec, dict(zip(names, given, strict=True)))
+
+    def loss(*given: Tensor) -> Tensor:
+        y = function(*given)
+        y = y[0] if isinstance(y, tuple) else y
+        return y.abs().sum() if y.is_complex() else y.square().sum()
+
+    given = [t[name] for name in names]
+    chosen = tuple(names.index(name) for name in spec.get("of", ()))
+    dims = tuple(spec["in_dims"][name] for name in names) if "in_dims" in spec else ()
+    if transform == "vmap":
+        return torch.func.vmap(function, dims)(*given)
+    if transform == "grad":
+        return torch.func.grad(loss, chosen)(*given)
+    if transform == "vmap grad":
+        return torch.func.vmap(torch.func.grad(loss, chosen), dims)(*given)
+
+    def of_chosen(*changed: Tensor) -> Any:
+        all_given = list(given)
+        for i, value in zip(chosen, changed, strict=True):
+            all_given[i] = value
+        return function(*all_given)
+
+    primals = tuple(given[i] for i in chosen)
+    tangents = tuple(torch.ones_like(p) for p in primals)
+    return torch.func.jvp(of_chosen, primals, tangents)
+
+
+def make(spec: dict, call: Any) -> Outcome:
+    """Builds the tensors of a call, makes it, differentiates it, and looks at what it left behind."""
+    ours = call is by_outblas
+    mode = FakeTensorMode() if any(t.get("kind") == "fake" for t in spec["tensors"].values()) else None
+    needs = tuple(spec.get("gradients", {}).get("of", ()))
+    outcome = Outcome()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        t = tensors.build(spec["tensors"], spec.get("device", "cpu"), needs, mode)
+        watched = {
+            name: Watch(x) for name, x in t.items()
+            if isinstance(x, Tensor) and spec["tensors"][name].get("kind", "") in MEMORY
+        }  # fmt: skip
+        versions = {name: version(x) for name, x in t.items()}
+        tensors.Function.log.clear()
+        function = call
+        if spec.get("compile"):
+            torch._dynamo.reset()
+            function = torch.compile(functools.partial(call, spec), backend=spec["compile"])
+            function = (lambda compiled: lambda spec, t: compiled(t))(function)
+        try:
+            with setting(spec, ours), mode or contextlib.nullcontext():
+                found = transformed(spec, t, function) if "transform" in spec else function(spec, t)
+        except Exception as error:
+            outcome.error = error
+        outcome.facts["functions"] = list(tensors.Function.log)
+        for name, x in t.items():
+            if spec["tensors"][name].get("kind") == "cow" and isinstance(x, Tensor):
+                outcome.facts[f"{name} is copy-on-write"] = torch._C._is_cow_tensor(x)
+        look(spec, t, watched, versions, outcome)
+        if outcome.error is None:
+            outcome.results = flat(found)
+            if "out" in t and spec["call"] != "op.gemm_aux":
+                outcome.facts["returns out"] = found is t["out"]
+            if "aux" in t:
+                outcome.results.append(t["aux"])
+            differentiate(spec, t, outcome)
+    return outcome
+
+
+def flat(found: Any) -> list:
+    return [x for part in found for x in flat(part)] if isinstance(found, tuple) else [found]
+
+
+def version(t: Any) -> int | None:
+    if not isinstance(t, Tensor) or t.is_inference():
+        return None
+    return t._version
+
+
+class Watch:
+    """The memory of a tensor as it was."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.tensor = t.detach()
+        self.storage = t.untyped_storage()
+        self.before = self.bytes().clone()
+
+    def bytes(self) -> Tensor:
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=torch.uint8, device=self.tensor.device).set_(self.storage)
+
+    def changed(self) -> bool:
+        return not torch.equal(self.before, self.bytes())
+
+    def changed_outside(self) -> bool:
+        """Whether anything but the tensor's own elements changed."""
+        now, t = self.bytes(), self.tensor
+        if now.numel() != self.before.numel():
+            return False
+        expected = self.before.clone()
+        if tensors.overlaps_itself(t):
+            return False
+        where = t.storage_offset(), t.shape, t.stride()
+        memories = self.storage, expected.untyped_storage()
+        empty = torch.empty(0, dtype=t.dtype, device=t.device)
+        raw, into = (empty.detach().set_(memory, *where) for memory in memories)
+        with torch.no_grad():
+            into.copy_(raw)
+        return not torch.equal(expected, now)
+
+
+def look(spec: dict, t: dict, watched: dict, versions: dict, outcome: Outcome) -> None:
+    """Notes which memory changed that must not have, and which versions did."""
+    ok = outcome.error is None
+    written = {watched[name].storage.data_ptr() for name in WRITTEN if name in watched and watched[name].before.numel()}
+    for name, watch in watched.items():
+        if not ok or name not in WRITTEN:
+            if ok and watch.storage.data_ptr() in written:
+                continue  # shares memory with what is written
+            if watch.changed():
+                outcome.faults.append(f"{name} is modified" + ("" if ok else ", although the call raises"))
+        elif watch.changed_outside() and len(written) == 1:
+            outcome.faults.append(f"memory around {name} is modified")
+    for name, before in versions.items():
+        after = version(t[name])
+        if before is None or after is None:
+            continue
+        if name in WRITTEN:
+            if ok:
+                outcome.facts[f"version of {name} grows"] = after > before
+        elif after != before and t[name] is not t.get("out"):
+            outcome.faults.append(f"the version of {name} grows")
+
+
+def differentiate(spec: dict, t: dict, outcome: Outcome) -> None:
+    how = spec.get("gradients")
+    y = outcome.results[0]
+    if not how or "transform" in spec or not isinstance(y, Tensor) or not y.requires_grad or y.layout != torch.strided:
+        return
+    if y.is_meta or y.is_nested or spec["tensors"]["a"].get("kind") in ("fake", "nested"):
+        return
+    leaves = {name: t[name] for name in how["of"] if t[name].requires_grad}
+    grad = tensors.lay(tuple(y.shape), y.dtype, how["layout"], "normal", how["seed"], y.device)
+    try:
+        if how.get("double"):
+            grad = grad.detach().requires_grad_()
+            first = torch.autograd.grad(y, list(leaves.values()), grad, create_graph=True, allow_unused=True)
+            outcome.gradients = dict(zip(leaves, first, strict=True))
+            total = sum(((g.abs() ** 2).sum() for g in first if g is not None and g.requires_grad), y.new_zeros(()))
+            if total.requires_grad:
+                wanted = [*leaves.values(), grad]
+                second = torch.autograd.grad(total.real, wanted, allow_unused=True)
+                outcome.second = dict(zip([*leaves, "grad"], second, strict=True))
+        else:
+            y.backward(grad)
+            outcome.gradients = {name: leaf.grad for name, leaf in leaves.items()}
+    except Exception as error:
+        outcome.gradient_error = error
+
+
+# ---- the truth
+def upcast(t: Any) -> Any:
+    if not isinstance(t, Tensor):
+        return t
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+
+def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None]]:
+    """Results and gradients in float64; or for their error bounds those of the sums of all magnitudes."""
+    plain_specs = {
+        name: {k: v for k, v in s.items() if k not in ("kind", "alias", "requires_grad")}
+        for name, s in spec["tensors"].items() if name not in WRITTEN
+    }  # fmt: skip
+    built = {name: upcast(tensors.base(s)) for name, s in plain_specs.items()}
+    if magnitude:
+        built = {name: x.abs() for name, x in built.items()}
+    needs = spec.get("gradients", {}).get("of", ())
+    built = {name: x.detach().requires_grad_(name in needs) for name, x in built.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = exact(spec, built, magnitude)
+    gradients: dict[str, Tensor | None] = {}
+    leaves = [name for name in needs if name in built]
+    y = results[0]
+    if leaves and y.requires_grad and not spec["gradients"].get("double"):
+        how = spec["gradients"]
+        dtype = RESULT.get(spec["call"]) or spec.get("out_dtype") or spec["tensors"]["a"]["dtype"]
+        dtype = "bfloat16" if spec.get("setting") == "autocast" and dtype in FLOATS and dtype != "float64" else dtype
+        grad = upcast(tensors.lay(tuple(y.shape), getattr(torch, dtype), how["layout"], "normal", how["seed"]))
+        grad = grad.abs() if magnitude else grad
+        found = torch.autograd.grad(y, [built[n] for n in leaves], grad.to(y.dtype), allow_unused=True)
+        gradients = dict(zip(leaves, found, strict=True))
+    return results, gradients
+
+
+RESULT: dict[str, str] = {}
+
+
+def exact(spec: dict, t: dict, magnitude: bool) -> list:
+    name = spec["call"].removeprefix("op.").removesuffix("_out")
+    activation = spec.get("activation")
+    alpha, beta = (number(scalar(spec.get(n), 1)) for n in ("alpha", "beta"))
+    if magnitude:
+        alpha, beta = abs(alpha), abs(beta)
+    if name == "activation_backward":
+        if magnitude:
+            if activation not in GATED:
+                return [2 * t["grad"] * (1 + t["a"])]
+            gate, other = t["a"].chunk(2, -1)
+            return [torch.cat((2 * t["grad"] * other * (1 + gate), 2 * t["grad"] * gate), -1)]
+        return [backward_of(t["grad"], t["a"], activation)]
+    a, b = t["a"], t["b"]
+    if "scale_a" in t:
+        a, b = a * t["scale_a"], b * t["scale_b"]
+    x = F.linear(a, b) if name in ("linear", "Linear", "patch") else torch.matmul(a, b)
+    x = torch.zeros_like(x) if alpha == 0 else x * alpha
+    if "c" in t and beta != 0:
+        x = x + t["c"] * beta
+    if "bias" in t:
+        x = x + t["bias"]
+    if not magnitude:
+        y = epilogue(x, activation, t.get("residual"))
+    else:
+        y = x
+        if activation in GATED:
+            gate, other = x.chunk(2, -1)
+            y = 1.2 * gate * other
+        elif activation:
+            y = 1.2 * x
+        y = y if "residual" not in t else y + t["residual"]
+    aux = name == "gemm_aux" or "aux" in spec["tensors"]
+    return [y, x] if aux else [y]
+
+
+def number(value: Any) -> Any:
+    value = value.item() if isinstance(value, Tensor | np.generic) else value
+    return value if isinstance(value, complex) else float(value)
+
+
+def inexact(dtype: torch.dtype) -> bool:
+    return str(dtype).removeprefix("torch.") in FLOATS + COMPLEX

@@ -1,0 +1,347 @@
+"""In what the outcomes of a call by outblas and by torch differ."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import calls
+from .calls import OPAQUE, Outcome, described
+from .spec import is_fused
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`kind` says in what, in a few words; `detail` is for people."""
+
+    kind: str
+    detail: str
+
+    @property
+    def cause(self) -> str:
+        """The detail without numbers, dtypes and activations, to count alike ones together."""
+        text = re.sub(r"\((?:[\d, -]*)\)|\[(?:[\d, -]*)\]", "(…)", self.detail)
+        text = re.sub(r"\btorch\.(?:b?float|complex|u?int|bool)\w*", "dtype", text)
+        text = re.sub(r"'(?:relu|gelu|silu|reglu|geglu|swiglu)(?:_tanh)?'", "…", text)
+        text = re.sub(r"[-+\d.e]+j\b|\b(?:nan|inf)[-+](?:[\d.e]+|nan|inf)j", "#j", text)
+        return re.sub(r"-?\b\d[\d.e+-]*\b|\bnan\b|-?\binf\b", "#", text)[:150]
+
+
+def differences(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
+    # What is handed to one function of torch is refused as late as torch refuses it.
+    alike = ours.error is not None and described(ours.error) == described(theirs.error) and not is_fused(spec)
+    found = [Difference("memory", fault) for fault in ours.faults if not (alike and fault in theirs.faults)]
+    if ours.error is not None or theirs.error is not None:
+        return found + of_errors(spec, ours.error, theirs.error, "raises", compiled="compile" in spec)
+    found += of_facts(spec, ours, theirs)
+    if len(ours.results) != len(theirs.results):
+        return [*found, Difference("results", f"{len(ours.results)} results, torch's are {len(theirs.results)}")]
+    truths = Truths(spec)
+    for i, pair in enumerate(zip(ours.results, theirs.results, strict=True)):
+        found += of_results(spec, *pair, i, truths)
+    found += of_errors(spec, ours.gradient_error, theirs.gradient_error, "backward raises")
+    if ours.gradient_error is None and theirs.gradient_error is None:
+        for order in ("gradients", "second"):
+            found += of_gradients(spec, getattr(ours, order), getattr(theirs, order), order, truths)
+    return found
+
+
+def of_errors(spec: dict, ours: Any, theirs: Any, what: str, *, compiled: bool = False) -> list[Difference]:
+    if ours is None and theirs is None:
+        return []
+    if ours is None:
+        return [Difference(f"only torch {what}", described(theirs))]
+    if theirs is None:
+        return [Difference(f"only outblas {what}", described(ours))]
+    if compiled:  # whose errors are the compiler's
+        return []
+    if isinstance(ours, type(theirs)) or (type(theirs) is NotImplementedError and isinstance(ours, RuntimeError)):
+        return []
+    if another_fault(spec, ours, theirs):
+        return []
+    clear = isinstance(ours, TypeError | ValueError | RuntimeError)
+    if clear and isinstance(theirs, IndexError | AssertionError | AttributeError | KeyError | OverflowError):
+        return []  # which torch lets slip
+    return [Difference("another type of error", f"{described(ours)} | torch: {type(theirs).__name__}")]
+
+
+_SCALAR = r"\b(alpha|beta|number|overflow|[Bb]oolean|invalid combination|converted|finite)"
+_TENSOR = r"\b(Tensor|Duck|ndarray|list|float|NoneType|tensors)\b"
+_ACTIVATION = r"\bactivation\b|must be a str"
+
+
+def another_fault(spec: dict, ours: BaseException, theirs: BaseException) -> bool:
+    """Whether a call has an argument of a wrong kind, of which one of the errors speaks and the other does not: there
+    was something else to complain about, and nothing says what comes first."""
+    if not isinstance(ours, TypeError | ValueError | RuntimeError):
+        return False
+    wrong_kinds = {"string", "None", "vector", "complex", "huge"}
+    if spec["call"].startswith("op."):  # operators take Python's numbers
+        wrong_kinds |= {"tensor", "int tensor", "numpy float32", "numpy float64", "numpy int64"}
+    several = [spec.get(n, {}).get("kind") in wrong_kinds for n in ("alpha", "beta")]
+    if all(several):
+        return True
+    scalars = any(several)
+    kinds = any(t.get("kind") in OPAQUE for t in spec["tensors"].values())
+    wrong = [(scalars, _SCALAR), (kinds, _TENSOR), (spec.get("activation") in (3, "tanh"), _ACTIVATION)]
+    found = [bool(re.search(p, str(ours))) != bool(re.search(p, str(theirs))) for on, p in wrong if on]
+    return any(found)
+
+
+def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
+    found = []
+    for name in sorted({*ours.facts, *theirs.facts}):
+        mine, other = ours.facts.get(name), theirs.facts.get(name)
+        if name == "returns out":
+            if mine is False and other is not False:
+                found.append(Difference("fact", "out is not what is returned"))
+        elif name == "functions":
+            if bool(mine) != bool(other):
+                found.append(Difference("fact", f"__torch_function__ is called with {mine}, torch: {other}"))
+        elif name.startswith("version") and other is None:
+            continue
+        elif mine != other:
+            found.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
+    return found
+
+
+def undefined(spec: dict) -> bool:
+    """Whether what torch writes depends on the order in which it writes: where outblas leaves a call to it whole."""
+    out = spec["tensors"].get("out", {})
+    in_place = out.get("alias") == "c" and "from" not in out
+    return ("alias" in out and not in_place) or out.get("layout") in ("expanded", "overlapping")
+
+
+def promised(spec: dict) -> bool:
+    """Whether torch promises that a result is contiguous."""
+    return "out" not in spec["tensors"] and "transform" not in spec and spec["call"] != "op.activation_backward"
+
+
+def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> list[Difference]:
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        same = type(ours) is type(theirs) and (isinstance(ours, Tensor) or ours == theirs)
+        return [] if same else [Difference("result", f"{ours!r}, torch: {theirs!r}")]
+    if i and spec["call"] == "op.gemm_aux" and type(ours) is not type(theirs):
+        return []  # the operator hands both its results to a subclass that takes part
+    if type(ours) is not type(theirs):
+        return [Difference("type", f"{type(ours).__name__}, torch: {type(theirs).__name__}")]
+    traits = ["dtype", "device", "layout", "is_nested", "requires_grad", "is_leaf"]
+    if not ours.is_nested:
+        traits.insert(0, "shape")
+    found = []
+    for trait in traits:
+        mine, other = getattr(ours, trait), getattr(theirs, trait)
+        if mine != other:
+            found.append(Difference(trait, f"result's {trait} is {mine}, torch: {other}"))
+    if (ours.grad_fn is None) != (theirs.grad_fn is None):
+        found.append(Difference("grad_fn", f"{ours.grad_fn is not None}, torch: {theirs.grad_fn is not None}"))
+    if ours.is_inference() != theirs.is_inference():
+        found.append(Difference("inference", f"{ours.is_inference()}, torch: {theirs.is_inference()}"))
+    strided = ours.layout == torch.strided and not ours.is_nested and promised(spec)
+    if strided and theirs.is_contiguous() and not ours.is_contiguous():
+        found.append(Difference("strides", f"{ours.stride()}, torch: {theirs.stride()} for {tuple(ours.shape)}"))
+    kinds = {t.get("kind") for t in spec["tensors"].values()}  # beside a meta tensor torch computes nothing
+    if (
+        found
+        or ours.is_meta
+        or "meta" in kinds
+        or spec["tensors"]["a"].get("kind") == "fake"
+        or "shape" in {d.kind for d in found}
+    ):
+        return found
+    if undefined(spec):
+        return found
+    what = f"result {i}" if i else "result"
+    return [*found, *of_values(spec, ours, theirs, what, ("results", i), truths)]
+
+
+def of_gradients(spec: dict, ours: dict, theirs: dict, order: str, truths: "Truths") -> list[Difference]:
+    found = []
+    for name in sorted({*ours, *theirs}):
+        mine, other = ours.get(name), theirs.get(name)
+        what = f"{'second ' if order == 'second' else ''}gradient of {name}"
+        if (mine is None) != (other is None):
+            zero = all(t is None or not bool(t.detach().abs().any()) for t in (mine, other))
+            kind = "None or zero gradient" if zero else "missing gradient"
+            given = "None" if mine is None else f"{tuple(mine.shape)}", "None" if other is None else "a tensor"
+            found.append(Difference(kind, f"{what} is {given[0]}, torch: {given[1]}"))
+            continue
+        if mine is None or other is None:
+            continue
+        traits = "shape", "dtype", "layout", "requires_grad"
+        wrong = [t for t in traits if getattr(mine, t) != getattr(other, t)]
+        if wrong:
+            text = ", ".join(f"{t} is {getattr(mine, t)}, torch: {getattr(other, t)}" for t in wrong)
+            found.append(Difference("gradient", f"{what}: {text}"))
+            continue
+        accumulated = order == "gradients" and not spec["gradients"].get("double")
+        if mine.layout == torch.strided and accumulated and significant(mine) != significant(other):
+            found.append(Difference("gradient strides", f"{what}: {mine.stride()}, torch: {other.stride()}"))
+        key = (order, name) if order == "gradients" else None
+        found += of_values(spec, mine, other, what, key, truths)
+    return found
+
+
+def significant(t: Tensor) -> list[int]:
+    """Strides of dimensions that have more than one element, of tensors that have any."""
+    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] if t.numel() else []
+
+
+# ---- values
+def dense(t: Tensor) -> Tensor:
+    if t.is_nested:
+        return torch.cat([part.reshape(-1) for part in t.detach().unbind()]) if t.size(0) else torch.zeros(0)
+    t = t.detach()
+    if hasattr(t, "a") and type(t).__name__ == "TwoTensor":
+        t = t.a
+    if t.layout != torch.strided:
+        t = t.to_dense()
+    return t.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """NaNs are alike, zeros of either sign are not."""
+    if x.is_complex():
+        x, y = torch.view_as_real(x), torch.view_as_real(y)
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    if x.dtype.itemsize == 1:
+        x, y = x.float(), y.float()
+    nan = x.isnan()
+    if not torch.equal(nan, y.isnan()):
+        return False
+    x, y = x.masked_fill(nan, 0), y.masked_fill(nan, 0)
+    return torch.equal(x, y) and torch.equal(x.signbit(), y.signbit())
+
+
+def exactly(spec: dict) -> bool:
+    """Whether outblas hands the call to the very function of torch."""
+    name = spec["call"].removeprefix("op.")
+    if spec.get("device", "cpu") != "cpu" or name not in ("matmul", "addmm", "matmul_out", "addmm_out"):
+        return False
+    if any(n in spec for n in ("kernel", "activation", "out_dtype", "transform", "compile")):
+        return False
+    if any(
+        "lazy" in t or t.get("kind") == "two" for t in spec["tensors"].values()
+    ):  # operators get copies that lie otherwise
+        return False
+    if spec.get("setting") == "dispatch_mode":
+        return False
+    if any(n in spec["tensors"] for n in ("bias", "residual", "aux")) or spec.get("setting") == "autocast":
+        return False
+    out = spec["tensors"].get("out")
+    if out is None:
+        return True
+    rank = max(len(spec["tensors"][n]["shape"]) for n in ("a", "b"))
+    return out["layout"] in ("contiguous", "offset") and "alias" not in out and len(out["shape"]) == rank
+
+
+class Truths:
+    """What is right, computed when first asked for."""
+
+    def __init__(self, spec: dict) -> None:
+        self.spec, self.found = spec, {}
+
+    def of(self, key: tuple | None, *, magnitude: bool) -> Tensor | None:
+        spec = self.spec
+        kinds = {t.get("kind", "") for t in spec["tensors"].values()} - {"", "parameter", "subclass", "function", "cow"}
+        if key is None or "transform" in spec or kinds:
+            return None
+        if key[0] == "gradients" and spec["call"] == "op.activation_backward":
+            return None
+        if magnitude not in self.found:
+            self.found[magnitude] = calls.truth(spec, magnitude=magnitude)
+        results, gradients = self.found[magnitude]
+        group, which = key
+        found = results[which] if group == "results" else gradients.get(which)
+        return None if found is None else found.detach()
+
+    def slope(self) -> float:
+        """How much the error of x is amplified on its way to a gradient, at most."""
+        if "activation" not in self.spec:
+            return 1.0
+        largest = self.of(("results", 0), magnitude=True)
+        finite = largest[largest.isfinite()] if largest is not None else torch.zeros(0)
+        return 1.0 + float(finite.max()) if finite.numel() else 1.0
+
+
+def inner(spec: dict) -> int:
+    """Of the product, at least; for its gradients, at most."""
+    sizes = [n for t in spec["tensors"].values() for n in t["shape"]]
+    return max(sizes, default=1)
+
+
+def of_values(
+    spec: dict, ours: Tensor, theirs: Tensor, what: str, key: tuple | None, truths: Truths
+) -> list[Difference]:
+    mine, other = dense(ours), dense(theirs)
+    if mine.shape != other.shape:
+        return [Difference("shape", f"{what}: {tuple(mine.shape)}, torch: {tuple(other.shape)}")]
+    if same_bits(mine, other):
+        return []
+    if not calls.inexact(mine.dtype):
+        return [Difference("values", f"{what} of {mine.dtype} differs")]
+    if key is not None and key[0] == "results" and exactly(spec):
+        if torch.allclose(mine, other, rtol=1e-3, atol=1e-3, equal_nan=True):
+            return [Difference("bits", f"{what} differs in its last bits: {first(mine, other)}")]
+        return [Difference("values", f"{what}: {first(mine, other)}")]
+    right, scale = (truths.of(key, magnitude=m) for m in (False, True))
+    narrow = torch.finfo(mine.dtype)
+    unit, k = narrow.eps, inner(spec)
+    wide = upcast = torch.complex128 if mine.is_complex() else torch.float64
+    mine, other = mine.to(wide), other.to(upcast)
+    # What accumulates in fp32 may lose a little of every sum; what is stored, a few roundings.
+    share = 4 * unit + (2 * k * 2**-24 if narrow.bits <= 32 and unit > 1e-10 else 2 * k * unit)
+    if spec.get("setting") == "autocast":
+        share += 4 * 2**-8
+    if any(t["dtype"] in ("bfloat16", "float16") for t in spec["tensors"].values()):
+        share += 0 if key is None or key[0] == "results" else 4 * 2**-8
+    if right is None or right.shape != mine.shape:
+        # Without a truth, near to torch's; as torch's own operators, these may round in between.
+        finite = other[other.isfinite()]
+        largest = float(finite.abs().max()) if finite.numel() else 1.0
+        share = 8 * (share + 1e-12) * max(1.0, largest) * max(1.0, k**0.5)
+        limit = torch.full(mine.shape, min(share, 1e300), dtype=torch.float64)
+        wanted = [other]
+    else:
+        right, scale = right.cpu(), scale.cpu()
+        scale = scale.abs() if scale.is_complex() else scale
+        limit = share * scale * (truths.slope() if key[0] != "results" else 1) + narrow.tiny * 4
+        wanted = [right.to(wide)]
+        far = scale.nan_to_num(float("inf")) > narrow.max / 4  # may overflow on either way
+        wanted_also = other
+        bad_far = far & ~near(mine, wanted_also, limit) & ~mine.abs().ge(narrow.max / 8) & mine.isfinite()
+        bad = ~far & ~near(mine, wanted[0], limit) & ~near(mine, wanted_also, torch.zeros_like(limit))
+        bad = bad | (bad_far & other.isfinite() & right.isfinite())
+        if not bad.any():
+            return []
+        place = tuple(bad.nonzero()[0].tolist())
+        text = f"{complex(mine[place]):.6g} at {place}, expected {complex(wanted[0][place]):.6g}"
+        return [
+            Difference(
+                "values", f"{what}: {text}, torch: {complex(other[place]):.6g}, within {float(limit[place].real):.2g}"
+            )
+        ]
+    bad = ~near(mine, wanted[0], limit)
+    if not bad.any():
+        return []
+    return [Difference("values", f"{what}: {first(mine, other, bad)}")]
+
+
+def near(x: Tensor, y: Tensor, limit: Tensor) -> Tensor:
+    """Elementwise; alike NaNs and infinities are near."""
+    if x.is_complex():  # what is infinite in one part has any other
+        wild = ~x.isfinite() & ~y.isfinite()
+        return wild | (near(x.real, y.real, limit) & near(x.imag, y.imag, limit))
+    return ((x - y).abs() <= limit) | (x == y) | (x.isnan() & y.isnan())
+
+
+def first(mine: Tensor, other: Tensor, bad: Tensor | None = None) -> str:
+    bad = (mine != other) & ~(mine.isnan() & other.isnan()) if bad is None else bad
+    if not bad.any():
+        return "the signs of zeros"
+    place = tuple(bad.nonzero()[0].tolist())
+    return f"{complex(mine[place]):.9g} at {place}, torch: {complex(other[place]):.9g}"

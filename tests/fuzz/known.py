@@ -1,0 +1,324 @@
+"""The differences from torch that are meant. docs/migrate.md has the same list, for people.
+
+A difference is explained by the first entry whose predicate takes it; entries are narrow, so that
+a fault which looks a little different is not.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .calls import Outcome, described
+from .compare import Difference
+
+Predicate = Callable[[dict, Outcome, Outcome, Difference], bool]
+
+
+@dataclass(frozen=True)
+class Known:
+    """`example` is the description of a call that shows the difference, and no other that is not listed."""
+
+    name: str
+    reason: str
+    matches: Predicate
+    example: dict
+
+
+def explained(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> Known | None:
+    return next((entry for entry in KNOWN if entry.matches(spec, ours, theirs, found)), None)
+
+
+def tensor(*shape: int, dtype: str = "float32", **how) -> dict:
+    """The description of an ordinary tensor."""
+    return {"shape": list(shape), "dtype": dtype, "layout": "contiguous", "seed": 1} | how
+
+
+def call(name: str, tensors: dict, **how) -> dict:
+    return {"call": name, "tensors": tensors} | how
+
+
+def raises(pattern: str, *, torch_too: bool = False) -> Predicate:
+    """outblas alone raises this, or with `torch_too` torch raises something else, of another type."""
+    kinds = ("only outblas raises", "another type of error") if torch_too else ("only outblas raises",)
+
+    def matches(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+        return found.kind in kinds and bool(re.match(pattern, described(ours.error)))
+
+    return matches
+
+
+A, B, C = tensor(3, 4), tensor(4, 5), tensor(3, 5)
+F8A = tensor(16, 32, dtype="float8_e4m3fn")
+F8B = tensor(32, 16, dtype="float8_e4m3fn", layout="transposed")
+ONE = tensor(1, fill="positive")
+FP8 = {"a": F8A, "b": F8B, "scale_a": ONE, "scale_b": ONE}
+NUMBERS = "int64", "int32", "int8", "uint8", "bool"
+
+
+def _kinds(spec: dict) -> set[str]:
+    return {t.get("kind", "") for t in spec["tensors"].values()}
+
+
+def _empty(spec: dict) -> bool:
+    return any(0 in t["shape"] for t in spec["tensors"].values())
+
+
+def _lazy_out(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    t = spec["tensors"]
+    lazy = spec["call"].endswith("_out") and any(
+        "lazy" in x for name, x in t.items() if name in ("out", "aux", t.get("out", {}).get("alias"))
+    )
+    error = described(ours.error) if ours.error is not None else ""
+    known = re.match(r"RuntimeError: (Expected Tensor but got None|negation fallback|conjugate fallback)", error)
+    return lazy and bool(known) and found.kind in ("only outblas raises", "memory")
+
+
+# Operands are called by the names of their functions.
+_DTYPES = r"\w+: \w+\.dtype is torch\.\w+ but \w+\.dtype|\w+: \w+ is torch\.\w+ on \w+, expected"
+_DEVICES = (
+    r"\w+: \w+ is on (meta but \w+ is on cpu|cpu but \w+ is on meta)"
+    r"|\w+: \w+ is torch\.\w+ on (meta|cpu), expected"
+)
+_SCALARS = r"\w+: (alpha|beta) is .*, expected (a real number for operands of|a number that float32 can hold)"
+_SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
+
+
+def _unmultiplied(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    return _empty(spec) and raises(f"{_DTYPES}|{_SCALARS}")(spec, ours, theirs, found)
+
+
+def _unchecked(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    fake = bool(_kinds(spec) & {"fake", "meta"})
+    return fake and raises(f"{_DTYPES}|{_SHAPES}|{_SCALARS}")(spec, ours, theirs, found)
+
+
+def _scaled(spec: dict, kind: str, pattern: str, found: Difference) -> bool:
+    return spec["call"].endswith("scaled_mm") and found.kind == kind and bool(re.match(pattern, found.detail))
+
+
+def _mapped_addmm(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    if "vmap" not in spec.get("transform", "") or "c" not in spec["tensors"]:
+        return False
+    scalars = [spec.get(n, {"kind": "int", "value": 1}) for n in ("alpha", "beta")]
+    odd = spec["tensors"]["a"]["dtype"] in NUMBERS or any(s["kind"] in ("bool", "complex") for s in scalars)
+    refused = found.kind == "only torch raises" and "alpha" in found.detail
+    refused = refused or (found.kind == "only outblas raises" and "expected a real number" in found.detail)
+    read = found.kind == "values" and scalars[1]["value"] == 0 and "torch: nan" in found.detail
+    return read or (odd and (refused or found.kind in ("dtype", "values")))
+
+
+def _autocast(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    added = any(n in spec["tensors"] for n in ("c", "bias", "residual"))
+    wider = found.detail.startswith("result's dtype is torch.bfloat16, torch: torch.float32")
+    return spec.get("setting") == "autocast" and added and found.kind == "dtype" and wider
+
+
+def _alpha_zero(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    alpha = spec.get("alpha", {})
+    none = alpha.get("value") == 0 and alpha.get("kind") not in ("nan", "inf", "None", "complex")
+    return (none or _empty(spec)) and "c" in spec["tensors"] and found.kind == "values" and "torch: nan" in found.detail
+
+
+def _strided_out(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    out = spec["tensors"].get("out", {})
+    gaps = out.get("layout", "contiguous") not in ("contiguous", "offset")
+    return (
+        gaps
+        and found.kind == "only torch raises"
+        and bool(re.search("The size of tensor a|doesn't match the broadcast shape", found.detail))
+    )
+
+
+def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    other = spec["call"].startswith("op.") and _kinds(spec) & {"sparse", "nested"}
+    return bool(other) and raises("NotImplementedError", torch_too=True)(spec, ours, theirs, found)
+
+
+KNOWN = [
+    Known(
+        "out of another shape",
+        "torch resizes an out that has another shape, and warns that it will stop doing so. outblas refuses it.",
+        raises(r"\w+: (out|aux)\.shape is "),
+        call("matmul", {"a": A, "b": B, "out": tensor(2, 2, fill="nan")}),
+    ),
+    Known(
+        "out in the memory of an operand",
+        "torch writes to an out that shares memory with what it still reads, and the result is whatever comes of it. "
+        "outblas refuses it. The one exception is addmm(c, a, b, out=c).",
+        raises(r"\w+: (out|aux) overlaps \w+ in memory", torch_too=True),
+        call("matmul", {"a": tensor(4, 4), "b": tensor(4, 4), "out": tensor(4, 4, alias="a")}),
+    ),
+    Known(
+        "out that overlaps itself",
+        "torch refuses some outputs two of whose elements share memory, and takes others, empty products and those "
+        "that it computes elsewhere first. outblas refuses all.",
+        raises(
+            r"\w+: (out|aux) has strides .*(elements share memory|elements apart)"
+            r"|RuntimeError: unsupported operation: more than one element of the written-to tensor",
+            torch_too=True,
+        ),
+        call("matmul", {"a": tensor(2, 3, 0), "b": tensor(0, 5), "out": tensor(2, 3, 5, layout="expanded", seed=7)}),
+    ),
+    Known(
+        "out that negates or conjugates, with an epilogue",
+        "matmul and addmm write to a view made by torch.conj or torch._neg_view. With bias, activation, residual or "
+        "aux it is refused.",
+        raises(r"\w+: (out|aux) is a view that negates or conjugates", torch_too=True),
+        call("matmul", {"a": A, "b": B, "bias": tensor(5), "out": tensor(3, 5, lazy="neg", fill="nan")}),
+    ),
+    Known(
+        "operators and an out that negates or conjugates",
+        "torch's dispatcher cannot hand such an out to an operator that returns nothing, and says so after the call. "
+        "outblas.matmul and outblas.addmm take it.",
+        _lazy_out,
+        call("op.matmul_out", {"a": A, "b": B, "out": tensor(3, 5, lazy="neg", fill="nan")}),
+    ),
+    Known(
+        "out that torch cannot fold",
+        "torch.matmul folds a batch times one matrix into a two-dimensional product, and fails where an out with gaps "
+        "cannot be folded with it. outblas writes it.",
+        _strided_out,
+        call(
+            "matmul", {"a": tensor(5, 2, 0), "b": tensor(0, 8), "out": tensor(5, 2, 8, layout="steps", seed=1451584461)}
+        ),
+    ),
+    Known(
+        "batch_invariant where torch computes",
+        "torch has no such promise. Where outblas would hand a call to torch, a call that asks for batch-invariance "
+        "raises, so that nobody relies on it in vain.",
+        raises(r"\w+: batch_invariant is True, and torch would take this call", torch_too=True),
+        call("matmul", {"a": A, "b": B}, setting="batch_invariant"),
+    ),
+    Known(
+        "a named kernel",
+        "A call that names a kernel never falls back to torch: it raises and says what the kernel needs.",
+        raises(r"\w+: kernel '[\w.]+' needs ", torch_too=True),
+        call("matmul", {"a": tensor(3, 4, dtype="float64"), "b": tensor(4, 5, dtype="float64")}, kernel="portable"),
+    ),
+    Known(
+        "dtypes of an epilogue",
+        "bias, residual and aux have the dtype of the product: they are added before it is rounded. torch would "
+        "promote the sum to the wider dtype.",
+        raises(r"\w+: (bias|residual|aux)\.dtype is ", torch_too=True),
+        call("matmul", {"a": A, "b": B, "residual": tensor(3, 5, dtype="float64")}),
+    ),
+    Known(
+        "shapes of an epilogue",
+        "bias and residual broadcast to the product and never enlarge it, as in torch.addmm. A sum of torch tensors "
+        "would broadcast both ways.",
+        raises(r"\w+: (bias|residual)\.shape is "),
+        call("matmul", {"a": A, "b": B, "residual": tensor(2, 3, 5)}),
+    ),
+    Known(
+        "a weight of one dimension with a bias",
+        "torch.nn.functional.linear takes a weight (K) without a bias only. outblas.linear takes it with any epilogue.",
+        lambda spec, ours, theirs, found: (
+            spec["call"] == "linear"
+            and len(spec["tensors"]["b"]["shape"]) - ("in_dims" in spec) <= 1
+            and "bias" in spec["tensors"]
+            and found.kind == "only torch raises"
+            and bool(re.search("mat2 must be a matrix|incorrect dims for mm|expand|b must be 2D", found.detail))
+        ),
+        call("linear", {"a": A, "b": tensor(4), "bias": tensor(1)}),
+    ),
+    Known(
+        "dtypes of empty products",
+        "torch finds out that dtypes differ when it multiplies, so that operands of different dtypes pass where there "
+        "is nothing to multiply, and an alpha or beta that their dtype cannot hold. outblas refuses them always.",
+        _unmultiplied,
+        call("matmul", {"a": tensor(2, 3, 0), "b": tensor(2, 0, 4, dtype="float64")}),
+    ),
+    Known(
+        "checks of fake and meta tensors",
+        "torch checks less of fake and meta tensors than of real ones: not dtypes, nor the shape of c in addmm, nor "
+        "the inner sizes of _scaled_mm. outblas checks all alike.",
+        _unchecked,
+        call("matmul", {"a": A | {"kind": "fake"}, "b": tensor(4, 5, dtype="float64", kind="fake")}),
+    ),
+    Known(
+        "meta tensors beside others",
+        "torch multiplies a meta tensor with one that has memory. outblas wants all operands on one device.",
+        raises(_DEVICES),
+        call("matmul", {"a": A | {"kind": "meta"}, "b": B}),
+    ),
+    Known(
+        "autocast and what is added",
+        "Under autocast outblas casts c, bias and residual to the dtype of the product, which stays the dtype of the "
+        "result. torch adds a float32 tensor to a bfloat16 product in float32.",
+        _autocast,
+        call("matmul", {"a": A, "b": B, "residual": C}, setting="autocast"),
+    ),
+    Known(
+        "alpha of 0",
+        "With alpha = 0, and without anything to multiply, the product is not computed, and neither are its gradients: "
+        "they are 0. torch multiplies by alpha in the backward pass, and NaN and infinity come through.",
+        _alpha_zero,
+        call(
+            "addmm",
+            {"a": A, "b": B, "c": C},
+            alpha={"kind": "zero", "value": 0},
+            beta={"kind": "nan", "value": 0},
+            transform="grad",
+            of=["a"],
+        ),
+    ),
+    Known(
+        "vmap of addmm",
+        "Under torch.func.vmap torch computes addmm by other operators, which promote integers, refuse float or bool "
+        "alpha and beta that torch.addmm takes, and read c with beta = 0. In outblas vmap changes none of these.",
+        _mapped_addmm,
+        call(
+            "addmm",
+            {"a": tensor(2, 3, 4, dtype="int32"), "b": tensor(4, 5, dtype="int32"), "c": tensor(5, dtype="int32")},
+            beta={"kind": "float", "value": 2.0},
+            transform="vmap",
+            in_dims={"a": 0, "b": None, "c": None},
+        ),
+    ),
+    Known(
+        "operators and sparse or nested tensors",
+        "torch.ops.outblas.* take strided tensors. The functions of outblas hand sparse and nested ones to torch.",
+        _operators,
+        call("op.matmul", {"a": A | {"kind": "sparse"}, "b": B}),
+    ),
+    Known(
+        "scaled_mm takes more",
+        "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each operand. "
+        "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that broadcasts.",
+        lambda spec, ours, theirs, found: (
+            _scaled(spec, "only torch raises", "", found)
+            and not ("activation" in spec or "residual" in spec["tensors"])
+        ),
+        call("scaled_mm", FP8 | {"scale_a": tensor(16, 1, fill="positive")}, out_dtype="bfloat16"),
+    ),
+    Known(
+        "gradients of scaled_mm",
+        "torch._scaled_mm has no gradients, and says so in the backward pass. outblas.scaled_mm has those of bias and "
+        "residual.",
+        lambda spec, ours, theirs, found: _scaled(
+            spec, "only torch backward raises", ".*derivative for aten::_scaled_mm", found
+        ),
+        call(
+            "scaled_mm",
+            FP8 | {"bias": tensor(16, dtype="bfloat16")},
+            out_dtype="bfloat16",
+            gradients={"of": ["bias"], "layout": "contiguous", "seed": 1},
+        ),
+    ),
+    Known(
+        "gradients of scales",
+        "outblas.scaled_mm refuses scales that need gradients at once. torch._scaled_mm fails in the backward pass.",
+        raises(r"\w+: scale_[ab] requires grad", torch_too=True),
+        call("scaled_mm", FP8, out_dtype="bfloat16", gradients={"of": ["scale_a"], "layout": "contiguous", "seed": 1}),
+    ),
+    Known(
+        "dtypes of scaled_mm",
+        "outblas.scaled_mm returns bfloat16, float16 or float32, and bfloat16 by default. torch._scaled_mm returns fp8 "
+        "too, and by default.",
+        lambda spec, ours, theirs, found: (
+            spec["call"].endswith("scaled_mm")
+            and raises(r"\w+: out_dtype is torch\.\w+, expected one of", torch_too=True)(spec, ours, theirs, found)
+        ),
+        call("scaled_mm", FP8, out_dtype="float8_e4m3fn"),
+    ),
+]

@@ -1,0 +1,123 @@
+"""A small run of the fuzz, and that it sees faults: `make fuzz` is the large one."""
+
+import json
+import logging
+
+import pytest
+import torch
+from fuzz import calls, compare, runner, spec
+from fuzz.known import call, tensor
+
+import outblas
+
+CALLS, SEED = 1500, 20
+A, B, C = tensor(3, 4), tensor(4, 5), tensor(3, 5)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    """One thread, and no log of what fake tensors refuse, as in a process of the fuzz."""
+    threads = torch.get_num_threads()
+    runner.prepare()
+    yield
+    logging.disable(logging.NOTSET)
+    torch.set_num_threads(threads)
+
+
+def test_random_calls_are_those_of_torch():
+    found = runner.run(SEED, 0, CALLS, "cpu", light=True)
+    unlisted = [row for row in found["rows"] if row["known"] is None]
+    assert unlisted == []
+    counted = {name for (_, name), n in found["outcomes"] if n}
+    assert {"same", "both raise", "listed"} <= counted
+
+
+def test_a_description_makes_the_same_call_again():
+    for index in range(200):
+        made = spec.make(SEED, index)
+        assert made == spec.make(SEED, index)
+        assert made == json.loads(json.dumps(made))
+
+
+FAULTS = {  # what a wrong product might do, and the difference that says so
+    "values": (lambda a, b: torch.matmul(a, b) * 1.01, {}),
+    "shape": (lambda a, b: torch.matmul(a, b)[:, :-1], {}),
+    "dtype": (lambda a, b: torch.matmul(a, b).double(), {}),
+    "strides": (lambda a, b: torch.matmul(a, b).t().contiguous().t(), {}),
+    "requires_grad": (lambda a, b: torch.matmul(a, b).detach(), {"of": ["a"], "layout": "contiguous", "seed": 1}),
+    "only outblas raises": (lambda a, b: torch.matmul(b, a), {}),
+    "memory": (lambda a, b: torch.matmul(a, b.mul_(1.5)), {}),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_is_seen(kind, monkeypatch):
+    faulty, gradients = FAULTS[kind]
+    made = call("matmul", {"a": A, "b": B}) | ({"gradients": gradients} if gradients else {})
+    assert runner.once(made)[2] == []
+    monkeypatch.setattr(outblas, "matmul", faulty)
+    assert kind in {row["kind"] for row in runner.once(made)[2] if row["known"] is None}
+
+
+class Wrong(torch.autograd.Function):
+    """A product whose gradient of b is twice what it should be, or laid out as it likes."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g @ b.t(), 2 * (a.t() @ g)
+
+
+def test_a_wrong_gradient_is_seen(monkeypatch):
+    monkeypatch.setattr(outblas, "matmul", Wrong.apply)
+    gradients = {"of": ["a", "b"], "layout": "transposed", "seed": 1}
+    rows = runner.once(call("matmul", {"a": A, "b": B}, gradients=gradients))[2]
+    assert [(row["kind"], row["detail"][:13]) for row in rows] == [("values", "gradient of b")]
+
+
+def test_what_is_written_although_a_call_raises_is_seen(monkeypatch):
+    def faulty(a, b, out):
+        out.fill_(0)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(outblas, "matmul", faulty)
+    rows = runner.once(call("matmul", {"a": A, "b": B, "out": C | {"fill": "nan"}}))[2]
+    assert "out is modified, although the call raises" in {row["detail"] for row in rows}
+
+
+def test_what_is_written_beside_out_is_seen(monkeypatch):
+    def faulty(a, b, out):
+        out._base.zero_()
+        return torch.matmul(a, b, out=out)
+
+    monkeypatch.setattr(outblas, "matmul", faulty)
+    out = tensor(3, 5, layout="steps", fill="nan", seed=5)
+    rows = runner.once(call("matmul", {"a": A, "b": B, "out": out}))[2]
+    assert "memory around out is modified" in {row["detail"] for row in rows}
+
+
+def test_an_error_that_torchs_users_do_not_catch_is_seen(monkeypatch):
+    def faulty(a, b):
+        raise ValueError("no RuntimeError")
+
+    monkeypatch.setattr(outblas, "matmul", faulty)
+    rows = runner.once(call("matmul", {"a": A, "b": tensor(5, 5)}))[2]
+    assert [row["kind"] for row in rows] == ["another type of error"]
+
+
+def test_bounds_hold_for_torch_itself_and_not_for_half_the_precision():
+    """Of an epilogue in bfloat16: the exact result rounded once passes, one rounded twice as coarsely does not."""
+    tensors = {name: t | {"dtype": "bfloat16"} for name, t in {"a": A, "b": B, "bias": tensor(5)}.items()}
+    made = call("matmul", tensors, activation="gelu")
+    (exact,), _ = calls.truth(made, magnitude=False)
+    theirs = calls.make(made, calls.by_torch)
+    for wrong, passes in ((0, True), (0.05, False)):
+        ours = calls.Outcome(results=[(exact * (1 + wrong)).bfloat16()])
+        assert (compare.of_results(made, ours.results[0], theirs.results[0], 0, compare.Truths(made)) == []) is passes

@@ -1,0 +1,43 @@
+"""docs/migrate.md and the list that the fuzz goes by are one, and each entry is a difference that there is."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz import runner
+from fuzz.known import KNOWN
+
+NOTES = Path(__file__).parent.parent / "docs" / "migrate.md"
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    """One thread, and no log of what fake tensors refuse, as in a process of the fuzz."""
+    threads = torch.get_num_threads()
+    runner.prepare()
+    yield
+    logging.disable(logging.NOTSET)
+    torch.set_num_threads(threads)
+
+
+def noted():
+    """Names and reasons of the list in the notes, lines joined."""
+    text = NOTES.read_text(encoding="utf-8").split("## Differences")[1]
+    items = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=^- |\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(reason.split()) for name, reason in items}
+
+
+def test_the_notes_list_what_the_fuzz_lets_pass():
+    assert len({entry.name for entry in KNOWN}) == len(KNOWN)
+    assert noted() == {entry.name: entry.reason for entry in KNOWN}
+
+
+@pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: entry.name)
+def test_an_entry_is_a_difference(entry):
+    ours, theirs, rows = runner.once(entry.example)
+    found = {row["known"] for row in rows}
+    assert found == {entry.name}, f"outblas: {ours}, torch: {theirs}, {rows}"
