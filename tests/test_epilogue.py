@@ -13,7 +13,7 @@ from test_simt import own, rung
 
 import outblas
 from outblas.device import grid
-from outblas.epilogue import ACTIVATIONS, FUNCTIONS, Extra, halves
+from outblas.epilogue import ACTIVATIONS, FUNCTIONS, Extra, apply, halves
 from outblas.inspect.machine_code import read_cubin
 from outblas.kernels.portable import Config, plan
 from outblas.operands import Problem, problem
@@ -29,6 +29,22 @@ ALL = {"bias": "row", "residual": "matrix", "aux": True}
 def test_every_activation(activation: str | None) -> None:
     Fused(33, 41, 37, BF16, activation, **ALL).check("portable")
     Fused(33, 41, 37, FP32, activation, "column", layout="tts", offset=1).check("portable")
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)])
+@pytest.mark.parametrize("activation", ["reglu", "swiglu"])
+def test_a_gated_pair_without_columns(activation: str, shape: tuple[int, ...]) -> None:
+    """Where B is a vector, the halves are those of a column, and no memory behind the output is written."""
+    a, b, bias = torch.randn(shape), torch.randn(5), torch.randn(shape[:-1])
+    want = apply(a @ b + bias, activation, None)
+    memory = torch.full((want.numel() + 64,), 7.0)
+    out, aux = memory[: want.numel()].view(want.shape), torch.empty(shape[:-1])
+    how: dict[str, Any] = {"bias": bias, "activation": activation, "kernel": "portable"}
+    torch.testing.assert_close(outblas.matmul(a, b, **how), want)
+    torch.testing.assert_close(outblas.matmul(a, b, out=out, aux=aux, **how), want)
+    torch.testing.assert_close(aux, a @ b + bias)
+    assert memory[want.numel() :].eq(7).all()
 
 
 @pytest.mark.interpreter

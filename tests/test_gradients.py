@@ -1,6 +1,7 @@
 """Gradients against finite differences and against torch's autograd, what they cost, where they lie in memory, and the
 kernel of an activation's derivative."""
 
+import contextlib
 import random
 import re
 
@@ -12,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from triton.runtime.interpreter import InterpretedFunction
 
-from outblas import FallbackWarning, addmm, dispatch, gradients, linear, matmul, ops
+from outblas import FallbackWarning, addmm, batch_invariant, dispatch, gradients, invariance, linear, matmul, ops
 from outblas.epilogue import ACTIVATIONS, GATED, apply
 from outblas.gradients import formula
 from outblas.kernels import activation as kernels
@@ -493,3 +494,67 @@ def test_its_kernel_moves_16_bytes_at_a_time(arch):
     for pointer in ("*bf16", "*fp32"):
         assert "ld.global.v4" in kernels.compile_for(("gelu", False, False, pointer, (16, 16, 16, 1)), arch).asm["ptx"]
     assert kernels.compile_for(("silu", True, True, "*fp16", (2, 16, 2, 2)), arch).asm["cubin"]
+
+
+# ---- what the backward pass of a call that was allowed does
+@pytest.mark.parametrize("call", [
+    lambda a, b, **how: matmul(a, b, **how),
+    lambda a, b, **how: addmm(a[:, :1], a, b, alpha=2, **how),
+    lambda a, b, **how: linear(a, b.t(), activation="gelu", **how),
+])  # fmt: skip
+def test_a_batch_invariant_call_has_batch_invariant_gradients_on_the_cpu(call, monkeypatch):
+    """By the kernel that the CPU has: what was named for the forward pass is for the backward pass too."""
+    monkeypatch.setattr(invariance, "_ever", False)  # as before, for programs that are compiled later
+    a, b = grown((6, 5), (5, 4), dtype=torch.float32)
+    want = torch.autograd.grad(call(a, b).sin().sum(), (a, b), create_graph=True)
+    want = *want, *torch.autograd.grad(sum(t.square().sum() for t in want), (a, b))
+    for how, context in (({}, batch_invariant()), ({"batch_invariant": True}, contextlib.nullcontext())):
+        with context:
+            y = call(a, b, kernel="portable", **how)
+            rows = call(a[:2], b, kernel="portable", **how)
+        first = torch.autograd.grad(y.sin().sum(), (a, b), create_graph=True)
+        second = torch.autograd.grad(sum(t.square().sum() for t in first), (a, b))
+        torch.testing.assert_close((*first, *second), want, atol=1e-3, rtol=1e-4)
+        (of_rows,) = torch.autograd.grad(rows.sin().sum(), a)
+        assert torch.equal(of_rows[:2], first[0][:2])  # no row of dA depends on another
+
+
+@pytest.mark.parametrize("activation", ["relu", "reglu"])
+def test_relu_has_a_second_derivative_which_is_zero(activation):
+    """As torch's: zeros that reach A and B, and NaN where those hold NaN."""
+    for special in (1.0, torch.nan):
+        a, b, bias = grown((3, 4), (4, 2), (2,))
+        with torch.no_grad():
+            b[0, 0] = special
+        results = []
+        torchs = apply(a @ b + bias, activation, None)
+        for y in (matmul(a, b, bias=bias, activation=activation), torchs):
+            g = torch.ones_like(y).requires_grad_()
+            first = torch.autograd.grad(y, (a, b, bias), g, create_graph=True)
+            loss = sum(t.square().sum() for t in first)
+            results.append(torch.autograd.grad(loss, (a, b, bias, g), allow_unused=True))
+        assert [t is None for t in results[0]] == [t is None for t in results[1]]
+        torch.testing.assert_close(*([t for t in found if t is not None] for found in results), equal_nan=True)
+    x = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
+    assert torch.equal(formula(torch.ones(4), x, "relu"), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("activation", ["", "gelu", "swiglu"])
+def test_aux_needs_no_gradient_where_only_the_residual_does(activation):
+    a, b, residual = torch.randn(3, 4), torch.randn(4, 2), torch.randn(3, 1).requires_grad_()
+    y, x = ops.gemm_aux(a, b, None, None, residual, 1, 1, activation)
+    assert (y.requires_grad, x.requires_grad, x.is_leaf, x.grad_fn) == (True, False, True, None)
+    y.sum().backward()
+    assert torch.equal(residual.grad, torch.full((3, 1), float(y.shape[1])))
+    grad = torch.func.grad(lambda r: ops.gemm_aux(a, b, None, None, r, 1, 1, activation)[0].sum())
+    assert torch.equal(grad(residual.detach()), residual.grad)
+    assert ops.gemm_aux(a.requires_grad_(), b, None, None, residual, 1, 1, activation)[1].requires_grad
+
+
+def test_forward_mode_through_a_view_that_negates():
+    a, b, bias = (t.detach() for t in grown((3, 4), (4, 2), (2,)))
+    for call in (matmul, lambda a, b, bias: ops.gemm(a, b, None, bias)):
+        named = {"bias": bias} if call is matmul else {}
+        given = () if named else (bias,)
+        found = torch.func.jvp(lambda b, c=call, n=named, g=given: c(a, b, *g, **n), (torch._neg_view(b),), (b,))
+        torch.testing.assert_close(found, (bias - a @ b, a @ b))

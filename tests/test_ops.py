@@ -1,8 +1,12 @@
 """The operators as torch sees them: schema, fake, mutation, tracing."""
 
+import contextlib
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from outblas import OperandError, addmm, matmul
 
 ops = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (6, 4)))
@@ -44,3 +48,104 @@ def test_fake_checks_like_the_real_one():
             ops.matmul(a, b[:4])
         with pytest.raises(ValueError, match=r"out\.dtype is"):
             ops.matmul_out(a, b, mode.from_tensor(torch.empty(6, 4, dtype=torch.float64)))
+
+
+OUTS = {
+    "matmul_out": lambda out, aux: ops.matmul_out(A.to(out.device), B.to(out.device), out),
+    "addmm_out": lambda out, aux: ops.addmm_out(*(t.to(out.device) for t in (C, A, B)), out),
+    "gemm_out": lambda out, aux: ops.gemm_out(out, aux, *(t.to(out.device) for t in (A, B)), None, None, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("kind", ["real", "fake", "meta"])
+@pytest.mark.parametrize("name", OUTS)
+def test_versions_of_what_is_written_grow(name, kind):
+    with FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else contextlib.nullcontext():
+        out, aux = (torch.empty(6, 4, device="meta" if kind == "meta" else "cpu") for _ in range(2))
+        before = out._version, aux._version
+        OUTS[name](out, aux)
+        assert out._version > before[0]
+        assert (aux._version > before[1]) == (name == "gemm_out")
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("kind", ["real", "fake", "meta"])
+@pytest.mark.parametrize("operator", ["gemm", "gemm_aux", "gemm_out"])
+def test_a_name_that_is_no_activation(operator, kind):
+    with FakeTensorMode() as mode:
+        make = {"fake": mode.from_tensor, "meta": lambda t: t.to("meta"), "real": lambda t: t}[kind]
+    a, b, c, out, aux = map(make, (A, B, C, torch.full((6, 4), 7.0), torch.full((6, 4), 7.0)))
+    written = [out, aux] if operator == "gemm_out" else []
+    for given in ((a, b), (a.clone().requires_grad_(), b)):
+        if written and given[0].requires_grad:
+            continue
+        with pytest.raises(ValueError, match="activation is 'tanh', expected '' or one of relu, gelu"):
+            getattr(ops, operator)(*written, *given, c, None, None, 1, 1, "tanh")
+    if kind == "real":
+        assert out.eq(7).all()
+        assert aux.eq(7).all()
+
+
+def test_torchs_errors_are_caught_as_its_own():
+    x, out = A.clone().requires_grad_(), torch.full((6, 4), 7.0)
+    calls = [
+        lambda: ops.matmul_out(x, B, out),
+        lambda: ops.addmm_out(C, x, B, out),
+        lambda: ops.gemm_out(out, None, x, B),
+        lambda: ops.gemm(A, B, None, None, None, 2),
+        lambda: ops.gemm(A.half(), B.half(), C.half(), None, None, 1, 1, "", torch.float32),
+        lambda: ops.activation_backward(C[:, :3], C, "gelu"),
+        lambda: ops.activation_backward(C[:, :3], C, "swiglu"),
+        lambda: ops.activation_backward(C[:, :1], C[:, :3], "swiglu"),
+        lambda: ops.activation_backward(C[0, 0], C[0, 0], "swiglu"),
+    ]
+    for call in calls:
+        with pytest.raises(OperandError) as caught:
+            call()
+        assert isinstance(caught.value, RuntimeError)
+        assert isinstance(caught.value, ValueError)
+    assert out.eq(7).all()
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("lazy", ["neg", "conj", "neg conj"])
+def test_operators_write_through_lazy_views(lazy):
+    dtype = torch.complex64 if "conj" in lazy else torch.float32
+    a, b, c = (t.to(dtype) for t in (A, B, C))
+    if dtype.is_complex:
+        a = a + 1j
+
+    def view(t):
+        t = torch._neg_view(t) if "neg" in lazy else t
+        return t.conj() if "conj" in lazy else t
+
+    calls = {
+        "matmul": (lambda out, a: ops.matmul_out(a, b, out), lambda a: matmul(a, b)),
+        "addmm": (lambda out, a: ops.addmm_out(c, a, b, out, 2, 3), lambda a: addmm(c, a, b, alpha=2, beta=3)),
+        "gemm": (lambda out, a: ops.gemm_out(out, None, a, b, None, c), lambda a: matmul(a, b, bias=c)),
+    }
+    for write, make in calls.values():
+        for operand in (a, view(a)):
+            out = view(torch.full((6, 4), torch.nan, dtype=dtype))
+            version = out._version
+            write(out, operand)
+            assert torch.equal(out, make(operand))
+            assert out._version > version
+    memory = c.clone()
+    out = view(memory)
+    want = addmm(out.clone(), a, b)
+    ops.addmm_out(out, a, b, out)
+    assert torch.equal(out, want)
+
+
+def test_a_lazy_view_that_does_not_fit_is_not_written():
+    out = torch.full((6, 4), 7.0)
+    for wrong in (A[:, :4], A[:5]):
+        with pytest.raises(OperandError):
+            ops.matmul_out(wrong, B, torch._neg_view(out))
+    with pytest.raises(OperandError, match="out overlaps a in memory"):
+        ops.matmul_out(out, B[:4], torch._neg_view(out))
+    with pytest.raises(OperandError, match="elements share memory"):
+        ops.matmul_out(A, B, torch._neg_view(out[:1].expand(6, 4)))
+    assert out.eq(7).all()

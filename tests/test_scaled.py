@@ -1,9 +1,13 @@
 """fp8: `scaled_mm` against float64, exactly where sums are small integers, its errors, what the kernel is made of."""
 
+import contextlib
+import inspect
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from outblas import FallbackWarning, fallback, scaled_mm
+from outblas import FallbackWarning, OperandError, fallback, scaled_mm
 from outblas.epilogue import ACTIVATIONS, GATED, apply
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -89,8 +93,8 @@ def test_torch_takes_it_without_a_gpu_and_says_so():
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize(("change", "message"), [
-    ({"a": torch.ones(4, 8)}, "a.dtype is torch.float32, expected one of torch.float8_e4m3fn"),
-    ({"b": operands(4, 6, 16)[1]}, r"a.shape\[1\] is 8 but b.shape\[0\] is 16"),
+    ({"a": torch.ones(4, 8)}, "input.dtype is torch.float32, expected one of torch.float8_e4m3fn"),
+    ({"b": operands(4, 6, 16)[1]}, r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16"),
     ({"scale_a": torch.ones(6, 1)}, r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)"),
     ({"scale_b": torch.ones((), dtype=torch.float16)}, "scale_b is torch.float16"),
     ({"out_dtype": torch.float64}, "out_dtype is torch.float64, expected one of torch.bfloat16"),
@@ -99,8 +103,100 @@ def test_torch_takes_it_without_a_gpu_and_says_so():
 def test_bad_input_names_the_argument(change, message):
     a, b = operands(4, 6, 8)
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
-    with pytest.raises(ValueError, match=message):
+    for kind in (OperandError, ValueError, RuntimeError):
+        with pytest.raises(kind, match=message):
+            scaled_mm(**given)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"input": None}, "input is NoneType, expected a torch.Tensor"),
+    ({"mat2": None}, "mat2 is NoneType, expected a torch.Tensor"),
+    ({"mat2": [1.0]}, "mat2 is list, expected a torch.Tensor"),
+    ({"scale_a": 1.0}, "scale_a is float, expected a torch.Tensor"),
+    ({"scale_b": None}, "scale_b is NoneType, expected a torch.Tensor"),
+    ({"bias": 1.0}, "bias is float, expected a torch.Tensor"),
+    ({"out_dtype": "bfloat16"}, "out_dtype is str, expected a torch.dtype"),
+    ({"use_fast_accum": "no"}, "use_fast_accum is str, expected a bool"),
+    ({"activation": 3}, "activation is int, expected a str"),
+    ({"a": torch.ones(())}, r"scaled_mm\(\) got 'input' twice, the second time as 'a'"),
+    ({"weight": torch.ones(())}, r"scaled_mm\(\) got an unexpected keyword argument 'weight'"),
+])  # fmt: skip
+def test_arguments_of_a_wrong_type(change, message):
+    a, b = operands(4, 6, 8)
+    given = {"input": a, "mat2": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
+    with pytest.raises(TypeError, match=message):
         scaled_mm(**given)
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+def test_arguments_have_the_names_of_torchs():
+    a, b = operands(16, 32, 16, most=2)
+    one, bias = torch.ones(()), torch.ones(32).bfloat16()
+    want = torch._scaled_mm(input=a, mat2=b, scale_a=one, scale_b=one, bias=bias, out_dtype=torch.bfloat16)
+    assert torch.equal(scaled_mm(a, b, one, one, bias), want)
+    assert torch.equal(scaled_mm(input=a, mat2=b, scale_a=one, scale_b=one, bias=bias), want)
+    assert torch.equal(scaled_mm(a=a, b=b, scale_a=one, scale_b=one, bias=bias), want)
+    names = list(inspect.signature(scaled_mm).parameters)
+    assert names[:5] == ["input", "mat2", "scale_a", "scale_b", "bias"]
+
+
+def test_an_operator_names_its_own_arguments():
+    a, b = operands(4, 6, 8)
+    one = torch.ones(())
+    with pytest.raises(OperandError, match=r"a.shape\[1\] is 6 but b.shape\[0\] is 8"):
+        torch.ops.outblas.scaled_mm(a[:, :6], b, one, one)
+    for name in ("tanh", "swish"):
+        with pytest.raises(ValueError, match=f"activation is '{name}', expected"):
+            torch.ops.outblas.scaled_mm(a, b, one, one, None, None, False, name)
+
+
+class Knowing(torch.Tensor):
+    """It overrides our function."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is scaled_mm:
+            return "ours", len(args), sorted(kwargs)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Plain(torch.Tensor):
+    """A subclass with torch's own `__torch_function__`."""
+
+
+class Duck:
+    """No tensor at all."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return "duck" if func is scaled_mm else NotImplemented
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+def test_types_override_the_function():
+    a, b = operands(4, 6, 8)
+    one = torch.ones(())
+    found = scaled_mm(a, b.as_subclass(Knowing), one, one, activation="relu")
+    assert found == ("ours", 4, ["activation", "out_dtype", "use_fast_accum"])
+    assert scaled_mm(a, Duck(), one, one) == "duck"
+    assert type(scaled_mm(a, b.as_subclass(Plain), one, one)) is Plain
+    with pytest.raises(OperandError, match=r"input.shape\[1\] is 6"):
+        scaled_mm(a[:, :6], b.as_subclass(Plain), one, one)
+    with torch.device("cpu"):
+        assert scaled_mm(a, b, one, one).shape == (4, 6)
+
+
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+def test_fakes_check_alike(kind):
+    mode = FakeTensorMode()
+    given = *operands(4, 6, 8), torch.ones(())
+    a, b, one = (mode.from_tensor(t) if kind == "fake" else t.to("meta") for t in given)
+    with mode if kind == "fake" else contextlib.nullcontext():
+        assert scaled_mm(a, b, one, one).shape == (4, 6)
+        with pytest.raises(RuntimeError, match=r"input.shape\[1\] is 6 but mat2.shape\[0\] is 8"):
+            scaled_mm(a[:, :6], b, one, one)
+        with pytest.raises(ValueError, match="activation is 'tanh'"):
+            torch.ops.outblas.scaled_mm(a, b, one, one, None, None, False, "tanh")
 
 
 # ---- gradients
@@ -172,14 +268,21 @@ def test_no_gradient_is_cut_in_silence(name):
     a, b = operands(4, 6, 8)
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())}
     given[name].requires_grad_()
-    message = f"{name} requires grad, expected a tensor that does not"
-    for call in (scaled_mm, torch.ops.outblas.scaled_mm):
-        with pytest.raises(ValueError, match=message):
-            call(**given)
-    with pytest.raises(Exception, match=message):
-        torch.compile(scaled_mm, backend="aot_eager", fullgraph=True)(**given)
+    message = f"{name}.* requires grad, and of scaled_mm only bias and residual have gradients"
+    bias = torch.ones(6).bfloat16().requires_grad_()
+    calls = [scaled_mm, torch.ops.outblas.scaled_mm, lambda **given: scaled_mm(**given, activation="gelu", bias=bias)]
+    for call in calls:  # as torch._scaled_mm: the forward pass runs
+        y = call(**given)
+        assert y.requires_grad
+        with pytest.raises(NotImplementedError, match=message):
+            y.sum().backward()
+    assert bias.grad is None
+    with pytest.raises(NotImplementedError, match=message):
+        torch.func.grad(lambda t: scaled_mm(**given | {name: t}).sum())(given[name].detach())
     with torch.no_grad():
-        assert scaled_mm(**given).shape == (4, 6)
+        y = scaled_mm(**given)
+        assert torch.equal(y, torch.compile(scaled_mm, backend="aot_eager", fullgraph=True)(**given))
+        assert not y.requires_grad
     given[name].requires_grad_(False)
     bias = torch.ones(6).requires_grad_()
     loss = lambda bias: scaled_mm(**given, bias=bias, out_dtype=torch.float32).square().sum()  # noqa: E731

@@ -6,7 +6,7 @@ from torch import vmap
 from torch._dynamo.testing import CompileCounter
 from torch.func import grad, hessian, jacrev
 
-from outblas import addmm, linear, matmul
+from outblas import OperandError, addmm, linear, matmul, ops
 from outblas.epilogue import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning")
@@ -82,6 +82,70 @@ def test_vmap_over_any_arguments(i):
         in_dims = tuple(0 if mask >> k & 1 else None for k in range(len(shapes)))
         given = [torch.randn(7, *s) if dim == 0 else torch.randn(s) for s, dim in zip(shapes, in_dims, strict=True)]
         close(vmap(ours, in_dims)(*given), vmap(torchs, in_dims)(*given))
+
+
+R = torch.randn
+WRONG = {  # calls that must raise as they do without vmap: the operands, and which of them are mapped
+    "dtype of c": (addmm, [R(2, 5).bfloat16(), R(2, 3, 4), R(2, 4, 5)], (0, 0, 0)),
+    "shape of c": (lambda *t: addmm(*t, beta=0), [R(2, 7), R(2, 3, 4), R(2, 4, 5)], (0, 0, 0)),
+    "c of too many dimensions": (addmm, [R(2, 1, 3, 5), R(2, 3, 4), R(4, 5)], (0, 0, None)),
+    "a of one dimension": (addmm, [R(5), R(2, 4), R(4, 5)], (None, 0, None)),
+    "a of three dimensions": (addmm, [R(5), R(2, 3, 4), R(2, 4, 5)], (None, None, 0)),
+    "inner sizes of addmm": (addmm, [R(2, 5), R(3, 4), R(3, 5)], (0, None, None)),
+    "no dimensions": (matmul, [R(2, 3, 4, 1), R(2)], (0, 0)),
+    "inner sizes": (matmul, [R(2, 3, 4), R(2, 5, 4)], (0, 0)),
+    "dtypes": (matmul, [R(2, 3, 4), R(4, 5).double()], (0, None)),
+    "batches": (matmul, [R(2, 3, 3, 4), R(2, 2, 4, 5)], (0, 0)),
+    "odd columns": (lambda a, b: matmul(a, b, activation="swiglu"), [R(2, 3, 4), R(4, 5)], (0, None)),
+    "bias": (lambda a, b, t: matmul(a, b, bias=t), [R(3, 4), R(4, 5), R(2, 7)], (None, None, 0)),
+    "residual": (lambda a, b, t: matmul(a, b, residual=t), [R(3, 4), R(4, 5), R(2, 2, 3, 5)], (None, None, 0)),
+    "derivative": (lambda g, x: ops.activation_backward(g, x, "gelu"), [R(2), R(2, 2)], (0, None)),
+    "derivative of a pair": (lambda g, x: ops.activation_backward(g, x, "swiglu"), [R(1), R(2)], (None, 0)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_vmap_checks_each_call(name):
+    call, tensors, dims = WRONG[name]
+    of_one = [t if dim is None else t[0] for t, dim in zip(tensors, dims, strict=True)]
+    with pytest.raises(OperandError) as plain:
+        call(*of_one)
+    with pytest.raises(OperandError) as mapped:
+        vmap(call, dims)(*tensors)
+    assert str(mapped.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("activation", ["reglu", "swiglu"])
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)])
+@pytest.mark.parametrize("shapes", [((4, 5), (5,), (2,)), ((5,), (5, 4), (2,)), ((3, 4, 5), (5,), (3, 1))])
+def test_vmap_of_a_gated_pair_without_columns(shapes, dims, activation):
+    given = [R(s) if dim is None else R(7, *s) for s, dim in zip(shapes, dims, strict=True)]
+    ours = lambda a, b, r: matmul(a, b, activation=activation, residual=r)  # noqa: E731
+    close(vmap(ours, dims)(*given), vmap(lambda a, b, r: apply(a @ b, activation, r), dims)(*given))
+
+
+def test_vmap_of_integers_is_that_of_one_call():
+    a, b, c = (torch.randint(-9, 9, shape, dtype=torch.int8) for shape in ((3, 6, 5), (5, 4), (6, 4)))
+    for alpha, beta in ((1, 1), (1.5, 2.9), (2, 0.5)):
+        call = lambda a, s=alpha, t=beta: addmm(c, a, b, alpha=s, beta=t)  # noqa: E731
+        assert torch.equal(vmap(call)(a), torch.stack([call(t) for t in a]))
+    with pytest.raises(RuntimeError, match=r"alpha is nan, expected a number that torch.int8 can hold"):
+        vmap(lambda a: addmm(c, a, b, alpha=torch.nan))(a)
+
+
+@pytest.mark.parametrize("call", [
+    lambda c, a, b: matmul(a, b),
+    lambda c, a, b: addmm(c, a, b),
+    lambda c, a, b: matmul(a, b, bias=c, activation="gelu"),
+    lambda c, a, b: linear(a, b.mT, c[0]),
+])  # fmt: skip
+def test_vmap_under_autocast(call):
+    given = R(7, 6, 4), R(7, 6, 5), R(5, 4).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = vmap(call, (0, 0, None))(*given)
+        want = torch.stack([call(c, a, given[2]) for c, a in zip(*given[:2], strict=True)])
+    assert found.dtype == torch.bfloat16
+    close(found, want, atol=0.05, rtol=0.02)  # torch rounds a bias on one of the ways only
 
 
 def test_transforms_of_gradients():

@@ -173,6 +173,9 @@ def _prepare(call: Call) -> Plan:
         if call.batch_invariant:
             raise invariance.refusal(reason)
         return _by_torch(reason, call.out_dtype, call.extra)
+    if problem.epilogue.gated and b.dim() == 1:  # halves of a column: as a row, they are what kernels pair
+        as_row = _prepare(call._replace(a=b, b=a.mT))
+        return lambda a, b, *given: as_row(b, a.mT, *given)
     nothing = problem.K == 0 or call.alpha == 0
     if capturing(problem.device) and not (nothing or 0 in (problem.M, problem.N, *problem.batch)):
         raise not_ready()

@@ -80,6 +80,7 @@ def fused(
     if c is not None:
         x = addmm(c, a, b, alpha, beta, None)
     elif bias is not None and bias.dim() == 1 and b.dim() == 2 and out_dtype in (None, a.dtype):
+        b = b.resolve_neg()  # or torch cannot transpose it, where it carries a forward-mode gradient
         x, bias = torch.nn.functional.linear(a, b.t(), bias.expand(b.shape[1])), None  # rounded once, as torch's layers
     else:
         x = matmul(a, b, None, out_dtype)

@@ -6,7 +6,8 @@
 each summed over the dimensions along which its operand was repeated. Transposed operands are views. Where A or B is
 stored by columns, as the transposed weight of a linear layer is, its gradient is computed transposed, dB = (gᵀ A)ᵀ, and
 so lies in memory as the operand does: autograd keeps it as `.grad` without a copy. Products run on the best kernel
-known, whatever kernel the forward pass named, batch-invariant ones where it was. Where 16-bit operands have a fp32
+known, whatever kernel the forward pass named, batch-invariant ones where it was. (On the CPU a batch-invariant product
+has to name its kernel: that of a gradient is the portable one.) Where 16-bit operands have a fp32
 product, g is rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
 
 These formulas are those of real numbers. Where complex operands need gradients, and where forward-mode gradients are on
@@ -25,7 +26,7 @@ from . import eager, fallback, ops
 from .dispatch import Plan
 from .epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, apply, halves
 from .invariance import asked, refusal, wanted
-from .operands import DTYPES, dtype_name
+from .operands import DTYPES, OperandError, dtype_name
 
 Tensor = torch.Tensor
 
@@ -102,8 +103,9 @@ class Product(torch.autograd.Function):
             y = plan(a, b, c, None, alpha, beta, *extra)
         else:
             choice = kernel, config, tune, batch_invariant
+            needed = needs_a or needs_b or needs_c or needs_bias
             with beneath():
-                if aux or (activation and (needs_a or needs_b or needs_c or needs_bias)):
+                if aux or (activation and needed):
                     y, x = ops.gemm_aux(a, b, c, bias, residual, *how)
                 elif activation or bias is not None or residual is not None:
                     y = ops.gemm(a, b, c, bias, residual, *how)
@@ -111,6 +113,8 @@ class Product(torch.autograd.Function):
                     y = ops.addmm(c, a, b, alpha, beta, *choice)
                 else:
                     y = ops.matmul(a, b, out_dtype, *choice)
+            if x is not None and not needed:
+                ctx.mark_non_differentiable(x)
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None, x if activation else None)
         ctx.set_materialize_grads(False)
         if batch_invariant is None and asked():  # by the caller's context: autograd's threads have another
@@ -119,7 +123,9 @@ class Product(torch.autograd.Function):
         strides = a.stride() if needs_a else (), b.stride() if needs_b else ()
         epilogue = residual if residual is None else residual.shape, alpha, beta, activation, a.dtype
         ctx.given = *shapes, *strides, *epilogue
-        ctx.how = tune, batch_invariant
+        # What runs on the CPU and is batch-invariant was named, and products of gradients have to name theirs too.
+        named = "portable" if batch_invariant and kernel and a.is_cpu else ""
+        ctx.how = named, "", tune, batch_invariant
         return y if x is None else (y, x)
 
     @staticmethod
@@ -211,11 +217,12 @@ def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
 def _product(a: Tensor, b: Tensor, alpha: Any, how: tuple[Any, ...]) -> Tensor:
     """alpha · A B, differentiable."""
     if alpha != 1:
-        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, alpha, 0, "", "", *how)
+        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, alpha, 0, *how)
         return scaled
-    short = not how[0] and not torch.compiler.is_compiling()
-    found = eager.run(a, b, None, None, 1, 0, how[1]) if short else None
-    return ops.matmul(a, b, None, "", "", *how) if found is None else found
+    kernel, _, tune, batch_invariant = how
+    short = not (kernel or tune) and not torch.compiler.is_compiling()
+    found = eager.run(a, b, None, None, 1, 0, batch_invariant) if short else None
+    return ops.matmul(a, b, None, *how) if found is None else found
 
 
 # ---- the activation's derivative
@@ -236,22 +243,28 @@ def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
         s = torch.sigmoid(x)
         return grad * s * (1 + x * (1 - s))
     if function == "relu":
-        return torch.where(x <= 0, 0, grad)
-    found: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="none" if function == "gelu" else "tanh")
+        found: Tensor = torch.ops.aten.threshold_backward(grad, x, 0)
+        return found
+    found = torch.ops.aten.gelu_backward(grad, x, approximate="none" if function == "gelu" else "tanh")
     return found
 
 
-def _check(grad: Tensor, x: Tensor, activation: str) -> None:
+def check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
+    """Raises ValueError where the arguments of `activation_backward` do not fit together."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+    if activation in GATED and (not x.dim() or x.shape[-1] % 2):
+        raise OperandError(
+            f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation {activation!r} pairs"
+        )
     shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
     given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
     if given != expected:
-        raise ValueError(f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}")
+        raise OperandError(f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}")
 
 
 def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    _check(grad, x, activation)
+    check_derivative(grad, x, activation)
     if x.is_cuda and x.dtype in DTYPES and x.numel():
         try:
             from .kernels import activation as kernel
@@ -367,7 +380,7 @@ def _by_torch(
 
 def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if grows(grad, x) or pushed(grad, x):
-        _check(grad, x, activation)
+        check_derivative(grad, x, activation)
         return formula(grad, x, activation)
     # The dispatcher gives kernels no view that negates when read; here such a one has to be sent by it.
     plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
@@ -379,22 +392,28 @@ def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
 
 def _without(operator: Any) -> Callable[..., None]:
     """An operator that writes to its arguments has no gradients."""
+    places = [i for i, argument in enumerate(operator._schema.arguments) if argument.is_write]
 
     def run(*given: Any) -> None:
         tensors = [t for t in given if isinstance(t, Tensor)]
         if grows(*tensors):
-            raise ValueError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
+            raise OperandError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
         if pushed(*tensors):
-            raise ValueError("out is given with inputs that carry forward-mode gradients, expected no out")
+            raise OperandError("out is given with inputs that carry forward-mode gradients, expected no out")
+        written = [t for t in (given[i] for i in places) if t is not None and not t.is_inference()]
+        versions = [t._version for t in written]
         with below():
             operator(*given)
+        for t, version in zip(written, versions, strict=True):
+            if t._version == version:  # a subclass, of which the operator wrote to what it holds
+                torch.autograd.graph.increment_version(t)
 
     return run
 
 
 @ops.fake("activation_backward")
 def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    _check(grad, x, activation)
+    check_derivative(grad, x, activation)
     return x.new_empty(x.shape)
 
 

@@ -11,8 +11,9 @@ import torch
 
 from . import operands
 from .dispatch import Call, run
-from .epilogue import Extra
+from .epilogue import ACTIVATIONS, Extra
 from .invariance import wanted
+from .operands import OperandError
 
 Tensor = torch.Tensor
 
@@ -100,13 +101,20 @@ def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
     a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = completed(given)
+    check_activation(activation)
     if c is None:
         if alpha != 1:
-            raise ValueError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
+            raise OperandError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
         beta = 0
     extra = Extra(activation, bias, residual, aux)
     kernel, config, tune, batch_invariant = choice
     return Call(a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra)
+
+
+def check_activation(activation: str) -> None:
+    """Checks the argument of an operator, where "" stands for none."""
+    if activation and activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected '' or one of {', '.join(ACTIVATIONS)}")
 
 
 def _gemm(*given: Any) -> Tensor:
@@ -142,6 +150,43 @@ for _key in ("CPU", "CUDA"):
         library.impl(_function.__name__[1:], _function, _key)
 
 
+def _strided(t: Tensor) -> bool:
+    """Whether it has memory of its own; the operator refuses what has not."""
+    return t.layout is torch.strided and not t.is_nested
+
+
+def _resolving(name: str) -> Callable[..., None]:
+    """What an operator that writes to its arguments does where some negate or conjugate when read: torch's own fallback
+    for such views takes operators that return a tensor. It writes to memory as it is, and then copies."""
+    operator = getattr(torch.ops.outblas, name).default
+    arguments = [(each.name, each.is_write) for each in operator._schema.arguments]
+
+    def run(*given: Any) -> None:
+        values, copies = list(given), []
+        for i, ((written, is_write), t) in enumerate(zip(arguments, given, strict=False)):
+            if not isinstance(t, Tensor) or not (t.is_neg() or t.is_conj()):
+                continue
+            if not is_write:
+                values[i] = t.resolve_conj().resolve_neg()
+                continue
+            operands.check_out(t, t.shape, t.dtype, t.device, written)
+            pairs = zip(arguments, given, strict=False)
+            others = {other: x for (other, _), x in pairs if isinstance(x, Tensor) and x is not t and _strided(x)}
+            operands.check_overlap(t, written, **others)
+            values[i] = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            copies.append((t, values[i]))
+        operator(*values)
+        for t, found in copies:
+            t.copy_(found)
+
+    return run
+
+
+for _key in ("Negative", "Conjugate"):
+    for _name in ("matmul_out", "addmm_out", "gemm_out"):
+        library.impl(_name, _resolving(_name), _key)
+
+
 def fake(name: str) -> Callable[..., Any]:
     """Registers an operator's fake, always from here: for each file that does, torch looks through all modules."""
     return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
@@ -156,6 +201,7 @@ def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> 
 @fake("matmul_out")
 def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
     operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
+    _written(out)
 
 
 @fake("addmm")
@@ -166,10 +212,11 @@ def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any)
 @fake("addmm_out")
 def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
+    _written(out)
 
 
 def check(*given: Any) -> None:
-    """Raises ValueError where the arguments of `gemm` do not fit together."""
+    """Raises OperandError or ValueError where the arguments of `gemm` do not fit together."""
     _shapes(_call(None, None, given))
 
 
@@ -178,7 +225,7 @@ def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     a = call.a
     shape, dtype = operands.check_product(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
     if call.c is not None and dtype != a.dtype:
-        raise ValueError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
+        raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
     return operands.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
 
 
@@ -204,6 +251,9 @@ def _(*given: Any) -> tuple[Tensor, Tensor]:
 @fake("gemm_out")
 def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     _checked(out, aux, given)
+    _written(out)
+    if aux is not None:
+        _written(aux)
 
 
 _ops: Any = torch.ops.outblas

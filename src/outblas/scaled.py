@@ -1,17 +1,20 @@
 """Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere torch in fp32.
 
-Only bias and residual have gradients. A bias before an activation needs x, which is computed again for it.
+Only bias and residual have gradients. A bias before an activation needs x, which is computed again for it. Other
+tensors may need gradients, as in torch: the backward pass raises then.
 """
 
+import inspect
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import dispatch, epilogue, fallback, gradients, operands, ops, registry
 from .choice import PRODUCTION
 from .dispatch import Call
 from .epilogue import Extra
+from .operands import A, B, OperandError
 
 Tensor = torch.Tensor
 
@@ -24,46 +27,96 @@ ops.library.define(
 )
 
 
+_REQUIRED: Any = None  # the default of a parameter that may come under its other name
+_ALIASES = {"a": "input", "b": "mat2"}  # A and B as the operator calls them
+_SHOWN = {"a": "a (input)", "b": "b (mat2)"}  # where nothing says which of the two was called
+
+
 def scaled_mm(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    *,
+    input: Tensor = _REQUIRED,
+    mat2: Tensor = _REQUIRED,
+    scale_a: Tensor = _REQUIRED,
+    scale_b: Tensor = _REQUIRED,
     bias: Tensor | None = None,
+    *,
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
     activation: str | None = None,
     residual: Tensor | None = None,
+    **aliases: Tensor,
 ) -> Tensor:
-    """(scale_a * a) @ (scale_b * b) of fp8 operands, and an epilogue as `matmul`'s.
+    """(scale_a * input) @ (scale_b * mat2) of fp8 operands, and an epilogue as `matmul`'s.
 
     Args:
-        a: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in multiples of 16, or it is
-            copied first.
-        b: (K, N), of either dtype and on a's device. Columns contiguous, as a transposed weight's, or it is copied.
-        scale_a: float32, of one element for all of a, or (M, 1), one for each row.
-        scale_b: float32, of one element for all of b, or (1, N), one for each column.
+        input: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in multiples of 16, or it
+            is copied first.
+        mat2: (K, N), of either dtype and on input's device. Columns contiguous, as a transposed weight's, or it is
+            copied.
+        scale_a: float32, of one element for all of input, or (M, 1), one for each row.
+        scale_b: float32, of one element for all of mat2, or (1, N), one for each column.
         bias, residual: of `out_dtype`, as in `matmul`.
         out_dtype: bfloat16, float16 or float32.
         use_fast_accum: whether sums stay in the tensor cores of sm_90, which keep about 14 bits of them; else those of
             128 products are added up in fp32.
         activation: as in `matmul`.
 
-    Without sm_90 torch multiplies in fp32, with a `FallbackWarning`. bias and residual have gradients; that of a bias
-    before an activation costs the product once more.
+    The keywords `a` and `b` stand for `input` and `mat2`. Without sm_90 torch multiplies in fp32, with a
+    `FallbackWarning`. bias and residual have gradients; that of a bias before an activation costs the product once
+    more. The other tensors have none, as in torch: where one of them needs gradients, the backward pass raises.
 
-    Raises TypeError and ValueError as `matmul`, ValueError also where a, b, scale_a or scale_b need gradients; nothing
-    is written then.
+    Raises TypeError, OperandError and ValueError as `matmul`; nothing is written then.
     """
-    given = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "residual": residual}
+    for alias, value in aliases.items():
+        if alias not in _ALIASES:
+            raise TypeError(f"scaled_mm() got an unexpected keyword argument {alias!r}")
+        if (input if alias == "a" else mat2) is not None:
+            raise TypeError(f"scaled_mm() got {_ALIASES[alias]!r} twice, the second time as {alias!r}")
+        input, mat2 = (value, mat2) if alias == "a" else (input, value)
+    given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
+    given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced and has_torch_function_variadic(*given.values()):
+        how: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
+        how |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
+        how |= {} if activation is None else {"activation": activation}
+        result: Tensor = handle_torch_function(scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **how)
+        return result
     for name, t in given.items():
-        if t is not None:
-            operands.check_tensor(name, t)
-    result: Tensor = torch.ops.outblas.scaled_mm.default(
-        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, operands.check_activation(activation), residual
-    )
+        operands.check_tensor(name, t)
+    activation = operands.check_activation(activation)
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
+    if not isinstance(use_fast_accum, bool):
+        raise TypeError(f"use_fast_accum is {type(use_fast_accum).__name__}, expected a bool")
+    arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual
+    if traced:
+        return _call(*arguments)
+    try:
+        return _call(*arguments)
+    except OperandError as error:
+        error.rename(_ALIASES)
+        raise
+
+
+def _call(*given: Any) -> Tensor:
+    result: Tensor = torch.ops.outblas.scaled_mm.default(*given)
     return result
+
+
+def _show(function: Any) -> None:
+    """Gives the function the signature that its documentation has."""
+    signature = inspect.signature(function)
+    required = "input", "mat2", "scale_a", "scale_b"
+    function.__signature__ = signature.replace(
+        parameters=[
+            p.replace(default=p.empty) if p.name in required else p
+            for p in signature.parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+    )
+
+
+_show(scaled_mm)
 
 
 def _checked(
@@ -77,25 +130,26 @@ def _checked(
     activation: str = "",
     residual: Tensor | None = None,
 ) -> tuple[tuple[int, ...], torch.dtype, bool, Extra]:
-    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises ValueError."""
-    for name, t in (("a", a), ("b", b)):
+    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises OperandError."""
+    ops.check_activation(activation)
+    for name, t in ((A, a), (B, b)):
         if t.dim() != 2:
-            raise ValueError(f"{name} has {t.dim()} dimensions, expected 2")
+            raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
         if t.dtype not in FORMATS:
-            raise ValueError(f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}")
+            raise OperandError(f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}")
         if t.device != a.device:
-            raise ValueError(f"{name} is on {t.device} but a is on {a.device}")
+            raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
     if a.shape[1] != b.shape[0]:
-        raise ValueError(f"a.shape[1] is {a.shape[1]} but b.shape[0] is {b.shape[0]}")
+        raise OperandError(f"{A}.shape[1] is {a.shape[1]} but {B}.shape[0] is {b.shape[0]}")
     shape = a.shape[0], b.shape[1]
     for name, t, per in (("scale_a", scale_a, (shape[0], 1)), ("scale_b", scale_b, (1, shape[1]))):
         if t.dtype != torch.float32 or t.device != a.device:
-            raise ValueError(f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}")
+            raise OperandError(f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}")
         if t.numel() != 1 and tuple(t.shape) != per:
-            raise ValueError(f"{name}.shape is {tuple(t.shape)}, expected one element or {per}")
+            raise OperandError(f"{name}.shape is {tuple(t.shape)}, expected one element or {per}")
     dtype = out_dtype or torch.bfloat16
     if dtype not in OUT_DTYPES:
-        raise ValueError(f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}")
+        raise OperandError(f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}")
     extra = Extra(activation, bias, residual)
     return operands.check_extra(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
 
@@ -158,6 +212,12 @@ class _Gradients(torch.autograd.Function):
         found: list[Tensor | None] = [None] * len(_ARGUMENTS)
         if g is None:
             return tuple(found)
+        for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
+            if needed and i not in (_BIAS, _RESIDUAL):
+                raise NotImplementedError(
+                    f"{_SHOWN.get(name, name)} requires grad, and of scaled_mm only bias and residual have gradients: "
+                    "expected a tensor that does not require grad"
+                )
         shape_bias, shape_residual = ctx.shapes
         if ctx.needs_input_grad[_RESIDUAL]:
             found[_RESIDUAL] = gradients.summed(g, shape_residual)
@@ -177,26 +237,15 @@ _record = gradients.recorder(_Gradients)
 
 
 def _autograd(*given: Any) -> Any:
-    if gradients.grows(*(t for t in given if isinstance(t, Tensor))) or forward_ad._current_level >= 0:
-        given = (*given, *tuple(_ARGUMENTS.values())[len(given) :])
-        _check_gradients(given)
-        if gradients.grows(given[_BIAS], given[_RESIDUAL]):
-            return _record(*given)
+    tensors = {name: t for name, t in zip(_ARGUMENTS, given, strict=False) if isinstance(t, Tensor)}
+    for name, t in tensors.items():
+        if gradients.pushed(t):
+            name = {"a": A, "b": B}.get(name, name)
+            raise OperandError(f"{name} carries a forward-mode gradient, which scaled_mm does not have")
+    if gradients.grows(*tensors.values()):
+        return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
     with gradients.below():
         return _operator(*given)
-
-
-def _check_gradients(given: tuple[Any, ...]) -> None:
-    for name, t in zip(_ARGUMENTS, given, strict=True):
-        if not isinstance(t, Tensor):
-            continue
-        if name not in ("bias", "residual") and gradients.grows(t):
-            raise ValueError(
-                f"{name} requires grad, expected a tensor that does not (or torch.no_grad()): only bias and residual "
-                "of scaled_mm have gradients"
-            )
-        if gradients.pushed(t):
-            raise ValueError(f"{name} carries a forward-mode gradient, which scaled_mm does not have")
 
 
 for _key in ("CPU", "CUDA"):

@@ -76,7 +76,7 @@ NAMES = {  # of the operands of a function: in descriptions, in torch
     "matmul": {"a": "input", "b": "other"},
     "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
     "linear": {"a": "input", "b": "weight", "bias": "bias"},
-    "scaled_mm": {n: n for n in ("a", "b", "scale_a", "scale_b")},
+    "scaled_mm": {"a": "input", "b": "mat2", "scale_a": "scale_a", "scale_b": "scale_b"},
 }
 
 
@@ -219,7 +219,7 @@ def fits(spec: dict, t: dict) -> None:
     if spec["call"].endswith("scaled_mm"):
         return
     cast = spec.get("setting") == "autocast" and not any(n in t for n in WRITTEN)
-    cast = cast and a.is_floating_point() and a.dtype != torch.float64
+    cast = cast and not a.is_meta and a.is_floating_point() and a.dtype != torch.float64
     given = torch.bfloat16 if cast else a.dtype
     if wide != given and not (wide == torch.float32 and given in narrow):
         raise RuntimeError("out_dtype must be the operands' dtype or float32")
@@ -247,6 +247,18 @@ def plain(spec: dict, t: dict) -> Any:
     return (found, found) if spec["call"] == "op.gemm_aux" else found
 
 
+class NoGradient(torch.autograd.Function):
+    """torch._scaled_mm has no gradients, and says so in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise NotImplementedError("derivative for aten::_scaled_mm is not implemented")
+
+
 def before_activation(spec: dict, t: dict) -> Tensor:
     name, bias, wide = spec["call"].removeprefix("op."), t.get("bias"), dtype_of(spec)
     if name == "scaled_mm":
@@ -260,7 +272,7 @@ def before_activation(spec: dict, t: dict) -> Tensor:
         for scale, per in ((t["scale_a"], (t["a"].shape[0], 1)), (t["scale_b"], (1, t["b"].shape[1]))):
             if scale.numel() != 1 and tuple(scale.shape) != per:
                 raise RuntimeError("expected one scale, or one a row or a column")
-        x = (t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"])
+        x = NoGradient.apply((t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"]))
         return x.to(dtype) if bias is None else x.to(dtype) + bias
     if name == "linear":
         inside = bias is not None and ndim(spec, t, "bias") == 1
@@ -318,7 +330,7 @@ def derivative(x: Tensor, function: str) -> Tensor:
     if x.is_complex() and function != "silu":
         raise NotImplementedError(f"{function} of complex numbers")
     if function == "relu":
-        return torch.where(x <= 0, 0.0, 1.0).to(x.dtype)
+        return torch.ops.aten.threshold_backward(torch.ones_like(x), x, 0)  # its derivative is 0, and not None
     if function == "silu":
         s = 1 / (1 + torch.exp(-x))
         return s * (1 + x * (1 - s))
@@ -556,7 +568,7 @@ def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None
     built = {name: upcast(tensors.base(s)) for name, s in plain_specs.items()}
     if magnitude:
         built = {name: x.abs() for name, x in built.items()}
-    needs = spec.get("gradients", {}).get("of", ())
+    needs = spec.get("gradients", {}).get("of", ()) if spec.get("setting") not in ("no_grad", "inference") else ()
     built = {name: x.detach().requires_grad_(name in needs) for name, x in built.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -433,7 +433,7 @@ class Maker:
             return
         of = [name for name in can if self.chance(0.6)] or [self.rng.choice(can)]
         layout = self.rng.choice(["contiguous", "contiguous", "transposed", "steps", "expanded", "overlapping"])
-        if "gelu" in str(spec.get("activation")) and layout == "overlapping":
+        if any(name in str(spec.get("activation")) for name in ("gelu", "geglu")) and layout == "overlapping":
             layout = "expanded"  # oneDNN's gelu, where it is used, takes no such gradient
         spec["gradients"] = {"of": of, "layout": layout, "seed": self.rng.randrange(2**31)}
         wide = all(tensors[name]["dtype"] in ("float64", "complex128") for name in can)
