@@ -162,6 +162,107 @@ def test_overlap_is_checked_on_every_path():
         matmul(s.as_subclass(Tagged), torch.rand(6, 6), out=s)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b, aux, out: matmul(a, b, activation="gelu", aux=aux, out=out),
+        lambda a, b, aux, out: matmul(a.as_subclass(Tagged), b, activation="gelu", aux=aux, out=out),
+        lambda a, b, aux, out: torch.ops.outblas.gemm_out(out, aux, a, b, activation="gelu"),
+    ],
+)
+def test_nothing_is_written_where_torch_has_no_such_activation(call, dtype):
+    a, b, aux, out = (t.to(dtype) for t in (A, B, torch.full((6, 4), 7.0), torch.full((6, 4), 7.0)))
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        call(a, b, aux, out)
+    assert bool((aux == 7).all())
+    assert bool((out == 7).all())
+
+
+@pytest.mark.parametrize("how", [{}, {"aux": torch.tensor(7.0)}])
+@pytest.mark.parametrize("kernel", [None, "portable"])
+def test_the_product_of_two_vectors_has_no_columns_to_pair(how, kernel):
+    with pytest.raises(OperandError, match=r"'geglu' pairs the columns.*got shape \(\)"):
+        matmul(A[0], A[1], activation="geglu", kernel=kernel, **how)
+    assert how.get("aux", torch.tensor(7.0)) == 7
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)])
+@pytest.mark.parametrize("function", [matmul, linear])
+def test_a_gated_product_with_a_vector_pairs_rows(shape, function, kernel):
+    a, v, bias, residual = integers(shape, (5,), (6,), (3,))
+    x, out = a @ v + bias, torch.full((*shape[:-2], 3), torch.nan)
+    want = torch.relu(x[..., :3]) * x[..., 3:] + residual
+    how = {"bias": bias, "activation": "reglu", "residual": residual, "kernel": kernel}
+    for _ in range(3):
+        assert torch.equal(function(a, v, **how), want)
+        assert torch.equal(function(a, v, out=out, **how), want)
+    assert torch.equal(out, want)
+    grown = a.clone().requires_grad_()
+    function(grown, v, **how).sum().backward()
+    (want,) = torch.autograd.grad(
+        (lambda x: torch.relu(x[..., :3]) * x[..., 3:])((g := a.clone().requires_grad_()) @ v + bias).sum(), g
+    )
+    assert torch.equal(grown.grad, want)
+    if kernel is not None:
+        with pytest.raises(ValueError, match=r"batch_invariant is True, and activation 'reglu' .* pairs rows"):
+            function(a, v, batch_invariant=True, **how)
+
+
+@pytest.mark.parametrize("function", [matmul, linear])
+def test_overlap_with_a_vector_names_it(function, kernel):
+    a, v = integers((6, 5), (5,))
+    before = v.clone()
+    with pytest.raises(OperandError, match=r"out overlaps (other|weight)"):
+        function(a, v, activation="reglu", out=v[:3], kernel=kernel)
+    assert torch.equal(v, before)
+
+
+def test_what_an_epilogue_writes_shares_memory_with_nothing():
+    for a in (A, A.double(), A.as_subclass(Tagged)):
+        b, buffer = B.to(a.dtype), torch.full((6, 8), 7.0, dtype=a.dtype)
+        left, middle = buffer[:, :4], buffer[:, 2:6]
+        for message, views in {
+            "out overlaps residual": {"out": left, "residual": middle},
+            "aux overlaps residual": {"aux": left, "residual": middle},
+            "out overlaps aux": {"aux": left, "out": middle},
+        }.items():
+            with pytest.raises(OperandError, match=message):
+                matmul(a, b, **views)
+        assert bool((buffer == 7).all())
+
+
+@pytest.mark.parametrize("shape", [(5,), (6, 5), (2, 3, 5)])
+@pytest.mark.parametrize("lazy", ["b", "bias"])
+def test_forward_mode_gradients_of_what_negates(shape, lazy):
+    """Torch asserts within itself where a view is taken of a tensor that negates, and its tangent does not."""
+    given = {"b": B, "bias": torch.randn(4)}
+    given[lazy] = torch._neg_view(given[lazy])
+    x = torch.randn(shape)
+
+    def found(product):
+        primals = tuple(given.values())
+        return torch.func.jvp(lambda b, bias: product(x, b, bias), primals, tuple(map(torch.ones_like, primals)))
+
+    want = found(lambda a, b, bias: torch.matmul(a, b) + bias)
+    for ours in (
+        lambda a, b, bias: matmul(a, b, bias=bias),
+        lambda a, b, bias: torch.ops.outblas.gemm(a, b, None, bias),
+    ):
+        torch.testing.assert_close(found(ours), want)
+
+
+def test_an_epilogue_of_a_sparse_product():
+    a, b, bias = torch.randn(6, 5), torch.randn(5, 4).relu().to_sparse(), torch.randn(4)
+    torch.testing.assert_close(matmul(a, b, bias=bias), a @ b.to_dense() + bias)
+
+
+def test_a_vector_times_a_sparse_matrix_goes_to_out():
+    v, b, out = torch.randn(5), B.relu().to_sparse(), torch.full((4,), torch.nan)
+    assert matmul(v, b, out=out) is out
+    assert torch.equal(out, torch.matmul(v, b))
+
+
 def test_nested_tensors_go_to_torch():
     x = torch.nested.nested_tensor([torch.rand(2, 5), torch.rand(3, 5)])
     y = torch.nested.nested_tensor([B, B])
@@ -195,6 +296,25 @@ def test_scalars_as_torch_takes_them():
         torch.testing.assert_close(
             addmm(c, A, B, alpha=value, activation="relu"), torch.relu(torch.addmm(c, A, B, alpha=value))
         )
+
+
+def test_integers_take_the_scalars_that_they_take_in_torch():
+    c, a, b = torch.arange(4, dtype=torch.int32), *(torch.ones(s, dtype=torch.int32) for s in ((3, 0), (0, 4)))
+    assert torch.equal(addmm(c, a, b, alpha=2), torch.addmm(c, a, b, alpha=2))
+    assert torch.equal(addmm(c, a, b, alpha=np.float32(1.25)), torch.addmm(c, a, b, alpha=np.float32(1.25)))
+    assert [inspect.signature(addmm).parameters[name].default for name in ("alpha", "beta")] == [1, 1]
+    assert all(type(inspect.signature(addmm).parameters[name].default) is int for name in ("alpha", "beta"))
+
+
+def test_bools_take_bools():
+    c, a, b = (torch.ones(s, dtype=torch.bool) for s in ((), (3, 0), (0, 4)))
+    assert torch.equal(addmm(c, a, b, beta=True), torch.addmm(c, a, b, beta=True))
+
+
+@pytest.mark.parametrize("how", [{}, {"bias": torch.ones(4)}, {"activation": "relu"}, {"kernel": "portable"}])
+def test_addmm_without_an_addend_is_a_type_error(how):
+    with pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
+        addmm(None, A, B, **how)
 
 
 def test_complex_scalars_go_with_complex_operands():

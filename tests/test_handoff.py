@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import outblas
-from outblas import FallbackWarning, addmm, linear, matmul
+from outblas import FallbackWarning, OperandError, addmm, linear, matmul
 
 X, W, BIAS = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (4, 5), (4,)))
 C = torch.randint(-8, 9, (6, 4)).float()
@@ -265,6 +265,134 @@ def test_a_plain_subclass_has_gradients():
     assert torch.equal(w.grad, X.sum(0).expand(4, 5))
 
 
+class Sealed(Plain):
+    """It knows products and copies. Who asks about its traits is told that there is no such function."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (F.linear, torch.Tensor.copy_):
+            return super().__torch_function__(func, types, args, kwargs)
+        return NotImplemented
+
+
+GROWN = W.clone().requires_grad_()
+with torch.inference_mode():
+    INFERENCE = torch.full((6, 4), 7.0)
+
+
+def written(*shape, **how):
+    return torch.full(shape or (6, 4), 7.0, **how)
+
+
+# What is refused of X (6, 5), of plain ones and of others: the call, and what it is not to write.
+REFUSED = {
+    "out_dtype is torch.bfloat16, expected torch.float32": lambda x, o: matmul(x, W.t(), out_dtype=torch.bfloat16),
+    "other.dtype is torch.float32 but input.dtype is torch.bfloat16": lambda x, o: matmul(
+        x.bfloat16(), W.t(), out_dtype=torch.float32
+    ),
+    "out is given with inputs that need gradients": lambda x, o: matmul(x, GROWN.t(), out=o),
+    "aux is given with inputs that need gradients": lambda x, o: matmul(x, W.t(), bias=GROWN[:, 0], aux=o),
+    "out requires grad": lambda x, o: addmm(C, x, W.t(), out=o.requires_grad_()),
+    "out is an inference tensor": lambda x, o: linear(x, W, out=INFERENCE),
+    "out is on meta but": lambda x, o: linear(x, W, out=o.to("meta")),
+    r"out.shape is \(6, 4\), expected \(5, 4\)": lambda x, o: matmul(x[:5], W.t(), out=o),
+    "out.dtype is torch.float32, expected torch.float64": lambda x, o: matmul(x.double(), W.t().double(), out=o),
+    r"out has strides \(0, 1\)": lambda x, o: addmm(C, x, W.t(), out=o[:1].expand(6, 4)),
+    "out is a view that negates": lambda x, o: linear(x, W, activation="relu", out=torch._neg_view(o)),
+    r"an even number of them, got shape \(6, 3\)": lambda x, o: linear(x, W[:3], BIAS[:1], activation="geglu"),
+    r"an even number of them, got shape \(6, 1\)": lambda x, o: matmul(x, W[:1].t(), activation="reglu"),
+    r"an even number of them, got shape \(\)": lambda x, o: matmul(x[0], W[0], activation="geglu", aux=o[0, 0]),
+    r"residual.shape is \(2, 6, 4\), expected a shape that broadcasts": lambda x, o: linear(
+        x, W, residual=C.expand(2, 6, 4)
+    ),
+    "residual.dtype is torch.float64": lambda x, o: addmm(C, x, W.t(), residual=C.double(), out=o),
+    "input is NoneType, expected a torch.Tensor": lambda x, o: addmm(None, x, W.t(), out=o),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize("kind", [torch.Tensor, Plain])
+def test_subclasses_are_checked_as_plain_tensors(kind, message):
+    out = written()
+    with pytest.raises((OperandError, TypeError), match=message):
+        REFUSED[message](X.as_subclass(kind), out)
+    assert bool((out == 7).all())
+    assert bool((INFERENCE == 7).all())
+
+
+def test_an_odd_number_of_columns_is_refused_before_anything_is_computed():
+    seen = []
+
+    class Sees(Plain):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    with pytest.raises(OperandError, match="an even number"):
+        linear(X.as_subclass(Sees), W[:3], activation="swiglu")
+    assert F.linear not in seen
+
+
+def test_no_type_is_asked_about_traits():
+    out, x = written(), X.as_subclass(Sealed)
+    assert torch.equal(linear(x, W, out=out).as_subclass(torch.Tensor), X @ W.t())
+    assert torch.equal(out, X @ W.t())
+    with pytest.raises(OperandError, match=r"out.shape is \(6, 4\), expected \(6, 3\)"):
+        linear(x, W[:3], out=out)
+
+
+def test_what_says_nothing_of_its_product_is_checked_after_it():
+    class Shapeless(Quantized):
+        """As a packed weight, whose shape is not that of the matrix."""
+
+        @staticmethod
+        def __new__(cls, held):
+            return torch.Tensor._make_wrapper_subclass(cls, (20,), dtype=torch.uint8)
+
+    assert torch.equal(linear(X, Shapeless(W), BIAS), F.linear(X, W / 2, BIAS))
+    out = written(6, 3)
+    with pytest.raises(OperandError, match=r"an even number of them, got shape \(6, 3\)"):
+        linear(X, Shapeless(W[:3]), activation="geglu", out=out)
+    with pytest.raises(OperandError, match=r"out.shape is \(6, 3\), expected \(6, 4\)"):
+        linear(X, Shapeless(W), out=out)
+    assert bool((out == 7).all())
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Plain])
+def test_autocast_of_subclasses_is_that_of_plain_tensors(kind):
+    x = (X / 3).as_subclass(kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert matmul(x, W.t()).dtype == torch.bfloat16
+        wide = matmul(x, W.t(), out_dtype=torch.float32, residual=C)
+        assert wide.dtype == torch.float32
+        with pytest.raises(OperandError, match=r"out_dtype is torch\.float64"):
+            matmul(x, W.t(), out_dtype=torch.float64)
+        out, aux, strided, summed = written(), written(), written(4, 6).t(), written()
+        assert matmul(x, W.t(), out=out).dtype == torch.float32
+        addmm(C, x, W.t(), aux=aux)
+        matmul(x, W.t(), out=strided)
+        linear(x, W, BIAS, out=summed)
+        with pytest.raises(OperandError, match=r"out\.dtype is torch\.bfloat16"):
+            linear(x, W, out=written(dtype=torch.bfloat16))
+    assert torch.equal(wide, ((X / 3).bfloat16().float() @ W.t() + C).as_subclass(kind))
+    assert torch.equal(out, X / 3 @ W.t())
+    assert torch.equal(strided, X / 3 @ W.t())
+    assert torch.equal(aux, torch.addmm(C, X / 3, W.t()))
+    assert torch.equal(summed, F.linear(X / 3, W, BIAS))
+
+
+def test_forward_mode_gradients_under_autocast_have_the_dtype_that_is_asked_for():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wide, tangent = torch.func.jvp(lambda x: matmul(x, W.t(), out_dtype=torch.float32), (X / 3,), (X,))
+        out = written(4, 6).t()
+        with torch.autograd.forward_ad.dual_level():
+            matmul(X / 3, W.t(), out=out)
+    assert (wide.dtype, tangent.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(wide, (X / 3).bfloat16().float() @ W.t())
+    assert torch.equal(out, X / 3 @ W.t())
+
+
 @pytest.fixture(scope="module")
 def mesh():
     with socket.socket() as free:
@@ -295,6 +423,17 @@ def test_distributed_tensors_have_gradients(mesh):
     layer.weight = torch.nn.Parameter(distribute_tensor(W, mesh, [Shard(0)]))
     layer(distribute_tensor(X, mesh, [Replicate()])).sum().backward()
     assert torch.equal(layer.weight.grad.full_tensor(), X.sum(0).expand(4, 5))
+
+
+def test_nested_tensors_are_checked_too():
+    x = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+    for a, b in ((x, W.t()), (X, x)):
+        with pytest.raises(OperandError, match=r"out_dtype is torch\.bfloat16, expected torch\.float32"):
+            matmul(a, b, out_dtype=torch.bfloat16)
+    with pytest.raises(OperandError, match=r"an even number of them, got shape \(2, j\d+, 3\)"):
+        linear(x, W[:3], activation="geglu")
+    wide = matmul(x.bfloat16(), W.t().bfloat16(), out_dtype=torch.float32)
+    assert torch.equal(wide.unbind()[0], X @ W.t())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -352,7 +491,8 @@ def test_a_traced_graph_has_code_that_runs():
     assert torch.equal(copy(X, W.t()), X @ W.t())
 
 
-def test_compiled_calls_of_a_plain_subclass_are_one_graph():
+def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch):
+    monkeypatch.setattr(outblas.invariance, "_ever", False)  # or the graph breaks to look at the context
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(lambda x, w: linear(x, w), backend=backend, fullgraph=True)
     got = compiled(X, W.as_subclass(Plain))
@@ -380,6 +520,13 @@ def test_fake_and_functional_tensors_reach_our_operators():
         assert isinstance(linear(x, W), FunctionalTensor)
 
 
+def test_a_fake_out_that_negates_is_written():
+    with FakeTensorMode() as mode:
+        x, w = mode.from_tensor(X), mode.from_tensor(W)
+        out = torch._neg_view(torch.empty(13, 8)[1::2, 1::2])
+        assert matmul(x, w.t(), out=out) is out
+
+
 # ---- function modes
 class Counting(TorchFunctionMode):
     def __init__(self):
@@ -404,6 +551,11 @@ def test_a_function_mode_sees_the_call_of_a_quantized_weight():
         got = linear(X, w)
     assert mode.seen[0] is linear
     assert torch.equal(got, F.linear(X, W / 2))
+
+
+def test_a_missing_operand_is_a_type_error_under_a_function_mode():
+    with Counting(), pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
+        addmm(None, X, W.t())
 
 
 def test_a_function_mode_may_replace_our_function():
@@ -434,6 +586,31 @@ def test_inputs_stay_lazy_clones():
         ):  # fmt: skip
             call()
     assert all(map(torch._C._is_cow_tensor, (x, w, c)))
+
+
+@needs_cow
+@pytest.mark.parametrize("b", [W.t(), W.t().double()])
+def test_lazy_clones_without_elements_stay_lazy(b):
+    held = torch.zeros(30, dtype=b.dtype)
+    a, c = torch.empty(0, 5, dtype=b.dtype), torch.zeros(4, dtype=b.dtype)
+    for call in (
+        lambda out: matmul(a, b, out=out),
+        lambda out: addmm(c, a, b, out=out),
+        lambda out: addmm(out, a, b, out=out),
+    ):
+        out = torch._lazy_clone(held)[:0].view(0, 4)
+        for _ in range(3):
+            call(out)
+        assert torch._C._is_cow_tensor(out)
+
+
+@needs_cow
+def test_a_lazy_clone_stays_lazy_where_an_empty_out_shares_its_memory():
+    w = torch._lazy_clone(W)
+    out = torch.empty(0).set_(w.untyped_storage(), 0, (0, 4))
+    for _ in range(3):
+        matmul(X[:0], w.t(), out=out)
+    assert torch._C._is_cow_tensor(w)
 
 
 @needs_cow

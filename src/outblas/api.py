@@ -18,9 +18,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import configs, epilogue, fallback, gradients, invariance, operands, ops, registry, transforms
+from . import configs, fallback, gradients, invariance, operands, ops, registry, transforms
 from .choice import MODES
-from .dispatch import check_separate
+from .dispatch import check_extra_separate, check_separate
 from .eager import function_modes, overriding_mode, run
 from .epilogue import ACTIVATIONS, Extra
 from .invariance import wanted
@@ -163,8 +163,8 @@ def addmm(
     mat1: Tensor = _REQUIRED,
     mat2: Tensor = _REQUIRED,
     *,
-    alpha: float | complex | Tensor = 1.0,
-    beta: float | complex | Tensor = 1.0,
+    alpha: float | complex | Tensor = 1,
+    beta: float | complex | Tensor = 1,
     out: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
@@ -313,6 +313,8 @@ def _renamed(function: str, aliases: dict[str, Tensor], **given: Tensor | None) 
 
 # ---- calls that have no plan, or that go elsewhere
 def _unplanned(call: _Call) -> Tensor:
+    if call.function == "addmm" and call.c is None:
+        operands.check_tensor(_OPERANDS["addmm"]["c"], None)
     if _traced():
         return _checked(call)
     tensors = call.a, call.b, call.c, call.bias, call.residual, call.out, call.aux
@@ -358,7 +360,11 @@ def _offered(call: _Call) -> Tensor:
             raise
     finally:
         _offer.function = before
-    return _whole(call, _foreign(call) or "operands that override functions of torch")
+    try:
+        return _whole(call, _foreign(call) or "operands that override functions of torch")
+    except OperandError as error:
+        error.rename(_OPERANDS[call.function])
+        raise
 
 
 def _foreign(call: _Call) -> str | None:
@@ -376,15 +382,45 @@ def _whole(call: _Call, cause: str) -> Tensor:
     """By a function of torch on operands as they came, and then what follows the product by others."""
     operands.check_activation(call.activation)
     _mode(call.tune)
-    _leave(call, cause)
+    with torch._C.DisableTorchFunctionSubclass():  # no type is asked about the traits of its tensors
+        autocast = _check_whole(call)
+        _leave(call, cause)
     given = call.function, call.a, call.b, call.c, call.out, call.alpha, call.beta, call.out_dtype, call.extra()
     if not _traced() and _offer.function == call.function and not _functions_on():
         # A type was asked about a function that it does not know, and had it called with functions of torch no longer
         # overridden: but torch's it may know.
         _offer.function = ""
         with torch._C._EnableTorchFunction():
-            return fallback.whole(*given)
-    return fallback.whole(*given)
+            return fallback.whole(*given, autocast)
+    return fallback.whole(*given, autocast)
+
+
+def _check_whole(call: _Call) -> str:
+    """Checks what no function of torch will, as for plain tensors, where operands fit together by what they say of
+    themselves; where they do not, torch says so, or their types know better. Returns `_apart`."""
+    tensors = call.tensors().values()
+    if not all(isinstance(t, Tensor) for t in tensors):
+        return ""
+    _check_written(call)
+    a, device = call.a, call.a.device.type
+    casts = _autocast(a) and call.out is None and call.aux is None
+    narrows = casts and fallback.autocasts(a, device)
+    dtype = operands.check_out_dtype(call.out_dtype, torch.get_autocast_dtype(device) if narrows else a.dtype)
+    if not (casts or any(t.is_nested for t in tensors)):
+        try:
+            shape = _shape(call)
+        except OperandError:
+            shape = None
+        if shape is not None:
+            _check_result(call, shape, dtype)
+    return _apart(call)
+
+
+def _apart(call: _Call) -> str:
+    """The device whose autocast is no matter of torch's functions in this call, "" if there is none: operators that
+    write cast nothing, and others cast to what is asked for."""
+    asked = call.out is not None or call.aux is not None or call.out_dtype is not None
+    return call.a.device.type if asked and _autocast(call.a) else ""
 
 
 def _checked(call: _Call) -> Tensor:
@@ -402,7 +438,8 @@ def _checked(call: _Call) -> Tensor:
         call = call._replace(alpha=alpha, beta=beta)
     _check_written(call)
     if _lazy(out) and call.bare():
-        operands.check_overlap(out, a=a, b=b, c=None if out is c else c)
+        if all(map(_addressed, call.tensors().values())):
+            operands.check_overlap(out, a=a, b=b, c=None if out is c else c)
         fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
         return out.copy_(_checked(call._replace(out=fresh)))
     if not _autocast(a):
@@ -438,9 +475,8 @@ def _with_epilogue(call: _Call, b: Tensor, activation: str, choice: tuple[Any, .
         result: Tensor = ops.gemm(a, b, *how)
         return result
     if out is None:
-        shape = operands.check_product(a, b, c)
-        halves = epilogue.halves(activation)
-        out = a.new_empty((*shape[:-1], shape[-1] // halves) if halves > 1 else shape, dtype=call.out_dtype)
+        shape = operands.check_columns(activation, operands.check_product(a, b, c))
+        out = a.new_empty(shape, dtype=call.out_dtype)
     ops.gemm_out(out, aux, a, b, *how)
     return out
 
@@ -448,14 +484,11 @@ def _with_epilogue(call: _Call, b: Tensor, activation: str, choice: tuple[Any, .
 def _by_torch(call: _Call, cause: str) -> Tensor:
     """By functions of torch: checked plain tensors that operators do not take."""
     function, a, b, c, out, alpha, beta, out_dtype, *_ = call
-    dtype = operands.check_out_dtype(out_dtype, a.dtype)
-    shape = (*a.shape[:-1], *b.shape[:-1]) if function == "linear" else operands.check_product(a, b, c)
-    shape = operands.check_extra(call.extra(), shape, dtype, a.device)
-    if out is not None:
-        operands.check_out(out, shape, dtype, a.device)
+    _check_result(call, _shape(call), operands.check_out_dtype(out_dtype, a.dtype))
     _leave(call, cause)
-    if function == "linear":
-        return fallback.whole(function, a, b, c, out, alpha, beta, out_dtype, call.extra())
+    autocast = _apart(call)
+    if function == "linear" or autocast:
+        return fallback.whole(function, a, b, c, out, alpha, beta, out_dtype, call.extra(), autocast)
     if not call.bare():
         return fallback.fused(a, b, c, out, alpha, beta, out_dtype, call.extra())
     return fallback.matmul(a, b, out, out_dtype) if c is None else fallback.addmm(c, a, b, alpha, beta, out)
@@ -476,6 +509,21 @@ def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
 
 
 # ---- checks
+def _shape(call: _Call) -> tuple[int, ...]:
+    """Of the product. Raises OperandError."""
+    if call.function != "linear":
+        return operands.check_product(call.a, call.b, call.c)
+    _check_linear(call.a, call.b)
+    return (*call.a.shape[:-1], *call.b.shape[:-1])
+
+
+def _check_result(call: _Call, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Checks what a product of this shape and dtype meets."""
+    shape = operands.check_extra(call.extra(), shape, dtype, call.a.device)
+    if call.out is not None:
+        operands.check_out(call.out, shape, dtype, call.a.device)
+
+
 def _check_linear(x: Tensor, w: Tensor) -> None:
     if w.dim() not in (1, 2):
         raise OperandError(f"{B} has {w.dim()} dimensions, expected 2 (N, K) or 1 (K)")
@@ -559,6 +607,8 @@ def _scalar(name: str, value: object, dtype: torch.dtype) -> Any:
         if dtype.is_complex:
             return value
         value = value.real
+    if dtype is torch.bool and isinstance(value, bool):
+        return value
     try:
         number = int(value) if isinstance(value, numbers.Integral) else float(value)
         fits = not math.isfinite(number) or abs(float(number)) <= torch.finfo(torch.float32).max
@@ -571,7 +621,9 @@ def _scalar(name: str, value: object, dtype: torch.dtype) -> Any:
 
 def _small(value: object) -> bool:
     """Whether `_scalar` would leave alpha or beta as it is."""
-    return (type(value) is float or type(value) is int) and -1e18 <= value <= 1e18
+    if type(value) is int:  # compared with what is an int, too: that takes half the time
+        return -1_000_000_000_000_000_000 <= value <= 1_000_000_000_000_000_000
+    return type(value) is float and -1e18 <= value <= 1e18
 
 
 def _activates(name: object) -> bool:
@@ -586,15 +638,17 @@ def _leave(call: _Call, cause: str) -> None:
         raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
     if wanted(call.batch_invariant):
         raise invariance.refusal(cause)
-    if call.out is not None and not torch.compiler.is_compiling():
-        tensors = [t for t in (call.a, call.b, call.c, call.out) if t is not None]
-        if all(isinstance(t, Tensor) and _addressed(t) for t in tensors):
-            check_separate(call.a, call.b, call.c, call.out, call.beta)
+    writes = call.out is not None or call.aux is not None
+    if writes and not torch.compiler.is_compiling() and all(map(_addressed, call.tensors().values())):
+        read = call.a, call.b, call.c
+        if call.out is not None:
+            check_separate(*read, call.out, call.beta)
+        check_extra_separate(*read, call.out, call.beta, call.bias, call.residual, call.aux)
     fallback.notice(cause)
 
 
-def _addressed(t: Tensor) -> bool:
-    if t.layout is not torch.strided or t.is_nested or not (t.is_cuda or t.is_cpu):
+def _addressed(t: object) -> bool:
+    if not isinstance(t, Tensor) or t.layout is not torch.strided or t.is_nested or not (t.is_cuda or t.is_cpu):
         return False
     try:
         return bool(operands.read_address(t)) or not t.numel()

@@ -51,6 +51,10 @@ class Call(NamedTuple):
         return () if self.extra is None else (*self.extra[1:], *(self.scales or ()))
 
 
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
 # plan(a, b, c, out, alpha, beta) → out; of a call with an epilogue bias, residual and aux follow
 Plan = Callable[..., Tensor]
 
@@ -70,6 +74,9 @@ def run(call: Call) -> Tensor:
         if len(_plans) >= _PLAN_LIMIT:
             forget()
         plan = _plans[key] = _prepare(call)
+    if call.out is not None and torch._C._is_any_autocast_enabled():  # such calls cast nothing, and torch's would
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.tensors)
     return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.tensors)
 
 
@@ -84,7 +91,7 @@ def _alike(call: Call) -> Plan | None:
     shape, dtype = _output(call)
     fresh = call.a.new_empty(shape, dtype=dtype)
     calls = [call]
-    if call.out is None or (_traits(call.out) == _traits(fresh) and not call.out.data_ptr() & 15):
+    if call.out is None or (_traits(call.out) == _traits(fresh) and not read_address(call.out) & 15):
         calls.append(call._replace(out=fresh if call.out is None else None))
     places = [(0, 16) if place in (0, 16) else (place,) for place in map(operands.place, (call.a, call.b))]
     found = (_plans.get(_kind(each, pair)) for each in calls for pair in itertools.product(*places))
@@ -99,7 +106,7 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
         *_traits(a),
         *_traits(call.b),
         None if c is None else (*_traits(c), read_address(c) & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
-        None if out is None else (*_traits(out), out.data_ptr() & 15),
+        None if out is None else (*_traits(out), read_address(out) & 15),
         call.out_dtype,
         call.kernel,
         call.config,
@@ -173,9 +180,8 @@ def _prepare(call: Call) -> Plan:
         if call.batch_invariant:
             raise invariance.refusal(reason)
         return _by_torch(reason, call.out_dtype, call.extra)
-    if problem.epilogue.gated and b.dim() == 1:  # halves of a column: as a row, they are what kernels pair
-        as_row = _prepare(call._replace(a=b, b=a.mT))
-        return lambda a, b, *given: as_row(b, a.mT, *given)
+    if problem.epilogue.gated and b.dim() == 1:
+        return _turned(call)
     nothing = problem.K == 0 or call.alpha == 0
     if capturing(problem.device) and not (nothing or 0 in (problem.M, problem.N, *problem.batch)):
         raise not_ready()
@@ -189,6 +195,8 @@ def _prepare(call: Call) -> Plan:
     bytes_a, bytes_b, bytes_c, bytes_out, *bytes_extra = (
         0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample, *call.tensors)
     )
+    # Where something is to be written, a lazy clone gets memory of its own, which begins as it did at whole lines.
+    address = Tensor.data_ptr if bytes_out else read_address
 
     def execute(
         a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *extra: Tensor | None
@@ -197,7 +205,7 @@ def _prepare(call: Call) -> Plan:
         if out is None:
             out = a.new_empty(size, dtype=dtype) if elsewhere or _filled() else empty(size, steps, dtype)
         else:
-            start = out.data_ptr()
+            start = address(out)
             end = start + bytes_out
             if (
                 (start < read_address(a) + bytes_a and read_address(a) < end)
@@ -222,9 +230,29 @@ def _prepare(call: Call) -> Plan:
     return execute
 
 
+def _turned(call: Call) -> Plan:
+    """The plan of a gated product with a vector B: it pairs what are rows of A, and kernels pair columns of B, so it is
+    that of B and the transposed A."""
+    if call.batch_invariant:
+        raise ValueError(
+            f"batch_invariant is True, and activation {call.extra and call.extra.activation!r} of a product with a "
+            "vector pairs rows"
+        )
+    plan = _prepare(call._replace(a=call.b, b=call.a.mT))
+
+    def execute(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *extra: Tensor | None
+    ) -> Tensor:
+        if out is not None:
+            check_separate(a, b, c, out, beta)
+        return plan(b, a.mT, c, out, alpha, beta, *extra)
+
+    return execute
+
+
 def _near(written: tuple[Tensor | None, int], read: tuple[Tensor | None, int]) -> bool:
     """Whether the bytes between first and last element of two tensors meet."""
-    if written[0] is None or read[0] is None:
+    if written[0] is None or read[0] is None or not written[1]:
         return False
     first, second = written[0].data_ptr(), read_address(read[0])
     return first < second + read[1] and second < first + written[1]
@@ -233,7 +261,7 @@ def _near(written: tuple[Tensor | None, int], read: tuple[Tensor | None, int]) -
 def check_separate(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, beta: Any) -> None:
     """`out` may be `c` itself, and otherwise shares memory with no operand that is read."""
     operands.check_overlap(out, a=a, b=b)
-    if c is not None and beta != 0:
+    if c is not None and beta != 0 and out.numel():
         same = out.data_ptr() == read_address(c) and c.shape == out.shape and c.stride() == out.stride()
         if not same:
             operands.check_overlap(out, c=c)
@@ -243,14 +271,15 @@ def check_extra_separate(
     a: Tensor,
     b: Tensor,
     c: Tensor | None,
-    out: Tensor,
+    out: Tensor | None,
     beta: Any,
     bias: Tensor | None,
     residual: Tensor | None,
     aux: Tensor | None,
 ) -> None:
     """`out` and `aux` share memory with nothing that is read, nor with each other."""
-    operands.check_overlap(out, bias=bias, residual=residual, aux=aux)
+    if out is not None:
+        operands.check_overlap(out, bias=bias, residual=residual, aux=aux)
     if aux is not None:
         read = c if beta != 0 else None
         operands.check_overlap(aux, "aux", a=a, b=b, c=read, bias=bias, residual=residual)

@@ -85,7 +85,7 @@ def run(
         key: tuple[Any, ...] = (a.shape, b.shape, _address(a) & _IN_LINE, _address(b) & _IN_LINE, batch_invariant)
         if out is not None:
             tensors = (a, b, out)
-            key = (key, out.data_ptr() & 15)
+            key = (key, _address(out) & 15)
         if c is not None:
             tensors = (*tensors, c)
             key = (key, _address(c) & 15, alpha == 1, alpha == 0, beta == 0)

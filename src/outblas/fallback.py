@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from . import operands
 from .epilogue import Extra, apply
-from .operands import OperandError
 
 _OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 _seen: set[str] = set()
@@ -75,21 +75,31 @@ def fused(
     out_dtype: torch.dtype | None,
     extra: Extra,
 ) -> torch.Tensor:
-    """A product and its epilogue, one operator of torch after the other, each rounded as torch rounds it."""
+    """A product and its epilogue, one operator of torch after the other, each rounded as torch rounds it. Nothing is
+    written before all that may fail."""
     bias = extra.bias
+    once = bias is not None and bias.dim() == 1 and b.dim() == 2 and out_dtype in (None, a.dtype)
     if c is not None:
         x = addmm(c, a, b, alpha, beta, None)
-    elif bias is not None and bias.dim() == 1 and b.dim() == 2 and out_dtype in (None, a.dtype):
-        b = b.resolve_neg()  # or torch cannot transpose it, where it carries a forward-mode gradient
-        x, bias = torch.nn.functional.linear(a, b.t(), bias.expand(b.shape[1])), None  # rounded once, as torch's layers
+    elif bias is not None and once and {t.layout for t in (a, b, bias)} == {torch.strided}:
+        # Rounded once, as torch's layers. Views of what negates or conjugates when read would take no tangent that
+        # lies otherwise.
+        w, bias = (t.resolve_conj().resolve_neg() for t in (b, bias))
+        x, bias = torch.nn.functional.linear(a, w.t(), bias.expand(b.shape[1])), None
     else:
         x = matmul(a, b, None, out_dtype)
     if bias is not None:
         x = x + bias
+    y = apply(x, extra.activation, extra.residual)
     if extra.aux is not None:
         extra.aux.copy_(x)
-    y = apply(x, extra.activation, extra.residual)
     return y if out is None else out.copy_(y)
+
+
+def autocasts(t: torch.Tensor, device: str) -> bool:
+    """Whether autocast of a device gives a tensor its dtype."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return t.is_floating_point() and t.dtype != torch.float64 and t.device.type == device
 
 
 def whole(
@@ -102,12 +112,29 @@ def whole(
     beta: Any,
     out_dtype: torch.dtype | None,
     extra: Extra,
+    autocast: str = "",
 ) -> torch.Tensor:
     """The torch function of a name ("linear", "matmul", "addmm") on operands as they came, of whatever type, and other
-    functions on what it gives. `b` is the weight of linear."""
+    functions on what it gives. `b` is the weight of linear. Raises as `operands.check_extra` and `check_out` where x
+    is not what the call needs. `autocast`: of which device it is to be off for them, and what is no call with `out` or
+    `aux` is cast as the operators of outblas are."""
+    if autocast:
+        if out is None and extra.aux is None:
+            narrow = torch.get_autocast_dtype(autocast)
+            a, b = (t.to(narrow) if autocasts(t, autocast) else t for t in (a, b))
+            added = (
+                t.to(out_dtype) if t is not None and autocasts(t, autocast) else t for t in (extra.bias, extra.residual)
+            )
+            extra = Extra(extra.activation, *added)
+        with torch.autocast(autocast, enabled=False):
+            return whole(function, a, b, c, out, alpha, beta, out_dtype, extra)
+    if out_dtype is not None:
+        with torch._C.DisableTorchFunctionSubclass():
+            operands.check_alike(a, b)
     bias = extra.bias
     if function == "linear":
-        broadcast = isinstance(bias, torch.Tensor) and bias.dim() != 1
+        with torch._C.DisableTorchFunctionSubclass():
+            broadcast = isinstance(bias, torch.Tensor) and bias.dim() != 1
         x = torch.nn.functional.linear(a, b, None if broadcast else bias)
         bias = bias if broadcast else None
     elif c is not None:
@@ -116,12 +143,14 @@ def whole(
         x = matmul(a, b, None, out_dtype)
     if bias is not None:
         x = x + bias
+    with torch._C.DisableTorchFunctionSubclass():
+        if isinstance(x, torch.Tensor) and not (x.is_nested and x.layout is torch.strided):
+            operands.check_columns(extra.activation, x.shape)
     y = apply(x, extra.activation, extra.residual)
-    for name, written, value in (("aux", extra.aux, x), ("out", out, y)):
-        if written is not None and written.shape != value.shape:
-            raise OperandError(f"{name}.shape is {tuple(written.shape)}, expected {tuple(value.shape)}")
-        if written is not None and written.dtype != value.dtype:
-            raise OperandError(f"{name}.dtype is {written.dtype}, expected {value.dtype}")
+    with torch._C.DisableTorchFunctionSubclass():
+        for name, written, value in (("aux", extra.aux, x), ("out", out, y)):
+            if written is not None:
+                operands.check_out(written, value.shape, value.dtype, value.device, name)
     if extra.aux is not None:
         extra.aux.copy_(x)
     return y if out is None else out.copy_(y)

@@ -3,24 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.proxy import TracerBase
+from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from . import epilogue, fallback, invariance, operands
+from . import epilogue, operands
 from .api import linear
 
 Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
 
 # Types of tensors that hold their values themselves. The last two stand for such a tensor while a program is traced.
-_PLAIN = Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
+_PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
-_NESTED = "tensors of layout nested"
 _NOTES = (
     "torch.ao.quantization.quantize_dynamic and convert_pt2e, and torch.onnx.export, know no outblas.Linear: call "
     "unpatch first",
@@ -56,17 +57,11 @@ class Linear(torch.nn.Linear):
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+        if is_scripting():
             return _activated(functional.linear(input, self.weight, self.bias), self.activation)
         else:  # TorchScript does not compile this branch
             weight, bias = self.weight, self.bias
-            if (
-                type(input) in _PLAIN
-                and type(weight) in _PLAIN
-                and (bias is None or type(bias) in _PLAIN)
-                and not input.is_nested
-                and isinstance(self, Linear)
-            ):
+            if type(input) is Tensor and type(weight) is Parameter and isinstance(self, Linear):
                 return linear(input, weight, bias, activation=self.activation)
             return _unusual_call(self, input, weight, bias)
 
@@ -75,32 +70,18 @@ class Linear(torch.nn.Linear):
 
 
 def _unusual_call(layer: torch.nn.Module, input: Any, weight: Any, bias: Any) -> Tensor:
-    """`Linear.forward` where it is given something else than plain tensors, or a layer that is no `Linear` any more:
-    whoever wrapped `layer.forward` before `unpatch` still calls ours."""
+    """`Linear.forward` where it may be given a torch.fx.Proxy, or a layer that is no `Linear` any more: whoever wrapped
+    `layer.forward` before `unpatch` still calls ours."""
     if not isinstance(layer, Linear):
         return functional.linear(input, weight, bias)
-    cause = ""
-    for t in (input, weight, bias):
-        if isinstance(t, torch.fx.Proxy):
-            return _recorded(t.tracer, input, weight, bias, layer.activation)
-        if isinstance(t, Tensor) and (type(t) not in _PLAIN or t.is_nested):
-            cause = cause or (f"tensor subclass {type(t).__name__}" if type(t) not in _PLAIN else _NESTED)
-    if not cause:
-        return linear(input, weight, bias, activation=layer.activation)  # raises
-    if invariance.wanted(None):
-        raise invariance.refusal(cause)
-    fallback.notice(cause)
-    return epilogue.apply(functional.linear(input, weight, bias), layer.activation or "", None)
+    if any(isinstance(t, torch.fx.Proxy) and _quantizes(t.tracer) for t in (input, weight, bias)):
+        return epilogue.apply(functional.linear(input, weight, bias), layer.activation or "", None)
+    return linear(input, weight, bias, activation=layer.activation)
 
 
-def _recorded(tracer: TracerBase, input: Any, weight: Any, bias: Any, activation: str | None) -> Tensor:
-    """The node of a torch.fx graph that stands for a layer's call. Quantization matches torch's own functions only."""
-    if any(kind.__name__ == "QuantizationTracer" for kind in type(tracer).__mro__):
-        product: Any = tracer.create_proxy("call_function", functional.linear, (input, weight, bias), {})
-        return epilogue.apply(product, activation or "", None)
-    how = {"activation": activation} if activation else {}
-    call = tracer.create_proxy("call_function", linear, (input, weight, bias), how)
-    return cast(Tensor, call)
+def _quantizes(tracer: TracerBase) -> bool:
+    """Whether a tracer's graph is for quantization, which matches torch's own functions only."""
+    return any(kind.__name__ == "QuantizationTracer" for kind in type(tracer).__mro__)
 
 
 def _activated(x: Tensor, activation: str | None) -> Tensor:

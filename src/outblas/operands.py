@@ -146,13 +146,7 @@ def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 def check_extra(extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
     """Checks the tensors of an epilogue against the shape and dtype of x; returns the output's shape."""
-    gated = epilogue.halves(extra.activation) == 2
-    if gated and (not shape or shape[-1] % 2):
-        raise OperandError(
-            f"activation {extra.activation!r} pairs the columns of the product, expected an even number of them, "
-            f"got shape {tuple(shape)}"
-        )
-    result = (*shape[:-1], shape[-1] // 2) if gated else tuple(shape)
+    result = check_columns(extra.activation, shape)
     wanted_of = {"bias": (extra.bias, shape), "residual": (extra.residual, result), "aux": (extra.aux, shape)}
     for name, (t, wanted) in wanted_of.items():
         if t is None:
@@ -168,6 +162,18 @@ def check_extra(extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: 
         ):
             raise OperandError(f"{name}.shape is {tuple(t.shape)}, expected a shape that broadcasts to {tuple(wanted)}")
     return result
+
+
+def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Checks that an activation can pair the columns of a product of this shape; returns the output's shape."""
+    if epilogue.halves(activation) == 1:
+        return tuple(shape)
+    if not shape or shape[-1] % 2:
+        raise OperandError(
+            f"activation {activation!r} pairs the columns of the product, expected an even number of them, "
+            f"got shape {tuple(shape)}"
+        )
+    return (*shape[:-1], shape[-1] // 2)
 
 
 def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
@@ -226,6 +232,8 @@ def check_out_dtype(out_dtype: object, dtype: torch.dtype) -> torch.dtype:
 def check_overlap(out: torch.Tensor, written: str = "out", /, **inputs: torch.Tensor | None) -> None:
     """Raises when `out`, called `written`, shares memory with an input. Column slices of one buffer that interleave do
     not."""
+    if not out.numel():
+        return
     out.data_ptr()  # memory of its own, if it is a lazy clone
     start, end = address_range(out)
     for name, t in inputs.items():

@@ -74,7 +74,8 @@ _SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
 
 
 def _unmultiplied(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
-    return _empty(spec) and raises(f"{_DTYPES}|{_SCALARS}")(spec, ours, theirs, found)
+    nothing = any(t.get("kind") == "sparse" and t.get("fill") == "zeros" for t in spec["tensors"].values())
+    return (_empty(spec) or nothing) and raises(f"{_DTYPES}|{_SCALARS}")(spec, ours, theirs, found)
 
 
 def _unchecked(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
@@ -124,8 +125,11 @@ def _alpha_zero(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -
 def _strided_out(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
     out = spec["tensors"].get("out", {})
     gaps = out.get("layout", "contiguous") not in ("contiguous", "offset")
+    batched = max(len(t["shape"]) for name, t in spec["tensors"].items() if name in ("a", "b")) > 2
     return (
         gaps
+        and batched
+        and "c" not in spec["tensors"]
         and found.kind == "only torch raises"
         and bool(re.search("The size of tensor a|doesn't match the broadcast shape", found.detail))
     )
@@ -136,6 +140,12 @@ def _enlarging(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) ->
     columns = (spec["tensors"].get("bias", {}).get("shape") or [1])[-1]
     paired = columns > 1 and columns % 2 == 0 and raises(r"\w+: activation '\w+' pairs")(spec, ours, theirs, found)
     return paired or raises(r"\w+: (bias|residual)\.shape is ")(spec, ours, theirs, found)
+
+
+def _sparse_row(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
+    t = spec["tensors"]
+    row = "out" in t and len(t["a"]["shape"]) == 1 and t["b"].get("kind") == "sparse"
+    return row and found.kind == "only torch raises" and "expand is unsupported for Sparse" in found.detail
 
 
 def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
@@ -178,11 +188,17 @@ KNOWN = [
     Known(
         "out that torch cannot fold",
         "torch.matmul folds a batch times one matrix into a two-dimensional product, and fails where an out with gaps "
-        "cannot be folded with it. outblas writes it.",
+        "cannot be folded with it. outblas writes to any strides.",
         _strided_out,
         call(
             "matmul", {"a": tensor(5, 2, 0), "b": tensor(0, 8), "out": tensor(5, 2, 8, layout="steps", seed=1451584461)}
         ),
+    ),
+    Known(
+        "out of a vector times a sparse matrix",
+        "torch.matmul multiplies a vector by a sparse matrix, and fails where it is given an out. outblas writes it.",
+        _sparse_row,
+        call("matmul", {"a": tensor(4), "b": tensor(4, 5) | {"kind": "sparse"}, "out": tensor(5, fill="nan")}),
     ),
     Known(
         "batch_invariant where torch computes",
@@ -226,7 +242,8 @@ KNOWN = [
     Known(
         "dtypes of empty products",
         "torch finds out that dtypes differ when it multiplies, so that operands of different dtypes pass where there "
-        "is nothing to multiply, and an alpha or beta that their dtype cannot hold. outblas refuses them always.",
+        "is nothing to multiply, a sparse matrix without elements too, and an alpha or beta that their dtype cannot "
+        "hold. outblas refuses them always.",
         _unmultiplied,
         call("matmul", {"a": tensor(2, 3, 0), "b": tensor(2, 0, 4, dtype="float64")}),
     ),
