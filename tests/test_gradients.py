@@ -558,3 +558,12 @@ def test_forward_mode_through_a_view_that_negates():
         given = () if named else (bias,)
         found = torch.func.jvp(lambda b, c=call, n=named, g=given: c(a, b, *g, **n), (torch._neg_view(b),), (b,))
         torch.testing.assert_close(found, (bias - a @ b, a @ b))
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_a_derivative_of_a_sparse_tensor_is_refused(layout):
+    """As torch's dispatcher does for operators, also where gradients are asked for."""
+    x = getattr(torch.randn(3, 4), layout)()
+    for given in (x, x.clone().requires_grad_()):
+        with pytest.raises(NotImplementedError):
+            torch.ops.outblas.activation_backward(torch.randn(3, 4), given, "relu")

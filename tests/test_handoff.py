@@ -621,3 +621,12 @@ def test_a_lazy_clone_that_is_written_has_memory_of_its_own():
     assert torch.equal(c, C)
     assert torch.equal(out, torch.addmm(C, X, W.t()))
     assert torch.equal(addmm(out, X, W.t(), out=torch._lazy_clone(out)), torch.addmm(out, X, W.t()))
+
+
+def test_the_wrong_type_of_a_scale_is_said_before_shapes_of_a_subclass():
+    class Tagged(torch.Tensor):
+        pass
+
+    a, b, c = torch.ones(3, 4), torch.ones(4, 5).as_subclass(Tagged), torch.ones(3, 5)
+    with pytest.raises(TypeError, match=r"beta is a tensor of shape \(2,\)"):
+        outblas.addmm(c, a, b, beta=torch.ones(2), activation="geglu")

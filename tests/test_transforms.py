@@ -268,3 +268,10 @@ def test_exported(strict):
     for program in (exported, exported.run_decompositions()):
         x = torch.randn(31, 8)
         close(program.module()(x), model(x))
+
+
+def test_alpha_of_zero_under_vmap_is_no_product():
+    """Whatever A and B hold: NaN does not come through, as without vmap."""
+    a, b, c = torch.full((3, 4), torch.nan), torch.ones(4, 5), torch.ones(2, 5)
+    got = vmap(lambda c: addmm(c, a, b, alpha=0, beta=2))(c)
+    assert torch.equal(got, torch.full((2, 3, 5), 2.0))

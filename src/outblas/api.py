@@ -401,6 +401,9 @@ def _check_whole(call: _Call) -> str:
     tensors = call.tensors().values()
     if not all(isinstance(t, Tensor) for t in tensors):
         return ""
+    if call.c is not None:
+        _scalar("alpha", call.alpha, call.a.dtype)
+        _scalar("beta", call.beta, call.a.dtype)
     _check_written(call)
     a, device = call.a, call.a.device.type
     casts = _autocast(a) and call.out is None and call.aux is None

@@ -250,9 +250,14 @@ def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
 
 
 def check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
-    """Raises ValueError where the arguments of `activation_backward` do not fit together."""
+    """Raises ValueError where the arguments of `activation_backward` do not fit together, and NotImplementedError for
+    sparse and nested ones, as torch's dispatcher does for operators."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+    for name, t in (("grad", grad), ("x", x)):
+        if t.is_nested or t.layout is not torch.strided:
+            layout = "nested" if t.is_nested else t.layout
+            raise NotImplementedError(f"{name} has layout {layout}, expected {torch.strided}")
     if activation in GATED and (not x.dim() or x.shape[-1] % 2):
         raise OperandError(
             f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation {activation!r} pairs"

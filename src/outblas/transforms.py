@@ -126,7 +126,7 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
     if c is not None:
         if not (a.is_floating_point() or a.is_complex()):  # as torch.addmm
             alpha, beta = _whole("alpha", alpha, a.dtype), _whole("beta", beta, a.dtype)
-        x = x * alpha
+        x = torch.zeros_like(x) if alpha == 0 else x * alpha  # without a product, whatever A and B hold
         x = (x if beta == 0 else x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta).to(a.dtype)
     x = mapped.given(x.expand(info.batch_size, *x.shape[-mapped.rank :]))
     added = mapped.added(bias, dim_bias)

@@ -88,8 +88,11 @@ def _scaled(spec: dict, kind: str, pattern: str, found: Difference) -> bool:
 
 
 def _mapped_addmm(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
-    if "vmap" not in spec.get("transform", "") or "c" not in spec["tensors"]:
+    if "vmap" not in spec.get("transform", ""):
         return False
+    if "c" not in spec["tensors"]:  # torch's linear of numbers that are not floating-point is an addmm there
+        whole = spec["tensors"]["a"]["dtype"] in NUMBERS and "bias" in spec["tensors"]
+        return spec["call"] == "linear" and whole and found.kind == "dtype"
     scalars = [spec.get(n, {"kind": "int", "value": 1}) for n in ("alpha", "beta")]
     odd = spec["tensors"]["a"]["dtype"] in NUMBERS or any(s["kind"] in ("bool", "complex") for s in scalars)
     refused = found.kind == "only torch raises" and "alpha" in found.detail
@@ -283,9 +286,9 @@ KNOWN = [
     ),
     Known(
         "vmap of addmm",
-        "Under torch.func.vmap torch computes addmm by other operators, which promote integers and a c of another "
-        "dtype, let c enlarge the product, refuse float or bool alpha and beta that torch.addmm takes, and read c with "
-        "beta = 0. In outblas vmap changes none of these.",
+        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators, which promote integers "
+        "and a c of another dtype, let c enlarge the product, refuse float or bool alpha and beta that torch.addmm "
+        "takes, and read c with beta = 0. In outblas vmap changes none of these.",
         _mapped_addmm,
         call(
             "addmm",

@@ -416,6 +416,8 @@ class Maker:
                 continue
             if kind == "sparse" and (len(t["shape"]) != 2 or t["dtype"] not in FLOATS):
                 continue
+            if kind in ("nested", "sparse") and any(x.get("alias") == name for x in tensors.values()):
+                continue  # it has no memory as an out of strides would have
             t["kind"] = kind
             if kind in ("cow", "nested", "sparse", "numpy", "list"):
                 t["layout"] = "contiguous"
