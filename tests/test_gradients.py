@@ -567,3 +567,20 @@ def test_a_derivative_of_a_sparse_tensor_is_refused(layout):
     for given in (x, x.clone().requires_grad_()):
         with pytest.raises(NotImplementedError):
             torch.ops.outblas.activation_backward(torch.randn(3, 4), given, "relu")
+
+
+@pytest.mark.parametrize("shape", [(13, 32), (1, 13, 32), (32,)])
+@pytest.mark.parametrize("columns", [False, True])
+def test_the_gradient_of_a_shared_a_is_one_sum(shape, columns):
+    """Parts of it, of matrices of the batch, are beyond what fp16 holds, and it is not."""
+    if columns and len(shape) == 1:
+        return
+    a = torch.ones(shape, dtype=torch.float16)
+    a = (a.mT.contiguous().mT if columns else a).requires_grad_()
+    b = torch.full((2, 32, 8), 100.0, dtype=torch.float16)
+    y = matmul(a, b)
+    g = torch.full_like(y, 100.0)
+    g[1] = -99.0
+    y.backward(g)
+    assert torch.equal(a.grad, torch.full_like(a, 800.0))
+    assert a.grad.stride() == a.stride()

@@ -174,12 +174,18 @@ def _by_columns(strides: Sequence[int]) -> bool:
 def _of_a(
     g: Tensor, b: Tensor, shape: Sequence[int], strides: Sequence[int], alpha: Any, how: tuple[Any, ...]
 ) -> Tensor:
+    """The batch of a shared A becomes terms of the sums: one product, whose sums stay in fp32."""
     if b.dim() == 1:
         b = b.unsqueeze(-1)
-    if _by_columns(strides):
-        return summed(_product(b, g.mT, alpha, how), _turned(shape)).mT
-    found = _product(g, b.mT, alpha, how)
-    return summed(found.squeeze(-2) if len(shape) == 1 else found, shape)
+    columns, shared = _by_columns(strides), b.dim() > 2 and all(size == 1 for size in shape[:-2])
+    if shared:
+        b, g = b.movedim(-2, 0).flatten(1), g.movedim(-2, 0).flatten(1)
+    found = _product(b, g.mT, alpha, how) if columns else _product(g, b.mT, alpha, how)
+    stored = _turned(shape) if columns else shape
+    if len(shape) == 1:
+        found = found.squeeze(-2)
+    found = found.reshape(stored) if shared else summed(found, stored)
+    return found.mT if columns else found
 
 
 def _of_b(

@@ -236,6 +236,8 @@ def check_overlap(out: torch.Tensor, written: str = "out", /, **inputs: torch.Te
         return
     out.data_ptr()  # memory of its own, if it is a lazy clone
     start, end = address_range(out)
+    if not start:  # it is fake, or has no elements
+        return
     for name, t in inputs.items():
         if t is None:
             continue

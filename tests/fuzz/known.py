@@ -286,9 +286,9 @@ KNOWN = [
     ),
     Known(
         "vmap of addmm",
-        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators, which promote integers "
-        "and a c of another dtype, let c enlarge the product, refuse float or bool alpha and beta that torch.addmm "
-        "takes, and read c with beta = 0. In outblas vmap changes none of these.",
+        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators, which promote "
+        "integers and a c of another dtype, let c enlarge the product, refuse float or bool alpha and beta that "
+        "torch.addmm takes, and read c with beta = 0. In outblas vmap changes none of these.",
         _mapped_addmm,
         call(
             "addmm",
