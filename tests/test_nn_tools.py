@@ -223,21 +223,19 @@ class TestSharded:
         layer = torch.distributed.tensor.distribute_module(nn.Linear(8, 6), mesh)
         assert patch(layer).kept == {"(root)": "its weight is a DTensor, which torch takes"}
 
-    def test_a_weight_sharded_afterwards_goes_to_torch_whole(self, net, mesh):
+    def test_a_weight_sharded_afterwards_goes_to_torch_whole(self, net, mesh, monkeypatch):
         want = net(X)
         torch.distributed.tensor.distribute_module(net, mesh)
-        called = []
+        weights, by_torch = [], nn.functional.linear
 
-        class Functions(torch.overrides.TorchFunctionMode):
-            def __torch_function__(self, func, types, args=(), kwargs=None):
-                called.append(func)
-                return func(*args, **(kwargs or {}))
+        def seen(input, weight, bias=None):
+            weights.append(weight)
+            return by_torch(input, weight, bias)
 
-        x = torch.distributed.tensor.distribute_tensor(X, mesh)
-        with Functions():
-            y = net(x)
+        monkeypatch.setattr(nn.functional, "linear", seen)
+        y = net(torch.distributed.tensor.distribute_tensor(X, mesh))
         torch.testing.assert_close(y.full_tensor(), want)
-        assert called.count(nn.functional.linear) == 2
+        assert [weight is layer.weight for weight, layer in zip(weights, (net.up, net.down), strict=True)] == [True] * 2
 
     def test_a_layer_of_fully_shard_is_restored(self, net, mesh):
         want = net(X)

@@ -75,7 +75,7 @@ def _unusual_call(layer: torch.nn.Module, input: Any, weight: Any, bias: Any) ->
     if not isinstance(layer, Linear):
         return functional.linear(input, weight, bias)
     if any(isinstance(t, torch.fx.Proxy) and _quantizes(t.tracer) for t in (input, weight, bias)):
-        return epilogue.apply(functional.linear(input, weight, bias), layer.activation or "", None)
+        return epilogue.composed(functional.linear(input, weight, bias), layer.activation or "", None)
     return linear(input, weight, bias, activation=layer.activation)
 
 
