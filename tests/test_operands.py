@@ -110,3 +110,12 @@ def test_alignment_of_each_operand():
     buffer = buffer[-buffer.data_ptr() % 256 // 2 :]
     a, b, out = buffer[0:4].view(2, 2), buffer[9:13].view(2, 2), buffer[36:40].view(2, 2)
     assert operands.problem(a, b, out).alignment == (operands.LINE, 2, 8) == (128, 2, 8)
+
+
+def test_fake_tensors_share_no_memory():
+    """Their addresses are offsets into nothing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        a, out = torch.empty(2, 3), torch.empty(4, 2)[1:3]
+        operands.check_overlap(out, a=a)

@@ -310,7 +310,7 @@ KNOWN = [
         "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that broadcasts.",
         lambda spec, ours, theirs, found: (
             _scaled(spec, "only torch raises", "", found)
-            and not ("activation" in spec or "residual" in spec["tensors"])
+            and not ("activation" in spec or spec["tensors"].get("residual", {"kind": "None"}).get("kind") != "None")
         ),
         call("scaled_mm", FP8 | {"scale_a": tensor(16, 1, fill="positive")}, out_dtype="bfloat16"),
     ),
