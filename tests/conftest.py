@@ -1,5 +1,6 @@
 """Fixtures of all tests: a private cache, one warning per cause for each test, a watchdog around GPU tests."""
 
+import logging
 import os
 import signal
 
@@ -74,3 +75,15 @@ def faulty_log(tmp_path, monkeypatch):
 def _fresh_warnings(monkeypatch):
     monkeypatch.setattr(fallback, "_seen", set())
     monkeypatch.delenv("OUTBLAS_STRICT", raising=False)
+
+
+@pytest.fixture
+def as_in_the_fuzz():
+    """One thread, and no log of what fake tensors refuse, as in a process of the fuzz."""
+    from fuzz import runner
+
+    threads = torch.get_num_threads()
+    runner.prepare()
+    yield
+    logging.disable(logging.NOTSET)
+    torch.set_num_threads(threads)

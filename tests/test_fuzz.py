@@ -1,7 +1,6 @@
 """A small run of the fuzz, and that it sees faults: `make fuzz` is the large one."""
 
 import json
-import logging
 
 import pytest
 import torch
@@ -13,17 +12,7 @@ import outblas
 CALLS, SEED = 1500, 20
 A, B, C = tensor(3, 4), tensor(4, 5), tensor(3, 5)
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _alone():
-    """One thread, and no log of what fake tensors refuse, as in a process of the fuzz."""
-    threads = torch.get_num_threads()
-    runner.prepare()
-    yield
-    logging.disable(logging.NOTSET)
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_the_fuzz")]
 
 
 def test_random_calls_are_those_of_torch():

@@ -1,27 +1,15 @@
 """docs/migrate.md and the list that the fuzz goes by are one, and each entry is a difference that there is."""
 
-import logging
 import re
 from pathlib import Path
 
 import pytest
-import torch
 from fuzz import runner
 from fuzz.known import KNOWN
 
 NOTES = Path(__file__).parent.parent / "docs" / "migrate.md"
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _alone():
-    """One thread, and no log of what fake tensors refuse, as in a process of the fuzz."""
-    threads = torch.get_num_threads()
-    runner.prepare()
-    yield
-    logging.disable(logging.NOTSET)
-    torch.set_num_threads(threads)
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_the_fuzz")]
 
 
 def noted():

@@ -4,7 +4,6 @@ Gradients, autocast and vmap are the operators' own, and so are torch.compile an
 of torch (`torch.overrides`) overrides these.
 """
 
-import inspect
 import math
 import numbers
 import sys
@@ -19,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import configs, fallback, gradients, invariance, operands, ops, registry, transforms
+from .arguments import renamed, show_signature
 from .choice import MODES
 from .dispatch import check_extra_separate, check_separate
 from .eager import function_modes, overriding_mode, run
@@ -137,7 +137,7 @@ def matmul(
             the same call before the capture, puts it there. Nothing is written.
     """
     if aliases:
-        input, other = _renamed("matmul", aliases, input=input, other=other)
+        input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = Extra(activation or "", bias, residual, aux)
@@ -194,7 +194,7 @@ def addmm(
     Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written then.
     """
     if aliases:
-        input, mat1, mat2 = _renamed("addmm", aliases, input=input, mat1=mat1, mat2=mat2)
+        input, mat1, mat2 = renamed("addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2)
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = Extra(activation or "", bias, residual, aux)
@@ -244,7 +244,7 @@ def linear(
     Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written then.
     """
     if aliases:
-        input, weight = _renamed("linear", aliases, input=input, weight=weight)
+        input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
     plain = kernel is None and config is None and tune is None and (type(weight) is Parameter or type(weight) is Tensor)
     if plain and (activation is None or _activates(activation)) and not _traced():
         extra = None
@@ -282,33 +282,9 @@ def _linear(
 
 
 # ---- names of parameters
-def _shown(function: Callable[..., Tensor]) -> None:
-    """Gives a function the signature that its documentation has."""
-    signature = inspect.signature(function)
-    required = _OPERANDS[function.__name__].values()
-    shown = [
-        p.replace(default=p.empty) if p.name in required else p
-        for p in signature.parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-
-
 _PUBLIC: dict[str, Callable[..., Tensor]] = {"matmul": matmul, "addmm": addmm, "linear": linear}
 for _function in _PUBLIC.values():
-    _shown(_function)
-
-
-def _renamed(function: str, aliases: dict[str, Tensor], **given: Tensor | None) -> tuple[Any, ...]:
-    """The operands of a call of which some came under other names. Raises TypeError."""
-    names = _ALIASES[function]
-    for alias, value in aliases.items():
-        if alias not in names:
-            raise TypeError(f"{function}() got an unexpected keyword argument {alias!r}")
-        if given[names[alias]] is not None:
-            raise TypeError(f"{function}() got {names[alias]!r} twice, the second time as {alias!r}")
-        given[names[alias]] = value
-    return tuple(given.values())
+    show_signature(_function, _OPERANDS[_function.__name__].values())
 
 
 # ---- calls that have no plan, or that go elsewhere

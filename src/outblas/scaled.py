@@ -4,13 +4,13 @@ Only bias and residual have gradients. A bias before an activation needs x, whic
 tensors may need gradients, as in torch: the backward pass raises then.
 """
 
-import inspect
 from typing import Any
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import dispatch, epilogue, fallback, gradients, operands, ops, registry
+from .arguments import renamed, show_signature
 from .choice import PRODUCTION
 from .dispatch import Call
 from .epilogue import Extra
@@ -66,12 +66,7 @@ def scaled_mm(
 
     Raises TypeError, OperandError and ValueError as `matmul`; nothing is written then.
     """
-    for alias, value in aliases.items():
-        if alias not in _ALIASES:
-            raise TypeError(f"scaled_mm() got an unexpected keyword argument {alias!r}")
-        if (input if alias == "a" else mat2) is not None:
-            raise TypeError(f"scaled_mm() got {_ALIASES[alias]!r} twice, the second time as {alias!r}")
-        input, mat2 = (value, mat2) if alias == "a" else (input, value)
+    input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
     given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
     traced = torch.compiler.is_dynamo_compiling()
@@ -103,20 +98,7 @@ def _call(*given: Any) -> Tensor:
     return result
 
 
-def _show(function: Any) -> None:
-    """Gives the function the signature that its documentation has."""
-    signature = inspect.signature(function)
-    required = "input", "mat2", "scale_a", "scale_b"
-    function.__signature__ = signature.replace(
-        parameters=[
-            p.replace(default=p.empty) if p.name in required else p
-            for p in signature.parameters.values()
-            if p.kind is not p.VAR_KEYWORD
-        ]
-    )
-
-
-_show(scaled_mm)
+show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"))
 
 
 def _checked(

@@ -73,6 +73,13 @@ _SCALARS = r"\w+: (alpha|beta) is .*, expected (a real number for operands of|a 
 _SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
 
 
+_REFUSED_BY_SCALED_MM = (
+    r"\w+: (Invalid scaling configuration|expected scale_[ab]\.stride|Bias must be size"
+    r"|Both scale_a and scale_b must be contiguous|self must be row_major|mat2 must be col_major"
+    r"|Expected both dimensions of mat2 to be divisible|Expected self\.size\(1\) to be divisible)"
+)
+
+
 def _unmultiplied(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
     nothing = any(t.get("kind") == "sparse" and t.get("fill") == "zeros" for t in spec["tensors"].values())
     return (_empty(spec) or nothing) and raises(f"{_DTYPES}|{_SCALARS}")(spec, ours, theirs, found)
@@ -309,7 +316,7 @@ KNOWN = [
         "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each operand. "
         "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that broadcasts.",
         lambda spec, ours, theirs, found: (
-            _scaled(spec, "only torch raises", "", found)
+            _scaled(spec, "only torch raises", _REFUSED_BY_SCALED_MM, found)
             and not ("activation" in spec or spec["tensors"].get("residual", {"kind": "None"}).get("kind") != "None")
         ),
         call("scaled_mm", FP8 | {"scale_a": tensor(16, 1, fill="positive")}, out_dtype="bfloat16"),
