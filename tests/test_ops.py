@@ -87,6 +87,19 @@ def test_a_name_that_is_no_activation(operator, kind):
         assert aux.eq(7).all()
 
 
+@pytest.mark.interpreter
+@pytest.mark.parametrize("written", [False, True])
+def test_an_operator_without_an_epilogue(written):
+    """Its call brings an epilogue of nothing, with which a kernel is planned as for a bare product."""
+    a, b = torch.randn(8, 16), torch.randn(16, 8)
+    if written:
+        found = torch.full((8, 8), float("nan"))
+        torch.ops.outblas.gemm_out(found, None, a, b, None, None, None, 1, 0, "", None, "portable")
+    else:
+        found = torch.ops.outblas.gemm(a, b, None, None, None, 1, 0, "", None, "portable")
+    torch.testing.assert_close(found, a @ b)
+
+
 def test_torchs_errors_are_caught_as_its_own():
     x, out = A.clone().requires_grad_(), torch.full((6, 4), 7.0)
     calls = [

@@ -189,6 +189,7 @@ def _prepare(call: Call) -> Plan:
         launch = _launcher(call.kernel, call.config, problem, nothing=nothing)
     else:
         launch = _best_launcher(problem, call.tune, nothing=nothing)
+    fused = problem.epilogue != NONE  # an operator's call may bring an epilogue of nothing
     device, index = problem.device, problem.device.index
     several = device.type == "cuda" and torch.cuda.device_count() > 1
     empty, size, steps = _EMPTY[device.type], tuple(sample.shape), tuple(sample.stride())
@@ -220,8 +221,8 @@ def _prepare(call: Call) -> Plan:
                 check_extra_separate(a, b, c, out, beta, *extra)
         if elsewhere:
             with torch.cuda.device(device):
-                launch(a, b, c, out, alpha, beta, *extra)
-        elif extra:
+                launch(a, b, c, out, alpha, beta, *(extra if fused else ()))
+        elif fused:
             launch(a, b, c, out, alpha, beta, *extra)
         else:
             launch(a, b, c, out, alpha, beta)
