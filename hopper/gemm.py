@@ -129,8 +129,9 @@ class Gemm(tma_store.TmaStore):
         config, form = self.config, self.form
         a, c = turned(a, form.crossed), turned(c, form.crossed)
         b = turned(b, not form.crossed)  # (N, K), as wgmma and TMA name B
-        addend, bias, residual, aux = (
-            t if t is None or cute.rank(t) == 1 else turned(t, form.crossed) for t in (addend, bias, residual, aux)
+        addend, bias, residual, aux, scale_a, scale_b = (
+            t if t is None or cute.rank(t) == 1 else turned(t, form.crossed)
+            for t in (addend, bias, residual, aux, scale_a, scale_b)
         )
         if cutlass.const_expr(form.gated):
             b = halves(b, 0, c.shape[1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from outblas import FallbackWarning, OperandError, fallback, scaled_mm
+from outblas import FallbackWarning, OperandError, fallback, scaled, scaled_mm
 from outblas.epilogue import ACTIVATIONS, GATED, apply
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -76,6 +76,66 @@ def test_precision_of_sums(K):
     theirs = error(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=True), x)
     assert ours(False) < 1.5e-4
     assert ours(False) < ours(True) < 1.1 * theirs
+
+
+def as_stored(t, how):
+    """The same values in memory that lies otherwise."""
+    if how == "every second":
+        return t.repeat_interleave(2, 0).repeat_interleave(2, 1)[::2, ::2]
+    if how == "expanded":
+        return t[:1, :1].expand(t.shape)
+    return t
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+@pytest.mark.parametrize("how", ["packed", "every second", "expanded"])
+@pytest.mark.parametrize("shape", [(1, 48, 64), (3, 264, 128), (7, 9, 33), (300, 16, 272), (264, 300, 2), (5, 7, 1)])
+def test_scales_belong_to_rows_and_columns_however_they_lie(shape, how, monkeypatch):
+    """Also where the host swaps the operands, as it does for few rows, and for rows of one or two values."""
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+    M, N, K = shape
+    a, b = operands(M, N, K, device="cuda", most=1)
+    rows = as_stored(2.0 ** (torch.arange(M, device="cuda") % 5 - 2).unsqueeze(1), how)
+    columns = as_stored(2.0 ** (torch.arange(N, device="cuda") % 3 - 1).unsqueeze(0), how)
+    want = rows.double() * (a.double() @ b.double()) * columns.double()
+    assert torch.equal(scaled_mm(a, b, rows, columns, out_dtype=torch.float32).double(), want)
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("stride", ["packed", "overlapping", "odd"])
+def test_words_of_rows_hold_the_same_values(K, stride):
+    """fp8 rows reach the kernel as words of 16 bits: two at least, at even strides, with zeros where a row ends."""
+    values = torch.randn(2, 2 * K + 1).to(E4M3)
+    t = {
+        "packed": values[:, :K].contiguous(),
+        "overlapping": values.flatten().as_strided((1, K), (1, 1)),
+        "odd": values.as_strided((2, K), (2 * K + 1, 1)),
+    }[stride]
+    words = scaled._words(t)
+    assert words.dtype is torch.bfloat16
+    assert words.stride(1) == 1
+    assert words.shape[1] >= 2
+    back = words.view(E4M3).float()
+    assert torch.equal(back[:, :K], t.float())
+    assert not back[:, K:].any()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("K", [1, 2])
+def test_rows_of_one_word_compile(K):
+    """Both operands of an fp8 product lie along K, which rows of a single word would not say."""
+    pytest.importorskip("cutlass")
+    from outblas import operands as described
+    from outblas.epilogue import Extra
+    from outblas.hopper import gemm, gemm_host
+
+    a, b = operands(64, 3, K)
+    one, out = torch.ones(()), torch.empty(64, 3, dtype=torch.bfloat16)
+    first, second = scaled._words(a), scaled._words(b.t()).t()
+    how = {"extra": Extra(), "scales": (one, one), "formats": "e4m3 e4m3"}
+    problem = described.problem(first, second, out, **how)
+    gemm.precompile(problem, gemm_host.rules.config(problem, 132, gemm.Config()), 90)
 
 
 def test_torch_takes_it_without_a_gpu_and_says_so():

@@ -168,9 +168,13 @@ def _refused(a: Tensor) -> str | None:
 
 
 def _words(t: Tensor) -> Tensor:
-    """Rows of fp8 values as rows of half as many of 16 bits, which are moved as such; copied where they cannot be."""
-    if t.stride(1) != 1 or t.shape[1] % 2 or t.stride(0) % 2 or t.data_ptr() % 2:
-        t = torch.nn.functional.pad(t.view(torch.uint8), (0, t.shape[1] % 2)).contiguous()
+    """Rows of fp8 values as rows of half as many of 16 bits, two at least, which are moved as such; copied where they
+    cannot be. Of rows of one word nothing would say that they are rows: fp8 products need both operands along K."""
+    rows, columns = t.shape
+    if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
+        values = t.view(torch.uint8)
+        t = values.new_zeros(rows, max(columns + columns % 2, 4))
+        t[:, :columns] = values
     return t.view(torch.bfloat16)
 
 
