@@ -174,10 +174,14 @@ def _by_columns(strides: Sequence[int]) -> bool:
 def _of_a(
     g: Tensor, b: Tensor, shape: Sequence[int], strides: Sequence[int], alpha: Any, how: tuple[Any, ...]
 ) -> Tensor:
-    """The batch of a shared A becomes terms of the sums: one product, whose sums stay in fp32."""
+    """Where the operands have 16 bits, the batch of a shared A becomes terms of the sums: one product, whose sums stay
+    in fp32. Wider parts are products of their own, added up afterwards as torch adds them: their sums are shorter, and
+    so are their errors.
+    """
     if b.dim() == 1:
         b = b.unsqueeze(-1)
-    columns, shared = _by_columns(strides), b.dim() > 2 and all(size == 1 for size in shape[:-2])
+    columns = _by_columns(strides)
+    shared = b.element_size() == 2 and b.dim() > 2 and all(size == 1 for size in shape[:-2])
     if shared:
         b, g = b.movedim(-2, 0).flatten(1), g.movedim(-2, 0).flatten(1)
     found = _product(b, g.mT, alpha, how) if columns else _product(g, b.mT, alpha, how)
