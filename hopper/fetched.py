@@ -62,7 +62,9 @@ def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
             else:
                 fill(k, config, stored, ring, slot, work, stored.tile_n, number)
         slot = ring.next(slot)
-    cute.arch.barrier(barrier_id=LOADERS, number_of_threads=2 * 32)
+    # Not `cute.arch.barrier`, which is `bar.sync`: the warps meet at different instructions, which only
+    # `barrier.sync` allows for by its definition (and which compute-sanitizer's synccheck reports of the other).
+    cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")
     return slot
 
 

@@ -1,5 +1,6 @@
 """`cute.arch` and `cute.nvgpu.warpgroup` on the model: barriers, fences, what a thread asks about itself."""
 
+import re
 from types import SimpleNamespace
 
 from . import state
@@ -149,6 +150,8 @@ class Arch(Opaque):
         state.machine.after(state.machine.timing.delay("dsmem", agent.name), land)
 
     def inline_ptx(self, text, *, write_only_types=(), read_only_args=()):
+        if meeting := re.fullmatch(r"barrier\.sync (\d+), (\d+);", text):
+            self.barrier(*map(int, meeting.groups()))
         return read_only_args[0] if write_only_types else None
 
 

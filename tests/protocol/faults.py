@@ -26,7 +26,7 @@ FETCH_ALONE = (
         "        if cutlass.const_expr(issues):\n            ring.await_empty(slot)\n",
         "        ring.await_empty(slot)\n        if cutlass.const_expr(issues):\n",
     ),
-    Change("fetched", "    cute.arch.barrier(barrier_id=LOADERS, number_of_threads=2 * 32)\n", ""),
+    Change("fetched", '    cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")\n', ""),
 )
 TURN_EARLY = (
     Change("gemm", "            fetched.await_full(k, config, self.stored, ring, slot)\n", "            pass\n"),
