@@ -64,10 +64,10 @@ def _empty(spec: dict) -> bool:
 
 
 # Operands are called by the names of their functions.
-_DTYPES = r"\w+: \w+\.dtype is torch\.\w+ but \w+\.dtype|\w+: \w+ is torch\.\w+ on \w+, expected"
+_DTYPES = r"\w+: \w+\.dtype is torch\.\w+ but \w+\.dtype|\w+: \w+ is torch\.\w+ on [\w:]+, expected"
 _DEVICES = (
-    r"\w+: \w+ is on (meta but \w+ is on cpu|cpu but \w+ is on meta)"
-    r"|\w+: \w+ is torch\.\w+ on (meta|cpu), expected"
+    r"\w+: \w+ is on (meta but \w+ is on (cpu|cuda:\d)|(cpu|cuda:\d) but \w+ is on meta)"
+    r"|\w+: \w+ is torch\.\w+ on (meta|cpu|cuda:\d), expected"
 )
 _SCALARS = r"\w+: (alpha|beta) is .*, expected (a real number for operands of|a number that float32 can hold)"
 _SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
@@ -76,7 +76,10 @@ _SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
 _REFUSED_BY_SCALED_MM = (
     r"\w+: (Invalid scaling configuration|expected scale_[ab]\.stride|Bias must be size"
     r"|Both scale_a and scale_b must be contiguous|self must be row_major|mat2 must be col_major"
-    r"|Expected both dimensions of mat2 to be divisible|Expected self\.size\(1\) to be divisible)"
+    r"|Expected both dimensions of mat2 to be divisible|Expected self\.size\(1\) to be divisible"
+    r"|mat2 shape \(|Expected trailing dimension of mat1|Only multiplication of row-major and column-major"
+    r"|Multiplication of two Float8_e5m2|Bias is not supported when out_dtype"
+    r"|CUDA error: CUBLAS_STATUS_NOT_SUPPORTED)"
 )
 
 
@@ -220,7 +223,7 @@ KNOWN = [
     Known(
         "a named kernel",
         "A call that names a kernel never falls back to torch: it raises and says what the kernel needs.",
-        raises(r"\w+: kernel '[\w.]+' needs ", torch_too=True),
+        raises(r"\w+: kernel '[\w.]+'(:| needs | has no | takes no | does not )", torch_too=True),
         call("matmul", {"a": tensor(3, 4, dtype="float64"), "b": tensor(4, 5, dtype="float64")}, kernel="portable"),
     ),
     Known(
@@ -304,6 +307,18 @@ KNOWN = [
             transform="vmap",
             in_dims={"a": 0, "b": None, "c": None},
         ),
+    ),
+    Known(
+        "operands that are lazy clones",
+        "A kernel takes addresses, and what takes the address of a tensor gives a lazy clone (torch._lazy_clone) "
+        "memory of its own. torch's products leave what they only read shared. The "
+        "values are the same; the clone costs its copy.",
+        lambda spec, ours, theirs, found: (
+            found.kind == "fact"
+            and bool(re.fullmatch(r"\w+ is copy-on-write: False, torch: True", found.detail))
+            and ours.error is None
+        ),
+        call("matmul", {"a": A | {"kind": "cow"}, "b": B}, kernel="portable"),
     ),
     Known(
         "operators and sparse or nested tensors",

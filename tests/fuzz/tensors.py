@@ -187,4 +187,5 @@ def _of_kind(t, kind, spec, mode, grows):
 
 
 def _numpy(t):
+    t = t.cpu()
     return t.float().numpy() if t.dtype in (torch.bfloat16, torch.float16) or t.dtype.itemsize == 1 else t.numpy()
