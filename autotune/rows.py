@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import checks
-from .records import Gpu, Trial, Winner, Workload, now
+from .records import Gpu, Trial, Winner, Workload
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 _WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload))
 _GPU = tuple(field.name for field in dataclasses.fields(Gpu))
 _PLACE = ("kernel", *_WORKLOAD, "gpu", "source")  # by kernel and workload first, as rows are looked up
-KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "begun": (*_PLACE, "config")}
+KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
 _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] = {
     "trials": checks.trial_of,
     "winners": checks.winner_of,
@@ -39,8 +39,9 @@ SCHEMA = {
     us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER, runner_up TEXT,
     lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER, screened INTEGER, valid INTEGER,
     finalists TEXT NOT NULL, UNIQUE ({", ".join(KEYS["winners"])}))""",
-    "begun": f"""CREATE TABLE begun ({_SHARED},
-    times INTEGER NOT NULL, UNIQUE ({", ".join(KEYS["begun"])}))""",
+    "leases": f"""CREATE TABLE leases ({_SHARED},
+    owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
+    UNIQUE ({", ".join(KEYS["leases"])}))""",
 }
 
 
@@ -120,10 +121,11 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None
 
 
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
-    """Stores it unless it is there; whether it did. Raises ValueError, at once."""
+    """Stores it unless it is there; whether it did. Ends the lease of its config. Raises ValueError, at once."""
     row = _row(trial)
 
     def add(connection: sqlite3.Connection) -> bool:
+        end_lease(connection, row)
         if not replace and there(connection, "trials", row):
             return False
         _put(connection, "trials", row, trial.gpu)
@@ -147,20 +149,15 @@ def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
 
 
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
-    """The key of a trial's row, and of one of `begun`."""
+    """The key of a trial's row, and of one of `leases`."""
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
 
 
-def times_of(connection: sqlite3.Connection, identity: Row) -> int:
-    found = select(connection, "begun", identity)
-    times = found[0]["times"] if found else 0
-    return times if type(times) is int else 0
-
-
-def begin(connection: sqlite3.Connection, identity: Row) -> int:
-    times = times_of(connection, identity) + 1
-    _insert(connection, "begun", {**identity, "when": now(), "times": times})
-    return times
+def end_lease(connection: sqlite3.Connection, trial: Row) -> None:
+    """Of a config that has a trial, whoever holds it."""
+    key = {name: trial[name] for name in KEYS["leases"]}
+    where = " AND ".join(f'"{name}" = :{name}' for name in key)
+    connection.execute(f"DELETE FROM leases WHERE {where}", key)
 
 
 def removing(older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None) -> Operation[int]:
@@ -187,6 +184,6 @@ def removing(older_than_days: float | None, kernel: str | None, sources: Mapping
         counts = [connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount for table in KEYS]
         used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
         connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
-        return sum(counts[:2])  # without begun
+        return sum(counts[:2])  # without leases
 
     return remove

@@ -7,15 +7,18 @@ import os
 import sqlite3
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import cache
-from . import database, rows
+from . import database, leases, rows
 from .database import StoreError
+from .leases import Claim
 from .records import Gpu, Trial, Winner, Workload
 from .rows import Operation
+from .store_stub import Persistence
 
 __all__ = ["Store", "StoreError"]
 
@@ -25,7 +28,7 @@ IMPATIENT_SECONDS = 1.0  # to wait for others' writes, once they have taken long
 ATTEMPTS = 3  # at what is damaged or replaced while it is read or written
 
 
-class Store:
+class Store(Persistence):
     """Trials and winners, in the file at `path` or in that of the cache directory.
 
     Any number of threads may use a store, and any number of processes its file. What is added is in the file when the
@@ -46,6 +49,9 @@ class Store:
         self._waiting: list[Operation[Any]] = []  # what the file lacks
         self._opened: database.State = None  # the file's state when it was opened
         self._closed = False
+        self._leases = leases.Holder()
+        self._heart: leases.Heart | None = None
+        weakref.finalize(self, self._leases.retire)
         self._open()
 
     def __enter__(self) -> Store:
@@ -66,6 +72,8 @@ class Store:
                 self._write(lambda connection: None)
                 if left := len(self._waiting):
                     self._warn(f"{self.path}: it still cannot be written, and the last {left - 1} results are lost")
+            if not self._closed:
+                self._release_all()
             self._closed = True
             for connection in (self._file, self._memory):
                 if connection is not None:
@@ -74,11 +82,14 @@ class Store:
             self._waiting.clear()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Stores a trial; False if one of its identity is there, which stays unless `replace`.
+        """Stores a trial; False if one of its identity is there, which stays unless `replace`. Ends its lease.
 
         Raises ValueError for a trial that could not be read again.
         """
-        return self._write(rows.adding(trial, replace=replace))
+        added = self._write(rows.adding(trial, replace=replace))
+        with self._mutex:
+            self._leases.held.pop(leases.key_of(rows.identity(trial.gpu, *trial.identity[1:])), None)
+        return added
 
     def crown(self, winner: Winner) -> None:
         """Stores a winner, in place of that of its GPU, workload, kernel and source unless this one is the older.
@@ -102,15 +113,57 @@ class Store:
         found = self._read(lambda connection: rows.there(connection, "trials", row))
         return found if isinstance(found, Trial) else None
 
-    def begin(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
-        """Notes that a measurement is about to start; returns how many have been, this one included."""
-        row = rows.identity(gpu, workload, kernel, source, config)
-        return self._write(lambda connection: rows.begin(connection, row))
+    def claim(
+        self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str, *, again: bool = False
+    ) -> Claim:
+        """Takes the lease of a config, to measure it: see `leases`. The trial if there is one, unless `again`.
 
-    def begun(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> int:
-        """How many measurements were about to start, whatever came of them."""
-        row = rows.identity(gpu, workload, kernel, source, config)
-        return self._read(lambda connection: rows.times_of(connection, row))
+        What is granted ends with `add`, `release` or `close`; meanwhile a thread tells other processes that this one
+        lives.
+        """
+        identity = rows.identity(gpu, workload, kernel, source, config)
+        with self._mutex:
+            claim = self._passing(self._leases.claiming(identity, again=again))
+            if claim.granted:
+                self._leases.held[leases.key_of(identity)] = identity
+                if self._heart is None:
+                    self._heart = leases.Heart(_beat_of(weakref.ref(self)))
+        return claim
+
+    def release(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> None:
+        """Gives the lease of a config back, as if nobody had begun to measure it."""
+        identity = rows.identity(gpu, workload, kernel, source, config)
+        with self._mutex:
+            if self._leases.held.pop(leases.key_of(identity), None) is not None:
+                self._passing(self._leases.releasing(identity))
+
+    def _passing(self, operation: Operation[T]) -> T:
+        """A write that is not made up for once the file can be written again: it is about this moment."""
+        with self._mutex:
+            result = self._write(operation)
+            if self._waiting and self._waiting[-1] is operation:
+                self._waiting.pop()
+            return result
+
+    def _beat(self) -> bool:
+        """Tells the other processes that this one lives; False once it has nothing to tell."""
+        with self._mutex:
+            if self._closed or not self._leases.held:
+                self._heart = None
+                return False
+            if self._file is not None and self._memory is None and not self._moved():
+                with contextlib.suppress(sqlite3.Error):
+                    database.at_once(self._file, [self._leases.beating()])
+            return True
+
+    def _release_all(self) -> None:
+        """What `close` does about leases."""
+        if self._heart is not None:
+            self._heart.stop()
+        if self._leases.held and self._file is not None and not self._moved():
+            with contextlib.suppress(sqlite3.Error):
+                database.at_once(self._file, [self._leases.releasing_all()])
+        self._leases.retire()
 
     def trials(
         self, *, kernel: str | None = None, workload: Workload | None = None, gpu: str | None = None
@@ -139,8 +192,8 @@ class Store:
     ) -> int:
         """Removes the trials and winners to which all that is given applies; returns how many.
 
-        `sources` are the current fingerprints of kernels: what these kernels have of another source goes. The counts of
-        `begin` go as well. Raises ValueError where nothing is given.
+        `sources` are the current fingerprints of kernels: what these kernels have of another source goes. Leases of
+        configs go as well. Raises ValueError where nothing is given.
         """
         remove = rows.removing(older_than_days, kernel, sources)
         with self._mutex:
@@ -163,9 +216,12 @@ class Store:
                         rows.parse(table, row, gpus)
                     except ValueError as error:
                         problems.append(str(error))
-            for row in found["begun"]:
-                if type(row["times"]) is not int or row["times"] < 1:
-                    problems.append(f"begun[{row['id']}].times is {row['times']!r}, expected an integer of at least 1")
+            for row in found["leases"]:
+                for name in ("beat", "machine_losses"):
+                    if type(row[name]) is not int or row[name] < 0:
+                        problems.append(
+                            f"leases[{row['id']}].{name} is {row[name]!r}, expected an integer of at least 0"
+                        )
             said = [self.warning] if self.warning else []
             return said + [f"integrity: {line}" for line in lines if line != "ok"] + problems
 
@@ -335,3 +391,13 @@ class Store:
         if message not in (self.warning or ""):
             self.warning = f"{self.warning}; {message}" if self.warning else message
             warnings.warn(message, stacklevel=2)
+
+
+def _beat_of(store: weakref.ref[Store]) -> Callable[[], bool]:
+    """The beat of a store that may be forgotten without having been closed."""
+
+    def beat() -> bool:
+        found = store()
+        return found is not None and found._beat()
+
+    return beat
