@@ -12,7 +12,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from ..configs import from_text
 from . import prune
-from .processes import Context, start
+from .processes import Context, killed_from_outside, start
 from .records import Status, Workload
 from .subjects import Subject
 
@@ -85,7 +85,7 @@ class CompileError(Exception):
     """A config does not compile: a status and a reason, which any process can read."""
 
 
-def outcome(future: Future[Any]) -> tuple[Status, str] | None:
+def outcome(future: Future[Any]) -> tuple[str, str] | None:
     """What went wrong with a finished compile; None if nothing did, and where no compiler could be started: whoever
     measures compiles then."""
     error = future.exception()
@@ -94,6 +94,8 @@ def outcome(future: Future[Any]) -> tuple[Status, str] | None:
             return status, reason
         case TimeoutError():
             return "compile timeout", f"not compiled in {TIMEOUT:g} s"
+        case ProcessExpired() if killed_from_outside(error.exitcode):
+            return "killed", f"the compiler's process ended with {error.exitcode}"
         case ProcessExpired():
             return "compile crash", f"the compiler's process ended with {error.exitcode}"
     return None

@@ -13,7 +13,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from .. import cache
 from . import worker
-from .processes import Context, start
+from .processes import Context, killed_from_outside, start
 from .records import Gpu, Workload
 from .worker import Entry, Screened
 
@@ -157,7 +157,8 @@ class Bench:
                     raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
                 if isinstance(error, ProcessExpired):
                     self.stop()
-                    raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
+                    status = "killed" if killed_from_outside(error.exitcode) else "crash"
+                    raise Down(status, f"the worker died: {_cause(error.exitcode)}") from None
                 if not isinstance(error, BrokenProcessPool):  # whose worker died before it took up the call
                     raise
                 self.stop()

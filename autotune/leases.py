@@ -261,7 +261,7 @@ class Holder:
         return beat
 
     def _take(self, connection: sqlite3.Connection, identity: Row, losses: int) -> None:
-        facts = {**identity, "when": now(), "owner": str(self.owner), "beat": 0, "machine_losses": losses}
+        facts = {**identity, "when": now(), "owner": str(self.owner), "beat": first_beat(), "machine_losses": losses}
         columns = ", ".join(f'"{name}"' for name in facts)
         values = ", ".join(f":{name}" for name in facts)
         connection.execute(f"INSERT OR REPLACE INTO leases ({columns}) VALUES ({values})", facts)
@@ -298,6 +298,11 @@ class Heart:
             with contextlib.suppress(Exception):  # a beat that is late costs nothing, and a missing one a lease
                 if not beat():
                     return
+
+
+def first_beat() -> int:
+    """Of a lease: never that of an earlier one of the same owner and config, which others may have watched."""
+    return secrets.randbits(32)
 
 
 def key_of(identity: Row) -> Key:

@@ -124,13 +124,14 @@ class Screen:
             return False
         try:
             trial, settled = self._decide(attempt, claim, at_end=at_end)
+            new = trial is not None and self.view.add(trial)
         except BaseException:
             self.view.release(*facts)
             raise
         if trial is None:
             self.view.release(*facts)
         else:
-            self.taken(trial, self.view.add(trial))
+            self.taken(trial, new)
         return settled
 
     def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:

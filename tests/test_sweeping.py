@@ -129,7 +129,46 @@ print(json.dumps([found.finished, len(found.winners), len(found.outcomes[0].tria
         assert len(set(screened)) == len(screened)
     times = Counter(config for *_, screened in said for config in screened)
     assert times.keys() == {trial.config for trial in stored(path)}
-    assert times.total() <= 8 + 2  # what both are at when they have nothing else left
+    assert times.total() == 8
+
+
+def test_interrupts_brand_no_config(path, tmp_path, monkeypatch):
+    """Two sweeps are interrupted while they measure it, and a third is killed; the fourth measures it."""
+    monkeypatch.setenv("FAULTY_FAULTS", "wait")
+    gate = tmp_path / "log.wait"
+    gate.touch()
+    for kill in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+        before = len(notes())
+        with start("run(sys.argv[1])", path) as process:
+            assert soon(lambda before=before: any("wait" in note.config for note in notes()[before:]), 120)
+            process.send_signal(kill)
+        assert process.returncode != 0
+        assert soon(lambda: all(gone(note.process) for note in notes()))
+    gate.unlink()
+    (outcome,) = run(path, top_k=1).outcomes
+    assert {trial.status for trial in outcome.trials} == {"ok"}
+    assert outcome.finished
+
+
+def test_a_worker_that_is_killed_from_outside_says_nothing(path, monkeypatch):
+    monkeypatch.setenv("FAULTY_FAULTS", "killed-once")
+    monkeypatch.setenv("FAULTY_CONFIGS", "1")
+    (outcome,) = run(path, top_k=1).outcomes
+    assert outcome.finished
+    assert [trial.status for trial in outcome.trials] == ["ok", "ok"]
+    assert sum("killed-once" in note.config for note in notes()) == 2
+
+
+def test_what_has_failed_is_measured_anew_where_that_is_asked_for(path, monkeypatch):
+    monkeypatch.setenv("FAULTY_FAULTS", "raise refuse wrong")
+    monkeypatch.setenv("FAULTY_CONFIGS", "1")
+    run(path, top_k=1)
+    before = {trial.config: trial for trial in stored(path)}
+    assert sorted(trial.status for trial in before.values()) == ["failed", "ok", "refused", "wrong"]
+    (outcome,) = run(path, top_k=1, retry_failed=True).outcomes
+    assert (outcome.new, len(outcome.trials)) == (1, 4)
+    assert [trial.status for trial in outcome.trials[-1:]] == ["failed"]
+    assert [trial for trial in stored(path) if trial != before[trial.config]] in ([], outcome.trials[-1:])
 
 
 def test_interrupt_ends_everything(path, monkeypatch):
