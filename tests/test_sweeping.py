@@ -133,11 +133,11 @@ print(json.dumps([found.finished, len(found.winners), len(found.outcomes[0].tria
 
 
 def test_interrupts_brand_no_config(path, tmp_path, monkeypatch):
-    """Two sweeps are interrupted while they measure it, and a third is killed; the fourth measures it."""
+    """One sweep is interrupted while it measures, the next is killed; the third measures it."""
     monkeypatch.setenv("FAULTY_FAULTS", "wait")
     gate = tmp_path / "log.wait"
     gate.touch()
-    for kill in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+    for kill in (signal.SIGINT, signal.SIGKILL):
         before = len(notes())
         with start("run(sys.argv[1])", path) as process:
             assert soon(lambda before=before: any("wait" in note.config for note in notes()[before:]), 120)
