@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
-from outblas.autotune import checks, transfer
-from outblas.autotune.records import Gpu, Workload
+from outblas.autotune import checks, database, rows, transfer
+from outblas.autotune.records import CIRCUMSTANTIAL, Gpu, Workload, now
 from outblas.autotune.store import Store, StoreError
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
@@ -61,13 +61,49 @@ def test_the_first_of_an_identity_stays(store):
     assert len(store.trials()) == 2
 
 
-def test_the_newer_winner_stays(store):
+def test_the_winner_that_was_crowned_last_stays(store):
+    """Whatever the clocks said: that of a machine may have been wrong once."""
     newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     for each in (winner(), newer, winner()):
         store.crown(each)
-    assert store.winners() == [newer]
-    store.crown(winner(source="def"))
-    assert store.winners() == [winner(source="def"), newer]
+        assert store.winners() == [each]
+    store.crown(winner(source="def", when=newer.when))
+    assert store.winners() == [winner(), winner(source="def", when=newer.when)]
+
+
+def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store):
+    wrong, right = winner(when="2099-01-01T00:00:00+00:00"), winner(ratio=1.2)
+    store.crown(wrong)
+    store.crown(right)
+    assert store.winners() == [right]
+    store.crown(wrong)
+    assert store.merge([], [right]) == (0, 1)
+    assert store.merge([], [wrong]) == (0, 0)
+    assert store.winners() == [right]
+    store.crown(winner(source="old", when=wrong.when))
+    assert [each.source for each in store.winners()] == ["old", "abc"]  # as the oldest
+
+
+def test_what_may_have_been_circumstance_gives_way_to_what_is_known(store):
+    for i, status in enumerate(sorted(CIRCUMSTANTIAL)):
+        assert store.add(failed(i, status=status))
+        assert not store.add(failed(i, status="hang", reason="another"))
+        assert store.add(trial(i) if i % 2 else failed(i, status="wrong"))
+        assert not store.add(trial(i, us=1.0))
+    assert store.add(failed(50, status="refused"))
+    assert not store.add(trial(50))
+    assert len(store.trials()) == len(CIRCUMSTANTIAL) + 1
+
+
+def test_a_result_ends_its_lease(path):
+    lease = {"owner": "somebody", "beat": 1, "machine_losses": 0, "when": now()}
+    with Store(path) as store:
+        for i in range(2):
+            place = rows.identity(H100, *trial(i).identity[1:])
+            database.at_once(store._file, [lambda c, place=place: rows._insert(c, "leases", {**place, **lease})])
+        store.add(trial(0))
+        left = store._read(lambda c: rows.select(c, "leases"))
+        assert [row["config"] for row in left] == [trial(1).config]
 
 
 def test_begun(path):
