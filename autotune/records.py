@@ -27,6 +27,11 @@ Status = Literal[
     "out of memory",
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
+# What may say more about the moment than about the config: a machine short of memory, a driver that was reset, a
+# compiler that was killed. A later "ok" or "wrong" takes its place.
+CIRCUMSTANTIAL = frozenset[Status](
+    ["failed", "compile timeout", "compile crash", "hang", "crash", "device lost", "out of memory"]
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -187,8 +192,32 @@ class Winner:
     when: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TunedConfig:
+    """What a lookup needs of a winner."""
+
+    gpu: Gpu
+    workload: Workload
+    kernel: str
+    config: str
+    us: float
+    ratio: float
+    when: str
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def latest_date() -> str:
+    """A date beyond this one is of a clock that was wrong, and says nothing of what is older or newer."""
+    tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    return tomorrow.isoformat(timespec="seconds")
+
+
+def age(when: str, latest: str) -> str:
+    """To sort dates by, the newest last: a date beyond `latest_date` comes before all others."""
+    return "" if when > latest else when
 
 
 def to_record(value: Trial | Winner) -> dict[str, Any]:

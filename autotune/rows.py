@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import checks
-from .records import Gpu, Trial, Winner, Workload
+from .records import CIRCUMSTANTIAL, Gpu, Trial, Winner, Workload, age, latest_date
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -24,11 +25,14 @@ _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] 
     "winners": checks.winner_of,
 }
 
+PROBE = 1 << 18  # bytes: the results of some minutes
+_ANY_GPU = Gpu("any", 0, 0)
+
 _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
     dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
-# power_limit_w has no type: the key of a GPU tells 700 from 700.0.
+# Of `migrations.VERSION`. power_limit_w has no type: the key of a GPU tells 700 from 700.0.
 SCHEMA = {
     "gpus": """CREATE TABLE gpus ("key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
     driver TEXT, cuda TEXT, torch TEXT, triton TEXT, dsl TEXT)""",
@@ -43,22 +47,73 @@ SCHEMA = {
     owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
     UNIQUE ({", ".join(KEYS["leases"])}))""",
 }
+# The trials of a workload are looked up by it, and all that a summary of trials needs is in its order here.
+INDEXES = {
+    "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
+    ON trials (M, N, K, dtype, out_dtype, layout, kernel, gpu, status, us, "when")"""
+}
+
+
+# As `records.age`, of winners; needs :latest.
+BY_AGE = """CASE WHEN "when" > :latest THEN '' ELSE "when" END, id"""
+
+
+@functools.cache
+def columns(table: str) -> tuple[str, ...]:
+    """The names of a table's columns, in their order."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        memory.execute(SCHEMA[table])
+        return columns_there(memory, table)
+
+
+def columns_there(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    """The names of the columns that a table has in a file; none if there is no such table."""
+    return tuple(row[1] for row in connection.execute(f"PRAGMA table_info({table})"))
+
+
+def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
+    """What a file of the newest version has to have and lacks, in words; "" if nothing. One that is not `new` is asked
+    only for what the oldest version has too.
+
+    Columns are compared by name, so that white space in a statement and columns that somebody added change nothing.
+    """
+    for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
+        there = columns_there(connection, table)
+        missing = [name for name in columns(table) if name not in there]
+        if missing:
+            return f"table {table} lacks {', '.join(missing) if there else 'all columns'}"
+        if table in KEYS and KEYS[table] not in _unique(connection, table):
+            return f"table {table} allows two rows of one identity"
+    return ""
+
+
+def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]:
+    """The columns of each unique index of a table."""
+    indexes = [row[1] for row in connection.execute(f"PRAGMA index_list({table})") if row[2]]
+    return [tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")')) for name in indexes]
+
+
+def _listed(table: str) -> str:
+    """The columns of a table, for a statement."""
+    return ", ".join(f'"{name}"' for name in columns(table))
 
 
 def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None) -> list[sqlite3.Row]:
-    """The rows that have what is `wanted` and not None, by date."""
+    """The rows that have what is `wanted` and not None, by date: of a winner by its `age`."""
     given = {name: value for name, value in (wanted or {}).items() if value is not None}
     where = " AND ".join(f'"{name}" = :{name}' for name in given) or "1"
-    order = '"key"' if table == "gpus" else '"when", id'
-    return connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
+    order = {"gpus": '"key"', "winners": BY_AGE}.get(table, '"when", id')
+    if table == "winners":
+        given["latest"] = latest_date()
+    return connection.execute(f"SELECT {_listed(table)} FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
 
 
-def parse(table: str, row: sqlite3.Row, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+def parse(table: str, row: Row, gpus: Mapping[str, Gpu]) -> Trial | Winner:
     """Raises ValueError that names the row and the field."""
     return _PARSERS[table](_fields(row), f"{table}[{row['id']}]", gpus)
 
 
-def _fields(row: sqlite3.Row) -> checks.Fields:
+def _fields(row: Row) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
     fields = {name: row[name] for name in row.keys() if name != "id"}  # noqa: SIM118
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
@@ -93,6 +148,19 @@ def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
     return gpus, problems
 
 
+def could_be_valid(table: str, row: Row) -> bool:
+    """Whether a row is a valid record, or becomes one once its GPU is known."""
+    place = f"{table}[]"
+    try:
+        if table == "gpus":
+            return checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"]
+        if table in _PARSERS:
+            _PARSERS[table](_fields(row), place, {row["gpu"]: _ANY_GPU})
+    except (ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
 def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
     """In place of one of the same identity."""
     columns = ", ".join(f'"{name}"' for name in row)
@@ -121,43 +189,62 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None
 
 
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
-    """Stores it unless it is there; whether it did. Ends the lease of its config. Raises ValueError, at once."""
+    """Stores a trial unless one of its identity stays, and ends its lease; whether it did store it. Raises ValueError,
+    at once."""
     row = _row(trial)
 
     def add(connection: sqlite3.Connection) -> bool:
-        end_lease(connection, row)
-        if not replace and there(connection, "trials", row):
-            return False
+        _delete(connection, "leases", row)
+        if not replace:
+            found = there(connection, "trials", row)
+            if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
+                return False
         _put(connection, "trials", row, trial.gpu)
         return True
 
     return add
 
 
+def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
+    """Whether a new trial says what the known one, perhaps through no fault of the config, could not say."""
+    return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
+
+
 def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
-    """Stores it unless a newer is there, or one as new; whether it did. Raises ValueError, at once."""
+    """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one that is there stays
+    if it is as new. Raises ValueError, at once."""
     row = _row(winner)
 
     def crown(connection: sqlite3.Connection) -> bool:
-        found = there(connection, "winners", row)
-        if found and (found.when > row["when"] or (only_newer and found.when == row["when"])):
-            return False
+        if only_newer:
+            found, latest = there(connection, "winners", row), latest_date()
+            if found and (found.when == row["when"] or age(found.when, latest) >= age(row["when"], latest)):
+                return False
         _put(connection, "winners", row, winner.gpu)
         return True
 
     return crown
 
 
+def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """The row of this identity, if there is one."""
+    where = " AND ".join(f'"{name}" = :{name}' for name in KEYS[table])
+    connection.execute(f"DELETE FROM {table} WHERE {where}", {name: row[name] for name in KEYS[table]})
+
+
+def write_probe(connection: sqlite3.Connection) -> None:
+    """Takes room in the file, to find out whether there is any."""
+    connection.execute("CREATE TABLE IF NOT EXISTS probe (content)")
+    connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE,))
+
+
+def remove_probe(connection: sqlite3.Connection) -> None:
+    connection.execute("DROP TABLE IF EXISTS probe")
+
+
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
     """The key of a trial's row, and of one of `leases`."""
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
-
-
-def end_lease(connection: sqlite3.Connection, trial: Row) -> None:
-    """Of a config that has a trial, whoever holds it."""
-    key = {name: trial[name] for name in KEYS["leases"]}
-    where = " AND ".join(f'"{name}" = :{name}' for name in key)
-    connection.execute(f"DELETE FROM leases WHERE {where}", key)
 
 
 def removing(older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None) -> Operation[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 import warnings
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import cache
-from . import database, leases, rows
+from . import database, leases, places, rows, salvage
 from .database import StoreError
 from .leases import Claim
 from .records import Gpu, Trial, Winner, Workload
 from .rows import Operation
-from .store_stub import Persistence
 
 __all__ = ["Store", "StoreError"]
 
@@ -26,33 +24,46 @@ T = TypeVar("T")
 
 IMPATIENT_SECONDS = 1.0  # to wait for others' writes, once they have taken longer than `database.BUSY_SECONDS`
 ATTEMPTS = 3  # at what is damaged or replaced while it is read or written
+SALVAGING = ".salvaging"  # the end of a damaged file's name, until what can be read in it is in the fresh one
+
+Record = Trial | Winner
 
 
-class Store(Persistence):
+class Store:
     """Trials and winners, in the file at `path` or in that of the cache directory.
 
     Any number of threads may use a store, and any number of processes its file. What is added is in the file when the
-    call returns; while the disk refuses it is kept here, and written with the next write that succeeds. A damaged file
-    is set aside and a fresh one begun; where there can be none, the store lives in memory. `warning` says what went
-    wrong, as do Python's warnings. With `read_only` nothing is written, and what cannot be read counts as empty.
+    call returns; while the disk refuses it is kept here, and written with the next write that succeeds: `unsaved` says
+    how much that is, and `emergency_export` writes it elsewhere. A damaged file is set aside, and what can be read in
+    it is carried to a fresh one; where there can be none, the store lives in memory. `warning` says what went wrong,
+    as do Python's warnings. With `read_only` nothing is written, and what cannot be read counts as empty.
 
     Raises StoreError for a file of a newer version, which stays as it is, and for a database of another program.
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self.path = (cache.directory() / "tuning.sqlite" if path is None else Path(path)).absolute()
+        if self.path.is_symlink():  # SQLite has its log beside the file itself
+            self.path = self.path.resolve()
         self.read_only = read_only
         self.warning: str | None = None
         self._mutex = threading.RLock()
         self._file: sqlite3.Connection | None = None
         self._memory: sqlite3.Connection | None = None  # in use where there is no file, or while the file lags behind
         self._waiting: list[Operation[Any]] = []  # what the file lacks
+        self._unsaved: dict[object, Record] = {}  # the results among it, by identity
+        self._exported: set[object] = set()  # those of them that an emergency export has
         self._opened: database.State = None  # the file's state when it was opened
+        self._checked: database.State = None  # that of a file which a full check found sound in spite of an error
+        self._damage: sqlite3.Error | None = None  # why a file was set aside
         self._closed = False
         self._leases = leases.Holder()
         self._heart: leases.Heart | None = None
         weakref.finalize(self, self._leases.retire)
-        self._open()
+        if read_only:
+            self._read_beside(lambda connection: None, first=True)
+        else:
+            self._open()
 
     def __enter__(self) -> Store:
         return self
@@ -65,13 +76,61 @@ class Store(Persistence):
         """Whether results are not in the file, for good or for now."""
         return self._memory is not None
 
+    @property
+    def persistent(self) -> bool:
+        """Whether what is added now reaches the file."""
+        return self._file is not None and self._memory is None and not self._closed
+
+    @property
+    def unsaved(self) -> int:
+        """How many results were added that are not in the file."""
+        return len(self._unsaved)
+
+    def check_persistent(self) -> None:
+        """Writes some pages to the file and removes them. Raises StoreError, with the reason, where that fails: for a
+        full disk or a file that cannot be written, for what lives in memory, and for what was opened for reading."""
+        with self._mutex:
+            self._check_open()
+            self._check_writable()
+            for _ in range(ATTEMPTS):
+                if self._file is None:
+                    break
+                try:
+                    database.at_once(self._file, [*self._waiting, rows.write_probe])
+                    database.at_once(self._file, [rows.remove_probe])
+                except sqlite3.DatabaseError as error:
+                    if not self._moved() and not database.is_damage(error):
+                        raise StoreError(f"{self.path}: {error}; results could not be kept") from None
+                    self._open(None if self._moved() else error)
+                    continue
+                if not self._moved():
+                    self._caught_up()
+                    return
+                self._open()
+            raise StoreError(self.warning or f"{self.path}: it is replaced or damaged again and again")
+
+    def emergency_export(self, folder: Path | None = None) -> Path:
+        """Writes the results that are not in the file to a fresh export in the folder, or in the first that can be
+        written of the current one, the home and the one for temporary files; returns its path.
+
+        Raises ValueError where nothing is unsaved, StoreError where no file can be written.
+        """
+        with self._mutex:
+            self._check_open()
+            if not self._unsaved:
+                raise ValueError(f"{self.path}: every result is in the file, expected some that are not")
+            path = places.emergency_export(list(self._unsaved.values()), folder)
+            self._exported = set(self._unsaved)
+            return path
+
     def close(self) -> None:
-        """Writes what waits, if that can be done now. Nothing can be read afterwards."""
+        """Writes what waits, if that can be done now, warns of what is lost, and gives the leases back. Nothing can be
+        read afterwards."""
         with self._mutex:
             if self._waiting and not self._closed:
                 self._write(lambda connection: None)
-                if left := len(self._waiting):
-                    self._warn(f"{self.path}: it still cannot be written, and the last {left - 1} results are lost")
+            if lost := len(self._unsaved.keys() - self._exported):
+                self._warn(f"{self.path}: it cannot be written, and the last {lost} results are lost")
             if not self._closed:
                 self._release_all()
             self._closed = True
@@ -80,32 +139,41 @@ class Store(Persistence):
                     connection.close()
             self._file = self._memory = None
             self._waiting.clear()
+            self._unsaved.clear()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Stores a trial; False if one of its identity is there, which stays unless `replace`. Ends its lease.
+        """Stores a trial and ends its lease; False if one of its identity is there, which stays unless `replace`.
 
+        In any case an "ok" or "wrong" takes the place of what may have been circumstance: `records.CIRCUMSTANTIAL`.
         Raises ValueError for a trial that could not be read again.
         """
-        added = self._write(rows.adding(trial, replace=replace))
+        added = self._write(rows.adding(trial, replace=replace), [trial])
         with self._mutex:
             self._leases.held.pop(leases.key_of(rows.identity(trial.gpu, *trial.identity[1:])), None)
         return added
 
     def crown(self, winner: Winner) -> None:
-        """Stores a winner, in place of that of its GPU, workload, kernel and source unless this one is the older.
+        """Stores a winner, in place of that of its GPU, workload, kernel and source.
 
         Raises ValueError for a winner that could not be read again.
         """
-        self._write(rows.crowning(winner))
+        self._write(rows.crowning(winner), [winner])
 
     def merge(self, trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
-        """Stores trials of new identities, and winners that are newer than those here; returns how many of each.
+        """Stores trials as `add` does, and winners that are newer than those here; returns how many of each are new.
 
-        Raises ValueError, with nothing stored, for one that could not be read again.
+        A date in the future makes no winner the newer. Raises ValueError, with nothing stored, for one that could not
+        be read again.
         """
+        trials, winners = list(trials), list(winners)
         adding = [rows.adding(trial) for trial in trials]
         crowning = [rows.crowning(winner, only_newer=True) for winner in winners]
-        return self._write(lambda c: (sum([add(c) for add in adding]), sum([crown(c) for crown in crowning])))
+
+        def merging(connection: sqlite3.Connection) -> tuple[int, int]:
+            new = sum([add(connection) for add in adding])
+            return new, sum([crown(connection) for crown in crowning])
+
+        return self._write(merging, [*trials, *winners])
 
     def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None:
         """The valid trial of this identity."""
@@ -239,22 +307,46 @@ class Store(Persistence):
     def _read(self, operation: Operation[T]) -> T:
         with self._mutex:
             self._check_open()
+            if self.read_only:
+                return self._read_beside(operation)
             for _ in range(ATTEMPTS):
-                if self._moved() and (self._file is not None or self.read_only):
+                if self._file is not None and self._moved():
                     self._open()
                 try:
                     return operation(self._current())
                 except sqlite3.DatabaseError as error:
-                    if self._memory is not None and not self.read_only:
+                    if self._memory is not None:
                         raise
                     self._recover(error)
             return operation(database.empty())
 
-    def _write(self, operation: Operation[T]) -> T:
+    def _read_beside(self, operation: Operation[T], *, first: bool = False) -> T:
+        """Reads the file as it is now, and leaves it alone; what cannot be read counts as empty until it changes."""
+        if self._memory is None or self._moved():
+            self._memory = None
+            self._opened = self._state_now()
+            try:
+                if self._opened and (reason := places.unusable_reason(self.path, create=False)):
+                    raise sqlite3.OperationalError(reason)
+                return database.read(self.path, operation)
+            except StoreError as error:
+                if first:
+                    raise
+                self._cannot_read(error)
+            except sqlite3.Error as error:
+                self._cannot_read(error)
+        assert self._memory is not None
+        return operation(self._memory)
+
+    def _cannot_read(self, error: Exception) -> None:
+        self._memory = database.empty()
+        self._warn(f"{self.path} cannot be read: {error}")
+
+    def _write(self, operation: Operation[T], records: Iterable[Record] = ()) -> T:
+        """Carries out an operation that stores these records if it returns what is true."""
         with self._mutex:
             self._check_open()
-            if self.read_only:
-                raise StoreError(f"{self.path} was opened for reading only")
+            self._check_writable()
             for _ in range(ATTEMPTS):
                 if self._file is None:
                     break
@@ -276,11 +368,19 @@ class Store(Persistence):
             kept: T = database.at_once(self._current(), [operation])
             if self._file is not None:
                 self._waiting.append(operation)
+            if kept:
+                added = {_key(record): record for record in records}
+                self._unsaved |= added
+                self._exported -= added.keys()
             return kept
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"{self.path} is closed")
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise StoreError(f"{self.path} was opened for reading only")
 
     def _current(self) -> sqlite3.Connection:
         found = self._memory or self._file
@@ -297,9 +397,7 @@ class Store(Persistence):
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
         """After a read or a write that failed: another file, or memory."""
-        if self.read_only:
-            self._go_without(error, None)
-        elif database.is_damage(error):
+        if database.is_damage(error):
             self._open(error)
         else:
             self._fall_back(str(error))
@@ -315,6 +413,8 @@ class Store(Persistence):
 
     def _caught_up(self) -> None:
         self._waiting.clear()
+        self._unsaved.clear()
+        self._exported.clear()
         if self._memory is not None and self._file is not None:
             self._memory.close()
             self._memory = None
@@ -323,23 +423,15 @@ class Store(Persistence):
     def _go_without(self, error: Exception, previous: sqlite3.Connection | None) -> None:
         """Goes on in memory for good, with what can be read; `previous` is a file that was moved away."""
         self._file = None
-        if self.read_only:
-            self._memory = database.empty()
-            self._warn(f"{self.path} cannot be read: {error}")
-            return
         if self._memory is None:
             with contextlib.suppress(OSError, sqlite3.Error, StoreError):
-                if not self._unusable_reason():
-                    with database.opening, contextlib.closing(previous or database.reader(self.path)) as source:
-                        self._memory = database.copy(source)
+                if previous is not None:
+                    self._memory = database.copy(previous)
+                elif not places.unusable_reason(self.path):
+                    self._memory = database.read(self.path, database.copy)
         self._memory = self._memory or database.empty()
         self._waiting.clear()
         self._warn(f"{self.path}: {error}; results are kept in memory, and lost when the process ends")
-
-    def _unusable_reason(self) -> str | None:
-        if self.read_only and not os.path.exists(self.path.parent):
-            return None
-        return "it is a folder" if self.path.is_dir() else cache.unusable_reason(self.path.parent)
 
     def _open(self, damage: sqlite3.Error | None = None) -> None:
         """Opens the file, or another if it is damaged; goes on without one where there can be none."""
@@ -348,10 +440,11 @@ class Store(Persistence):
             previous.close()
             previous = None
         try:
-            if reason := self._unusable_reason():
+            if reason := places.unusable_reason(self.path):
                 raise OSError(reason)
             with database.opening:
-                self._file = self._to_read() if self.read_only else self._to_write(damage)
+                self._file = self._to_write(damage)
+            places.warn_of_network(self.path)
         except StoreError as error:
             if previous is None and damage is None and self._memory is None:
                 raise
@@ -361,18 +454,12 @@ class Store(Persistence):
         if previous is not None:
             previous.close()
 
-    def _to_read(self) -> sqlite3.Connection:
-        self._opened = self._state_now()
-        found = database.reader(self.path)
-        self._memory = None
-        return found
-
     def _to_write(self, damage: sqlite3.Error | None) -> sqlite3.Connection:
         with cache.locked(database.beside(self.path, ".lock")):
-            if damage is not None and not self._moved():
+            if damage is not None and not self._moved() and self._is_damaged():
                 self._set_aside(damage)
-            if database.state(self.path) is None:
-                database.set_aside(self.path)  # a log without its file, which another connection may still write to
+            if database.state(self.path) is None:  # a log without its file, which another connection may still write to
+                database.move(self.path, database.unused_name(self.path))
             try:
                 found = database.writer(self.path)
             except sqlite3.DatabaseError as error:
@@ -381,16 +468,61 @@ class Store(Persistence):
                 self._set_aside(error)
                 found = database.writer(self.path)
             self._opened = self._state_now()
+            self._salvage(found)
             return found
 
+    def _is_damaged(self) -> bool:
+        """What an error said to be damaged is checked in full, once: it may have been replaced in place."""
+        found = self._state_now()
+        if found != self._checked and database.is_sound(self.path):
+            self._checked = found
+            return False
+        return True
+
     def _set_aside(self, error: sqlite3.Error) -> None:
-        name = database.set_aside(self.path).name
-        self._warn(f"{self.path} is damaged ({error}): it is now {name}, and a fresh store was begun")
+        """The file goes out of the way, until `_salvage` has carried what can be read in it to a fresh one."""
+        target = database.beside(self.path, SALVAGING)
+        if target.exists():  # of another salvage, for which there was no room
+            database.move(target, database.unused_name(self.path))
+        database.move(self.path, target)
+        self._damage = error
+
+    def _salvage(self, file: sqlite3.Connection) -> None:
+        """Carries what can be read in a damaged file that was set aside, by this process or by one that ended before it
+        had done so."""
+        source = database.beside(self.path, SALVAGING)
+        if not source.exists():
+            return
+        damage = self._damage or "a process that set it aside ended before it had read it"
+        self._damage = None
+        try:
+            with contextlib.closing(database.for_salvage(source)) as damaged:
+                found = database.at_once(file, [lambda target: salvage.carry(damaged, target)])
+        except (OSError, sqlite3.Error) as error:
+            self._warn(
+                f"{self.path} is damaged ({damage}): it is now {source.name}, and a fresh store was begun; what can be"
+                f" read in it could not be carried over ({error}), which is tried again when the store is next opened"
+            )
+            return
+        target = database.unused_name(self.path)
+        with contextlib.suppress(OSError):
+            database.move(source, target)
+        self._warn(
+            f"{self.path} is damaged ({damage}): it is now {target.name}, and a fresh store was begun with the {found}"
+            " that can be read in it"
+        )
 
     def _warn(self, message: str) -> None:
         if message not in (self.warning or ""):
             self.warning = f"{self.warning}; {message}" if self.warning else message
             warnings.warn(message, stacklevel=2)
+
+
+def _key(record: Record) -> object:
+    """Equal for records of which a store has one."""
+    if isinstance(record, Trial):
+        return record.identity
+    return record.gpu.key, record.workload, record.kernel, record.source
 
 
 def _beat_of(store: weakref.ref[Store]) -> Callable[[], bool]:

@@ -1,5 +1,6 @@
 """Sweeps: many workloads over the GPUs of this machine, or of a cluster; a workload is never split."""
 
+import contextlib
 import math
 import os
 import queue
@@ -165,23 +166,29 @@ def sweep(
             else:
                 found = _local(jobs, visible, kept, progress, budget, compile_workers, trial_seconds)
         except BaseException as error:
-            if kept.unsaved and not allow_unsaved:
-                error.add_note(lost_results(kept.unsaved, kept.path, _rescue(kept)))
+            unsaved, rescued = (0, None) if allow_unsaved else _rescue(kept)
+            if unsaved:
+                error.add_note(lost_results(unsaved, kept.path, rescued))
             raise
-        found.store, found.unsaved = kept.path, kept.unsaved
-        if found.unsaved and not allow_unsaved:
-            found.rescued = _rescue(kept)
+        found.store = kept.path
+        found.unsaved, found.rescued = (kept.unsaved, None) if allow_unsaved else _rescue(kept)
     found.seconds = time.monotonic() - begun
     return found
 
 
-def _rescue(store: Store) -> Path | None:
-    """The export of what is not in the store's file; None where none can be written."""
+def _rescue(store: Store) -> tuple[int, Path | None]:
+    """How many results are not in the store's file, even now, and the export that has them, if one can be written."""
+    if not store.unsaved:
+        return 0, None
+    with contextlib.suppress(StoreError):
+        store.check_persistent()  # writes what waits, if there is room again
+    if not store.unsaved:
+        return 0, None
     try:
-        return store.emergency_export()
-    except (OSError, StoreError, ValueError) as error:
+        return store.unsaved, store.emergency_export()
+    except StoreError as error:
         warnings.warn(f"no emergency export could be written: {error}", stacklevel=3)
-        return None
+        return store.unsaved, None
 
 
 def lost_results(count: int, store: Path | None, rescued: Path | None) -> str:

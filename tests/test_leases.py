@@ -53,7 +53,7 @@ def granting(self, identity, *, again=False):
 
 
 def releasing_anyones(self, identity):
-    return lambda connection: rows.end_lease(connection, identity)
+    return lambda connection: rows._delete(connection, "leases", identity)
 
 
 # What the model must find: a rule that is left out, and under what.
@@ -71,7 +71,7 @@ BROKEN = {
         lambda owner, me: "alive" if leases._process(owner.pid)[0] else "dead",
         Faults(kills=2),
     ),
-    "a lease outlives its trial": (rows, "end_lease", always(None), CALM),
+    "a lease outlives its trial": (rows, "_delete", always(None), CALM),
     "an interrupt keeps its lease": (Holder, "releasing", always(lambda connection: None), Faults(interrupts=3)),
     "others' leases are released": (Holder, "releasing", releasing_anyones, Faults(stops=5)),
     "a death speaks against the config": (Holder, "_went_down", always(True), Faults(kills=4)),
