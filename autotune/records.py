@@ -164,9 +164,10 @@ class Winner:
 
     `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and 90th percentile.
     `lead`: the time of `runner_up` (a config of the same kernel; "" if it had no rival) over its own, `lead_low` and
-    `lead_high` enclose the true median with 95% confidence, `confidence` is that with which it is the fastest of its
-    kernel's finalists. `separated`: no rival can be as fast, or none by more than the finals resolve. `screened` of
-    `valid` configs (of all kernels) were measured before the finals. `finalists`: of all kernels, fastest first.
+    `lead_high` enclose the true median with 95% confidence, `confidence` bounds from below (0: not at all) that with
+    which it is the fastest of its kernel's finalists. `separated`: no rival can be as fast, or none by more than the
+    finals resolve. `screened` of `valid` configs (of all kernels) were measured before the finals. `finalists`: of all
+    kernels, fastest first.
     """
 
     gpu: Gpu

@@ -108,13 +108,26 @@ def test_the_winner(report):
         "× cuBLAS | 1.047 (1.040–1.050), median of 30 rounds",
         "µs | 200.5, cuBLAS 210.0",
         "lead | 1.0100 (1.0050–1.0200) over the runner-up",
-        "confidence | 99.0% that it is the fastest of the finalists",
+        "confidence | at least 99.0% that it is the fastest of the finalists",
         "runner-up | slots=3",
         "screened | 60 of 80 valid configs",
     ]
     alone = lines(build(SPACE, winner(lead=None, runner_up="", confidence=None)), "Winner")
     assert [line.split()[0] for line in alone] == ["config", "×", "µs", "screened"]
     assert "not separated" in lines(build(SPACE, winner(separated=False)), "Winner")[3]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "a tie: no finalist is surely the fastest"),
+        (0.5, "at least 50.0% that it is the fastest of the finalists"),
+        (1.0, "over 99.9% that it is the fastest of the finalists"),
+    ],
+)
+def test_a_bound_of_nothing_is_no_confidence(value, text):
+    """Doubts of several finalists add up to more than 1."""
+    assert f"confidence | {text}" in lines(build(SPACE, winner(confidence=value)), "Winner")
 
 
 def test_tiles_stages_and_failures(report):

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,14 +125,40 @@ def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[objec
     return view
 
 
+# Parameters of the library that are options of the same meaning wherever a command has them.
+_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "address", "arch", "budget", "config", "dtype", "engine", "gpus", "layout", "out_dtype", "ranker", "shapes",
+        "sms", "store", "top_k", "trials",
+    )
+}  # fmt: skip
+
+
 @contextmanager
-def usage_errors(*others: type[Exception]) -> Iterator[None]:
-    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2."""
+def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2.
+
+    Where the message begins with a parameter of the library, it is given the name of its option: in `options` are those
+    of this command besides `_OPTIONS`.
+    """
     kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         yield
     except kinds as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(_by_option(str(error), {**_OPTIONS, **(options or {})})) from None
+
+
+def _by_option(message: str, options: Mapping[str, str]) -> str:
+    """`gpus is '9', ...` as `--gpus is '9', ...`."""
+    name, verb, rest = message.partition(" is ")
+    return f"{options.get(name, name)}{verb}{rest}"
+
+
+def check_given(option: str, value: str | None) -> None:
+    """Raises ValueError for an option that is there and empty, as an unset variable of a shell makes it."""
+    if value is not None and not split(value):
+        raise ValueError(f"{option} is {value!r}, expected a value, or no {option}")
 
 
 def one_shape(text: str, *, least: int = 1) -> Shape:

@@ -41,3 +41,19 @@ def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> st
 def ratio(m: Measurement) -> str:
     """ "0.405 (0.402–0.409)": the ratio to cuBLAS with its 10th and 90th percentile."""
     return f"{m.ratio:.3f} ({m.ratio_low:.3f}–{m.ratio_high:.3f})"
+
+
+def confidence(value: float | None, *, separated: bool) -> str:
+    """ "at least 98.1%": how sure it is that a winner is the fastest of its finalists.
+
+    The value is a bound from below, and 0 is no bound at all: such a winner shares the first place.
+    """
+    if value is None:
+        return NONE
+    if value > 0.999:
+        said = "over 99.9%"
+    elif value > 0:
+        said = f"at least {value:.1%}"
+    else:
+        return "tie" if separated else "tie, not separated"
+    return said if separated else f"{said}, not separated"
