@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,8 +152,7 @@ def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = N
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:
     """`gpus is '9', ...` as `--gpus is '9', ...`."""
-    name, verb, rest = message.partition(" is ")
-    return f"{options.get(name, name)}{verb}{rest}"
+    return re.sub(r"^(\w+)(?= (is|has) )", lambda found: options.get(found[1], found[1]), message)
 
 
 def check_given(option: str, value: str | None) -> None:
