@@ -142,6 +142,11 @@ def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
     return Winner(**valid | {"finalists": found})
 
 
+def holds(row: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether these columns of a winner's row are as a winner has them."""
+    return all(_WINNER[name].holds(row[name]) for name in names)
+
+
 def tuned_of(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> TunedConfig:
     """What a lookup needs of a winner, from the columns that hold it; these are checked, and no others."""
     for name, rule in _TUNED.items():

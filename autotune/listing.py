@@ -71,23 +71,20 @@ WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
 
 
 def summaries(connection: sqlite3.Connection) -> list[Summary]:
-    """By GPU, kernel and workload. What names no valid GPU or workload is left out."""
+    """By GPU, kernel and workload. What names no valid GPU, kernel or workload is left out, and so are winners that are
+    not valid; of trials the numbers are counted as they stand."""
     gpus, _ = rows.gpus_of(rows.select(connection, "gpus"))
     found: dict[object, Summary] = {}
-    counted = connection.execute(  # in the order of the index, so that nothing is sorted
-        f"""SELECT {_WORKLOAD}, kernel, gpu, count(*) AS trials, sum(status = 'ok') AS ok, min(us) AS us,
-        max("when") AS "when" FROM trials GROUP BY {_WORKLOAD}, kernel, gpu"""
-    )
-    for row in counted:
+    for row in connection.execute(_COUNTS):
         if summary := _place_of(row, gpus, found):
             summary.trials += row["trials"]
             summary.ok += row["ok"]
             summary.best_us = min([us for us in (summary.best_us, row["us"]) if us is not None], default=None)
             summary.when = max(summary.when, row["when"])
-    won = connection.execute(f'SELECT {_WORKLOAD}, kernel, gpu, "when", {", ".join(WINNER)} FROM winners')
     latest = latest_date()
-    for row in won:
-        if summary := _place_of(row, gpus, found):
+    for row in connection.execute(f'SELECT {_WORKLOAD}, kernel, gpu, "when", {", ".join(WINNER)} FROM winners'):
+        summary = _place_of(row, gpus, found) if checks.holds(row, ("when", *WINNER)) else None
+        if summary:
             summary.when = max(summary.when, row["when"])
             if summary.winner is None or age(row["when"], latest) >= summary._won:
                 summary._won = age(row["when"], latest)
@@ -95,18 +92,23 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
     return sorted(found.values(), key=lambda summary: summary.place)
 
 
+# In the order of the index `trials_by_workload`, so that nothing is sorted and the table itself is not read.
+_COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, count(*) AS trials, sum(status = 'ok') AS ok,
+    min(CASE WHEN typeof(us) = 'real' AND us > 0 THEN us END) AS us,
+    max(CASE WHEN typeof("when") = 'text' THEN "when" ELSE '' END) AS "when"
+    FROM trials GROUP BY {_WORKLOAD}, kernel, gpu"""
+
+
 def _place_of(row: sqlite3.Row, gpus: dict[str, Gpu], found: dict[object, Summary]) -> Summary | None:
-    """The summary that a row belongs to; None where it names no valid GPU or workload."""
+    """The summary that a row belongs to; None where it names no valid GPU, kernel or workload."""
     gpu = gpus.get(row["gpu"])
+    if gpu is None or not checks.holds(row, ("kernel",)):
+        return None
     try:
-        workload = checks.workload_of(
-            checks.checked({name: row[name] for name in checks.WORKLOAD}, checks.WORKLOAD, ""), ""
-        )
+        sizes = checks.checked({name: row[name] for name in checks.WORKLOAD}, checks.WORKLOAD, "workload")
+        made = Summary(*gpu.model, row["kernel"], checks.workload_of(sizes, "workload"))
     except ValueError:
         return None
-    if gpu is None:
-        return None
-    made = Summary(*gpu.model, row["kernel"], workload)
     return found.setdefault(made.place, made)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import checks, compact, exports
 from .checks import Fields, shown
-from .records import Gpu, Trial, Winner, Workload, now
+from .records import Gpu, Trial, Winner, Workload, age, latest_date, now
 
 if TYPE_CHECKING:
     from .listing import Selection
@@ -181,6 +181,14 @@ def read_table(source: Path | str) -> Table:
     return Table(checks.gpu_of(content["gpu"], "gpu"), tuple(sorted(entries.values(), key=_order)))
 
 
+def own_tables() -> Path:
+    """The folder of the tables that come with the package, in a checkout. Raises ValueError where the package is
+    installed: the next installation would replace what is written there."""
+    if not (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        raise ValueError(f"the tables in {TABLES} belong to an installed package, expected a FOLDER to write to")
+    return TABLES
+
+
 def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
     """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the highest ratio.
 
@@ -190,12 +198,17 @@ def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
     models: dict[tuple[str, int], list[Winner]] = {}
     for i, winner in enumerate(winners):
         checks.checked_fields(winner, f"winners[{i}]")
+        if winner.gpu.arch == 0:
+            raise ValueError(f"winners[{i}] is of {winner.gpu.name}, expected one that was measured on a GPU")
         models.setdefault(winner.gpu.model, []).append(winner)
     tables: dict[Path, Table] = {}
+    latest = latest_date()
     for _, found in sorted(models.items()):
-        gpu = max(found, key=lambda winner: winner.when).gpu
+        gpu = max(found, key=lambda winner: age(winner.when, latest)).gpu
         path, kept = _table_at(folder, gpu, tables)
-        best = {entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, w.when)))}
+        best = {
+            entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, age(w.when, latest))))
+        }
         entries = {entry.place: entry for entry in kept} | best
         tables[path] = Table(gpu, tuple(entries.values()))
     folder.mkdir(parents=True, exist_ok=True)
