@@ -78,9 +78,12 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
     for row in connection.execute(_COUNTS):
         if summary := _place_of(row, gpus, found):
             summary.trials += row["trials"]
-            summary.ok += row["ok"]
-            summary.best_us = min([us for us in (summary.best_us, row["us"]) if us is not None], default=None)
-            summary.when = max(summary.when, row["when"])
+            if row["status"] == "ok":
+                summary.ok += row["trials"]
+            if checks.holds(row, ("us",)):
+                summary.best_us = min(row["us"], summary.best_us or row["us"])
+            if checks.holds(row, ("when",)):
+                summary.when = max(summary.when, row["when"])
     latest = latest_date()
     for row in connection.execute(f'SELECT {_WORKLOAD}, kernel, gpu, "when", {", ".join(WINNER)} FROM winners'):
         summary = _place_of(row, gpus, found) if checks.holds(row, ("when", *WINNER)) else None
@@ -93,10 +96,8 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
 
 
 # In the order of the index `trials_by_workload`, so that nothing is sorted and the table itself is not read.
-_COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, count(*) AS trials, sum(status = 'ok') AS ok,
-    min(CASE WHEN typeof(us) = 'real' AND us > 0 THEN us END) AS us,
-    max(CASE WHEN typeof("when") = 'text' THEN "when" ELSE '' END) AS "when"
-    FROM trials GROUP BY {_WORKLOAD}, kernel, gpu"""
+_COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, status, count(*) AS trials, min(us) AS us, max("when") AS "when"
+    FROM trials GROUP BY {_WORKLOAD}, kernel, gpu, status"""
 
 
 def _place_of(row: sqlite3.Row, gpus: dict[str, Gpu], found: dict[object, Summary]) -> Summary | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 import time
 import warnings
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import cache, registry
+from ..config_source import brief
 from ..shapes import LAYOUTS, Shape
 from .common import (
     NONE,
@@ -46,12 +46,23 @@ StoreOption = Annotated[
 ]
 
 
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help=f"The first so many. Default: {SHOWN}, and with --json all.")
+]
+
+
+def _most(limit: int | None, json: bool) -> int | None:
+    """How many are shown; None for all."""
+    return limit or (None if json else SHOWN)
+
+
 @app.command("ls")
-def list_results(store: StoreOption = None, json: JsonOption = False) -> None:
+def list_results(store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False) -> None:
     """One line for each GPU, kernel and workload: trials, the best of the screen, the winner of the finals."""
     with _opened(store) as found:
         rows = found.summaries()
         path = found.path
+    total, rows = len(rows), rows[: _most(limit, json)]
     compiled = _compiled()
     size = sum(file.stat().st_size for file in compiled)
 
@@ -59,7 +70,8 @@ def list_results(store: StoreOption = None, json: JsonOption = False) -> None:
         columns = ("kernel", "workload", "trials", "ok", "failed", "best µs", "× cuBLAS", "winner", "date")
         for gpu in dict.fromkeys(row.gpu for row in rows):
             table(gpu, columns, [_cells(row) for row in rows if row.gpu == gpu])
-        note(f"{path}: {f'{len(rows)} sweeps' if rows else 'no results'}", None)
+        said = f"{len(rows)} of {total} sweeps; --limit shows more" if len(rows) < total else f"{total} sweeps"
+        note(f"{path}: {said if rows else 'no results'}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
 
     compiled_value = {"objects": len(compiled), "bytes": size}
@@ -71,9 +83,7 @@ def show(
     what: Annotated[list[str], typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, kernels, or both.")],
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16, float32 or tf32.")] = None,
     layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help=f"The first so many. Default: {SHOWN}, and with --json all.")
-    ] = None,
+    limit: LimitOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -88,13 +98,13 @@ def show(
                 check_one_of(option, value, allowed)
         with _opened(store) as found:
             _check_kernels(names, found)
-            chosen, total = found.browse(_selection(names, shapes, dtype, layout), limit or (None if json else SHOWN))
+            chosen, total = found.browse(_selection(names, shapes, dtype, layout), _most(limit, json))
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
         for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
             table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
-        more = "; --limit says how many" if limit is None and len(chosen) < total else ""
+        more = "; --limit shows more" if limit is None and len(chosen) < total else ""
         note(f"{len(chosen)} of {total} trials{more}", None)
 
     give([to_record(trial) for trial in chosen], show_trials, json=json)
@@ -264,14 +274,14 @@ def _cells(row: Summary) -> tuple[object, ...]:
         row.failed,
         figure(row.best_us, ".2f"),
         figure(winner and winner["ratio"], ".3f"),
-        (_brief(row.kernel, winner["config"]) or "default") if winner else NONE,
+        (brief(row.kernel, winner["config"]) or "default") if winner else NONE,
         _date(row.when),
     )
 
 
 def _trial_cells(trial: Trial) -> tuple[object, ...]:
     return (
-        trial.workload, trial.kernel, _brief(trial.kernel, trial.config) or "default", trial.status,
+        trial.workload, trial.kernel, brief(trial.kernel, trial.config) or "default", trial.status,
         figure(trial.us, ".2f"), figure(trial.ratio, ".3f"), " ".join(trial.reason.split()) or NONE, _date(trial.when),
     )  # fmt: skip
 
@@ -328,13 +338,6 @@ def _days(text: str) -> float:
     if not found:
         raise ValueError(f"--older-than is {text!r}, expected a number with h, d or w such as 30d")
     return float(found[1]) * DAYS[found[2]]
-
-
-@functools.cache
-def _brief(kernel: str, config: str) -> str:
-    from ..autotune.choose import short
-
-    return short(kernel, config)
 
 
 def _date(when: str) -> str:
