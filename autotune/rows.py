@@ -113,6 +113,25 @@ def parse(table: str, row: Row, gpus: Mapping[str, Gpu]) -> Trial | Winner:
     return _PARSERS[table](_fields(row), f"{table}[{row['id']}]", gpus)
 
 
+def problems(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with rows, one at a time."""
+    gpus, found = gpus_of(select(connection, "gpus"))
+    for table in _PARSERS:
+        for row in connection.execute(f"SELECT {_listed(table)} FROM {table} ORDER BY id"):
+            try:
+                parse(table, row, gpus)
+            except ValueError as error:
+                found.append(str(error))
+    for table, name, least in (("leases", "beat", 0), ("leases", "machine_losses", 0)):
+        if not columns_there(connection, table):  # of an older version
+            continue
+        for row in connection.execute(f"SELECT id, {name} FROM {table}"):
+            if type(row[name]) is not int or row[name] < least:
+                place = f"{table}[{row['id']}].{name}"
+                found.append(f"{place} is {checks.shown(row[name])}, expected an integer of at least {least}")
+    return found
+
+
 def _fields(row: Row) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
     fields = {name: row[name] for name in row.keys() if name != "id"}  # noqa: SIM118

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import cache
-from . import database, leases, places, rows, salvage
+from . import database, leases, listing, places, rows, salvage
 from .database import StoreError
 from .leases import Claim
-from .records import Gpu, Trial, Winner, Workload
+from .listing import Selection, Summary
+from .records import Gpu, Trial, TunedConfig, Winner, Workload
 from .rows import Operation
 
 __all__ = ["Store", "StoreError"]
@@ -251,6 +252,37 @@ class Store:
             if isinstance(record, Winner) and (gpu_name is None or record.gpu.name == gpu_name)
         ]
 
+    def tuned(self, gpu: Gpu) -> list[TunedConfig]:
+        """What a lookup needs of the winners on GPUs of this model, by date. Reads nothing else."""
+        return self._read(lambda connection: listing.tuned(connection, *gpu.model))
+
+    def summaries(self) -> list[Summary]:
+        """Counts and the best of the trials of each kernel at each workload, and its winner."""
+        return self._read(listing.summaries)
+
+    def browse(self, wanted: Selection = listing.ALL, limit: int | None = None) -> tuple[list[Trial], int]:
+        """The first `limit` trials, the fastest of each workload first, and how many there are."""
+        return self._read(lambda connection: listing.browse(connection, wanted, limit))
+
+    def kernels(self) -> list[str]:
+        """The names of the kernels that there are results of."""
+        return self._read(listing.kernels)
+
+    def stream(self, consume: Callable[[Iterator[Trial], Iterator[Winner]], T], wanted: Selection | None = None) -> T:
+        """What `consume` makes of all trials and winners of one moment, which come one at a time.
+
+        It is called again, from the beginning, if another process writes to the file meanwhile.
+        """
+
+        def operation(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN")
+            try:
+                return consume(*listing.stream(connection, wanted or listing.ALL))
+            finally:
+                connection.execute("ROLLBACK")
+
+        return self._read(operation)
+
     def prune(
         self,
         *,
@@ -273,25 +305,12 @@ class Store:
             return removed
 
     def verify(self) -> list[str]:
-        """What is wrong with the file, and each row that is no valid record."""
+        """What is wrong with the file, and each row that is no valid record. Reads all of it."""
         with self._mutex:
-            lines = self._read(lambda c: [str(row[0]) for row in c.execute("PRAGMA integrity_check")])
-            found = self._read(lambda c: {table: rows.select(c, table) for table in rows.SCHEMA})
-            gpus, problems = rows.gpus_of(found["gpus"])
-            for table in ("trials", "winners"):
-                for row in found[table]:
-                    try:
-                        rows.parse(table, row, gpus)
-                    except ValueError as error:
-                        problems.append(str(error))
-            for row in found["leases"]:
-                for name in ("beat", "machine_losses"):
-                    if type(row[name]) is not int or row[name] < 0:
-                        problems.append(
-                            f"leases[{row['id']}].{name} is {row[name]!r}, expected an integer of at least 0"
-                        )
+            lines = self._read(database.integrity)
+            problems = self._read(rows.problems)
             said = [self.warning] if self.warning else []
-            return said + [f"integrity: {line}" for line in lines if line != "ok"] + problems
+            return said + [f"integrity: {line}" for line in lines] + problems
 
     def _records(self, table: str, wanted: Mapping[str, object], workload: Workload | None) -> Iterator[Trial | Winner]:
         if workload is not None:

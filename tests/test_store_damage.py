@@ -196,6 +196,14 @@ def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, chan
         assert len(store.trials()) == (table not in ("trials", "gpus"))
         assert len(store.winners()) == (table not in ("winners", "gpus"))
         assert store.claim(*leased).known is None
+        assert len(store.tuned(H100)) <= 1
+        shown, total = store.browse()
+        assert (len(shown), total) == (len(store.trials()), 1)
+        assert all(row.trials <= 1 for row in store.summaries())
+        assert store.stream(lambda trials, winners: (len(list(trials)), len(list(winners)))) == (
+            len(store.trials()),
+            len(store.winners()),
+        )
     if table != "leases" and "kernel" not in change:
         fill(path, 1)  # heals the row, or stands beside it
         with Store(path) as store:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .. import dispatch, shapes
 from ..charts import check_chart
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
+from ..report.text import printable as printable
 from ..shapes import Shape
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None 
 
 def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
     """A line beside the tables, as it is."""
-    console.print(text, markup=False, highlight=highlight, style=style)
+    console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
 
 
 def check_writable(path: Path | None, option: str = "--save") -> None:
@@ -118,12 +120,22 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) 
 
 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    view = Table(title=title, title_justify="left", title_style="bold")
+    view = Table(title=_plain(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         view.add_column(column, overflow="fold", no_wrap=i == 0)
     for row in rows:
-        view.add_row(*(str(cell).replace("[", r"\[") for cell in row))
+        view.add_row(*(_plain(str(cell)) for cell in row))
     return view
+
+
+def _plain(text: str) -> Text:
+    """A text in which nothing is markup."""
+    return Text(printable(text, keep="\n"))
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """A line that may have names in it which others chose."""
+    typer.echo(printable(str(text), keep="\n"), err=err)
 
 
 # Parameters of the library that are options of the same meaning wherever a command has them.
@@ -147,7 +159,8 @@ def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = N
     try:
         yield
     except kinds as error:
-        raise typer.BadParameter(_by_option(str(error), {**_OPTIONS, **(options or {})})) from None
+        message = _by_option(str(error), {**_OPTIONS, **(options or {})})
+        raise typer.BadParameter(printable(message, keep="\n")) from None
 
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..autotune.progress import Progress
+from ..report.text import printable
 
 MOST_BLOCKS = 4  # of whole height: with more workloads at a time, each has two lines
 _UUID = 12  # characters of a GPU's UUID that are shown
@@ -150,4 +151,4 @@ def _clock(seconds: float) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
