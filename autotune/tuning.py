@@ -158,7 +158,9 @@ class _Tuning:
     def _failed(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
         """The trial of a config that did not compile."""
         wrong = compiling.outcome(built) if built is not None else None
-        return self._trial(candidate, *wrong) if wrong is not None else None
+        if wrong is None or wrong[0] == "killed":  # which says nothing about the config
+            return None
+        return self._trial(candidate, cast(Status, wrong[0]), wrong[1])
 
     def _measure(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
         """None where another sweep has begun it, and either is at it or was ended by it: that will be seen."""
