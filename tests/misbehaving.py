@@ -89,9 +89,6 @@ def strike(fault):
         case "children":
             leave_children()
             time.sleep(1000)
-        case "eat":
-            eaten = [b"x" * (64 << 20) for _ in range(200)]
-            time.sleep(len(eaten))
 
 
 def leave_children():

@@ -1,4 +1,4 @@
-"""What control groups leave of a machine, from file systems as containers, batch systems and both versions have them."""
+"""What control groups leave of a machine, by files as containers, batch systems and both versions have them."""
 
 import os
 

@@ -194,6 +194,22 @@ def test_a_worker_is_a_fresh_process_in_a_session_of_its_own(monkeypatch):
     assert facts["path"] == processes._search_path()
 
 
+def test_the_drivers_main_module_stays_where_it_is():
+    """Other threads pickle what is defined there, while workers start."""
+    main, seen, done = sys.modules["__main__"], [], threading.Event()
+
+    def watch():
+        while not done.is_set():
+            seen.append(sys.modules["__main__"] is main)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started().close()
+    done.set()
+    watcher.join()
+    assert all(seen)
+
+
 def test_a_worker_outlives_the_thread_that_started_it():
     with ThreadPoolExecutor(1) as thread:
         worker = thread.submit(started).result()
