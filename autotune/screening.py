@@ -3,7 +3,8 @@
 A config is measured under a lease (`leases`), which an interrupt gives back. Whoever dies from outside while it is
 measured (SIGKILL of a worker, of a driver, a node that is lost) says nothing about it:
 
-    its measuring worker or compiler is killed    it is tried again at once, again at the end, and then left unmeasured
+    its measuring worker or compiler is killed    it is tried again at once (a compile: by `Compilers`), again at the
+                                                  end, and then left unmeasured
     a driver died with it                         it is tried at the end
     a cluster's worker died with it               it is tried at the end; after two deaths it is left unmeasured
     its machine went down with it                 it is tried at the end; after two losses it is recorded as a crash
@@ -48,10 +49,11 @@ class Unmeasured:
 
 @dataclass(eq=False)
 class Attempt:
-    """A config on its way through the screen; `kills`: how often its worker or compiler was killed from outside."""
+    """A config on its way through the screen; `kills`: how often its worker was killed from outside."""
 
     candidate: Candidate
     built: Built | None
+    compiled_again: bool = False
     kills: int = 0
     reason: str = ""
 
@@ -147,7 +149,7 @@ class Screen:
         if wrong is not None and wrong[0] != "killed":
             return self._trial(attempt, cast(Status, wrong[0]), wrong[1]), True
         if wrong is not None:
-            return self._compile_again(attempt, wrong[1])
+            return self._compile_again(attempt, wrong[1]) if at_end else (None, False)
         trial = self._measure(attempt)
         if trial is None and attempt.kills >= MOST_KILLS:
             return self._leave_out(attempt, f"killed from outside {attempt.kills} times: {attempt.reason}")
@@ -158,17 +160,15 @@ class Screen:
         return None, True
 
     def _compile_again(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
-        """After a compile that was killed from outside: once more in the background, unless that is often enough."""
-        attempt.kills += 1
-        attempt.reason = reason
-        if self.compilers is None or attempt.built is None or attempt.kills >= MOST_KILLS:
-            return self._leave_out(attempt, f"killed from outside {attempt.kills} times: {reason}")
+        """After a compile that was killed from outside: once more, in the background."""
+        if self.compilers is None or attempt.built is None or attempt.compiled_again:
+            return self._leave_out(attempt, f"its compiler was killed from outside again and again: {reason}")
         again = self._compiled_again.get(attempt.built)  # of a config that shares the compile
         if again is None:
             candidate = attempt.candidate
             again = self.compilers.submit(candidate.subject, self.workload, candidate.text, self.gpu.arch)
             self._compiled_again[attempt.built] = again
-        attempt.built = again
+        attempt.built, attempt.compiled_again = again, True
         return None, False
 
     def _measure(self, attempt: Attempt) -> Trial | None:

@@ -95,7 +95,7 @@ def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
     reasons = reasons_of(outcome, COMPILED, "compile_s")
     assert reasons == reasons | {
         "compile-segfault": "the compiler's process ended with -11",
-        "compile-memory": "the compiler reached its memory bound",
+        "compile-memory": "out of memory: the compiler reached its bound",
         "compile-raise": "RuntimeError: no luck today",
     }
     assert outcome.winner.screened == 4  # those that a hang or a crash of the compiler took are not
