@@ -312,3 +312,56 @@ def test_what_the_disk_refuses_is_not_claimed_later(path):
         store.add(trial(1000))
         assert leases_of(path) == []
         assert len(store.trials()) == 201
+
+
+DRIVER = f"""{BARE}
+import time
+from pathlib import Path
+from outblas.autotune.records import Gpu, Trial, Workload, now
+from outblas.autotune.store import Store
+gpu, workload, kernel, source, _ = eval(sys.argv[2])
+store, log, left = Store(Path(sys.argv[1])), open(sys.argv[3], "a", buffering=1), [f"x={{i}}" for i in range(40)]
+while left:
+    for config in list(left):
+        claim = store.claim(gpu, workload, kernel, source, config)
+        if claim.granted:
+            log.write(config + "\\n")
+            time.sleep(0.02)
+            store.add(Trial(gpu=gpu, workload=workload, kernel=kernel, source=source, config=config, status="failed",
+                            when=now()))
+        if not claim.held:
+            left.remove(config)
+    time.sleep(0.01)
+store.close()
+"""
+
+
+def drivers(path, count):
+    log = path.with_name("log")
+    path.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", DRIVER, str(path), repr(PLACE), str(log)]
+    return [subprocess.Popen(command) for _ in range(count)], lambda: log.read_text().split() if log.exists() else []
+
+
+def test_ten_drivers_measure_each_config_once(path):
+    processes, measured = drivers(path, 10)
+    assert [process.wait(60) for process in processes] == [0] * 10
+    assert sorted(measured()) == sorted(f"x={i}" for i in range(40))
+    with Store(path, read_only=True) as store:
+        assert len(store.trials()) == 40
+    assert leases_of(path) == []
+
+
+@linux
+def test_drivers_that_are_killed_cost_no_config(path):
+    processes, measured = drivers(path, 8)
+    for victim, count in zip(processes[:5], (3, 8, 13, 18, 23), strict=True):
+        assert soon(lambda count=count: len(measured()) >= count)
+        victim.kill()
+    assert [process.wait(60) for process in processes[5:]] == [0] * 3
+    assert [process.wait(60) for process in processes[:5]] == [-signal.SIGKILL] * 5
+    assert set(measured()) == {f"x={i}" for i in range(40)}
+    assert len(measured()) <= 40 + 5
+    with Store(path, read_only=True) as store:
+        assert len(store.trials()) == 40
+    assert leases_of(path) == []

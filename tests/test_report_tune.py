@@ -348,6 +348,12 @@ def test_the_view_of_a_sweep():
     ]
 
 
+def test_what_is_not_measured_is_seen():
+    now = Progress(WORKLOAD, "0", "done", 9, 0, 7, best="portable", best_ratio=1.5, failures=Counter(unmeasured=2))
+    assert shown([now])[-1] == "✓ 4096 bfloat16 nt on GPU 0  1.500 × cuBLAS, 2 configs not measured  portable"
+    assert "failures: 2 unmeasured" in tune_view.line(now)
+
+
 def test_many_at_a_time_have_two_lines_each():
     lines = shown(snapshots()[:1] * 8)
     assert len(lines) == 1 + 8 * 3

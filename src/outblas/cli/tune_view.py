@@ -75,10 +75,12 @@ def _short(p: Progress, *, failures: bool = False) -> Iterable[RenderableType]:
 
 def _finished(p: Progress) -> RenderableType:
     if p.stage == "done" and p.best_ratio is not None:
-        mark, said = ("✓ ", "green"), ((_speed(p), _style(p)), f"  {p.best}")
+        left = p.failures["unmeasured"]
+        said = (_speed(p), _style(p)), (f", {left} configs not measured" if left else "", "yellow"), f"  {p.best}"
+        mark = "✓ ", "green"
     else:
         why = _one_line(p.message) or ", ".join(filter(None, ("no config is right", _failures(p.failures))))
-        mark, said = ("✗ ", "red"), ((why, "red"), "")
+        mark, said = ("✗ ", "red"), ((why, "red"), "", "")
     return _cut(Text.assemble(mark, f"{p.workload}{_where(p)}  ", *said))
 
 
