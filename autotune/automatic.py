@@ -143,5 +143,6 @@ def _sweep(
     if not found.winners:
         reasons = [failure.reason for failure in found.failures]
         reasons += [trial.reason for outcome in found.outcomes for trial in outcome.trials if not trial.ok][:1]
+        reasons += [left.reason for outcome in found.outcomes for left in outcome.unmeasured][:1]
         raise RuntimeError(f"{workload}: no config could be measured: {'; '.join(reasons) or 'none is valid'}")
     return found.winners[0]

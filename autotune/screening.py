@@ -147,7 +147,7 @@ class Screen:
             return None, False
         wrong = compiling.outcome(attempt.built) if attempt.built is not None else None
         if wrong is not None and wrong[0] != "killed":
-            return self._trial(attempt, cast(Status, wrong[0]), wrong[1]), True
+            return self._trial(attempt, wrong[0], wrong[1]), True
         if wrong is not None:
             return self._compile_again(attempt, wrong[1]) if at_end else (None, False)
         trial = self._measure(attempt)

@@ -76,12 +76,14 @@ def _short(p: Progress, *, failures: bool = False) -> Iterable[RenderableType]:
 def _finished(p: Progress) -> RenderableType:
     if p.stage == "done" and p.best_ratio is not None:
         left = p.failures["unmeasured"]
-        said = (_speed(p), _style(p)), (f", {left} configs not measured" if left else "", "yellow"), f"  {p.best}"
-        mark = "✓ ", "green"
-    else:
-        why = _one_line(p.message) or ", ".join(filter(None, ("no config is right", _failures(p.failures))))
-        mark, said = ("✗ ", "red"), ((why, "red"), "", "")
-    return _cut(Text.assemble(mark, f"{p.workload}{_where(p)}  ", *said))
+        missing = (f", {left} configs not measured" if left else "", "yellow")
+        return _cut(Text.assemble(("✓ ", "green"), _place(p), (_speed(p), _style(p)), missing, f"  {p.best}"))
+    why = _one_line(p.message) or ", ".join(filter(None, ("no config is right", _failures(p.failures))))
+    return _cut(Text.assemble(("✗ ", "red"), _place(p), (why, "red")))
+
+
+def _place(p: Progress) -> str:
+    return f"{p.workload}{_where(p)}  "
 
 
 def _beside(left: Text, right: Text) -> Table:
