@@ -62,7 +62,7 @@ class JobView:
             claim = self._memory.claim(*facts, again=True)
         if not claim.granted:
             del self._holding[identity]
-        return dataclasses.replace(claim, worker_deaths=self._deaths[identity])
+        return dataclasses.replace(claim, worker_deaths=claim.worker_deaths + self._deaths[identity])
 
     def release(self, *facts: *Facts) -> None:
         """Gives a lease back that was not used."""
@@ -76,7 +76,7 @@ class JobView:
 
     def worker_died(self) -> None:
         """The worker that asked for the leases is gone: they are given back, and its death is noted with each."""
-        self._deaths.update(self._holding)
+        self._deaths.update(list(self._holding))
         self.release_all()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:

@@ -14,6 +14,7 @@ from stored import BARE, H100, WORKLOAD, silent, trial
 from sweeps import soon
 
 from outblas.autotune import leases, rows
+from outblas.autotune.job_view import JobView
 from outblas.autotune.leases import Claim, Holder, Observer, Owner
 from outblas.autotune.store import Store
 
@@ -365,3 +366,15 @@ def test_drivers_that_are_killed_cost_no_config(path):
     with Store(path, read_only=True) as store:
         assert len(store.trials()) == 40
     assert leases_of(path) == []
+
+
+def test_a_clusters_view_counts_the_workers_that_died(two):
+    """The driver's view counts them; the worker's, which asks it, hands on what it says."""
+    driver = JobView(two[0], WORKLOAD)
+    for deaths in range(3):
+        worker = JobView(driver, WORKLOAD)
+        assert worker.claim(*PLACE) == Claim(granted=True, worker_deaths=deaths)
+        assert two[1].claim(*PLACE).held
+        driver.worker_died()
+        assert two[1].claim(*PLACE).granted
+        two[1].release(*PLACE)
