@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pickle
+import secrets
 import select
 import signal
 import socket
@@ -34,6 +35,8 @@ END_SECONDS = 10.0  # for a supervisor to end its worker
 STEP_SECONDS = 1.0  # between two looks at what nobody announces
 _MOST_COUNTED = 5.0  # of a deadline's seconds, between two looks at it
 _PIECE = 1 << 16
+_MARK = "OUTBLAS_WORKER"  # an environment variable by which the processes of a worker are known
+_SWEEPS = 100  # over all processes, to end those
 _OUTSIDE = [number for number in signal.Signals if number.name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")]
 _QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))  # started by its path, and not imported
@@ -144,7 +147,7 @@ class WorkerProcess:
         self._ready = False
         self._number = 0  # of the last call
         self._said = b""  # by the supervisor, and not yet a whole line
-        self._worker = 0
+        self._mark = secrets.token_hex(8)
         self._exit: Exit | None = None
         self._connection, connection = socket.socketpair()
         self._control, control = socket.socketpair()
@@ -155,7 +158,7 @@ class WorkerProcess:
                 self._supervisor = subprocess.Popen(
                     [command[0], "-S", "-P", "-s", _SUPERVISOR, *map(str, order), *command],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, **(environment or {})},
+                    env={**os.environ, **(environment or {}), _MARK: self._mark},
                     pass_fds=(control.fileno(), connection.fileno()),
                     start_new_session=True,
                 )
@@ -231,7 +234,7 @@ class WorkerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._supervisor.wait(END_SECONDS)
         if self._supervisor.returncode != 0:
-            self._kill_group()
+            self._kill_marked()
 
     def close(self) -> None:
         """As `kill`, and frees what this process holds of it. No other thread may be using it."""
@@ -327,9 +330,7 @@ class WorkerProcess:
             self._exit = Exit(signal=signal.SIGKILL, detail="of its supervisor")
 
     def _note(self, word: str, rest: str) -> None:
-        if word == "worker":
-            self._worker = int(rest)
-        elif word == "exit":
+        if word == "exit":
             self._exit = Exit(status=int(rest))
         elif word == "signal":
             self._exit = Exit(signal=int(rest))
@@ -338,11 +339,26 @@ class WorkerProcess:
         else:
             self._exit = Exit(detail=rest)
 
-    def _kill_group(self) -> None:
-        """What a supervisor that was killed has left: the kernel has ended the worker itself."""
-        if self._worker:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._worker, signal.SIGKILL)
+    def _kill_marked(self) -> None:
+        """Ends what a supervisor that was killed has left; the kernel has ended the worker itself."""
+        for _ in range(_SWEEPS):
+            marked = _processes_with(f"{_MARK}={self._mark}")
+            if not marked:
+                return
+            for process in marked:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _processes_with(variable: str) -> list[int]:
+    """Those that have this in their environment, as all have that a worker started; none where there is no /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def _python() -> list[str]:

@@ -14,7 +14,6 @@ itself killed, the kernel kills the worker (PR_SET_PDEATHSIG, which is safe here
 
 What it says to the driver, a line each:
 
-    worker PID         the worker's process has been started
     exit STATUS        it ended with an exit status
     signal NUMBER      it ended by a signal
     memory BYTES       it was killed because it held so many bytes
@@ -75,7 +74,6 @@ class Supervisor:
             self._say(f"failed {error}")
             return
         os.close(self.order.connection)
-        self._say(f"worker {self.worker}")
         self._watch(wakeups)
         if self.held:
             self._say(f"memory {self.held}")

@@ -266,8 +266,8 @@ def test_nothing_of_a_worker_is_left_when_it_dies(worker):
 
 
 def test_a_supervisor_that_is_killed_takes_its_worker_along(worker):
-    """And those in the worker's group. It looks like the kernel's killer, not like a config's doing."""
-    family = [worker.call(SECONDS, os.getpid), worker.call(SECONDS, chores.start_child)]
+    """And all that it started. It looks like the kernel's killer, not like a config's doing."""
+    family = worker.call(SECONDS, chores.family)
     killing = threading.Timer(0.2, worker._supervisor.kill)
     killing.start()
     with pytest.raises(WorkerDied) as died:
