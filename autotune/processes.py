@@ -12,7 +12,6 @@ import json
 import math
 import os
 import pickle
-import secrets
 import select
 import signal
 import socket
@@ -31,12 +30,10 @@ from .serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 T = TypeVar("T")
 
 ACCEPT_SECONDS = 60.0  # for a worker to read a call: one that is stuck when nothing is asked of it does not
-END_SECONDS = 10.0  # for a supervisor to end its worker
+END_SECONDS = 10.0  # for the guard and the supervisor to end a worker
 STEP_SECONDS = 1.0  # between two looks at what nobody announces
 _MOST_COUNTED = 5.0  # of a deadline's seconds, between two looks at it
 _PIECE = 1 << 16
-_MARK = "OUTBLAS_WORKER"  # an environment variable by which the processes of a worker are known
-_SWEEPS = 100  # over all processes, to end those
 _OUTSIDE = [number for number in signal.Signals if number.name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")]
 _QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it
 _SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))  # started by its path, and not imported
@@ -147,7 +144,6 @@ class WorkerProcess:
         self._ready = False
         self._number = 0  # of the last call
         self._said = b""  # by the supervisor, and not yet a whole line
-        self._mark = secrets.token_hex(8)
         self._exit: Exit | None = None
         self._connection, connection = socket.socketpair()
         self._control, control = socket.socketpair()
@@ -155,10 +151,10 @@ class WorkerProcess:
             order = [os.getpid(), control.fileno(), connection.fileno(), memory or 0, data_limit or 0]
             command = [*_python(), program, str(connection.fileno()), json.dumps(_search_path()), *modules]
             try:
-                self._supervisor = subprocess.Popen(
+                self._guard = subprocess.Popen(
                     [command[0], "-S", "-P", "-s", _SUPERVISOR, *map(str, order), *command],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, **(environment or {}), _MARK: self._mark},
+                    env={**os.environ, **(environment or {})},
                     pass_fds=(control.fileno(), connection.fileno()),
                     start_new_session=True,
                 )
@@ -219,7 +215,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Asks for its end and that of all that it started, and does not wait. Any thread may do so."""
-        self._supervisor.terminate()
+        self._guard.terminate()
 
     def kill(self) -> None:
         """Ends it and all that it started; returns when they are gone. Any thread may do so.
@@ -228,13 +224,19 @@ class WorkerProcess:
         """
         self.terminate()
         try:
-            self._supervisor.wait(END_SECONDS)
+            self._guard.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._supervisor.kill()
+            self._guard.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supervisor.wait(END_SECONDS)
-        if self._supervisor.returncode != 0:
-            self._kill_marked()
+                self._guard.wait(END_SECONDS)
+        self._await_supervisor()
+
+    def _await_supervisor(self) -> None:
+        """Where the guard was killed, the supervisor does its work, and closes its end last of all."""
+        if self._control.fileno() >= 0:
+            poll = select.poll()
+            poll.register(self._control, 0)
+            poll.poll(1000 * END_SECONDS)
 
     def close(self) -> None:
         """As `kill`, and frees what this process holds of it. No other thread may be using it."""
@@ -314,7 +316,7 @@ class WorkerProcess:
         """Takes in what the supervisor says."""
         if self._exit is not None:
             return
-        gone = self._supervisor.poll() is not None
+        gone = self._guard.poll() is not None
         try:
             while piece := self._control.recv(_PIECE):
                 self._said += piece
@@ -338,27 +340,6 @@ class WorkerProcess:
             self._exit = Exit(memory=int(rest))
         else:
             self._exit = Exit(detail=rest)
-
-    def _kill_marked(self) -> None:
-        """Ends what a supervisor that was killed has left; the kernel has ended the worker itself."""
-        for _ in range(_SWEEPS):
-            marked = _processes_with(f"{_MARK}={self._mark}")
-            if not marked:
-                return
-            for process in marked:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process, signal.SIGKILL)
-            time.sleep(0.01)
-
-
-def _processes_with(variable: str) -> list[int]:
-    """Those that have this in their environment, as all have that a worker started; none where there is no /proc."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
 
 
 def _python() -> list[str]:
