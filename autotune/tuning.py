@@ -160,7 +160,7 @@ class _Tuning:
         wrong = compiling.outcome(built) if built is not None else None
         if wrong is None or wrong[0] == "killed":  # which says nothing about the config
             return None
-        return self._trial(candidate, cast(Status, wrong[0]), wrong[1])
+        return self._trial(candidate, wrong[0], wrong[1])
 
     def _measure(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
         """None where another sweep has begun it, and either is at it or was ended by it: that will be seen."""
