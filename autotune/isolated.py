@@ -137,7 +137,7 @@ class Bench:
         with self._owning:
             process = self._process
         if process is not None:
-            process.kill()
+            process.terminate()
 
     def stop(self) -> None:
         """Ends the worker, whatever it is at."""

@@ -30,7 +30,7 @@ from .serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 T = TypeVar("T")
 
 ACCEPT_SECONDS = 60.0  # for a worker to read a call: one that is stuck when nothing is asked of it does not
-END_SECONDS = 10.0  # for a supervisor to end its worker
+END_SECONDS = 10.0  # for the guard and the supervisor to end a worker
 STEP_SECONDS = 1.0  # between two looks at what nobody announces
 _MOST_COUNTED = 5.0  # of a deadline's seconds, between two looks at it
 _PIECE = 1 << 16
@@ -144,7 +144,6 @@ class WorkerProcess:
         self._ready = False
         self._number = 0  # of the last call
         self._said = b""  # by the supervisor, and not yet a whole line
-        self._worker = 0
         self._exit: Exit | None = None
         self._connection, connection = socket.socketpair()
         self._control, control = socket.socketpair()
@@ -152,7 +151,7 @@ class WorkerProcess:
             order = [os.getpid(), control.fileno(), connection.fileno(), memory or 0, data_limit or 0]
             command = [*_python(), program, str(connection.fileno()), json.dumps(_search_path()), *modules]
             try:
-                self._supervisor = subprocess.Popen(
+                self._guard = subprocess.Popen(
                     [command[0], "-S", "-P", "-s", _SUPERVISOR, *map(str, order), *command],
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **(environment or {})},
@@ -216,7 +215,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Asks for its end and that of all that it started, and does not wait. Any thread may do so."""
-        self._supervisor.terminate()
+        self._guard.terminate()
 
     def kill(self) -> None:
         """Ends it and all that it started; returns when they are gone. Any thread may do so.
@@ -225,13 +224,19 @@ class WorkerProcess:
         """
         self.terminate()
         try:
-            self._supervisor.wait(END_SECONDS)
+            self._guard.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._supervisor.kill()
+            self._guard.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supervisor.wait(END_SECONDS)
-        if self._supervisor.returncode != 0:
-            self._kill_group()
+                self._guard.wait(END_SECONDS)
+        self._await_supervisor()
+
+    def _await_supervisor(self) -> None:
+        """Where the guard was killed, the supervisor does its work, and closes its end last of all."""
+        if self._control.fileno() >= 0:
+            poll = select.poll()
+            poll.register(self._control, 0)
+            poll.poll(1000 * END_SECONDS)
 
     def close(self) -> None:
         """As `kill`, and frees what this process holds of it. No other thread may be using it."""
@@ -311,7 +316,7 @@ class WorkerProcess:
         """Takes in what the supervisor says."""
         if self._exit is not None:
             return
-        gone = self._supervisor.poll() is not None
+        gone = self._guard.poll() is not None
         try:
             while piece := self._control.recv(_PIECE):
                 self._said += piece
@@ -327,9 +332,7 @@ class WorkerProcess:
             self._exit = Exit(signal=signal.SIGKILL, detail="of its supervisor")
 
     def _note(self, word: str, rest: str) -> None:
-        if word == "worker":
-            self._worker = int(rest)
-        elif word == "exit":
+        if word == "exit":
             self._exit = Exit(status=int(rest))
         elif word == "signal":
             self._exit = Exit(signal=int(rest))
@@ -337,12 +340,6 @@ class WorkerProcess:
             self._exit = Exit(memory=int(rest))
         else:
             self._exit = Exit(detail=rest)
-
-    def _kill_group(self) -> None:
-        """What a supervisor that was killed has left: the kernel has ended the worker itself."""
-        if self._worker:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._worker, signal.SIGKILL)
 
 
 def _python() -> list[str]:

@@ -1,21 +1,21 @@
-"""A small process between the driver and a worker, which leaves nothing behind when either of them ends.
+"""Two small processes between the driver and a worker, which leave nothing behind when any of the four ends.
 
-The driver starts this file as a script (see `processes`), with the plain interpreter and the standard library only. It
-starts the worker in a session of its own, tells the driver over a socket how the worker ended, and kills the worker
-with all its descendants
+The driver starts this file as a script (see `processes`), with the plain interpreter and the standard library only.
+That process is the guard; it forks the supervisor, which starts the worker in a session of its own, tells the driver
+over a socket how the worker ended, and kills the worker with all its descendants
 
 - when the worker has ended,
-- when the driver closes the socket, sends SIGTERM, or is gone,
+- when the driver closes the socket, asks the guard for it by SIGTERM, or is gone,
 - when the worker and its descendants hold more memory than they may.
 
-It does not depend on the worker's cooperation, so a worker that holds Python's global lock, ignores signals or hangs in
-a driver's call ends too. As a subreaper it inherits orphans of the worker, in whatever session they are. Where it is
-itself killed, the kernel kills the worker (PR_SET_PDEATHSIG, which is safe here: this process has one thread).
+Neither depends on the worker's cooperation, so a worker that holds Python's global lock, ignores signals or hangs in
+a driver's call ends too. As subreapers they inherit orphans of the worker, in whatever session those are. Where one of
+the two is killed the other one does its work, and the kernel kills the worker of a supervisor that is gone
+(PR_SET_PDEATHSIG, which is safe here: these processes have one thread).
 
-What it says to the driver, a line each:
+What the supervisor says to the driver, in one line, before it closes the socket:
 
-    worker PID         the worker's process has been started
-    exit STATUS        it ended with an exit status
+    exit STATUS        the worker ended with an exit status
     signal NUMBER      it ended by a signal
     memory BYTES       it was killed because it held so many bytes
     failed REASON      it could not be started
@@ -33,7 +33,8 @@ import time
 from collections.abc import Callable
 
 MEMORY_PERIOD = 0.25  # seconds between two looks at the memory
-DRIVER_PERIOD = 0.5  # seconds between two looks at the driver, where its end is not announced
+PARENT_PERIOD = 0.5  # seconds between two looks at the parent, where its end is not announced
+END_SECONDS = 5.0  # for the supervisor to end the worker, before the guard does
 KILL_SECONDS = 60.0  # after which what cannot be killed is left alone
 _PDEATHSIG, _SUBREAPER = 1, 36  # of prctl
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals on which the worker is ended
@@ -49,25 +50,85 @@ class Order:
         self.command = arguments[5:]
 
 
+class Signals:
+    """Signals to this process, which wake it through a pipe. `end_wanted`: one of them asks for the end."""
+
+    def __init__(self) -> None:
+        self.end_wanted = False
+        self.open_pipe()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in _ENDS:
+            signal.signal(number, self._on_end)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def open_pipe(self) -> None:
+        """Also after a fork: two processes that share a pipe would take each other's news."""
+        self.wakeups, written = os.pipe()
+        os.set_blocking(self.wakeups, False)
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+
+    def _on_end(self, *_: object) -> None:
+        self.end_wanted = True
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakeups, 4096)
+
+
+class Guard:
+    """Watches the driver and the supervisor; does the supervisor's work where that is killed."""
+
+    def __init__(self, order: Order, signals: Signals, supervisor: int) -> None:
+        self.order, self.signals, self.supervisor = order, signals, supervisor
+
+    def run(self) -> None:
+        os.close(self.order.control)  # so that it closes when the supervisor ends
+        os.close(self.order.connection)
+        poll = select.poll()
+        poll.register(self.signals.wakeups, select.POLLIN)
+        driver = _open_process(self.order.driver)
+        if driver is not None:
+            poll.register(driver, select.POLLIN)
+        period = PARENT_PERIOD * 1000 if driver is None else None
+        while not self._ended() and not self.signals.end_wanted:
+            ready = dict(poll.poll(period))
+            self.signals.clear()
+            if driver in ready or os.getppid() != self.order.driver:
+                self.signals.end_wanted = True
+
+        until = time.monotonic() + END_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.supervisor, signal.SIGTERM)
+        while not self._ended() and time.monotonic() < until:
+            time.sleep(0.005)
+        _end_descendants()
+
+    def _ended(self) -> bool:
+        """Whether the supervisor has."""
+        try:
+            return os.waitpid(self.supervisor, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
+
 class Supervisor:
     """Watches one worker from its start to its end."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self, order: Order, signals: Signals, guard: int) -> None:
+        self.order, self.signals, self.guard = order, signals, guard
         self.control = socket.socket(fileno=order.control)
         self.control.set_inheritable(False)
         self.control.setblocking(False)
         self.worker = 0
         self.status: int | None = None  # of the worker, as waitpid gives it
         self.held = 0  # bytes, if it was killed for them
-        self.end_wanted = False
 
-    def run(self) -> None:
+    def run(self, prctl: Callable[[int, int], None]) -> None:
         """Starts the worker, waits for the end of it, reports that and kills what is left."""
-        prctl = _prctl()
-        prctl(_SUBREAPER, 1)
-        wakeups = self._listen()
-        if os.getppid() != self.order.driver:
+        prctl(_SUBREAPER, 1)  # which a fork does not inherit
+        prctl(_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != self.guard:
             return
         try:
             self.worker = self._start(prctl)
@@ -75,28 +136,14 @@ class Supervisor:
             self._say(f"failed {error}")
             return
         os.close(self.order.connection)
-        self._say(f"worker {self.worker}")
-        self._watch(wakeups)
+        self._watch()
         if self.held:
             self._say(f"memory {self.held}")
         elif self.status is not None:
             self._report(self.status)
-        self._end_all()
-
-    def _listen(self) -> int:
-        """Lets signals wake this process through a pipe, whose reading end it returns."""
-        wakeups, written = os.pipe()
-        os.set_blocking(written, False)
-        os.set_blocking(wakeups, False)
-        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in _ENDS:
-            signal.signal(number, self._on_end)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        return wakeups
-
-    def _on_end(self, *_: object) -> None:
-        self.end_wanted = True
+        else:
+            _kill(self.worker)
+        _end_descendants()
 
     def _start(self, prctl: Callable[[int, int], None]) -> int:
         """Forks the worker; the child does not come back from here."""
@@ -129,25 +176,21 @@ class Supervisor:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("500")  # when memory runs out, a worker shall go before its driver
 
-    def _watch(self, wakeups: int) -> None:
+    def _watch(self) -> None:
         """Returns when the worker has ended, or has to."""
         poll = select.poll()
-        poll.register(wakeups, select.POLLIN)
+        poll.register(self.signals.wakeups, select.POLLIN)
         poll.register(self.control, select.POLLIN)
-        driver = _open_process(self.order.driver)
-        if driver is not None:
-            poll.register(driver, select.POLLIN)
-        periods = [MEMORY_PERIOD] * bool(self.order.memory) + [DRIVER_PERIOD] * (driver is None)
+        announced = sys.platform.startswith("linux")
+        periods = [MEMORY_PERIOD] * bool(self.order.memory) + [PARENT_PERIOD] * (not announced)
         timeout = min(periods) * 1000 if periods else None
-        while self.status is None and not self.end_wanted and not self._too_much_memory():
+        while self.status is None and not self.signals.end_wanted and not self._too_much_memory():
             ready = dict(poll.poll(timeout))
-            if wakeups in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wakeups, 4096)
+            self.signals.clear()
             if self.control.fileno() in ready and self._closed():
-                self.end_wanted = True
-            if driver in ready or os.getppid() != self.order.driver:
-                self.end_wanted = True
+                self.signals.end_wanted = True
+            if os.getppid() != self.guard:
+                self.signals.end_wanted = True
             self._reap()
 
     def _closed(self) -> bool:
@@ -180,23 +223,6 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         self._say(f"exit {code}" if code >= 0 else f"signal {-code}")
 
-    def _end_all(self) -> None:
-        """Kills the worker and all that it has started, until nothing of it is left."""
-        if self.status is None:
-            _kill(self.worker)
-            with contextlib.suppress(OSError):  # where nobody can be asked for descendants
-                os.killpg(self.worker, signal.SIGKILL)
-        until = time.monotonic() + KILL_SECONDS
-        pause = 0.002
-        while time.monotonic() < until:
-            for process in _descendants(os.getpid()):
-                _kill(process)
-            self._reap()
-            if not _has_children():
-                break
-            time.sleep(pause)
-            pause = min(2 * pause, 0.2)
-
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the driver is gone
             self.control.send(f"{line}\n".encode())
@@ -220,12 +246,20 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+def _end_descendants() -> None:
+    """Kills all that this process or a process of its has started, until nothing of it is left."""
+    until = time.monotonic() + KILL_SECONDS
+    pause = 0.002
+    while time.monotonic() < until:
+        for process in _descendants(os.getpid()):
+            _kill(process)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
 
 
 def _open_process(process: int) -> int | None:
@@ -287,6 +321,25 @@ def _read(path: str) -> str:
         return ""
 
 
+def main() -> None:
+    """Becomes the guard, and in a fork the supervisor."""
+    order = Order(sys.argv[1:])
+    prctl = _prctl()
+    prctl(_SUBREAPER, 1)
+    signals = Signals()
+    if os.getppid() != order.driver:
+        return
+    guard = os.getpid()
+    supervisor = os.fork()
+    if supervisor:
+        Guard(order, signals, supervisor).run()
+    else:
+        signals.open_pipe()
+        Supervisor(order, signals, guard).run(prctl)
+
+
 if __name__ == "__main__":
-    Supervisor(Order(sys.argv[1:])).run()
-    os._exit(0)
+    try:
+        main()
+    finally:
+        os._exit(0)

@@ -265,15 +265,26 @@ def test_nothing_of_a_worker_is_left_when_it_dies(worker):
     assert soon(lambda: all(map(gone, family)), 5)
 
 
-def test_a_supervisor_that_is_killed_takes_its_worker_along(worker):
-    """And those in the worker's group. It looks like the kernel's killer, not like a config's doing."""
-    family = [worker.call(SECONDS, os.getpid), worker.call(SECONDS, chores.start_child)]
-    killing = threading.Timer(0.2, worker._supervisor.kill)
-    killing.start()
+@pytest.mark.parametrize("which", ["guard", "supervisor", "both"])
+def test_nothing_is_left_where_a_supervising_process_is_killed(worker, which):
+    """It looks like the kernel's killer, not like a config's doing. Where both are killed only the worker is sure."""
+    family = worker.call(SECONDS, chores.family)
+    (supervising,) = supervisor._listed_children(worker._guard.pid)
+    killed = {"guard": [worker._guard.pid], "supervisor": [supervising], "both": [worker._guard.pid, supervising]}
+
+    def kill():
+        for process in killed[which]:
+            os.kill(process, signal.SIGKILL)
+
+    threading.Timer(0.2, kill).start()
     with pytest.raises(WorkerDied) as died:
         worker.call(SECONDS, time.sleep, 1000)
     assert died.value.exit.from_outside
-    assert soon(lambda: all(map(gone, family)), 5)
+    ended = soon(lambda: all(map(gone, family[: 1 if which == "both" else None])), 5)
+    for process in family:
+        if not gone(process):
+            os.kill(process, signal.SIGKILL)
+    assert ended
 
 
 @pytest.mark.parametrize("phase", ["start", "call", "idle"])
@@ -302,7 +313,7 @@ from lean.processes import WorkerProcess
 import chores
 worker = WorkerProcess()
 worker.await_ready(60)
-print(*worker.call(60, chores.family), worker._supervisor.pid, flush=True)
+print(*worker.call(60, chores.family), worker._guard.pid, flush=True)
 if "gil" in sys.argv:
     worker.call(60, chores.hold_gil, 1000)
 sys.stdin.read()
