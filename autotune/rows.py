@@ -110,7 +110,7 @@ def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None
     return connection.execute(f"SELECT {_listed(table)} FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
 
 
-def parse(table: str, row: Row, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+def parse(table: str, row: checks.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
     """Raises ValueError that names the row and the field."""
     return _PARSERS[table](_fields(row), f"{table}[{row['id']}]", gpus)
 
@@ -134,7 +134,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
     return found
 
 
-def _fields(row: Row) -> checks.Fields:
+def _fields(row: checks.Columns) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
     fields = {name: row[name] for name in row.keys() if name != "id"}  # noqa: SIM118
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
@@ -174,7 +174,7 @@ def could_be_valid(table: str, row: Row) -> bool:
     place = f"{table}[]"
     try:
         if table == "gpus":
-            return checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"]
+            return bool(checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"])
         if table in _PARSERS:
             _PARSERS[table](_fields(row), place, {row["gpu"]: _ANY_GPU})
     except (ValueError, KeyError, TypeError):
