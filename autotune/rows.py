@@ -182,11 +182,12 @@ def could_be_valid(table: str, row: Row) -> bool:
     return True
 
 
-def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
-    """In place of one of the same identity."""
+def _insert(connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE") -> bool:
+    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there now."""
     columns = ", ".join(f'"{name}"' for name in row)
     values = ", ".join(f":{name}" for name in row)
-    connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({values})", row)
+    done = connection.execute(f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({values})", row)
+    return done.rowcount == 1
 
 
 def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
@@ -202,11 +203,15 @@ def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winne
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
-    facts = {"key": row["gpu"], **vars(gpu)}
-    known = select(connection, "gpus", {"key": row["gpu"]})
+    _put_gpu(connection, row["gpu"], gpu)
+    _insert(connection, table, row)
+
+
+def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
+    facts = {"key": key, **vars(gpu)}
+    known = select(connection, "gpus", {"key": key})
     if not known or dict(known[0]) != facts:
         _insert(connection, "gpus", facts)
-    _insert(connection, table, row)
 
 
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
@@ -216,11 +221,14 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
 
     def add(connection: sqlite3.Connection) -> bool:
         _delete(connection, "leases", row)
+        _put_gpu(connection, row["gpu"], trial.gpu)
+        if _insert(connection, "trials", row, "IGNORE"):  # most are new: nothing is looked up
+            return True
         if not replace:
             found = there(connection, "trials", row)
             if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
                 return False
-        _put(connection, "trials", row, trial.gpu)
+        _insert(connection, "trials", row)
         return True
 
     return add
