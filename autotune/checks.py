@@ -4,7 +4,7 @@ import datetime
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..shapes import parse
 from .records import STATUSES, Finalist, Gpu, Trial, TunedConfig, Winner, Workload, now
@@ -12,6 +12,13 @@ from .records import STATUSES, Finalist, Gpu, Trial, TunedConfig, Winner, Worklo
 TEXT_LIMIT = 4096  # characters of any text
 
 Fields = dict[str, Any]  # a record as JSON has it: its GPU by key
+
+
+class Columns(Protocol):
+    """A row of a database, or a mapping."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+    def keys(self) -> Iterable[str]: ...
 
 
 class _Rule(NamedTuple):
@@ -142,12 +149,12 @@ def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
     return Winner(**valid | {"finalists": found})
 
 
-def holds(row: Mapping[str, Any], names: Iterable[str]) -> bool:
+def holds(row: Columns, names: Iterable[str]) -> bool:
     """Whether these columns of a winner's row are as a winner has them."""
     return all(_WINNER[name].holds(row[name]) for name in names)
 
 
-def tuned_of(row: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> TunedConfig:
+def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
     """What a lookup needs of a winner, from the columns that hold it; these are checked, and no others."""
     for name, rule in _TUNED.items():
         if not rule.holds(row[name]):

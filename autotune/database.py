@@ -24,6 +24,7 @@ State = tuple[int, ...] | None
 APPLICATION = 0x6F757462  # "outb", in the header of the file
 BUSY_SECONDS = 30.0  # to wait for what other processes write
 COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
+MOST_GROWTH = 1000  # of a file that was cut off: what its header says of its length may be damaged too
 ATTEMPTS = 3  # at a file that others write to meanwhile
 
 # SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an immutable file, drops
@@ -218,21 +219,24 @@ def for_salvage(path: Path) -> sqlite3.Connection:
 
 
 def _whole_pages(path: Path) -> Path | None:
-    """A copy of a file whose last page is cut off, in which that page cannot be read: SQLite would take what is missing
-    for zeros, and figures for others. None for a file of whole pages."""
+    """A copy of a file that was cut off, with zeros for every page that is not there in full: SQLite reads nothing of a
+    file that is shorter than its header says, and takes what is missing of a page for zeros, and so figures for
+    others. None for a file that was not cut off."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(100)
-    page = int.from_bytes(header[16:18], "big") if len(header) == 100 else 0
+    if len(header) < 100:
+        return None
+    page = int.from_bytes(header[16:18], "big")
     page = 1 << 16 if page == 1 else page
-    if page < 512 or size % page == 0:
+    expected = page * int.from_bytes(header[28:32], "big")
+    if page < 512 or (size % page == 0 and not size < expected <= MOST_GROWTH * size):
         return None
     target = beside(path, ".whole")
     try:
         shutil.copyfile(path, target)
-        with target.open("r+b") as file:
-            file.seek(size - size % page)
-            file.write(b"\xff" * page)
+        os.truncate(target, size - size % page)
+        os.truncate(target, max(expected if expected <= MOST_GROWTH * size else 0, size + page - size % page))
     except BaseException:
         target.unlink(missing_ok=True)
         raise

@@ -31,7 +31,8 @@ LOCAL_FUSE = frozenset([
 
 
 def unusable_reason(path: Path, *, create: bool = True) -> str | None:
-    """Why a store cannot be at `path`, or None. With `create` makes folders that are missing, with mode 0700.
+    """Why a store cannot be at `path`, or None. With `create` makes folders that are missing, with mode 0700; without,
+    a store that is not there is in order.
 
     A store holds no native code, and each of its rows is checked when it is read: members of a group may share one in a
     folder that they all can write. Where any user can, he could put another file in its place.
@@ -52,7 +53,8 @@ def unusable_reason(path: Path, *, create: bool = True) -> str | None:
         if mode & stat.S_IWOTH and _of_another_user(path):
             return f"{path} belongs to another user, in a folder that can be written by others"
     except OSError as error:
-        return f"{folder}: {error.strerror}"
+        missing = isinstance(error, FileNotFoundError) and not create
+        return None if missing else f"{folder}: {error.strerror}"
     return None
 
 
@@ -63,10 +65,10 @@ def _of_another_user(path: Path) -> bool:
         return False
 
 
-def network_file_system(path: Path, mounts: Path = MOUNTS) -> str | None:
+def network_file_system(path: Path, mounts: Path | None = None) -> str | None:
     """The type of the network file system that `path` is on; None if it is on none, or where that cannot be told."""
     try:
-        lines = mounts.read_text(errors="surrogateescape").splitlines()
+        lines = (mounts or MOUNTS).read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     target, found = path.resolve(), (-1, "")

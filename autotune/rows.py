@@ -108,7 +108,7 @@ def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None
     return connection.execute(f"SELECT {_listed(table)} FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
 
 
-def parse(table: str, row: Row, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+def parse(table: str, row: checks.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
     """Raises ValueError that names the row and the field."""
     return _PARSERS[table](_fields(row), f"{table}[{row['id']}]", gpus)
 
@@ -132,7 +132,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
     return found
 
 
-def _fields(row: Row) -> checks.Fields:
+def _fields(row: checks.Columns) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
     fields = {name: row[name] for name in row.keys() if name != "id"}  # noqa: SIM118
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
@@ -172,7 +172,7 @@ def could_be_valid(table: str, row: Row) -> bool:
     place = f"{table}[]"
     try:
         if table == "gpus":
-            return checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"]
+            return bool(checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"])
         if table in _PARSERS:
             _PARSERS[table](_fields(row), place, {row["gpu"]: _ANY_GPU})
     except (ValueError, KeyError, TypeError):
@@ -180,11 +180,12 @@ def could_be_valid(table: str, row: Row) -> bool:
     return True
 
 
-def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
-    """In place of one of the same identity."""
+def _insert(connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE") -> bool:
+    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there now."""
     columns = ", ".join(f'"{name}"' for name in row)
     values = ", ".join(f":{name}" for name in row)
-    connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({values})", row)
+    done = connection.execute(f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({values})", row)
+    return done.rowcount == 1
 
 
 def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
@@ -200,11 +201,15 @@ def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winne
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
-    facts = {"key": row["gpu"], **vars(gpu)}
-    known = select(connection, "gpus", {"key": row["gpu"]})
+    _put_gpu(connection, row["gpu"], gpu)
+    _insert(connection, table, row)
+
+
+def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
+    facts = {"key": key, **vars(gpu)}
+    known = select(connection, "gpus", {"key": key})
     if not known or dict(known[0]) != facts:
         _insert(connection, "gpus", facts)
-    _insert(connection, table, row)
 
 
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
@@ -214,11 +219,14 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
 
     def add(connection: sqlite3.Connection) -> bool:
         _delete(connection, "leases", row)
+        _put_gpu(connection, row["gpu"], trial.gpu)
+        if _insert(connection, "trials", row, "IGNORE"):  # most are new: nothing is looked up
+            return True
         if not replace:
             found = there(connection, "trials", row)
             if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
                 return False
-        _put(connection, "trials", row, trial.gpu)
+        _insert(connection, "trials", row)
         return True
 
     return add

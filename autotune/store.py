@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 IMPATIENT_SECONDS = 1.0  # to wait for others' writes, once they have taken longer than `database.BUSY_SECONDS`
 ATTEMPTS = 3  # at what is damaged or replaced while it is read or written
+BATCH = 64  # operations that are written together, of those that wait
 SALVAGING = ".salvaging"  # the end of a damaged file's name, until what can be read in it is in the fresh one
 
 Record = Trial | Winner
@@ -44,14 +47,14 @@ class Store:
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self.path = (cache.directory() / "tuning.sqlite" if path is None else Path(path)).absolute()
-        if self.path.is_symlink():  # SQLite has its log beside the file itself
+        if os.path.islink(self.path):  # SQLite has its log beside the file itself
             self.path = self.path.resolve()
         self.read_only = read_only
         self.warning: str | None = None
         self._mutex = threading.RLock()
         self._file: sqlite3.Connection | None = None
         self._memory: sqlite3.Connection | None = None  # in use where there is no file, or while the file lags behind
-        self._waiting: list[Operation[Any]] = []  # what the file lacks
+        self._waiting: list[_Waiting] = []  # what the file lacks
         self._unsaved: dict[object, Record] = {}  # the results among it, by identity
         self._exported: set[object] = set()  # those of them that an emergency export has
         self._opened: database.State = None  # the file's state when it was opened
@@ -97,7 +100,7 @@ class Store:
                 if self._file is None:
                     break
                 try:
-                    database.at_once(self._file, [*self._waiting, rows.write_probe])
+                    self._write_waiting(self._file, rows.write_probe)
                     database.at_once(self._file, [rows.remove_probe])
                 except sqlite3.DatabaseError as error:
                     if not self._moved() and not database.is_damage(error):
@@ -345,7 +348,7 @@ class Store:
             self._memory = None
             self._opened = self._state_now()
             try:
-                if self._opened and (reason := places.unusable_reason(self.path, create=False)):
+                if reason := places.unusable_reason(self.path, create=False):
                     raise sqlite3.OperationalError(reason)
                 return database.read(self.path, operation)
             except StoreError as error:
@@ -370,7 +373,7 @@ class Store:
                 if self._file is None:
                     break
                 try:
-                    result: T = database.at_once(self._file, [*self._waiting, operation])
+                    result: T = self._write_waiting(self._file, operation)
                 except sqlite3.DatabaseError as error:
                     if not self._moved():
                         self._recover(error)
@@ -385,13 +388,24 @@ class Store:
             if self._file is not None:
                 self._fall_back("it is replaced or damaged again and again")
             kept: T = database.at_once(self._current(), [operation])
+            added = {_key(record): record for record in records} if kept else {}
             if self._file is not None:
-                self._waiting.append(operation)
-            if kept:
-                added = {_key(record): record for record in records}
-                self._unsaved |= added
-                self._exported -= added.keys()
+                self._waiting.append(_Waiting(operation, frozenset(added)))
+            self._unsaved |= added
+            self._exported -= added.keys()
             return kept
+
+    def _write_waiting(self, file: sqlite3.Connection, operation: Operation[T]) -> T:
+        """Writes what waits, and then this. A disk that is full refuses the first batch, however much waits."""
+        while len(self._waiting) > BATCH:
+            database.at_once(file, [each.operation for each in self._waiting[:BATCH]])
+            if self._moved():
+                break  # and all is written once more, to the file that is there now
+            del self._waiting[:BATCH]
+            left = {key for each in self._waiting for key in each.keys}
+            self._unsaved = {key: record for key, record in self._unsaved.items() if key in left}
+        result: T = database.at_once(file, [*(each.operation for each in self._waiting), operation])
+        return result
 
     def _check_open(self) -> None:
         if self._closed:
@@ -535,6 +549,14 @@ class Store:
         if message not in (self.warning or ""):
             self.warning = f"{self.warning}; {message}" if self.warning else message
             warnings.warn(message, stacklevel=2)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """An operation that the file lacks, and the identities of the results that it stores."""
+
+    operation: Operation[Any]
+    keys: frozenset[object]
 
 
 def _key(record: Record) -> object:

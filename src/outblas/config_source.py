@@ -19,7 +19,7 @@ def brief(kernel: str, config: str) -> str:
     found = items(config)
     try:
         own = defaults(registry.module_name(kernel), "Config")
-    except (ValueError, OSError, ImportError, SyntaxError):
+    except (LookupError, ValueError, OSError, ImportError, SyntaxError):  # of a kernel that is not here, for one
         return config
     if any(name not in own for name, _ in found):
         return config

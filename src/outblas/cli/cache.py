@@ -273,7 +273,7 @@ def _cells(row: Summary) -> tuple[object, ...]:
         row.ok,
         row.failed,
         figure(row.best_us, ".2f"),
-        figure(winner and winner["ratio"], ".3f"),
+        figure(winner["ratio"] if winner else None, ".3f"),
         (brief(row.kernel, winner["config"]) or "default") if winner else NONE,
         _date(row.when),
     )

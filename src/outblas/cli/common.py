@@ -122,7 +122,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     view = Table(title=_plain(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
-        view.add_column(column, overflow="fold", no_wrap=i == 0)
+        view.add_column(_plain(column), overflow="fold", no_wrap=i == 0)
     for row in rows:
         view.add_row(*(_plain(str(cell)) for cell in row))
     return view
