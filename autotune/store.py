@@ -213,7 +213,7 @@ class Store:
         """A write that is not made up for once the file can be written again: it is about this moment."""
         with self._mutex:
             result = self._write(operation)
-            if self._waiting and self._waiting[-1] is operation:
+            if self._waiting and self._waiting[-1].operation is operation:
                 self._waiting.pop()
             return result
 
