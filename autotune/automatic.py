@@ -1,6 +1,7 @@
 """Tuning from inside a program: what `matmul` asks before it plans a call, and `outblas.tune`."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -63,6 +64,7 @@ def tune(
     budget: float | None = FIRST_SECONDS,
     trials: int | None = None,
     top_k: int = 8,
+    retry_failed: bool = False,
 ) -> Winner:
     """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
 
@@ -71,10 +73,11 @@ def tune(
             count: packed ones of the same are measured.
         out_dtype: as in `matmul`.
         kernels: names from `outblas list`; by default those that `matmul` may choose from on this GPU.
-        budget, trials, top_k: as in `outblas.autotune.sweep`.
+        budget, trials, top_k, retry_failed: as in `outblas.autotune.sweep`.
 
     The winner stays in the user's store. Raises TypeError and ValueError for operands that do not fit together or that
-    no kernel takes, RuntimeError inside a CUDA graph capture, and where nothing could be measured.
+    no kernel takes, RuntimeError inside a CUDA graph capture, where the store cannot be written, and where nothing
+    could be measured. Warns where results were measured that could not be stored, and says where they are.
     """
     operands.check_tensor("a", a)
     operands.check_tensor("b", b)
@@ -92,7 +95,7 @@ def tune(
             f"a is {tuple(a.shape)} with strides {a.stride()} and b {tuple(b.shape)} with {b.stride()}, expected "
             "matrices that are not empty, or a batch that shares b, each with a stride of 1"
         )
-    return _sweep(workload, a.device.index, kernels, budget, trials, top_k)
+    return _sweep(workload, a.device.index, kernels, budget, trials, top_k, retry_failed=retry_failed)
 
 
 def _tuned(known: Knowledge, workload: Workload) -> bool:
@@ -103,12 +106,15 @@ def _first_time(workload: Workload, index: int) -> Knowledge | None:
     """Tunes a shape that is met for the first time; what goes wrong is said once and costs speed only."""
     try:
         seconds = float(os.environ.get("OUTBLAS_TUNE_BUDGET") or FIRST_SECONDS)
-        _sweep(workload, index, None, seconds, FIRST_TRIALS, 8)
+        _sweep(workload, index, None, seconds, FIRST_TRIALS, 8, allow_unsaved=True)
     except Exception as error:
         _given_up.add(workload)
         fallback.complain(f"{workload} could not be tuned: {error}")
         return None
-    return choose.knowledge(index)
+    known = choose.knowledge(index)
+    if not _tuned(known, workload):  # the store keeps nothing, and has said so: not again at every call
+        _given_up.add(workload)
+    return known
 
 
 def _sweep(
@@ -118,19 +124,25 @@ def _sweep(
     budget: float | None,
     trials: int | None,
     top_k: int,
+    *,
+    retry_failed: bool = False,
+    allow_unsaved: bool = False,
 ) -> Winner:
-    from .sweeping import sweep
+    from .sweeping import lost_results, sweep
 
     major, minor = torch.cuda.get_device_capability(index)
     found = sweep(
         rivals(10 * major + minor, workload.dtype) if kernels is None else kernels, workload.shape,
         dtype=workload.dtype, out_dtype=workload.out_dtype, layout=workload.layout, budget=budget, trials=trials,
-        top_k=top_k, gpus=index,
+        top_k=top_k, gpus=index, retry_failed=retry_failed, allow_unsaved=allow_unsaved,
     )  # fmt: skip
     choose.forget()
     dispatch.forget()
+    if found.unsaved and not allow_unsaved:
+        warnings.warn(lost_results(found.unsaved, found.store, found.rescued), stacklevel=3)
     if not found.winners:
         reasons = [failure.reason for failure in found.failures]
         reasons += [trial.reason for outcome in found.outcomes for trial in outcome.trials if not trial.ok][:1]
+        reasons += [left.reason for outcome in found.outcomes for left in outcome.unmeasured][:1]
         raise RuntimeError(f"{workload}: no config could be measured: {'; '.join(reasons) or 'none is valid'}")
     return found.winners[0]

@@ -4,14 +4,21 @@ import datetime
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..shapes import parse
-from .records import STATUSES, Finalist, Gpu, Trial, Winner, Workload, now
+from .records import STATUSES, Finalist, Gpu, Trial, TunedConfig, Winner, Workload, now
 
 TEXT_LIMIT = 4096  # characters of any text
 
 Fields = dict[str, Any]  # a record as JSON has it: its GPU by key
+
+
+class Columns(Protocol):
+    """A row of a database, or a mapping."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+    def keys(self) -> Iterable[str]: ...
 
 
 class _Rule(NamedTuple):
@@ -109,6 +116,7 @@ _WINNER = {
     "finalists": _Rule("a list of at most 10000", lambda value: type(value) is list and len(value) <= 10000),
     "when": _date,
 }
+_TUNED = {name: _WINNER[name] for name in ("kernel", "config", "us", "ratio", "when")}
 _workload = _matching(
     "a workload such as 16x4096x4096 float16 to float32 nt", r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?"
 )
@@ -139,6 +147,22 @@ def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
     finalists = enumerate(valid["finalists"])
     found = tuple(Finalist(**checked(each, _FINALIST, f"{place}.finalists[{i}]")) for i, each in finalists)
     return Winner(**valid | {"finalists": found})
+
+
+def holds(row: Columns, names: Iterable[str]) -> bool:
+    """Whether these columns of a winner's row are as a winner has them."""
+    return all(_WINNER[name].holds(row[name]) for name in names)
+
+
+def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
+    """What a lookup needs of a winner, from the columns that hold it; these are checked, and no others."""
+    for name, rule in _TUNED.items():
+        if not rule.holds(row[name]):
+            raise ValueError(f"{name} is {shown(row[name])}, expected {rule.expected}")
+    workload = Workload(*(row[name] for name in WORKLOAD))  # which checks all but how large a size may be
+    if not all(_size.holds(size) for size in workload.shape):
+        raise ValueError(f"workload is {workload}, expected sizes of which each is {_size.expected}")
+    return TunedConfig(gpu=gpus[row["gpu"]], workload=workload, **{name: row[name] for name in _TUNED})
 
 
 def fields_of(record: Trial | Winner) -> Fields:
@@ -186,6 +210,14 @@ def check_names(fields: Fields, names: Iterable[str], place: str) -> None:
             raise ValueError(f"{place} has no {name}")
     for name in fields.keys() - set(names):
         raise ValueError(f"{place} has {shown(name)}, expected only {', '.join(names)}")
+
+
+def once(pairs: list[tuple[str, Any]]) -> Fields:
+    """An object of JSON, for `json.loads`. Raises ValueError for a field that is there twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a field is there twice, of {shown([name for name, _ in pairs])}")
+    return fields
 
 
 def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:

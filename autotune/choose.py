@@ -210,14 +210,15 @@ def forget() -> None:
 def _from_store(gpu: Gpu, path: Path | None) -> Iterator[Known]:
     try:
         with Store(path, read_only=True) as store:
-            winners = store.winners(gpu_name=gpu.name)
+            found = store.tuned(gpu)
     except Exception as error:  # a caller of matmul must not hear of it as an exception
         warnings.warn(f"outblas reads no tuning store: {error}", stacklevel=2)
         return
-    for w in reversed(winners):
-        if w.gpu.model == gpu.model and registered(w.kernel):
-            origin = HERE if w.gpu == gpu else MODEL
-            yield Known(origin, gpu.name, w.workload, w.kernel, w.config, w.us, w.ratio, w.when)
+    here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
+    for each in reversed(found):
+        if each.kernel in here:
+            origin = HERE if each.gpu == gpu else MODEL
+            yield Known(origin, gpu.name, each.workload, each.kernel, each.config, each.us, each.ratio, each.when)
 
 
 def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:

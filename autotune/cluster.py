@@ -15,6 +15,8 @@ from typing import Any
 
 from .compilers import Compilers, default_workers
 from .isolated import START_SECONDS, Bench, Down
+from .job_view import JobView
+from .leases import Claim
 from .progress import Progress, Report, Stage, silent
 from .prune import by_model
 from .records import Facts, Gpu, Trial, Winner, Workload
@@ -29,7 +31,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Question:
-    """What a worker asks of the store: a method of `tuning.Memory`."""
+    """What a worker asks of the store: a method of `job_view.Memory`."""
 
     method: str
     facts: tuple[Any, ...]
@@ -56,8 +58,9 @@ def run(
     this machine, or one that is started and ended here. Its nodes need outblas and the kernels' modules, but no common
     files. `workers` compile on each node, by default as many as it carries, and its GPUs share them.
 
-    A worker that dies costs the trial that it was at: its workload goes on with another. One whose workers die again
-    and again without a result is a failure.
+    A worker that dies costs nothing but time: its workload goes on with another, which tries the config that it was at
+    once more at the end, and leaves it unmeasured when that worker dies too. A workload whose workers die again and
+    again without a result is a failure.
 
     Raises ImportError without ray, ValueError or ConnectionError for an address where no cluster answers.
     """
@@ -165,7 +168,7 @@ class Worker:
 
 
 class _Line:
-    """The line to the driver, as a `tuning.Memory` whose store is there."""
+    """The line to the driver, as a `job_view.Memory` whose store is there. The driver holds the leases."""
 
     def __init__(self) -> None:
         self.sent = queue.SimpleQueue[Message | BaseException]()
@@ -180,18 +183,13 @@ class _Line:
         found: list[Winner] = self._ask("winners", workload=workload)
         return found
 
-    def find(self, *facts: *Facts) -> Trial | None:
-        found: Trial | None = self._ask("find", *facts)
-        return found
+    def claim(self, *facts: *Facts, again: bool = False) -> Claim:
+        """Returns once the driver has taken the lease, and noted all that was added before."""
+        claim: Claim = self._ask("claim", *facts, again=again)
+        return claim
 
-    def begun(self, *facts: *Facts) -> int:
-        times: int = self._ask("begun", *facts)
-        return times
-
-    def begin(self, *facts: *Facts) -> int:
-        """Returns once the driver has noted it, and with it all that was added before."""
-        times: int = self._ask("begin", *facts)
-        return times
+    def release(self, *facts: *Facts) -> None:
+        self._ask("release", *facts)
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
         self.sent.put(trial)
@@ -231,13 +229,12 @@ def _share(workers: int | None) -> int:
 # On the driver.
 @dataclass(eq=False)
 class _Task:
-    """A job on its way: the trials that came of it in this sweep, how many of a GPU were new to the store, how often
-    each config was begun, and how many workers have died of it since the last trial."""
+    """A job on its way: the store as it sees it, with the leases of the worker that has it; how many trials of a GPU
+    were new to the store; and how many workers have died of it since the last trial."""
 
     job: Job
-    came: list[Trial] = field(default_factory=list)
+    view: JobView
     new: Counter[Gpu] = field(default_factory=Counter)
-    starts: Counter[tuple[str, str]] = field(default_factory=Counter)
     deaths: int = 0
     begun: bool = False
     deadline: float | None = None
@@ -253,6 +250,10 @@ class _Hand:
     task: _Task | None = None
 
 
+def _view(store: Store, job: Job) -> JobView:
+    return JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
+
+
 class _Driver:
     """Hands out workloads, a whole one at a time, and alone writes to the store."""
 
@@ -260,7 +261,8 @@ class _Driver:
         self, ray: Any, jobs: Sequence[Job], store: Store, report: Report, budget: float | None, workers: int | None
     ) -> None:
         self.ray, self.store, self.tell = ray, store, _serial(report)
-        self.waiting = deque(_Task(job) for job in jobs)
+        self.tasks = [_Task(job, _view(store, job)) for job in jobs]
+        self.waiting = deque(self.tasks)
         self.found = Sweep()
         self.awaited: dict[Any, _Hand] = {}  # by what its next message comes from
         self.reason = ""
@@ -290,6 +292,8 @@ class _Driver:
         finally:
             for hand in self.awaited.values():
                 self._dismiss(hand)
+            for task in self.tasks:
+                task.view.release_all()
         self._give_up_waiting()
         return self.found
 
@@ -329,8 +333,7 @@ class _Driver:
 
     def _take(self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task) -> None:
         if isinstance(message, Trial):
-            task.new[message.gpu] += self.store.add(message, replace=not task.job.resume)
-            task.came.append(message)
+            task.new[message.gpu] += task.view.add(message)
             task.deaths = 0
         elif isinstance(message, Winner):
             self.store.crown(message)
@@ -340,18 +343,7 @@ class _Driver:
             hand.actor.answer.remote(self._answer(message, task))
 
     def _answer(self, question: Question, task: _Task) -> Any:
-        if not task.job.resume:  # from what came of this sweep, before a worker died
-            if question.method == "trials":
-                return task.came
-            if question.method == "find":
-                return None
-            if question.method in ("begin", "begun"):
-                _, _, kernel, _, config = question.facts
-                if question.method == "begin":
-                    self.store.begin(*question.facts)
-                    task.starts[kernel, config] += 1
-                return task.starts[kernel, config]
-        return getattr(self.store, question.method)(*question.facts, **question.arguments)
+        return getattr(task.view, question.method)(*question.facts, **question.arguments)
 
     def _hand_out(self, hand: _Hand) -> None:
         """The next workload for a worker; the GPU of one that is not needed any more is free for others."""
@@ -364,8 +356,8 @@ class _Driver:
             seconds, task.begun = self.budget.share(), True
             task.deadline = None if seconds is None else now + seconds
         left = None if task.deadline is None else max(LEAST_SECONDS, task.deadline - now)
-        # What came of a workload before its worker died is known, whether or not the sweep takes the store's word.
-        job = replace(task.job, seconds=left, resume=True)
+        # What is measured anew is the view's to say: what came of a workload before its worker died is known.
+        job = replace(task.job, seconds=left, resume=True, retry_failed=False)
         self.awaited[hand.actor.tune.options(num_returns="streaming").remote(job)] = hand
 
     def _lost(self, hand: _Hand, reason: str) -> None:
@@ -378,6 +370,7 @@ class _Driver:
                 self._hire(hand.tries + 1)
             return
         task.deaths += 1
+        task.view.worker_died()
         if task.deaths > RESTARTS:
             self._fail(task, f"{task.deaths} workers died in a row, the last with: {reason}")
         else:

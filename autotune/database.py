@@ -1,26 +1,45 @@
-"""SQLite files: opened for writing or without a trace, found sound or damaged, set aside, copied to memory."""
+"""SQLite files: opened for writing or read without a trace, found sound or damaged, migrated, set aside, copied.
+
+Opening a file looks at its header and the names of its tables and columns, so that it costs the same for a million
+rows as for none. Damage elsewhere is found when it is read, or by `integrity`.
+"""
 
 import contextlib
 import datetime
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from .rows import SCHEMA, Operation
+from . import rows
+from .migrations import VERSION, migrate, version_of
+from .rows import INDEXES, SCHEMA, Operation
 
+T = TypeVar("T")
 State = tuple[int, ...] | None
 
-VERSION = 1
 APPLICATION = 0x6F757462  # "outb", in the header of the file
 BUSY_SECONDS = 30.0  # to wait for what other processes write
+COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
+MOST_GROWTH = 1000  # of a file that was cut off: what its header says of its length may be damaged too
 ATTEMPTS = 3  # at a file that others write to meanwhile
 
 # SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an immutable file, drops
-# those of every connection to the file. `reader` closes such descriptors, so that no file is opened beside it.
+# those of every connection to the file. `read` closes such descriptors, so that no file is opened beside it.
 opening = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held the lock does not exist."""
+    global opening
+    opening = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class StoreError(RuntimeError):
@@ -28,51 +47,77 @@ class StoreError(RuntimeError):
 
 
 def writer(path: Path) -> sqlite3.Connection:
-    """The file, made where there is none. Raises StoreError for what is not ours, sqlite3.Error and OSError.
+    """The file, made where there is none, and migrated where it is of an older version.
 
-    Only under `opening`, and one process at a time.
+    Raises StoreError for what is not ours, sqlite3.Error and OSError. Only under `opening`, and one process at a time.
     """
-    with contextlib.suppress(OSError, sqlite3.Error):
-        reader(path).close()  # refuses a newer version's file before anything touches it
+    with contextlib.suppress(sqlite3.Error):
+        read(path, lambda connection: None)  # refuses a newer version's file before anything touches it
     connection = _connection(f"{path.as_uri()}?mode=rwc")
     try:
-        there = _examine(connection, path)
+        version = _examine(connection, path)
         try:
+            if 0 < version < VERSION:
+                _migrate(connection, path)
             at_once(connection, [_create])  # a disk that cannot be written says so now
         except sqlite3.OperationalError as error:
-            if not there or "locked" not in str(error):
+            if version != VERSION or "locked" not in str(error):
                 raise
+        beside(path, COPY).unlink(missing_ok=True)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        version_of(connection)  # SQLite makes its log at the first access, and `read` tells by it who has the file open
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def reader(path: Path) -> sqlite3.Connection:
-    """The file for reading, with no trace left beside it: a copy in memory while no one has it open; empty if there is
-    none. Raises as `writer`.
+def read(path: Path, operation: Operation[T]) -> T:
+    """What the operation finds in the file, or in an empty store if there is none. Leaves no trace beside the file.
 
-    Only under `opening`.
+    While nobody has the file open, it is read as it lies there, without a lock; if it turns out that somebody wrote to
+    it meanwhile, the operation runs again. Raises as `writer`.
     """
-    for _ in range(ATTEMPTS):
-        before = state(path)
-        if before is None:
-            return empty()
-        if beside(path, "-wal").exists():
-            with contextlib.suppress(sqlite3.OperationalError):  # in a folder that cannot be written
-                return _sound(_connection(f"{path.as_uri()}?mode=ro"), path)
-        try:
-            found = _snapshot(path)
-        except sqlite3.DatabaseError:
+    with opening:
+        for _ in range(ATTEMPTS):
+            before = state(path)
+            if before is None:
+                return _in_nothing(operation)
+            connection = _shared(path) if beside(path, "-wal").exists() else None
+            if connection is not None:
+                with contextlib.closing(connection):
+                    return operation(connection)
+            try:
+                with contextlib.closing(_connection(f"{path.as_uri()}?mode=ro&immutable=1")) as connection:
+                    found = operation(connection) if _examine(connection, path) else _in_nothing(operation)
+            except sqlite3.DatabaseError:
+                if state(path) == before:
+                    raise
+                continue
             if state(path) == before:
-                raise
-            continue
-        if state(path) == before:
-            return found
-        found.close()
-    raise sqlite3.OperationalError("it is written to all the time")
+                return found
+        raise sqlite3.OperationalError("it is written to all the time")
+
+
+def _in_nothing(operation: Operation[T]) -> T:
+    with contextlib.closing(empty()) as nothing:
+        return operation(nothing)
+
+
+def _shared(path: Path) -> sqlite3.Connection | None:
+    """A connection for reading beside those who write; None if there are no tables yet, or in a folder that cannot be
+    written."""
+    connection = _connection(f"{path.as_uri()}?mode=ro")
+    there = 0
+    try:
+        there = _examine(connection, path)
+    except sqlite3.OperationalError:
+        pass
+    finally:
+        if not there:
+            connection.close()
+    return connection if there else None
 
 
 def empty() -> sqlite3.Connection:
@@ -84,30 +129,41 @@ def empty() -> sqlite3.Connection:
 
 def copy(source: sqlite3.Connection) -> sqlite3.Connection:
     """What can be read, in memory."""
+    from .salvage import carry
+
     memory = empty()
-    for table in SCHEMA:
-        with contextlib.suppress(sqlite3.Error):
-            rows = source.execute(f"SELECT * FROM {table}")
-            places = ", ".join("?" * len(rows.description))
-            for row in rows:
-                with contextlib.suppress(UnicodeError):
-                    memory.execute(f"INSERT INTO {table} VALUES ({places})", row)
+    at_once(memory, [lambda target: carry(source, target)])
     return memory
 
 
-def set_aside(path: Path) -> Path:
-    """Renames the file and what SQLite has beside it; returns the name. Raises OSError. As `writer`, one at a time."""
-    target = _unused(path)
-    while target.exists():
-        target = _unused(path)
-    for suffix in ("-wal", "-shm", ""):  # the file last: until it is gone, it is found damaged again
+def integrity(connection: sqlite3.Connection) -> list[str]:
+    """What a full check finds wrong with the file; empty for a sound one. Reads all of it."""
+    lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+    return [line for line in lines if line != "ok"]
+
+
+def is_sound(path: Path) -> bool:
+    """Whether a full check finds nothing wrong with the file."""
+    try:
+        return read(path, integrity) == []
+    except sqlite3.Error:
+        return False
+
+
+def move(path: Path, target: Path) -> None:
+    """Renames a file and what SQLite has beside it, of which nothing need be there. Raises OSError. As `writer`, one at
+    a time."""
+    for log in ("-wal", "-shm", ""):  # the file last: until it is gone, it is found damaged again
         with contextlib.suppress(FileNotFoundError):
-            beside(path, suffix).rename(beside(target, suffix))
-    return target
+            beside(path, log).rename(beside(target, log))
 
 
-def _unused(path: Path) -> Path:
-    return beside(path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ"))
+def unused_name(path: Path) -> Path:
+    """For a damaged file: its name and the date."""
+    while True:
+        target = beside(path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ"))
+        if not target.exists():
+            return target
 
 
 def is_damage(error: sqlite3.Error) -> bool:
@@ -143,6 +199,50 @@ def at_once(connection: sqlite3.Connection, operations: Sequence[Operation[Any]]
     return results[-1]
 
 
+def for_salvage(path: Path) -> sqlite3.Connection:
+    """A file that was set aside, with the log beside it if there is one; it stays as it is. Raises OSError and
+    sqlite3.Error."""
+    if beside(path, "-wal").exists():
+        connection = _connection(f"{path.as_uri()}?mode=ro")
+        with contextlib.suppress(sqlite3.Error):
+            version_of(connection)  # fails where the log cannot be read
+            return connection
+        connection.close()
+    whole = _whole_pages(path)
+    connection = _connection(f"{(whole or path).as_uri()}?mode=ro&immutable=1")
+    if whole:
+        with contextlib.suppress(sqlite3.Error):
+            version_of(connection)  # opens the file, which needs no name any more
+        with contextlib.suppress(OSError):
+            whole.unlink()
+    return connection
+
+
+def _whole_pages(path: Path) -> Path | None:
+    """A copy of a file that was cut off, with zeros for every page that is not there in full: SQLite reads nothing of a
+    file that is shorter than its header says, and takes what is missing of a page for zeros, and so figures for
+    others. None for a file that was not cut off."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100:
+        return None
+    page = int.from_bytes(header[16:18], "big")
+    page = 1 << 16 if page == 1 else page
+    expected = page * int.from_bytes(header[28:32], "big")
+    if page < 512 or (size % page == 0 and not size < expected <= MOST_GROWTH * size):
+        return None
+    target = beside(path, ".whole")
+    try:
+        shutil.copyfile(path, target)
+        os.truncate(target, size - size % page)
+        os.truncate(target, max(expected if expected <= MOST_GROWTH * size else 0, size + page - size % page))
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return target
+
+
 def _connection(uri: str) -> sqlite3.Connection:
     of_file = uri.startswith("file:")
     connection = sqlite3.connect(uri, uri=of_file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
@@ -156,56 +256,47 @@ def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _snapshot(path: Path) -> sqlite3.Connection:
-    """A copy in memory. Raises whatever it likes if the file is written to meanwhile."""
-    memory = _connection(":memory:")
-    try:
-        with contextlib.closing(_connection(f"{path.as_uri()}?mode=ro&immutable=1")) as source:
-            source.backup(memory)
-    except BaseException:
-        memory.close()
-        raise
-    return _sound(memory, path)
-
-
-def _sound(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """The connection; an empty store if it has no tables yet. Closes it where it raises."""
-    there = False
-    try:
-        there = _examine(connection, path)
-    finally:
-        if not there:
-            connection.close()
-    return connection if there else empty()
-
-
-def _examine(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether there are tables. Raises StoreError for what is not ours, DatabaseError for what is damaged."""
-    version, application, page = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id", "page_size")
-    )
-    schema = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+def _examine(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the tables, 0 if there are none yet, from the header, the names of tables and columns and the size
+    of the file. Raises StoreError for what is not ours, DatabaseError for what is damaged."""
+    version = version_of(connection)
+    application, page = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "page_size"))
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if version > VERSION and application in (0, APPLICATION):
         raise StoreError(f"{path} is of version {version}, expected {VERSION}: it takes a newer outblas")
-    if application != APPLICATION and (schema or version or application):
+    if application != APPLICATION and (tables or version or application):
         raise StoreError(f"{path} is a database of another program")
-    log = beside(path, "-wal")
-    if path.stat().st_size % page and not (log.exists() and log.stat().st_size):
+    found, log = state(path), beside(path, "-wal")
+    if found and found[2] % page and not (log.exists() and log.stat().st_size):
         raise sqlite3.DatabaseError("its last page is cut off")
-    if not schema and not version:
-        return False
-    found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
-    if found != ["ok"]:
-        raise sqlite3.DatabaseError(" ".join(str(found[0]).split()))
-    if any(schema.get(table) != statement for table, statement in SCHEMA.items()):
-        raise sqlite3.DatabaseError("it lacks tables or columns")
-    return True
+    if not tables and not version:
+        return 0
+    if missing := rows.lacking(connection, new=version == VERSION):
+        raise sqlite3.DatabaseError(missing)
+    return max(version, 1)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings the tables to the newest version, with a copy of the file beside it until that is done."""
+    kept = beside(path, COPY)
+    kept.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(sqlite3.connect(kept)) as target:
+            with contextlib.suppress(OSError):
+                shutil.copymode(path, kept)
+            connection.backup(target)
+    except BaseException:
+        kept.unlink(missing_ok=True)
+        raise
+    at_once(connection, [migrate])
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Makes the tables unless they are there, and writes in any case."""
-    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        for statement in SCHEMA.values():
+    """Makes the tables and indexes unless they are there, and writes in any case."""
+    there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    for name, statement in {**SCHEMA, **INDEXES}.items():
+        if name not in there:
             connection.execute(statement)
+    if not there:
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -90,8 +90,9 @@ class Race(Generic[K]):
         return ratio(self.base[: len(times)], times)
 
     def confidence(self, rival: K, others: Iterable[K]) -> float:
-        """That with which the rival is the fastest of them: by sign tests against each other one, added up. No
-        distribution of times is assumed; that the race was looked at while it ran is not accounted for."""
+        """A bound from below of that with which the rival is the fastest of them: by sign tests against each other one,
+        whose doubts are added up. 0 where they add up to 1 or more, which says nothing. No distribution of times is
+        assumed; that the race was looked at while it ran is not accounted for."""
         doubt = sum(_sign_test(self.times[rival], self.times[other]) for other in others if other != rival)
         return max(0.0, 1.0 - doubt)
 

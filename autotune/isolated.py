@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, TimeoutError, wait
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from pebble import ProcessExpired, ProcessPool
-
-from .. import cache
-from . import worker
-from .processes import Context, start
+from .. import cache, fallback
+from . import limits, worker
+from .gpu_lock import GpuLock, LockCancelled
+from .processes import RemoteError, WorkerDied, WorkerProcess, WorkerStartError, WorkerTimeout
 from .records import Gpu, Workload
 from .worker import Entry, Screened
 
@@ -23,8 +20,9 @@ START_SECONDS = 300.0  # to import torch, wake the GPU and make operands
 TRIAL_SECONDS = 20.0  # to load, check and time a config, besides its calls
 TURNS = 200.0  # calls of cuBLAS's length that a trial may take, ten times as slow
 LOCK_SECONDS = 900.0
-RELEASE_SECONDS = 0.5  # after which whoever waits for a worker that was abandoned knows
 STARTS = 3  # of a worker, before it counts as impossible
+MEMORY_SHARE = 0.5  # of what this process may use of the machine, for a worker
+_NOT_OPEN = f"{worker.NotOpen.__module__}.{worker.NotOpen.__qualname__}"
 
 
 class Abandoned(Exception):
@@ -32,7 +30,11 @@ class Abandoned(Exception):
 
 
 class Down(Exception):
-    """The worker did not come back from a call; `status` says how it went."""
+    """The worker did not come back from a call; `status` says how it went.
+
+    "killed" says nothing about the config: somebody else ended the worker, as the kernel does when memory runs out, or
+    none could be had. Any other is one of `records.Status`.
+    """
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -42,32 +44,41 @@ class Down(Exception):
 class Bench:
     """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the interpreter.
 
-    Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps take turns.
+    Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps take turns; `unlocked`
+    says why it measured without, if it did. The worker may hold `memory` bytes of the host's memory, by default half of
+    what this process may use.
     """
 
-    def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS) -> None:
+    def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS, memory: int | None = None) -> None:
         self.visible = visible
         self.on_gpu = visible != "cpu"
         self.restarts = 0
-        self._trial_seconds = trial_seconds
-        self._abandoned = False
-        self._pool: ProcessPool | None = None
-        self._owning = threading.Lock()  # of the pool: two threads that join one close its pipes twice
-        self._open: Workload | None = None
+        self.unlocked = ""
         self.cublas_us = 0.0
+        self._trial_seconds = trial_seconds
+        self._memory = memory or int(MEMORY_SHARE * limits.memory())
+        self._abandoned = False
+        self._process: WorkerProcess | None = None
+        self._owning = threading.Lock()  # of the process: another thread may abandon it
+        self._lock: GpuLock | None = None
+        self._open: Workload | None = None
 
     def describe(self) -> Gpu:
         """The GPU it measures on. Raises Down."""
-        return self._call(START_SECONDS, worker.describe)
+        try:
+            return self._call(START_SECONDS, worker.describe)
+        except RemoteError as error:
+            raise Down("failed", str(error)) from None
 
     def open(self, workload: Workload) -> float:
         """Makes the operands of a workload; returns cuBLAS's µs a call. Raises Down."""
         if self._open != workload:
+            self._open = None
             with self._locked():
                 try:
                     self.cublas_us = self._call(START_SECONDS, worker.open_bench, workload, self.on_gpu)
-                except worker.NotOpen as error:
-                    raise Down("failed", f"no operands: {error}") from None
+                except RemoteError as error:
+                    raise Down("failed", f"no operands: {error.text if _not_open(error) else error}") from None
             self._open = workload
         return self.cublas_us
 
@@ -80,19 +91,25 @@ class Bench:
         return self._ask(workload, worker.enter, entry)
 
     def _ask(self, workload: Workload, function: Callable[..., Screened], *arguments: Any) -> Screened:
-        for _ in range(2):
-            self.open(workload)
+        for _ in range(STARTS):
+            try:
+                self.open(workload)
+            except Down as down:  # before the config was touched
+                raise Down("killed", f"the worker could not be made ready: {down}") from None
             try:
                 with self._locked():
                     found = self._call(self._limit(), function, *arguments)
-            except worker.NotOpen:  # the one that had the operands died while nothing was asked of it
-                self.restarts += self._open is not None
+            except RemoteError as error:
+                if not _not_open(error):  # which `worker` takes for the config's result
+                    self.stop()
+                    raise Down("crash", str(error)[:1000]) from None
+                self.restarts += self._open is not None  # the one with the operands died when nothing was asked of it
                 self._open = None
                 continue
             if found.lost:
                 self.stop()
             return found
-        raise Down("crash", "the worker died again and again")
+        raise Down("killed", "the worker died again and again")
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         """µs a call of cuBLAS and of each entry, by round. Raises Down."""
@@ -100,35 +117,36 @@ class Bench:
         try:
             with self._locked():
                 return self._call(seconds, worker.race, list(entries), rounds)
-        except (Down, Abandoned):
-            raise
-        except Exception as error:  # of a config, or for want of them: what they leave is not to be trusted
+        except RemoteError as error:  # of a config, or for want of them: what they leave is not to be trusted
             self.stop()
-            raise Down("crash", f"{type(error).__name__}: {error}"[:1000]) from None
+            raise Down("crash", str(error)[:1000]) from None
 
     def forget(self, entries: Sequence[Entry]) -> None:
         """Frees what was kept for configs that are out of the race. Raises Down."""
-        if self._pool is not None and self._open is not None:
+        if self._process is None or self._open is None:
+            return
+        try:
             self._call(START_SECONDS, worker.forget, list(entries))
+        except RemoteError as error:
+            self.stop()
+            raise Down("crash", str(error)[:1000]) from None
 
     def abandon(self) -> None:
         """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and from now on."""
         self._abandoned = True
-        self._end()
+        with self._owning:
+            process = self._process
+        if process is not None:
+            process.terminate()
 
     def stop(self) -> None:
         """Ends the worker, whatever it is at."""
-        self.restarts += self._end()
-        self._open = None
-
-    def _end(self) -> bool:
-        """Whether there was a worker."""
         with self._owning:
-            pool, self._pool = self._pool, None
-            if pool is not None:
-                pool.stop()
-                pool.join()
-            return pool is not None
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+            self.restarts += 1
+        self._open = None
 
     def __enter__(self) -> Bench:
         return self
@@ -140,63 +158,80 @@ class Bench:
         return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
 
     def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Raises Down, Abandoned, and what the function does."""
+        """Raises Down, Abandoned and RemoteError."""
+        reason = ""
         for _ in range(STARTS):
             try:
-                future = self._scheduled(seconds, function, *arguments)
-                while not wait([future], RELEASE_SECONDS).done:
-                    if self._abandoned:
-                        raise Abandoned
-                found: T = future.result()
-                return found
-            except BaseException as error:
-                if self._abandoned:
-                    raise Abandoned from None
-                if isinstance(error, TimeoutError):
-                    self.stop()
+                process = self._ready()
+                return process.call(seconds, function, *arguments)
+            except WorkerStartError as error:
+                reason = str(error)
+            except WorkerTimeout as late:
+                reason = "it does not take up calls"
+                if late.accepted:
+                    self._stop_unless_abandoned()
                     raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
-                if isinstance(error, ProcessExpired):
-                    self.stop()
-                    raise Down("crash", f"the worker died: {_cause(error.exitcode)}") from None
-                if not isinstance(error, BrokenProcessPool):  # whose worker died before it took up the call
-                    raise
-                self.stop()
-        raise Down("crash", "no worker can be started")
+            except WorkerDied as died:
+                reason = str(died)
+                if died.accepted:
+                    self._stop_unless_abandoned()
+                    raise _down(died) from None
+            self._stop_unless_abandoned()
+        raise Down("killed", f"no worker can be started: {reason}")
 
-    def _scheduled(self, seconds: float, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """The call on its way to the worker, which is started if there is none. Raises BrokenProcessPool."""
+    def _stop_unless_abandoned(self) -> None:
+        self.stop()
+        if self._abandoned:
+            raise Abandoned
+
+    def _ready(self) -> WorkerProcess:
+        """The worker, which is started if there is none, and ready for a call. Raises WorkerStartError."""
+        if self._process is not None and self._process.exit is not None:  # it died when nothing was asked of it
+            self.stop()
         with self._owning:
             if self._abandoned:
                 raise Abandoned
-            if self._pool is None:
-                environment = {"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""}
-                context, first = Context(), (environment, None)
-                self._pool = ProcessPool(max_workers=1, initializer=start, initargs=first, context=context)
-            pool = self._pool
-        try:
-            future: Future[T] = pool.schedule(function, args=arguments, timeout=seconds)
-        except RuntimeError as error:
-            raise BrokenProcessPool(str(error)) from None
-        return future
+            if self._process is not None:
+                return self._process
+            self._process = process = WorkerProcess(
+                environment={"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""},
+                modules=[worker.__name__],
+                memory=self._memory,
+            )
+        process.await_ready(START_SECONDS)
+        return process
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Other sweeps on this GPU wait; where locks cannot be had they do not."""
-        folder = cache.directory()
-        if not self.on_gpu or cache.unusable_reason(folder):
+        """Other sweeps on this GPU wait; where the lock cannot be had they do not, which is said once."""
+        if not self.on_gpu:
             yield
             return
-        with cache.locked(folder / f"gpu-{self.visible.replace('/', '_')}.lock", LOCK_SECONDS):
+        folder = cache.directory()
+        if reason := cache.unusable_reason(folder):
+            self._bypass(f"no lock can be had: {reason}")
             yield
-
-
-def _cause(code: int | None) -> str:
-    """What ended a process."""
-    import signal
-
-    if code is not None and code < 0:
+            return
+        self._lock = self._lock or GpuLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock")
         try:
-            return f"signal {signal.Signals(-code).name}"
-        except ValueError:
-            return f"signal {-code}"
-    return f"exit status {code}"
+            with self._lock.hold(LOCK_SECONDS, lambda: self._abandoned) as reason:
+                if reason:
+                    self._bypass(reason)
+                yield
+        except LockCancelled:
+            raise Abandoned from None
+
+    def _bypass(self, reason: str) -> None:
+        self.unlocked = f"{reason}; figures may be disturbed by other sweeps on GPU {self.visible}"
+        fallback.complain(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
+
+
+def _not_open(error: RemoteError) -> bool:
+    return error.name == _NOT_OPEN
+
+
+def _down(died: WorkerDied) -> Down:
+    """What the end of a worker says about the config that it was at."""
+    if died.exit.memory is not None:
+        return Down("out of memory", f"{died} on the host, more than its bound: the worker was killed")
+    return Down("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")

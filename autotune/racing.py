@@ -1,16 +1,18 @@
 """The finals in a worker: rivals take turns with cuBLAS, and one that cannot go on costs the others nothing."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 from ..configs import brief
 from .finals import BATCH, MOST_ROUNDS, Race
 from .isolated import Bench, Down
 from .progress import Progress
 from .prune import Candidate
-from .records import Status, Workload
+from .records import Workload
 from .worker import Entry
+
+MOST_KILLS = 2  # of workers by somebody else, while a rival alone ran, before it is out
 
 
 class Finals:
@@ -19,6 +21,7 @@ class Finals:
     def __init__(self, workload: Workload, bench: Bench, progress: Progress, say: Callable[[], None]) -> None:
         self.workload, self.bench, self.progress, self.say = workload, bench, progress, say
         self.entered: dict[Candidate, int] = {}  # by how many workers had gone before
+        self.kills: Counter[Candidate] = Counter()  # of workers, from outside, while it alone ran
 
     def run(self, rivals: Sequence[Candidate]) -> Race[Candidate]:
         """The race as it ended, which may be with nobody alive, or before its first round."""
@@ -55,9 +58,11 @@ class Finals:
             if self.entered.get(rival) == self.bench.restarts:
                 continue
             try:
-                status = self.bench.enter(self.workload, (rival.subject, rival.text)).status
+                status: str = self.bench.enter(self.workload, (rival.subject, rival.text)).status
             except Down as down:
-                status = cast(Status, down.status)
+                if self._spared(rival, down):
+                    return False
+                status = down.status
             if status != "ok":
                 self._remove(race, rival, status)
                 return False
@@ -74,7 +79,13 @@ class Finals:
             try:
                 self.bench.race(_entries([rival]), 1)
             except Down as down:
-                self._remove(race, rival, down.status)
+                if not self._spared(rival, down):
+                    self._remove(race, rival, down.status)
+
+    def _spared(self, rival: Candidate, down: Down) -> bool:
+        """Whether a worker was killed from outside, which is not the rival's fault while it happens seldom."""
+        self.kills[rival] += down.status == "killed"
+        return down.status == "killed" and self.kills[rival] < MOST_KILLS
 
     def _remove(self, race: Race[Candidate], rival: Candidate, status: str) -> None:
         race.remove(rival)

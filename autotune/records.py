@@ -27,6 +27,11 @@ Status = Literal[
     "out of memory",
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
+# What may say more about the moment than about the config: a machine short of memory, a driver that was reset, a
+# compiler that was killed. A later "ok" or "wrong" takes its place.
+CIRCUMSTANTIAL = frozenset[Status](
+    ["failed", "compile timeout", "compile crash", "hang", "crash", "device lost", "out of memory"]
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -159,9 +164,10 @@ class Winner:
 
     `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and 90th percentile.
     `lead`: the time of `runner_up` (a config of the same kernel; "" if it had no rival) over its own, `lead_low` and
-    `lead_high` enclose the true median with 95% confidence, `confidence` is that with which it is the fastest of its
-    kernel's finalists. `separated`: no rival can be as fast, or none by more than the finals resolve. `screened` of
-    `valid` configs (of all kernels) were measured before the finals. `finalists`: of all kernels, fastest first.
+    `lead_high` enclose the true median with 95% confidence, `confidence` bounds from below (0: not at all) that with
+    which it is the fastest of its kernel's finalists. `separated`: no rival can be as fast, or none by more than the
+    finals resolve. `screened` of `valid` configs (of all kernels) were measured before the finals. `finalists`: of all
+    kernels, fastest first.
     """
 
     gpu: Gpu
@@ -187,8 +193,32 @@ class Winner:
     when: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TunedConfig:
+    """What a lookup needs of a winner."""
+
+    gpu: Gpu
+    workload: Workload
+    kernel: str
+    config: str
+    us: float
+    ratio: float
+    when: str
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def latest_date() -> str:
+    """A date beyond this one is of a clock that was wrong, and says nothing of what is older or newer."""
+    tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    return tomorrow.isoformat(timespec="seconds")
+
+
+def age(when: str, latest: str) -> str:
+    """To sort dates by, the newest last: a date beyond `latest_date` comes before all others."""
+    return "" if when > latest else when
 
 
 def to_record(value: Trial | Winner) -> dict[str, Any]:

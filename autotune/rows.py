@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import checks
-from .records import Gpu, Trial, Winner, Workload, now
+from .records import CIRCUMSTANTIAL, Gpu, Trial, Winner, Workload, age, latest_date
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -18,17 +19,20 @@ Row = Mapping[str, Any]
 _WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload))
 _GPU = tuple(field.name for field in dataclasses.fields(Gpu))
 _PLACE = ("kernel", *_WORKLOAD, "gpu", "source")  # by kernel and workload first, as rows are looked up
-KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "begun": (*_PLACE, "config")}
+KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
 _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] = {
     "trials": checks.trial_of,
     "winners": checks.winner_of,
 }
 
+PROBE = 1 << 18  # bytes: the results of some minutes
+_ANY_GPU = Gpu("any", 0, 0)
+
 _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
     dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
-# power_limit_w has no type: the key of a GPU tells 700 from 700.0.
+# Of `migrations.VERSION`. power_limit_w has no type: the key of a GPU tells 700 from 700.0.
 SCHEMA = {
     "gpus": """CREATE TABLE gpus ("key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
     driver TEXT, cuda TEXT, torch TEXT, triton TEXT, dsl TEXT)""",
@@ -39,25 +43,96 @@ SCHEMA = {
     us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER, runner_up TEXT,
     lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER, screened INTEGER, valid INTEGER,
     finalists TEXT NOT NULL, UNIQUE ({", ".join(KEYS["winners"])}))""",
-    "begun": f"""CREATE TABLE begun ({_SHARED},
-    times INTEGER NOT NULL, UNIQUE ({", ".join(KEYS["begun"])}))""",
+    "leases": f"""CREATE TABLE leases ({_SHARED},
+    owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
+    UNIQUE ({", ".join(KEYS["leases"])}))""",
+}
+# The trials of a workload are looked up by it, and all that a summary of trials needs is in its order here.
+INDEXES = {
+    "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
+    ON trials (M, N, K, dtype, out_dtype, layout, kernel, gpu, status, us, "when")"""
 }
 
 
+# As `records.age`, of winners; needs :latest.
+BY_AGE = """CASE WHEN "when" > :latest THEN '' ELSE "when" END, id"""
+
+
+@functools.cache
+def columns(table: str) -> tuple[str, ...]:
+    """The names of a table's columns, in their order."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        memory.execute(SCHEMA[table])
+        return columns_there(memory, table)
+
+
+def columns_there(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    """The names of the columns that a table has in a file; none if there is no such table."""
+    return tuple(row[1] for row in connection.execute(f"PRAGMA table_info({table})"))
+
+
+def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
+    """What a file of the newest version has to have and lacks, in words; "" if nothing. One that is not `new` is asked
+    only for what the oldest version has too.
+
+    Columns are compared by name, so that white space in a statement and columns that somebody added change nothing.
+    """
+    for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
+        there = columns_there(connection, table)
+        missing = [name for name in columns(table) if name not in there]
+        if missing:
+            return f"table {table} lacks {', '.join(missing) if there else 'all columns'}"
+        if table in KEYS and KEYS[table] not in _unique(connection, table):
+            return f"table {table} allows two rows of one identity"
+    return ""
+
+
+def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]:
+    """The columns of each unique index of a table."""
+    indexes = [row[1] for row in connection.execute(f"PRAGMA index_list({table})") if row[2]]
+    return [tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")')) for name in indexes]
+
+
+def _listed(table: str) -> str:
+    """The columns of a table, for a statement."""
+    return ", ".join(f'"{name}"' for name in columns(table))
+
+
 def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None) -> list[sqlite3.Row]:
-    """The rows that have what is `wanted` and not None, by date."""
+    """The rows that have what is `wanted` and not None, by date: of a winner by its `age`."""
     given = {name: value for name, value in (wanted or {}).items() if value is not None}
     where = " AND ".join(f'"{name}" = :{name}' for name in given) or "1"
-    order = '"key"' if table == "gpus" else '"when", id'
-    return connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
+    order = {"gpus": '"key"', "winners": BY_AGE}.get(table, '"when", id')
+    if table == "winners":
+        given["latest"] = latest_date()
+    return connection.execute(f"SELECT {_listed(table)} FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
 
 
-def parse(table: str, row: sqlite3.Row, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+def parse(table: str, row: checks.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
     """Raises ValueError that names the row and the field."""
     return _PARSERS[table](_fields(row), f"{table}[{row['id']}]", gpus)
 
 
-def _fields(row: sqlite3.Row) -> checks.Fields:
+def problems(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with rows, one at a time."""
+    gpus, found = gpus_of(select(connection, "gpus"))
+    for table in _PARSERS:
+        for row in connection.execute(f"SELECT {_listed(table)} FROM {table} ORDER BY id"):
+            try:
+                parse(table, row, gpus)
+            except ValueError as error:
+                found.append(str(error))
+    for table, name, least in (("leases", "beat", 0), ("leases", "machine_losses", 0)):
+        if not columns_there(connection, table):  # of an older version
+            continue
+        for row in connection.execute(f"SELECT id, {name} FROM {table}"):
+            if type(row[name]) is not int or row[name] < least:
+                place = f"{table}[{row['id']}].{name}"
+                found.append(f"{place} is {checks.shown(row[name])}, expected an integer of at least {least}")
+    return found
+
+
+def _fields(row: checks.Columns) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
     fields = {name: row[name] for name in row.keys() if name != "id"}  # noqa: SIM118
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
@@ -92,11 +167,25 @@ def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
     return gpus, problems
 
 
-def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
-    """In place of one of the same identity."""
+def could_be_valid(table: str, row: Row) -> bool:
+    """Whether a row is a valid record, or becomes one once its GPU is known."""
+    place = f"{table}[]"
+    try:
+        if table == "gpus":
+            return bool(checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"])
+        if table in _PARSERS:
+            _PARSERS[table](_fields(row), place, {row["gpu"]: _ANY_GPU})
+    except (ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE") -> bool:
+    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there now."""
     columns = ", ".join(f'"{name}"' for name in row)
     values = ", ".join(f":{name}" for name in row)
-    connection.execute(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({values})", row)
+    done = connection.execute(f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({values})", row)
+    return done.rowcount == 1
 
 
 def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
@@ -112,55 +201,77 @@ def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winne
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
-    facts = {"key": row["gpu"], **vars(gpu)}
-    known = select(connection, "gpus", {"key": row["gpu"]})
-    if not known or dict(known[0]) != facts:
-        _insert(connection, "gpus", facts)
+    _put_gpu(connection, row["gpu"], gpu)
     _insert(connection, table, row)
 
 
+def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
+    facts = {"key": key, **vars(gpu)}
+    known = select(connection, "gpus", {"key": key})
+    if not known or dict(known[0]) != facts:
+        _insert(connection, "gpus", facts)
+
+
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
-    """Stores it unless it is there; whether it did. Raises ValueError, at once."""
+    """Stores a trial unless one of its identity stays, and ends its lease; whether it did store it. Raises ValueError,
+    at once."""
     row = _row(trial)
 
     def add(connection: sqlite3.Connection) -> bool:
-        if not replace and there(connection, "trials", row):
-            return False
-        _put(connection, "trials", row, trial.gpu)
+        _delete(connection, "leases", row)
+        _put_gpu(connection, row["gpu"], trial.gpu)
+        if _insert(connection, "trials", row, "IGNORE"):  # most are new: nothing is looked up
+            return True
+        if not replace:
+            found = there(connection, "trials", row)
+            if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
+                return False
+        _insert(connection, "trials", row)
         return True
 
     return add
 
 
+def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
+    """Whether a new trial says what the known one, perhaps through no fault of the config, could not say."""
+    return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
+
+
 def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
-    """Stores it unless a newer is there, or one as new; whether it did. Raises ValueError, at once."""
+    """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one that is there stays
+    if it is as new. Raises ValueError, at once."""
     row = _row(winner)
 
     def crown(connection: sqlite3.Connection) -> bool:
-        found = there(connection, "winners", row)
-        if found and (found.when > row["when"] or (only_newer and found.when == row["when"])):
-            return False
+        if only_newer:
+            found, latest = there(connection, "winners", row), latest_date()
+            if found and (found.when == row["when"] or age(found.when, latest) >= age(row["when"], latest)):
+                return False
         _put(connection, "winners", row, winner.gpu)
         return True
 
     return crown
 
 
+def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """The row of this identity, if there is one."""
+    where = " AND ".join(f'"{name}" = :{name}' for name in KEYS[table])
+    connection.execute(f"DELETE FROM {table} WHERE {where}", {name: row[name] for name in KEYS[table]})
+
+
+def write_probe(connection: sqlite3.Connection) -> None:
+    """Takes room in the file, to find out whether there is any."""
+    connection.execute("CREATE TABLE IF NOT EXISTS probe (content)")
+    connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE,))
+
+
+def remove_probe(connection: sqlite3.Connection) -> None:
+    connection.execute("DROP TABLE IF EXISTS probe")
+
+
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
-    """The key of a trial's row, and of one of `begun`."""
+    """The key of a trial's row, and of one of `leases`."""
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
-
-
-def times_of(connection: sqlite3.Connection, identity: Row) -> int:
-    found = select(connection, "begun", identity)
-    times = found[0]["times"] if found else 0
-    return times if type(times) is int else 0
-
-
-def begin(connection: sqlite3.Connection, identity: Row) -> int:
-    times = times_of(connection, identity) + 1
-    _insert(connection, "begun", {**identity, "when": now(), "times": times})
-    return times
 
 
 def removing(older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None) -> Operation[int]:
@@ -187,6 +298,6 @@ def removing(older_than_days: float | None, kernel: str | None, sources: Mapping
         counts = [connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount for table in KEYS]
         used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
         connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
-        return sum(counts[:2])  # without begun
+        return sum(counts[:2])  # without leases
 
     return remove

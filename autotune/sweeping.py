@@ -1,5 +1,6 @@
 """Sweeps: many workloads over the GPUs of this machine, or of a cluster; a workload is never split."""
 
+import contextlib
 import math
 import os
 import queue
@@ -20,7 +21,7 @@ from .isolated import TRIAL_SECONDS, Bench, Down
 from .progress import Progress, Report, silent
 from .prune import Ranker
 from .records import Winner, Workload
-from .store import Store
+from .store import Store, StoreError
 from .subjects import Subject
 from .subjects import of as subject_of
 from .tuning import Job, Outcome, tune
@@ -42,12 +43,18 @@ class Failure:
 
 @dataclass
 class Sweep:
-    """What came of a sweep: an outcome by workload and GPU model, what could not be tuned, seconds, the store."""
+    """What came of a sweep: an outcome by workload and GPU model, what could not be tuned, seconds, the store.
+
+    `unsaved`: how many results are not in the store's file, because it could not be written any more; `rescued` is the
+    export that has them, for `outblas cache import`, None where nothing is missing or no file could be written at all.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
     store: Path | None = None
+    unsaved: int = 0
+    rescued: Path | None = None
 
     def add(self, outcome: Outcome) -> None:
         """Keeps what came of a workload, among the failures too where it failed."""
@@ -82,10 +89,12 @@ def sweep(
     address: str | None = None,
     store: Store | str | Path | None = None,
     resume: bool = True,
+    retry_failed: bool = False,
     ranker: str = "model",
     compile_workers: int | None = None,
     trial_seconds: float = TRIAL_SECONDS,
     progress: Report = silent,
+    allow_unsaved: bool = False,
 ) -> Sweep:
     """Finds the fastest config of kernels for shapes, layouts and one dtype, and keeps all trials in a store.
 
@@ -103,16 +112,22 @@ def sweep(
         engine: "local", or "ray": one task a workload on a cluster at `address` (by default the one that there is, or
             a local one).
         store: where trials go, and come from when `resume`; by default the user's.
+        retry_failed: whether configs that have failed are measured anew; those that are right, wrong or refused by the
+            kernel are not.
         ranker: "model", the analytic one, or "heuristics", NVIDIA's nvMatmulHeuristics.
         compile_workers: processes that compile; by default as many as the machine carries.
         trial_seconds: after which a config counts as hanging, besides its calls and the start of a worker.
         progress: called with a snapshot at every step, from the threads that drive GPUs.
+        allow_unsaved: measure even where the store cannot be written, and keep results while the process lives.
 
-    Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial. Killed at any
-    moment, a sweep goes on where it was.
+    Returns the outcomes and winners. A config that hangs, crashes or is wrong costs its own trial; one whose worker is
+    killed from outside is tried again, and then left unmeasured. Killed at any moment, a sweep goes on where it was.
+    Results that cannot be written to the store any more are exported to another file: `Sweep.rescued` says where, or
+    the note of the exception that ended the sweep.
 
     Raises:
         TypeError, ValueError: an argument is wrong; nothing has been started.
+        StoreError: the store cannot be written; nothing has been started.
         ImportError: a kernel's DSL, ray or the heuristics are not installed.
     """
     begun = time.monotonic()
@@ -127,21 +142,61 @@ def sweep(
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
     jobs = [
-        Job(subjects, workload, trials=trials, top_k=top_k, resume=resume, ranker=ranker_of(ranker))
+        Job(
+            subjects,
+            workload,
+            trials=trials,
+            top_k=top_k,
+            resume=resume,
+            ranker=ranker_of(ranker),
+            retry_failed=retry_failed,
+        )
         for workload in workloads
     ]
+    visible = visible_gpus(gpus) if engine == "local" else []
     with ExitStack() as stack:
         kept = store if isinstance(store, Store) else stack.enter_context(Store(None if store is None else Path(store)))
-        if engine == "ray":
-            from . import cluster
+        if not allow_unsaved:
+            kept.check_persistent()
+        try:
+            if engine == "ray":
+                from . import cluster
 
-            found = cluster.run(jobs, kept, progress, budget=budget, address=address, workers=compile_workers)
-        else:
-            visible = visible_gpus(gpus)
-            found = _local(jobs, visible, kept, progress, budget, compile_workers, trial_seconds)
+                found = cluster.run(jobs, kept, progress, budget=budget, address=address, workers=compile_workers)
+            else:
+                found = _local(jobs, visible, kept, progress, budget, compile_workers, trial_seconds)
+        except BaseException as error:
+            unsaved, rescued = (0, None) if allow_unsaved else _rescue(kept)
+            if unsaved:
+                error.add_note(lost_results(unsaved, kept.path, rescued))
+            raise
         found.store = kept.path
+        found.unsaved, found.rescued = (kept.unsaved, None) if allow_unsaved else _rescue(kept)
     found.seconds = time.monotonic() - begun
     return found
+
+
+def _rescue(store: Store) -> tuple[int, Path | None]:
+    """How many results are not in the store's file, even now, and the export that has them, if one can be written."""
+    if not store.unsaved:
+        return 0, None
+    with contextlib.suppress(StoreError):
+        store.check_persistent()  # writes what waits, if there is room again
+    if not store.unsaved:
+        return 0, None
+    try:
+        return store.unsaved, store.emergency_export()
+    except StoreError as error:
+        warnings.warn(f"no emergency export could be written: {error}", stacklevel=3)
+        return store.unsaved, None
+
+
+def lost_results(count: int, store: Path | None, rescued: Path | None) -> str:
+    """What a user is told of results that are not in the store's file."""
+    said = f"{count} results could not be written to {store}"
+    if rescued is None:
+        return f"{said}, nor anywhere else: they are lost"
+    return f"{said}: they are in {rescued}, and outblas cache import takes them from there"
 
 
 def visible_gpus(gpus: str | int | Sequence[int]) -> list[str]:
@@ -254,7 +309,9 @@ def _local(
             return
         if compilers is not None and budget is not None:  # whose start is not the first workload's to pay for
             compilers.await_one(job.subjects[0], budget / 4)
-        outcome = tune(replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu)
+        outcome = tune(
+            replace(job, seconds=budgets.share()), model, bench, compilers, store, tell, label=gpu, stopped=stop.is_set
+        )
         with lock:
             found.add(outcome)
 

@@ -8,43 +8,117 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import checks, compact
+from . import checks, compact, exports
 from .checks import Fields, shown
-from .records import Gpu, Trial, Winner, Workload, now
+from .records import Gpu, Trial, Winner, Workload, age, latest_date, now
 
 if TYPE_CHECKING:
+    from .listing import Selection
     from .store import Store
 
 EXPORT, TABLE = "outblas-tuning", "outblas-table"  # the formats
-VERSIONS = {EXPORT: 1, TABLE: 2}
+VERSIONS = {EXPORT: 1, TABLE: 2}  # of what is one JSON object; exports are lines since their version 2
 # Significant digits of shipped figures; more of the ratio, which ranks kernels and is rounded again in reports.
 DIGITS = {"us": 5, "ratio": 7, "ratio_low": 5, "ratio_high": 5, "confidence": 4}
-SIZE_LIMIT = 256 << 20  # bytes of a file that is read
+SIZE_LIMIT = 1 << 30  # bytes of a file that is read as one JSON object, which takes some ten times that in memory
 TABLES = Path(__file__).parent / "tables"  # where shipped tables lie
 
 
 def export(trials: Iterable[Trial], winners: Iterable[Winner], path: Path) -> None:
     """Writes all to one file, at once. Raises ValueError for a record that `read` would refuse, and OSError."""
-    trials, winners = list(trials), list(winners)
-    records: list[Trial | Winner] = [*trials, *winners]
-    gpus = {record.gpu.key: record.gpu for record in records}
-    payload: Fields = {
-        "format": EXPORT,
-        "version": VERSIONS[EXPORT],
-        "gpus": {key: vars(gpu) for key, gpu in sorted(gpus.items())},
-        "trials": [checks.checked_fields(trial, f"trials[{i}]") for i, trial in enumerate(trials)],
-        "winners": [checks.checked_fields(winner, f"winners[{i}]") for i, winner in enumerate(winners)],
-    }
-    _write(path, payload)
+    exports.write(path, trials, winners)
+
+
+def export_store(store: Store, path: Path, wanted: Selection | None = None) -> tuple[int, int]:
+    """Writes what a store has to one file, at once, a record at a time; how many trials and winners. Raises OSError."""
+    failed: list[OSError] = []
+
+    def consume(trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
+        failed.clear()
+        try:
+            return exports.write(path, trials, winners, checked=True)
+        except OSError as error:  # which is not the store's
+            failed.append(error)
+            return 0, 0
+
+    counts = store.stream(consume, wanted)
+    if failed:
+        raise failed[0]
+    return counts
 
 
 def read(path: Path) -> tuple[list[Trial], list[Winner]]:
-    """What `export` wrote. Raises ValueError that names the place of the first thing amiss."""
+    """What `export` wrote, now or in its first version. Raises ValueError that names the place of the first thing
+    amiss."""
+    if not _is_lines(path):
+        return _read_first_version(path)
+    records = list(_checked(path, exports.read(path)))
+    trials = [record for record in records if isinstance(record, Trial)]
+    return trials, [record for record in records if isinstance(record, Winner)]
+
+
+def check(path: Path) -> None:
+    """Reads a file as `read` does, and keeps nothing of it. Raises as `read`."""
+    if not _is_lines(path):
+        _read_first_version(path)
+    else:
+        for _ in _checked(path, exports.read(path)):
+            pass
+
+
+def import_into(store: Store, path: Path) -> tuple[int, int]:
+    """Merges a file into the store; returns how many trials and winners are new.
+
+    Raises ValueError, with nothing stored, where anything in the file is amiss, and StoreError where not all of it
+    reaches the store's file: what did reach it is known when the import is repeated.
+    """
+    if not _is_lines(path):
+        return store.merge(*_read_first_version(path))
+    from .database import StoreError
+
+    new = [0, 0]
+    persistent = store.persistent
+
+    def put(batch: exports.Batch) -> None:
+        trials = [record for record in batch if isinstance(record, Trial)]
+        counts = store.merge(trials, [record for record in batch if isinstance(record, Winner)])
+        new[:] = [old + more for old, more in zip(new, counts, strict=True)]
+        if persistent and not store.persistent:
+            raise StoreError(store.warning)
+
+    with _errors(path):
+        exports.merge(path, put)
+    return new[0], new[1]
+
+
+def _is_lines(path: Path) -> bool:
+    with _errors(path):
+        if not path.is_file():
+            raise ValueError(f"{path} is no file")
+        return exports.is_lines(path)
+
+
+def _checked(path: Path, records: Iterable[Trial | Winner]) -> Iterator[Trial | Winner]:
+    with _errors(path):
+        yield from records
+
+
+@contextlib.contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """What the system says of a file that is read, as a ValueError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+
+
+def _read_first_version(path: Path) -> tuple[list[Trial], list[Winner]]:
+    """A file that is one JSON object, as exports were."""
     content = _opened(_text_of(path), EXPORT, ("gpus", "trials", "winners"))
     for name, kind in (("gpus", dict), ("trials", list), ("winners", list)):
         if type(content[name]) is not kind:
@@ -56,11 +130,6 @@ def read(path: Path) -> tuple[list[Trial], list[Winner]]:
             raise ValueError(f"gpus[{shown(key)}] is the key of another GPU, expected {gpus[key].key!r}")
     trials = [checks.trial_of(fields, f"trials[{i}]", gpus) for i, fields in enumerate(content["trials"])]
     return trials, [checks.winner_of(fields, f"winners[{i}]", gpus) for i, fields in enumerate(content["winners"])]
-
-
-def import_into(store: Store, path: Path) -> tuple[int, int]:
-    """Merges a file into the store; returns how many trials and winners are new. Raises ValueError, nothing written."""
-    return store.merge(*read(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +181,14 @@ def read_table(source: Path | str) -> Table:
     return Table(checks.gpu_of(content["gpu"], "gpu"), tuple(sorted(entries.values(), key=_order)))
 
 
+def own_tables() -> Path:
+    """The folder of the tables that come with the package, in a checkout. Raises ValueError where the package is
+    installed: the next installation would replace what is written there."""
+    if not (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        raise ValueError(f"the tables in {TABLES} belong to an installed package, expected a FOLDER to write to")
+    return TABLES
+
+
 def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
     """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the highest ratio.
 
@@ -121,12 +198,17 @@ def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
     models: dict[tuple[str, int], list[Winner]] = {}
     for i, winner in enumerate(winners):
         checks.checked_fields(winner, f"winners[{i}]")
+        if winner.gpu.arch == 0:
+            raise ValueError(f"winners[{i}] is of {winner.gpu.name}, expected one that was measured on a GPU")
         models.setdefault(winner.gpu.model, []).append(winner)
     tables: dict[Path, Table] = {}
+    latest = latest_date()
     for _, found in sorted(models.items()):
-        gpu = max(found, key=lambda winner: winner.when).gpu
+        gpu = max(found, key=lambda winner: age(winner.when, latest)).gpu
         path, kept = _table_at(folder, gpu, tables)
-        best = {entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, w.when)))}
+        best = {
+            entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, age(w.when, latest))))
+        }
         entries = {entry.place: entry for entry in kept} | best
         tables[path] = Table(gpu, tuple(entries.values()))
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,7 +291,7 @@ def _order(entry: Entry) -> tuple[Any, ...]:
 def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
     """The object in `text`, its format, version, fields and checksum found right; fields not looked into."""
     try:
-        content = json.loads(text, object_pairs_hook=_once)
+        content = json.loads(text, object_pairs_hook=checks.once)
         found = _checksum(content) if type(content) is dict else ""
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the file is no JSON: {error}") from None
@@ -225,13 +307,6 @@ def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
             f"sha256 is {shown(content['sha256'])}, expected {found!r}: the file was changed or is not whole"
         )
     return content
-
-
-def _once(pairs: list[tuple[str, Any]]) -> Fields:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError(f"a field is there twice, of {shown([name for name, _ in pairs])}")
-    return fields
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -2,10 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ..configs import brief
 from . import compilers as compiling
@@ -13,27 +11,15 @@ from .ahead import Ahead
 from .compilers import Compilers
 from .finals import Race
 from .isolated import Bench, Down
+from .job_view import JobView, Memory
 from .progress import Progress, Report, silent
 from .prune import Candidate, Plan, Ranker, by_model, plan
 from .racing import Finals
-from .records import Facts, Finalist, Gpu, Status, Trial, Winner, Workload, now
+from .records import Finalist, Gpu, Trial, Winner, Workload, now
+from .screening import Built, Screen, Unmeasured, say_waiting
 from .subjects import Subject
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
-PATIENCE = 30.0  # seconds to wait for what other sweeps seem to be measuring, before it is called deadly
-MOST_STARTS = 3  # times a config may be begun without an end before it is given up
-
-
-class Memory(Protocol):
-    """What a sweep asks of a store."""
-
-    def trials(self, *, workload: Workload) -> list[Trial]: ...
-    def winners(self, *, workload: Workload) -> list[Winner]: ...
-    def find(self, *facts: *Facts) -> Trial | None: ...
-    def begun(self, *facts: *Facts) -> int: ...
-    def begin(self, *facts: *Facts) -> int: ...
-    def add(self, trial: Trial, *, replace: bool = False) -> bool: ...
-    def crown(self, winner: Winner) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +27,8 @@ class Job:
     """What to tune: kernels that compete, one workload, and how far to go.
 
     `trials`: as many configs of each kernel, the best by `ranker`; None: all that are valid. `top_k` go to the finals.
-    `seconds`: for all of it; None: until it is done.
+    `seconds`: for all of it; None: until it is done. Without `resume` all is measured anew, with `retry_failed`
+    what has failed.
     """
 
     subjects: tuple[Subject, ...]
@@ -51,12 +38,16 @@ class Job:
     seconds: float | None = None
     resume: bool = True
     ranker: Ranker = by_model
+    retry_failed: bool = False
 
 
 @dataclass
 class Outcome:
-    """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel. `failure`
-    says why it could not go on, if it could not."""
+    """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel.
+
+    `unmeasured`: configs of which nothing is known, because something else went wrong; the next sweep tries them again.
+    `failure` says why the job could not go on, if it could not.
+    """
 
     job: Job
     gpu: Gpu
@@ -66,6 +57,7 @@ class Outcome:
     winners: list[Winner] = field(default_factory=list)
     finished: bool = True
     failure: str = ""
+    unmeasured: list[Unmeasured] = field(default_factory=list)
 
     @property
     def winner(self) -> Winner | None:
@@ -74,18 +66,37 @@ class Outcome:
 
 
 def tune(
-    job: Job, gpu: Gpu, bench: Bench, compilers: Compilers | None, memory: Memory, report: Report = silent,
-    *, label: str = "",
-) -> Outcome:  # fmt: skip
-    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the one that runs."""
-    return _Tuning(job, gpu, bench, compilers, memory, report, label).run()
+    job: Job,
+    gpu: Gpu,
+    bench: Bench,
+    compilers: Compilers | None,
+    memory: Memory,
+    report: Report = silent,
+    *,
+    label: str = "",
+    stopped: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the one that runs.
+
+    `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for others.
+    """
+    return _Tuning(job, gpu, bench, compilers, memory, report, label, stopped).run()
 
 
 class _Tuning:
     def __init__(
-        self, job: Job, gpu: Gpu, bench: Bench, compilers: Compilers | None, memory: Memory, report: Report, label: str
+        self,
+        job: Job,
+        gpu: Gpu,
+        bench: Bench,
+        compilers: Compilers | None,
+        memory: Memory,
+        report: Report,
+        label: str,
+        stopped: Callable[[], bool],
     ) -> None:
-        self.job, self.gpu, self.bench, self.memory = job, gpu, bench, memory
+        self.job, self.gpu, self.bench, self.stopped = job, gpu, bench, stopped
+        self.memory = JobView(memory, job.workload, resume=job.resume, retry_failed=job.retry_failed)
         self.compilers = compilers if gpu.arch else None
         self.sources = {subject.name: subject.fingerprint for subject in job.subjects}
         self.progress = Progress(job.workload, gpu=label or gpu.name)
@@ -101,7 +112,7 @@ class _Tuning:
         progress, outcome = self.progress, self.outcome
         progress.stage, progress.valid = "preparing", len(outcome.plan.ranked)
         self.say()
-        known = self._known() if self.job.resume else {}
+        known = self._known()
         missing = []
         for candidate in outcome.plan.ranked:
             found = known.get(self._identity(candidate))
@@ -141,81 +152,43 @@ class _Tuning:
         seconds = self.job.seconds
         until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
         queue = Ahead(ordered, self.compilers, self.job.workload, self.gpu.arch, until)
-        others: list[tuple[Candidate, Future[float] | None]] = []
-        for candidate, built in queue:
-            self.progress.compiling, self.progress.compiled = queue.compiling, queue.ready
-            trial = self._failed(candidate, built) or self._measure(candidate, built)
-            if trial is None:
-                others.append((candidate, built))
-            else:
-                self._add(trial)
-        self.progress.compiling = self.progress.compiled = 0
-        for candidate, built in others:
-            if until is None or time.monotonic() < until:
-                self._add(self._measure_last(candidate, built))
+        screen = Screen(
+            self.memory,
+            self.bench,
+            self.compilers,
+            self.gpu,
+            self.job.workload,
+            best_us=lambda: self.best.us if self.best else None,
+            taken=self._take,
+            left_out=self._leave_out,
+            waiting=self._wait,
+            stopped=self.stopped,
+        )
+        screen.run(self._followed(queue), until)
         self.outcome.finished = len(self.outcome.trials) == len(self.outcome.plan.ranked)
 
-    def _failed(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
-        """The trial of a config that did not compile."""
-        wrong = compiling.outcome(built) if built is not None else None
-        return self._trial(candidate, *wrong) if wrong is not None else None
+    def _followed(self, queue: Ahead) -> Iterator[tuple[Candidate, Built | None]]:
+        """What comes out of the queue, with its lengths in the progress."""
+        for candidate, built in queue:
+            self.progress.compiling, self.progress.compiled = queue.compiling, queue.ready
+            yield candidate, built
+        self.progress.compiling = self.progress.compiled = 0
 
-    def _measure(self, candidate: Candidate, built: Future[float] | None) -> Trial | None:
-        """None where another sweep has begun it, and either is at it or was ended by it: that will be seen."""
-        if not self.job.resume:
-            self.bench.open(self.job.workload)
-            self.memory.begin(*self._facts(candidate))
-            return self._timed(candidate, built)
-        if (known := self.memory.find(*self._facts(candidate))) is not None:
-            return known
-        self.bench.open(self.job.workload)  # what fails here is not the config's fault
-        if self.memory.begun(*self._facts(candidate)) or self.memory.begin(*self._facts(candidate)) > 1:
-            return None
-        return self._timed(candidate, built)
-
-    def _measure_last(self, candidate: Candidate, built: Future[float] | None) -> Trial:
-        """A config that other sweeps began: their trial, or one more attempt, or no more after so many."""
-        starts = self.memory.begun(*self._facts(candidate))
-        patience = time.monotonic() + (PATIENCE if starts >= MOST_STARTS - 1 else 0.0)
-        while (known := self.memory.find(*self._facts(candidate))) is None and time.monotonic() < patience:
-            time.sleep(0.1)
-        if known is not None:
-            return known
-        if starts >= MOST_STARTS - 1:
-            return self._trial(candidate, "crash", f"{starts} sweeps ended while they measured it")
-        self.bench.open(self.job.workload)
-        self.memory.begin(*self._facts(candidate))
-        return self._timed(candidate, built)
-
-    def _timed(self, candidate: Candidate, built: Future[float] | None) -> Trial:
-        best_us = self.best.us if self.best else None
-        try:
-            found = self.bench.screen(self.job.workload, (candidate.subject, candidate.text), best_us)
-        except Down as down:
-            return self._trial(candidate, cast(Status, down.status), str(down))
-        return replace(
-            self._trial(candidate, found.status, found.reason), us=found.us, ratio=found.ratio,
-            ratio_low=found.ratio_low, ratio_high=found.ratio_high, clock_mhz=found.clock_mhz,
-            compile_s=compiling.seconds(built) if built is not None else None,
-        )  # fmt: skip
-
-    def _facts(self, candidate: Candidate) -> Facts:
-        """What makes a trial of it, as stores ask for it."""
-        name, source, config = self._identity(candidate)
-        return self.gpu, self.job.workload, name, source, config
-
-    def _trial(self, candidate: Candidate, status: Status, reason: str = "") -> Trial:
-        return Trial(
-            gpu=self.gpu, workload=self.job.workload, kernel=candidate.subject.name,
-            source=self.sources[candidate.subject.name], config=candidate.text, status=status, reason=reason[:1000],
-            predicted_us=candidate.predicted_us or None, when=now(),
-        )  # fmt: skip
-
-    def _add(self, trial: Trial) -> None:
-        self.outcome.new += self.memory.add(trial, replace=not self.job.resume)
+    def _take(self, trial: Trial, new: bool) -> None:
+        """A trial of the screen, of this driver or of another."""
+        self.outcome.new += new
         self.outcome.trials.append(trial)
         self.progress.screened += 1
         self._note(trial)
+        self.say()
+
+    def _leave_out(self, unmeasured: Unmeasured) -> None:
+        self.outcome.unmeasured.append(unmeasured)
+        self.progress.failures["unmeasured"] += 1
+        self.say()
+
+    def _wait(self, count: int) -> None:
+        say_waiting(self.progress, count)
         self.say()
 
     def _note(self, trial: Trial) -> None:

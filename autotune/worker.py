@@ -23,6 +23,7 @@ from ..verify.cases import Case
 from ..verify.oracle import Exact
 from . import gpu
 from .records import Gpu, Status, Workload
+from .serve import brief
 from .subjects import Subject
 
 SCREEN_ROUNDS = 3
@@ -167,8 +168,8 @@ def open_bench(workload: Workload, on_gpu: bool) -> float:
         torch.cuda.empty_cache()
     try:
         _bench = _Bench(workload, on_gpu)
-    except Exception as error:  # may hold what cannot be sent
-        raise NotOpen(_brief(error)) from None
+    except BaseException as error:  # may hold what cannot be sent
+        raise NotOpen(brief(error)) from None
     return _bench.cublas_us
 
 
@@ -221,18 +222,12 @@ def _guarded(body: Callable[[_Bench], Screened]) -> Screened:
         return body(bench)
     except _Objection as objection:
         return Screened(objection.status, str(objection)[:1000])
-    except torch.OutOfMemoryError as error:
-        return Screened("out of memory", _brief(error))
-    except (Exception, SystemExit) as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return Screened("out of memory", brief(error))
+    except BaseException as error:  # a config may raise anything
         if bench.device == "cuda":
             try:
                 torch.cuda.synchronize()
-            except Exception as lost:
-                return Screened("device lost", _brief(lost))
-        return Screened("failed", _brief(error))
-
-
-def _brief(error: BaseException) -> str:
-    """The first line of what torch or CUDA says."""
-    said = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {said}"[:1000]
+            except BaseException as lost:
+                return Screened("device lost", brief(lost))
+        return Screened("failed", brief(error))

@@ -6,6 +6,7 @@ says how many sound configs the space has, FAULTY_SLEEP how many ms each takes, 
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -63,7 +64,7 @@ def plan(problem, config=None):
     time.sleep(config.sleep / 1000)
 
     def launch(a, b, c, out, alpha, beta):
-        fail(config.fault)
+        fail(config.fault, config)
         torch.mm(a, b, out=out)
         if config.fault == "wrong":
             out[-1, -1] += 1
@@ -80,8 +81,14 @@ def precompile(problem, config, arch):
         fail(fault)
 
 
-def fail(fault):
+def fail(fault, config=None):
     match fault:
+        case "wait":  # while there is a file
+            while Path(os.environ["FAULTY_LOG"] + ".wait").exists():
+                time.sleep(0.02)
+        case "killed-once":  # from outside, so to speak
+            if sum(note.config == to_text(config) for note in notes()) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
         case "hang":
             time.sleep(1000)
         case "segfault":

@@ -82,3 +82,38 @@ def sql(path, *statements):
 
 def set_aside(path):
     return [p for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm"))]
+
+
+DAMAGES = ("a byte", "some bytes", "a page overwritten", "a page of zeros", "pages swapped", "cut off", "cut short")
+
+
+def damage(path, random):
+    """Does something to a store's file that disks, file systems and people do; returns what, in words.
+
+    `random` is a `random.Random`, so that a seed repeats it.
+    """
+    data = bytearray(path.read_bytes())
+    page = int.from_bytes(data[16:18], "big") or 4096
+    pages = max(len(data) // page, 1)
+    what = random.choice(DAMAGES)
+    place = random.randrange(len(data))
+    first, second = random.randrange(pages) * page, random.randrange(pages) * page
+    if what == "a byte":
+        data[place] ^= random.randrange(1, 256)
+    elif what == "some bytes":
+        data[place : place + 40] = random.randbytes(len(data[place : place + 40]))
+    elif what == "a page overwritten":
+        data[first : first + page] = random.randbytes(page)
+    elif what == "a page of zeros":
+        data[first : first + page] = bytes(page)
+    elif what == "pages swapped":
+        data[first : first + page], data[second : second + page] = (
+            data[second : second + page],
+            data[first : first + page],
+        )
+    elif what == "cut off":
+        del data[random.randrange(len(data)) :]
+    else:
+        del data[-random.randrange(1, page) :]
+    path.write_bytes(data)
+    return f"{what} at {first}, {second} or {place}"

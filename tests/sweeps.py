@@ -1,11 +1,13 @@
 """Sweeps of tests/faulty_kernel.py without a GPU, in this process and in ones that can be killed."""
 
+import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from outblas.autotune import gpu
+from outblas.autotune import gpu, supervisor
 from outblas.autotune.records import Workload
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
@@ -19,11 +21,10 @@ OPTIONS = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}
 SCRIPT = f"""
 import json, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from multiprocessing import active_children
 from pathlib import Path
 from faulty_kernel import notes
 from outblas.autotune.store import Store
-from sweeps import run, soon
+from sweeps import active_children, run, soon
 """
 
 
@@ -43,6 +44,16 @@ def start(code, path):
     script.write_text(f"open({str(path.with_name('ran'))!r}, 'a').write('ran\\n')\n{SCRIPT}{code}")
     command = [sys.executable, str(script), str(path)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@dataclass(frozen=True)
+class Child:
+    pid: int
+
+
+def active_children():
+    """Processes that this one has started, and that those have, that have not ended."""
+    return [Child(pid) for pid in supervisor._descendants(os.getpid()) if not gone(pid)]
 
 
 def gone(process):

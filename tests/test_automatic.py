@@ -10,8 +10,9 @@ from known import A100, CONFIGS, H100, knowing, winner
 
 import outblas
 from outblas import dispatch, fallback
-from outblas.autotune import automatic, choose
+from outblas.autotune import automatic, choose, sweeping
 from outblas.autotune.records import Workload
+from outblas.autotune.store import StoreError
 from outblas.configs import to_text
 from outblas.hopper import gemm, hilbert
 from outblas.operands import problem
@@ -167,7 +168,8 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
     swept = []
     known = [know()]
 
-    def sweep(workload, index, kernels, budget, *_):
+    def sweep(workload, index, kernels, budget, *_, allow_unsaved):
+        assert allow_unsaved
         swept.append((workload, budget))
         if budget == 1.5:
             raise RuntimeError("the GPU is on fire")
@@ -194,6 +196,34 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
     monkeypatch.delenv("OUTBLAS_TUNE_BUDGET")
     assert choices() == choices() == [("portable", CONFIGS[3])]
     assert swept == [(AT, 1.5), (AT, automatic.FIRST_SECONDS)]
+
+
+def test_a_store_that_keeps_nothing_is_no_callers_concern(on_gpu, monkeypatch, know):
+    """A shape is tuned once, and not at every call, where the winner cannot be looked up afterwards."""
+    swept = []
+    monkeypatch.setattr(automatic, "_given_up", set())
+    monkeypatch.setattr(automatic, "_sweep", lambda *facts, **options: swept.append(options))
+    monkeypatch.setattr(choose, "knowledge", lambda index: know())
+    for _ in range(3):
+        assert list(automatic.choices(on_gpu, "on")) == []
+    assert swept == [{"allow_unsaved": True}]
+
+
+@pytest.mark.parametrize(("options", "refused"), [({}, True), ({"allow_unsaved": True}, False)])
+def test_tune_refuses_a_store_that_keeps_nothing(monkeypatch, tmp_path, options, refused):
+    """Before it measures; what OUTBLAS_TUNE=on does inside of a program goes on in memory."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
+    measured = Mock(return_value=sweeping.Sweep())
+    monkeypatch.setattr(sweeping, "_local", measured)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError) as error:
+            automatic._sweep(AT, 0, ["portable"], 1.0, 1, 1, **options)
+    assert isinstance(error.value, StoreError) == refused
+    assert measured.called != refused
 
 
 def test_modes():

@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import commands
 import pytest
 from stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
 
-from outblas import cache
+from outblas import cache, config_source, configs, registry
 from outblas.autotune import transfer
+from outblas.autotune.records import Gpu, Workload
 from outblas.autotune.store import Store
 from outblas.cli import cache as command
+from outblas.cli import common
 
 
 @pytest.fixture(autouse=True)
@@ -167,3 +170,138 @@ def test_import_into_what_cannot_be_written_is_an_error(home):
     file = home / "found.json"
     invoke("export", file)
     assert "lost when the process ends" in refusal("import", file, "--store", file / "x.sqlite")
+
+
+# Names that others chose.
+
+ESCAPES = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202egnp.exe\u2066 \u200b \r\b [bold]b[/bold] \\[red]"
+RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture
+def foreign(home):
+    """Results of a GPU and with reasons that no GPU and no compiler would have, imported."""
+    gpu = dataclasses.replace(H200, name=f"GPU {ESCAPES}", driver=ESCAPES)
+    file = home / "foreign.json"
+    tried = [trial(0, gpu=gpu), failed(1, gpu=gpu, reason=ESCAPES)]
+    transfer.export(tried, [winner(gpu=gpu, source=ESCAPES)], file)
+    invoke("import", file)
+    return file
+
+
+@pytest.mark.parametrize("arguments", [
+    ("ls",), ("show", "4096"), ("show", "hopper.hilbert"), ("verify",), ("export", "--ship"),
+], ids=" ".join)  # fmt: skip
+def test_control_characters_are_shown_escaped(foreign, arguments):
+    result = invoke(*arguments)
+    assert not RAW.search(result.stdout.replace("\t", "")), result.stdout
+    assert not RAW.search(result.stderr)
+    if arguments[0] in ("ls", "show"):
+        for piece in (r"\x1b[31mred\x1b]0;title\x07", r"\x9b2J", r"\u202egnp.exe\u2066", "[bold]b[/bold]", r"\[red]"):
+            assert piece in result.stdout.replace("\n", "")
+
+
+def test_control_characters_in_json_are_escapes(foreign):
+    text = shown("ls", "--json")
+    assert not RAW.search(text)
+    assert {row["gpu"] for row in json.loads(text)["rows"]} >= {f"GPU {ESCAPES}"}
+    assert json.loads(shown("show", "4096", "--json"))[-1]["gpu"]["driver"] in (ESCAPES, H100.driver)
+
+
+def test_control_characters_in_problems_and_paths(home, path):
+    sql(path, "UPDATE trials SET layout = 'x' || char(27) || '[31m' WHERE id = 1")
+    text = shown("verify", code=1)
+    assert not RAW.search(text)
+    assert r"\x1b[31m" in text
+    odd = home / "odd\x1b[31m\u202e.json"
+    odd.write_text("{}")
+    text = shown("verify", odd, code=1)
+    assert not RAW.search(text)
+    assert r"odd\x1b[31m\u202e.json" in text
+    assert not RAW.search(invoke("import", odd, code=2).stderr)
+    assert not RAW.search(invoke("ls", "--store", home / "no\x1b[31m.sqlite", code=2).stderr)
+
+
+def test_notes_and_tables_escape_what_they_are_given(capsys):
+    common.note(ESCAPES)
+    common.table(ESCAPES, [ESCAPES], [[ESCAPES]])
+    common.say(f"{ESCAPES}\nsecond line")
+    text = capsys.readouterr().out
+    assert not RAW.search(text)
+    assert "\nsecond line" in text
+    assert common.printable("µs × 4–8 ✓ 日本 é\u00a0 \t\n") == "µs × 4–8 ✓ 日本 é\u00a0 \\t\\n"
+    assert common.printable("\udcff\U000e0001") == r"\udcff\U000e0001"
+
+
+# Many results.
+
+
+@pytest.fixture
+def many(path):
+    with Store(path) as store:
+        for i in range(150):
+            store.merge([trial(j, workload=Workload(16 + i, 16, 16)) for j in range(2)], [])
+
+
+def test_the_first_are_shown_unless_more_are_asked_for(many):
+    text = shown("show", "hopper.hilbert")
+    assert "100 of 303 trials; --limit shows more" in text
+    assert "303 of 303 trials" in shown("show", "hopper.hilbert", "--limit", 1000)
+    assert len(json.loads(shown("show", "hopper.hilbert", "--json"))) == 303
+    assert len(json.loads(shown("show", "hopper.hilbert", "--json", "--limit", 7))) == 7
+    assert "100 of 152 sweeps; --limit shows more" in shown("ls")
+    assert "152 sweeps" in shown("ls", "--limit", 1000)
+    assert len(json.loads(shown("ls", "--json"))["rows"]) == 152
+
+
+def test_a_listing_loads_no_kernel(monkeypatch):
+    """DSLs take seconds to import."""
+    monkeypatch.setattr(registry, "load", lambda name: pytest.fail(f"{name} is loaded"))
+    assert "slots=2" in shown("ls")
+    assert "slots=1" in shown("show", "4096")
+
+
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in registry.ladder()])
+def test_defaults_are_read_from_the_source(kernel):
+    try:
+        module = registry.load(kernel)
+    except ImportError as error:
+        pytest.skip(str(error))
+    own = configs.to_text(module.Config())
+    assert config_source.brief(kernel, own) == ""
+    name, value = configs.items(own)[0]
+    assert config_source.brief(kernel, own.replace(f"{name}={value}", f"{name}=7", 1)) == f"{name}=7"
+    assert config_source.brief(kernel, f"{own},unheard_of=1") == f"{own},unheard_of=1"
+    assert config_source.brief("no.kernel", own) == own
+
+
+# Tables that ship.
+
+
+def test_results_of_the_interpreter_are_not_shipped(home):
+    with Store() as store:
+        store.crown(winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0)))
+    result = invoke("export", "--ship")
+    assert "1 winners of the interpreter are left out" in result.stderr
+    assert [path.name for path in (home / "tables").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]
+    assert result.stdout.endswith("1 winners\n")
+    with pytest.raises(
+        ValueError, match=r"winners\[0\] is of CPU, interpreted, x86_64, expected one that was measured"
+    ):
+        transfer.ship([winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0))], home)
+
+
+def test_an_installed_package_is_not_written_to(home, monkeypatch):
+    installed = home / "site-packages" / "outblas" / "autotune" / "transfer.py"
+    monkeypatch.setattr(transfer, "__file__", str(installed))
+    assert "belong to an installed package, expected a FOLDER" in refusal("export", "--ship")
+    assert not (home / "tables").exists()
+    invoke("export", home / "named", "--ship")
+    assert list((home / "named").iterdir())
+
+
+def test_kernels_and_shapes_of_an_export_are_chosen_in_the_store(home):
+    file = home / "found.json"
+    assert "1 trials, 0 winners" in shown("export", file, "--kernels", "simt.naive", "--shapes", "16x4096x4096")
+    assert transfer.read(file)[0][0].kernel == "simt.naive"
+    assert "0 trials, 0 winners" in shown("export", file, "--kernels", "simt.naive", "--shapes", "512")

@@ -7,6 +7,7 @@ import torch
 from commands import invoke, refuses
 
 from outblas import registry
+from outblas.cli import inspect as cli_inspect
 from outblas.cli.common import said, save_json
 from outblas.kernels import portable
 
@@ -83,6 +84,34 @@ def test_verify_reports_a_broken_kernel(monkeypatch):
 ])  # fmt: skip
 def test_verify_usage_errors(arguments, message):
     refuses(message, "verify", *arguments)
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("verify --shapes=", "--shapes is '', expected a value"), ("verify --dtype=", "--dtype is ''"),
+    ("verify --layout ,", "--layout is ','"), ("verify portable simt.naive --dtype int8", "--dtype is 'int8'"),
+    ("bench --kernels nothing", "--kernels is 'nothing', expected one of"),
+    ("bench --ladder nothing", "--ladder is 'nothing', expected a ladder"),
+    ("list nothing", "ladder is 'nothing', expected a ladder"),
+    ("report ladder --ladder nothing", "--ladder is 'nothing', expected one of"),
+    ("report roofline --gpu B200", "--gpu is 'B200', expected one of"),
+    ("report roofline --ladder nothing", "--ladder is 'nothing', expected a ladder"),
+    ("tune --dry-run --gpu B200", "--gpu is 'B200', expected one of"), ("inspect --arch=", "--arch is ''"),
+    ("tune --dry-run --out-dtype float16", "--out-dtype is 'float16', expected bfloat16 or float32"),
+    ("inspect portable --config x=1", "--config has 'x=1', expected name=value"),
+    ("inspect hopper.hilbert --arch sm_80", "--arch is 80, expected for hopper.hilbert"),
+    ("inspect portable --arch 75a", "--arch is '75a', expected one of 75, 80, 90, sm_75, sm_80, sm_90a"),
+    ("inspect portable --layout nm", "--layout is 'nm', expected one of"),
+    ("profile portable --layout nm", "--layout is 'nm', expected one of"),
+])  # fmt: skip
+def test_messages_name_the_option_that_was_given(line, message, monkeypatch):
+    monkeypatch.setattr("outblas.cli.verify._tally", lambda *_, **__: pytest.fail("runs"))
+    refuses(message, *line.split())
+
+
+@pytest.mark.parametrize("arch", ["90", "sm_90", "90a", "sm_90a", "SM_90A", "sm_90,90a"])
+def test_an_architecture_has_several_names(arch):
+    assert cli_inspect._archs(arch) == [90]
+    assert cli_inspect._archs(f"75,{arch},sm_80") == [75, 90, 80]
 
 
 @pytest.mark.no_gpu

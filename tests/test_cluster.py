@@ -3,9 +3,10 @@
 import os
 import secrets
 import signal
+import sqlite3
 import sys
 import time
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,10 @@ def store(tmp_path):
         yield found
 
 
-def run(store, report=silent, *, shapes=1, kernel=TUNED):
+def run(store, report=silent, *, shapes=1, kernel=TUNED, **options):
     return sweep(
         kernel, SHAPES[:shapes], dtype="float32", layout="nn", trials=TRIALS, top_k=2, engine="ray", store=store,
-        progress=report,
+        progress=report, **options,
     )  # fmt: skip
 
 
@@ -74,9 +75,9 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
     trials = store.trials()
     assert len(trials) == len(SHAPES) * TRIALS
     assert all(trial.ok for trial in trials)
-    begun = {trial: store.begun(trial.gpu, *trial.identity[1:]) for trial in trials}
-    assert Counter(begun.values()) == {1: len(trials) - 1, 2: 1}  # the one that ran was begun again
-    assert next(trial for trial, times in begun.items() if times == 2).workload.shape == (32, 32, 32)
+    victim = (folder / "victim").read_text()
+    assert [trial.config for trial in trials if trial.workload.shape == (32, 32, 32)][-1] == victim  # it was put off
+    assert rows_of(store, "leases") == []
 
     mine = [progress for progress in heard if progress.workload.shape == (32, 32, 32)]
     assert any("died" in progress.message for progress in mine)
@@ -89,6 +90,44 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
     assert [outcome.new for outcome in again.outcomes] == [0, 0, 0]
     assert len(again.winners) == len(SHAPES)
     assert store.trials() == trials
+
+
+def rows_of(store, table):
+    with sqlite3.connect(store.path) as connection:
+        return connection.execute(f"SELECT config FROM {table}").fetchall()
+
+
+def test_a_config_with_which_two_workers_die_is_left_unmeasured(folder, store):
+    """Their deaths say nothing about it; the others are measured meanwhile, and the next sweep measures it too."""
+    for name in ("kill-32x32x32", "kill-again"):
+        (folder / name).touch()
+    found = run(store)
+    (outcome,) = found.outcomes
+    assert [left.reason for left in outcome.unmeasured] == ["2 workers of the cluster died while they measured it"]
+    assert (found.failures, found.finished) == ([], False)
+    assert {trial.status for trial in store.trials()} == {"ok"}
+    assert len(store.trials()) == outcome.new == TRIALS - 1
+    assert len(found.winners) == 1
+    assert (folder / "victim").read_text() not in {trial.config for trial in store.trials()}
+    assert rows_of(store, "leases") == []
+
+    again = run(store)
+    assert again.finished
+    assert [outcome.new for outcome in again.outcomes] == [1]
+
+
+def test_what_has_failed_is_measured_anew_on_a_cluster(folder, store):
+    run(store)
+    fine = store.trials()
+    broken = replace(
+        fine[0], status="out of memory", reason="no luck", us=None, ratio=None, ratio_low=None, ratio_high=None,
+        clock_mhz=None,
+    )  # fmt: skip
+    store.add(broken, replace=True)
+    assert run(store).outcomes[0].new == 0
+    assert run(store, retry_failed=True).outcomes[0].new == 1
+    assert {trial.status for trial in store.trials()} == {"ok"}
+    assert run(store, resume=False).outcomes[0].new == TRIALS
 
 
 def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):

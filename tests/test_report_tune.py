@@ -108,13 +108,26 @@ def test_the_winner(report):
         "× cuBLAS | 1.047 (1.040–1.050), median of 30 rounds",
         "µs | 200.5, cuBLAS 210.0",
         "lead | 1.0100 (1.0050–1.0200) over the runner-up",
-        "confidence | 99.0% that it is the fastest of the finalists",
+        "confidence | at least 99.0% that it is the fastest of the finalists",
         "runner-up | slots=3",
         "screened | 60 of 80 valid configs",
     ]
     alone = lines(build(SPACE, winner(lead=None, runner_up="", confidence=None)), "Winner")
     assert [line.split()[0] for line in alone] == ["config", "×", "µs", "screened"]
     assert "not separated" in lines(build(SPACE, winner(separated=False)), "Winner")[3]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "a tie: no finalist is surely the fastest"),
+        (0.5, "at least 50.0% that it is the fastest of the finalists"),
+        (1.0, "over 99.9% that it is the fastest of the finalists"),
+    ],
+)
+def test_a_bound_of_nothing_is_no_confidence(value, text):
+    """Doubts of several finalists add up to more than 1."""
+    assert f"confidence | {text}" in lines(build(SPACE, winner(confidence=value)), "Winner")
 
 
 def test_tiles_stages_and_failures(report):
@@ -333,6 +346,12 @@ def test_the_view_of_a_sweep():
         "✗ 2x4096x4096 bfloat16 nt on GPU 0  no config is right, failures: 9 crash",
         "✗ 3x4096x4096 bfloat16 nt on GPU 0  RuntimeError: no way",
     ]
+
+
+def test_what_is_not_measured_is_seen():
+    now = Progress(WORKLOAD, "0", "done", 9, 0, 7, best="portable", best_ratio=1.5, failures=Counter(unmeasured=2))
+    assert shown([now])[-1] == "✓ 4096 bfloat16 nt on GPU 0  1.500 × cuBLAS, 2 configs not measured  portable"
+    assert "failures: 2 unmeasured" in tune_view.line(now)
 
 
 def test_many_at_a_time_have_two_lines_each():

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
-from outblas.autotune import checks, transfer
-from outblas.autotune.records import Gpu, Workload
+from outblas.autotune import checks, database, rows, transfer
+from outblas.autotune.records import CIRCUMSTANTIAL, Gpu, Workload, now
 from outblas.autotune.store import Store, StoreError
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
@@ -61,24 +61,49 @@ def test_the_first_of_an_identity_stays(store):
     assert len(store.trials()) == 2
 
 
-def test_the_newer_winner_stays(store):
+def test_the_winner_that_was_crowned_last_stays(store):
+    """Whatever the clocks said: that of a machine may have been wrong once."""
     newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     for each in (winner(), newer, winner()):
         store.crown(each)
-    assert store.winners() == [newer]
-    store.crown(winner(source="def"))
-    assert store.winners() == [winner(source="def"), newer]
+        assert store.winners() == [each]
+    store.crown(winner(source="def", when=newer.when))
+    assert store.winners() == [winner(), winner(source="def", when=newer.when)]
 
 
-def test_begun(path):
-    place = (*PLACE, "tile_m=128")
-    with Store(path) as store, Store(path) as beside:
-        assert store.begun(*place) == 0
-        assert [store.begin(*place), beside.begin(*place), store.begin(*place)] == [1, 2, 3]
-        assert store.begun(*place) == beside.begun(*place) == 3
-        assert store.begun(*PLACE, "tile_m=64") == 0
+def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store):
+    wrong, right = winner(when="2099-01-01T00:00:00+00:00"), winner(ratio=1.2)
+    store.crown(wrong)
+    store.crown(right)
+    assert store.winners() == [right]
+    store.crown(wrong)
+    assert store.merge([], [right]) == (0, 1)
+    assert store.merge([], [wrong]) == (0, 0)
+    assert store.winners() == [right]
+    store.crown(winner(source="old", when=wrong.when))
+    assert [each.source for each in store.winners()] == ["old", "abc"]  # as the oldest
+
+
+def test_what_may_have_been_circumstance_gives_way_to_what_is_known(store):
+    for i, status in enumerate(sorted(CIRCUMSTANTIAL)):
+        assert store.add(failed(i, status=status))
+        assert not store.add(failed(i, status="hang", reason="another"))
+        assert store.add(trial(i) if i % 2 else failed(i, status="wrong"))
+        assert not store.add(trial(i, us=1.0))
+    assert store.add(failed(50, status="refused"))
+    assert not store.add(trial(50))
+    assert len(store.trials()) == len(CIRCUMSTANTIAL) + 1
+
+
+def test_a_result_ends_its_lease(path):
+    lease = {"owner": "somebody", "beat": 1, "machine_losses": 0, "when": now()}
     with Store(path) as store:
-        assert store.begin(*place) == 4
+        for i in range(2):
+            place = rows.identity(H100, *trial(i).identity[1:])
+            database.at_once(store._file, [lambda c, place=place: rows._insert(c, "leases", {**place, **lease})])
+        store.add(trial(0))
+        left = store._read(lambda c: rows.select(c, "leases"))
+        assert [row["config"] for row in left] == [trial(1).config]
 
 
 def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store):
@@ -105,7 +130,7 @@ def test_prune(store):
     for each in (trial(0), trial(1, source="new"), trial(2, kernel="simt.naive", gpu=H200), trial(9, when="")):
         store.add(each)
     store.crown(winner())
-    store.begin(*naive)
+    store.claim(*naive)
     with pytest.raises(ValueError, match="nothing says what to prune"):
         store.prune()
     with pytest.raises(ValueError, match="older_than_days is -1"):
@@ -114,7 +139,8 @@ def test_prune(store):
     assert store.prune(sources={"hopper.hilbert": "new", "portable": "x"}, older_than_days=1) == 2
     assert [t.source for t in store.trials()] == ["new", "abc", "abc"]
     assert store.prune(kernel="simt.naive") == 1
-    assert store.begun(*naive) == 0
+    assert store.claim(*naive).granted
+    store.release(*naive)
     assert {t.gpu for t in store.trials()} == {H100}
     assert store.prune(older_than_days=1) == 1
     assert store.prune(older_than_days=0) == 1
@@ -203,14 +229,17 @@ def test_threads(store):
     def work(first):
         found = []
         for i in range(first, first + 40):
-            found.append((store.add(trial(i)), store.begin(*PLACE, "x=1")))
+            claim = store.claim(*PLACE, "x=1")
+            found.append((store.add(trial(i)), claim.granted))
+            if claim.granted:
+                store.release(*PLACE, "x=1")
             assert trial(i) in store.trials()
         return found
 
     with ThreadPoolExecutor(4) as pool:
         found = [each for of_one in pool.map(work, range(0, 80, 20)) for each in of_one]
     assert sum(added for added, _ in found) == 100
-    assert sorted(times for _, times in found) == list(range(1, 161))
+    assert any(granted for _, granted in found)
     assert store.trials() == [trial(i) for i in range(100)]
 
 

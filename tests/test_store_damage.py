@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -30,6 +31,7 @@ def kept(path, **options):
 # Damage.
 
 CUTS = [1, 10, 99, 100, 512, 4096, 5000, 8192, 20000, -1, -4096]  # 100: the header
+TRIALS = [trial(i) for i in range(100)]
 
 
 @pytest.fixture(params=["text", "zeros", "garbage after the header", "garbage in the middle", "no tables", *CUTS])
@@ -52,21 +54,24 @@ def damaged(path, request):
 
 
 def test_a_damaged_file_reads_as_empty_and_is_set_aside(path, damaged):
+    """Here or when it is first read from or written to."""
     before = snapshot(path)
-    with warned("cannot be read", path, read_only=True) as store:
+    with silent(), Store(path, read_only=True) as store:
         assert store.trials() == store.winners() == []
-        assert store.begun(H100, WORKLOAD, "x", "y", "z=1") == 0
+        assert "cannot be read" in str(store.warning)
         assert store.verify() == [store.warning]
     assert snapshot(path) == before
-    with warned("is damaged .* a fresh store was begun", path) as store:
+    with silent(), Store(path) as store:
+        left = store.trials()
         (aside,) = set_aside(path)
-        assert aside.name in str(store.warning)
+        assert re.search(rf"is damaged .* it is now {aside.name}, and a fresh store was begun", str(store.warning))
+        assert f"with the {len(left)} trials and {len(store.winners())} winners" in str(store.warning)
         assert not store.in_memory
-        assert store.trials() == []
-        assert store.add(trial())
+        assert set(left) <= set(TRIALS)
+        assert store.add(trial(1000))
         assert store.verify() == [store.warning]
-    assert aside.read_bytes() == damaged
-    assert kept(path) == [trial()]
+    assert aside.read_bytes()[100:] == damaged[100:]  # an open file counts its changes in the header
+    assert kept(path) == [*left, trial(1000)]
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
@@ -90,12 +95,27 @@ def test_damage_that_comes_later(path, way):
 
 def test_two_that_find_damage_set_it_aside_once(path):
     with Store(path) as first, Store(path) as second, silent():
-        for i, store in enumerate((first, second)):
+        first.add(trial(0))
+        with contextlib.closing(sqlite3.connect(path)) as rude:
+            rude.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(path.stat().st_size - 4096))
+        for i, store in enumerate((first, second), 1):
             store._open(sqlite3.DatabaseError("malformed"))
             assert store.add(trial(i))
-        assert first.trials() == second.trials() == [trial(0), trial(1)]
+        assert first.trials() == second.trials() == [trial(1), trial(2)]
     assert len(set_aside(path)) == 1
-    assert kept(path) == [trial(0), trial(1)]
+    assert kept(path) == [trial(1), trial(2)]
+
+
+def test_what_only_seems_damaged_is_read_again(path):
+    trials = fill(path)
+    with Store(path) as store:
+        store._open(sqlite3.DatabaseError("malformed"))
+        assert store.warning is None
+        assert store.trials() == trials
+    assert not set_aside(path)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +143,11 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path):
     assert kept(path) == [trial(1), trial(2)]
 
 
-@pytest.mark.parametrize("problem", ["is of version 2, expected 1", "is a database of another program"])
+@pytest.mark.parametrize("problem", ["is of version 3, expected 2", "is a database of another program"])
 def test_what_a_newer_version_or_another_program_has_is_not_touched(path, problem):
     if "version" in problem:
         fill(path)
-        sql(path, "PRAGMA user_version = 2")
+        sql(path, "PRAGMA user_version = 3")
     else:
         path.parent.mkdir()
         sql(path, "CREATE TABLE cookies (x)")
@@ -157,7 +177,7 @@ PLANTED = {
         "finalists = 'x'": "finalists is 'x'", "finalists = '[1]'": "finalists[0] is 1",
         "finalists = '[[[['": "finalists is '[[[['",
     },
-    "begun": {"times = -1": "times is -1"},
+    "leases": {"beat = -1": "beat is -1", "machine_losses = 'x'": "machine_losses is 'x'"},
 }  # fmt: skip
 
 
@@ -165,17 +185,26 @@ PLANTED = {
     ("table", "change", "problem"), [(table, *each) for table, planted in PLANTED.items() for each in planted.items()]
 )
 def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, change, problem):
-    begun = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
+    leased = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
     fill(path, 1)
     with Store(path) as store:
-        store.begin(*begun)
+        store.claim(*leased)
+        store._leases.held.clear()  # as if it were killed
     sql(path, f"UPDATE {table} SET {change}")
     with Store(path) as store:
         assert any(problem in line for line in store.verify()), store.verify()
         assert len(store.trials()) == (table not in ("trials", "gpus"))
         assert len(store.winners()) == (table not in ("winners", "gpus"))
-        assert store.begin(*begun) in (0, 1, 2)
-    if table != "begun" and "kernel" not in change:
+        assert store.claim(*leased).known is None
+        assert len(store.tuned(H100)) <= 1
+        shown, total = store.browse()
+        assert (len(shown), total) == (len(store.trials()), 1)
+        assert all(row.trials <= 1 for row in store.summaries())
+        assert store.stream(lambda trials, winners: (len(list(trials)), len(list(winners)))) == (
+            len(store.trials()),
+            len(store.winners()),
+        )
+    if table != "leases" and "kernel" not in change:
         fill(path, 1)  # heals the row, or stands beside it
         with Store(path) as store:
             assert (store.trials(), store.winners()) == ([trial()], [winner()])
@@ -307,7 +336,7 @@ def test_full_disk_costs_no_result(path):
             assert all(store.add(trial(i)) for i in range(1, 200))
         assert len(said) == 1
         store.crown(winner())
-        assert [store.begin(H100, WORKLOAD, "k", "s", "x=1") for _ in range(3)] == [1, 2, 3]
+        assert store.claim(H100, WORKLOAD, "k", "s", "x=1").granted
         assert not store.add(trial(150))
         assert store.in_memory
         assert store.trials() == [trial(i) for i in range(200)]
@@ -322,7 +351,7 @@ def test_full_disk_costs_no_result(path):
     with Store(path) as store:
         assert store.trials() == [*(trial(i) for i in range(201)), trial(500)]
         assert store.winners() == [winner()]
-        assert store.begun(H100, WORKLOAD, "k", "s", "x=1") == 3
+        assert store.claim(H100, WORKLOAD, "k", "s", "x=1").granted
         assert store.verify() == []
 
 

@@ -1,6 +1,7 @@
 """Whole sweeps without a GPU: a config costs its own trial, and whoever is killed loses the trial that ran."""
 
 import json
+import os
 import signal
 import time
 from collections import Counter
@@ -11,12 +12,12 @@ import torch
 from faulty_kernel import COMPILED, MEASURED, Config, notes
 from sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, gone, run, soon, start, stored
 
-from outblas.autotune import isolated, sweeping, tuning
+from outblas.autotune import isolated, sweeping, transfer, tuning
 from outblas.autotune.compilers import Compilers
 from outblas.autotune.isolated import Bench
 from outblas.autotune.progress import Progress
 from outblas.autotune.records import STATUSES
-from outblas.autotune.store import Store
+from outblas.autotune.store import Store, StoreError
 from outblas.autotune.subjects import Subject
 from outblas.autotune.sweeping import Budget, sweep, visible_gpus
 from outblas.autotune.tuning import Job
@@ -95,7 +96,7 @@ def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
     reasons = reasons_of(outcome, COMPILED, "compile_s")
     assert reasons == reasons | {
         "compile-segfault": "the compiler's process ended with -11",
-        "compile-memory": "the compiler reached its memory bound",
+        "compile-memory": "out of memory: the compiler reached its bound",
         "compile-raise": "RuntimeError: no luck today",
     }
     assert outcome.winner.screened == 4  # those that a hang or a crash of the compiler took are not
@@ -129,7 +130,46 @@ print(json.dumps([found.finished, len(found.winners), len(found.outcomes[0].tria
         assert len(set(screened)) == len(screened)
     times = Counter(config for *_, screened in said for config in screened)
     assert times.keys() == {trial.config for trial in stored(path)}
-    assert times.total() <= 8 + 2  # what both are at when they have nothing else left
+    assert times.total() == 8
+
+
+def test_interrupts_brand_no_config(path, tmp_path, monkeypatch):
+    """One sweep is interrupted while it measures, the next is killed; the third measures it."""
+    monkeypatch.setenv("FAULTY_FAULTS", "wait")
+    gate = tmp_path / "log.wait"
+    gate.touch()
+    for kill in (signal.SIGINT, signal.SIGKILL):
+        before = len(notes())
+        with start("run(sys.argv[1])", path) as process:
+            assert soon(lambda before=before: any("wait" in note.config for note in notes()[before:]), 120)
+            process.send_signal(kill)
+        assert process.returncode != 0
+        assert soon(lambda: all(gone(note.process) for note in notes()))
+    gate.unlink()
+    (outcome,) = run(path, top_k=1).outcomes
+    assert {trial.status for trial in outcome.trials} == {"ok"}
+    assert outcome.finished
+
+
+def test_a_worker_that_is_killed_from_outside_says_nothing(path, monkeypatch):
+    monkeypatch.setenv("FAULTY_FAULTS", "killed-once")
+    monkeypatch.setenv("FAULTY_CONFIGS", "1")
+    (outcome,) = run(path, top_k=1).outcomes
+    assert outcome.finished
+    assert [trial.status for trial in outcome.trials] == ["ok", "ok"]
+    assert sum("killed-once" in note.config for note in notes()) == 2
+
+
+def test_what_has_failed_is_measured_anew_where_that_is_asked_for(path, monkeypatch):
+    monkeypatch.setenv("FAULTY_FAULTS", "raise refuse wrong")
+    monkeypatch.setenv("FAULTY_CONFIGS", "1")
+    run(path, top_k=1)
+    before = {trial.config: trial for trial in stored(path)}
+    assert sorted(trial.status for trial in before.values()) == ["failed", "ok", "refused", "wrong"]
+    (outcome,) = run(path, top_k=1, retry_failed=True).outcomes
+    assert (outcome.new, len(outcome.trials)) == (1, 4)
+    assert [trial.status for trial in outcome.trials[-1:]] == ["failed"]
+    assert [trial for trial in stored(path) if trial != before[trial.config]] in ([], outcome.trials[-1:])
 
 
 def test_interrupt_ends_everything(path, monkeypatch):
@@ -170,6 +210,59 @@ def test_interrupted_program_leaves_nothing_behind(path, monkeypatch):
     assert process.returncode != 0
     assert soon(lambda: all(gone(note.process) for note in notes()))
     assert [trial.status for trial in stored(path)] == ["ok"]
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.warns(UserWarning, match="results are kept in memory"), pytest.raises(StoreError, match="file"):
+        run(tmp_path / "file" / "store.sqlite")
+    with Store(tmp_path / "store.sqlite") as store:
+        leave_room(store)
+        with pytest.raises(StoreError, match="full"):
+            run(store)
+    assert notes() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*results are kept in memory")
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_disk_that_fills_up_loses_nothing(path, tmp_path, monkeypatch, interrupted):
+    """What the store refuses is exported elsewhere, and said, however the sweep ends."""
+    monkeypatch.setenv("FAULTY_CONFIGS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def report(progress):
+        if progress.screened == 1:
+            leave_room(store)
+        if interrupted and progress.screened == 150:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with Store(path) as store:
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt) as error:
+                run(store, progress=report, top_k=1)
+            (note,) = error.value.__notes__
+            (rescued,) = tmp_path.glob("*.json*")
+            assert note.startswith(f"{store.unsaved} results could not be written to {path}: they are in {rescued}")
+        else:
+            found = run(store, progress=report, top_k=1)
+            rescued, there = found.rescued, found.unsaved
+            assert (there, rescued.parent) == (store.unsaved, tmp_path)
+        assert store.unsaved > 20
+        leave_room(store, 1_000_000)
+        in_file, everything = stored(path), store.trials()
+    with Store(tmp_path / "other.sqlite") as other:
+        transfer.import_into(other, rescued)
+        kept = {trial.config for trial in [*in_file, *other.trials()]}
+    assert kept == {trial.config for trial in everything}
+    assert len(kept) == 200 or (interrupted and len(kept) >= 150)
+
+
+def leave_room(store, pages=0):
+    with store._mutex:
+        if pages == 0:
+            store._file.execute("VACUUM")
+        used = store._file.execute("PRAGMA page_count").fetchone()[0]
+        store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
 def test_a_workload_that_cannot_be_had_fails_alone(path):

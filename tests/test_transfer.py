@@ -3,12 +3,14 @@
 import dataclasses
 import datetime
 import functools
+import hashlib
 import json
 import math
 import re
 import string
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stored import BARE, H100
 
-from outblas.autotune import checks, compact, transfer
+from outblas.autotune import checks, compact, exports, transfer
 from outblas.autotune.records import PRECISIONS, STATUSES, Finalist, Gpu, Trial, Winner, Workload
 from outblas.autotune.store import Store
 from outblas.shapes import LAYOUTS
@@ -36,8 +38,30 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def content(file):
-    return json.loads(file.read_text())
+def content():
+    """What the first version of exports had of two trials and a winner, in one object."""
+    tried, won = [[checks.fields_of(record) for record in records] for records in ([TRIAL, FAILED], [winner()])]
+    content = {"format": "outblas-tuning", "version": 1, "sha256": "", "gpus": {H100.key: {**vars(H100)}}}
+    content |= {"trials": json.loads(json.dumps(tried)), "winners": json.loads(json.dumps(won))}
+    return json.loads(signed(content))
+
+
+def in_lines(*values):
+    """An export of these lines, with a checksum that is right."""
+    body = "".join(f"{json.dumps(value)}\n" for value in values).encode()
+    counts = {f"{kind}s": sum(kind in value for value in values) for kind in ("trial", "winner")}
+    end = {"end": {**counts, "sha256": hashlib.sha256(body).hexdigest()}}
+    return body + json.dumps(end).encode() + b"\n"
+
+
+def lines_of(content):
+    """The lines that the content of an export of the first version makes."""
+    yield {"format": "outblas-tuning", "version": 2}
+    for key, facts in content["gpus"].items():
+        yield {"gpu": {"key": key, **facts} if type(facts) is dict else facts}
+    for kind in ("trial", "winner"):
+        for fields in content[f"{kind}s"]:
+            yield {kind: fields}
 
 
 @pytest.fixture
@@ -60,14 +84,74 @@ def test_rules_are_those_of_the_records():
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
 
-def test_round_trip(file, content):
+def test_round_trip(file):
     assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
-    assert list(content) == ["format", "version", "sha256", "gpus", "trials", "winners"]
-    assert content["gpus"] == {H100.key: dataclasses.asdict(H100)}
-    file.write_text(json.dumps(content, indent=3, sort_keys=True))
-    assert transfer.read(file)[0] == [TRIAL, FAILED]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["format", "gpu", "trial", "trial", "winner", "end"]
+    assert lines[1]["gpu"] == {"key": H100.key, **dataclasses.asdict(H100)}
     transfer.export([], [], file)
     assert transfer.read(file) == ([], [])
+    transfer.check(file)
+
+
+def test_exports_of_the_first_version_can_be_read(file, content):
+    for options in ({}, {"indent": 3, "sort_keys": True}):
+        file.write_text(json.dumps(content, **options))
+        assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
+        transfer.check(file)
+    with Store(file.with_name("tuning.sqlite")) as store:
+        assert transfer.import_into(store, file) == (2, 1)
+
+
+def test_a_store_goes_through_a_file(file, path):
+    tried = [stored.trial(i) for i in range(2500)]  # more than are stored at once
+    with Store(path) as store, Store(file.with_name("other.sqlite")) as other:
+        store.merge(tried, [winner()])
+        assert transfer.export_store(store, file) == (2500, 1)
+        assert transfer.import_into(other, file) == (2500, 1)
+        assert other.trials() == tried
+        assert other.winners() == [winner()]
+        assert transfer.import_into(other, file) == (0, 0)
+
+
+def test_a_store_that_changes_while_it_is_exported(file, path, monkeypatch):
+    """What another process writes between two looks at a file that nobody had open."""
+    stored.fill(path, 5)
+    write, calls = exports.write, []
+
+    def disturbed(target, trials, winners, **options):
+        found = write(target, trials, winners, **options)
+        if not calls:
+            process = subprocess.Popen([sys.executable, "-c", ADD_ONE, str(path)])
+            assert process.wait(timeout=60) == 0
+        calls.append(found)
+        return found
+
+    monkeypatch.setattr(exports, "write", disturbed)
+    with Store(path, read_only=True) as store:
+        assert transfer.export_store(store, file) == (6, 1)
+    assert calls == [(5, 1), (6, 1)]
+    assert len(transfer.read(file)[0]) == 6
+
+
+ADD_ONE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+names = [row[1] for row in connection.execute("PRAGMA table_info(trials)")]
+listed = ", ".join(f'"{name}"' for name in names if name not in ("id", "config"))
+connection.execute(f"INSERT INTO trials ({listed}, config) SELECT {listed}, 'a=1' FROM trials LIMIT 1")
+connection.commit()
+connection.close()
+"""
+
+
+def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(path, tmp_path):
+    stored.fill(path)
+    with Store(path, read_only=True) as store:
+        with pytest.raises(OSError, match="x"):
+            transfer.export_store(store, tmp_path / "x" / "found.json")
+        assert store.warning is None
+        assert len(store.trials()) == 3
 
 
 def test_export_is_all_or_nothing(file):
@@ -165,8 +249,27 @@ def shown(place):
     return f"{first}[{second!r}]" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest)
 
 
+def shown_in_line(place):
+    """`trial.workload`."""
+    return f"{place[0][:-1]}{shown(('', '', *place[2:]))[4:]}"
+
+
+def in_line(place):
+    return re.escape(shown_in_line(place))
+
+
 def refusal(file, content):
+    """What is said of content in the first version."""
     file.write_text(signed(content))
+    return refused_import(file)
+
+
+def refusal_of_lines(file, content):
+    file.write_bytes(in_lines(*lines_of(content)))
+    return refused_import(file)
+
+
+def refused_import(file):
     with Store(file.with_name("tuning.sqlite")) as store:
         with pytest.raises(ValueError, match=r".") as caught:
             transfer.import_into(store, file)
@@ -180,14 +283,17 @@ def test_tampered_fields_are_refused(file, content, place, field):
     for value in KINDS[str(field.type)] + MORE.get(name, ()):
         fields[name] = value
         assert refusal(file, content).startswith(f"{shown(place)}.{name}"), value
+        assert re.match(rf"line [2-5]: {in_line(place)}\.{name}", refusal_of_lines(file, content)), value
     del fields[name]
     assert refusal(file, content) == f"{shown(place)} has no {name}"
+    assert refusal_of_lines(file, content).endswith(f": {shown_in_line(place)} has no {name}")
 
 
 @pytest.mark.parametrize("place", RECORDS, ids=shown)
 def test_unknown_fields_are_refused(file, content, place):
     inside(content, place)["__class__"] = "os.system"
-    assert refusal(file, content).startswith(f"{shown(place)} has '__class__', expected only")
+    for said in (refusal(file, content), refusal_of_lines(file, content)):
+        assert re.search(r"\S+ has '__class__', expected only", said)
 
 
 def put(content, place, value):
@@ -222,7 +328,7 @@ def test_other_files_are_refused(tmp_path, text, message):
 
 
 def test_changed_files_are_refused(file, content, monkeypatch):
-    text = file.read_text()
+    text = json.dumps(content)
     for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), (content["sha256"], "0" * 64)):
         file.write_text(text.replace(old, new, 1))
         with pytest.raises(ValueError, match=r"sha256 is .* the file was changed or is not whole"):
@@ -235,6 +341,83 @@ def test_changed_files_are_refused(file, content, monkeypatch):
     monkeypatch.setattr(transfer, "SIZE_LIMIT", 1000)
     with pytest.raises(ValueError, match="is larger than"):
         transfer.read(file)
+
+
+def test_changed_lines_are_refused(file):
+    text = file.read_text()
+    for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), ('"sha256":"', '"sha256":"0')):
+        file.write_text(text.replace(old, new, 1))
+        assert re.search(r"sha256 is .* the file was changed or is not whole", refused_import(file))
+    for size in range(text.index("\n") + 1, len(text) - 2, 101):
+        file.write_text(text[:size])
+        assert re.search("no JSON|it is not whole", refused_import(file))
+    lines = text.splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]))
+    assert refused_import(file) == "the file ends at line 6, expected its checksum there: it is not whole"
+    file.write_text("".join([*lines, lines[0]]))
+    assert refused_import(file) == "line 7 follows the last, expected the end of the file"
+
+
+HEAD = {"format": "outblas-tuning", "version": 2}
+
+
+@pytest.mark.parametrize(("lines", "message"), [
+    ([{**HEAD, "version": 3}], "version is 3, expected 1 or 2"), ([{**HEAD, "format": "x"}], "format is 'x'"),
+    ([HEAD, {"trial": {}, "winner": {}}], "line 2 has ['trial', 'winner'], expected one of gpu, trial, winner"),
+    ([HEAD, {}], "line 2 has [], expected one of"), ([HEAD, []], "line 2 is [], expected an object"),
+    ([HEAD, {"gpu": {"key": "x", **vars(H100)}}], "line 2: gpu.key is 'x'"), ([HEAD, {"gpu": 3}], "line 2: gpu is 3"),
+    ([HEAD, {"trial": checks.fields_of(TRIAL)}], "line 2: trial.gpu is"),
+])  # fmt: skip
+def test_lines_that_are_no_records_are_refused(file, lines, message):
+    file.write_bytes(in_lines(*lines))
+    assert message in refused_import(file)
+
+
+def test_a_line_without_end_is_refused(file, monkeypatch):
+    monkeypatch.setattr(exports, "LINE_LIMIT", 1 << 12)
+    file.write_bytes(in_lines(HEAD, {"x" * 8192: 1}))
+    assert "line 2 is longer than" in refused_import(file)
+
+
+def test_a_file_that_changes_while_it_is_imported_is_refused(file, monkeypatch):
+    """Between its check and the moment at which it is stored."""
+    monkeypatch.setattr(exports, "BATCH", 1)
+    batches, reads = exports._batches, []
+
+    def disturbed(path):
+        yield from batches(path)
+        if not reads:
+            transfer.export([TRIAL, dataclasses.replace(FAILED, reason="another")], [], path)
+        reads.append(path)
+
+    monkeypatch.setattr(exports, "_batches", disturbed)
+    with Store(file.with_name("tuning.sqlite")) as store:
+        with pytest.raises(ValueError, match="was changed while it was read"):
+            transfer.import_into(store, file)
+        assert store.trials() == [TRIAL]  # which is as it was checked
+
+
+def peak_of(work):
+    """MiB that Python allocates while it works."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_what_is_exported_and_imported(path, file, monkeypatch):
+    monkeypatch.setattr(exports, "BATCH", 50)
+    count = 1200
+    with Store(path) as store:
+        store.merge([stored.trial(i) for i in range(count)], [])
+    with Store(path, read_only=True) as store, Store(file.with_name("other.sqlite")) as other:
+        assert peak_of(lambda: transfer.export_store(store, file)) < 0.5
+        assert peak_of(lambda: transfer.check(file)) < 0.5
+        assert peak_of(lambda: transfer.import_into(other, file)) < 0.5
+        assert peak_of(lambda: transfer.read(file)) > 1  # which keeps them all
+        assert len(other.trials()) == count
 
 
 def test_what_is_no_file_is_refused(tmp_path):

@@ -1,16 +1,27 @@
 """`outblas tune` without a GPU: what it would try, what matmul would take, a sweep in the interpreter, bad options."""
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import commands
 import known
 import pytest
+import stored
+from faulty_kernel import notes
+from sweeps import gone, soon
 
 from outblas.autotune import choose, gpu, sweeping
 from outblas.autotune.records import Workload
+from outblas.autotune.screening import Unmeasured
 from outblas.autotune.store import Store
 from outblas.autotune.sweeping import Failure, Sweep
+from outblas.autotune.tuning import Job, Outcome
+from outblas.cli import tune as cli_tune
 from outblas.cli.tune import parse_budget
 
 PLAIN = "--dtype float32 --layout nn --gpus cpu"
@@ -161,19 +172,171 @@ def test_without_a_gpu(options):
     ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or suite"), ("--shapes ,", "--shapes is ','"),
     ("--shapes 0", "--shapes has 0, expected sizes of at least 1"), ("--explain many", "--explain is 'many'"),
     ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"), ("--layout=", "--layout is ''"),
-    ("--dtype float64", "dtype is 'float64', expected one of bfloat16, float16, float32, tf32"),
-    ("--out-dtype float16", "out_dtype is 'float16', expected float32"),
+    ("--dtype float64", "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32"),
+    ("--out-dtype float16", "--out-dtype is 'float16', expected float32"),
     ("--budget soon", "--budget is 'soon', expected a time such as 90s, 20m or 8h"),
-    ("--budget 0s", "--budget is '0s'"), ("--kernels hopper.nothing", "kernel is 'hopper.nothing', expected one of"),
-    ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"), ("--engine slurm", "expected"),
-    ("--ranker luck", "ranker is 'luck', expected one of model, heuristics"),
-    ("--dry-run --gpu voodoo", "machine is 'voodoo', expected one of"), ("--trials 0", "'--trials'"),
+    ("--budget 0s", "--budget is '0s'"), ("--kernels hopper.nothing", "--kernels is 'hopper.nothing', expected one of"),
+    ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"),
+    ("--engine slurm", "--engine is 'slurm', expected one of local, ray"),
+    ("--ranker luck", "--ranker is 'luck', expected one of model, heuristics"),
+    ("--dry-run --gpu voodoo", "--gpu is 'voodoo', expected one of"), ("--trials 0", "'--trials'"),
     ("--top-k 0", "'--top-k'"),
     ("--save /nonexistent/f.json", "--save is '/nonexistent/f.json', expected a file in a folder"),
     ("--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16", "kernel 'hopper.hilbert' needs sm_90 to sm_90"),
 ])  # fmt: skip
 def test_bad_options(options, message, path):
     assert message in refusal(f"--shapes 16 {PLAIN} --store {path} {options}")
+
+
+@pytest.mark.parametrize("mode", ["", "--dry-run", "--explain 16"])
+@pytest.mark.parametrize(("options", "message"), [
+    ("--engine foo", "--engine is 'foo', expected one of local, ray"), ("--gpus zero", "--gpus is 'zero', expected"),
+    ("--ranker luck", "--ranker is 'luck'"), ("--budget soon", "--budget is 'soon'"), ("--shapes 1x", "--shapes is "),
+    ("--kernels nothing", "--kernels is 'nothing'"), ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected none"),
+    ("--kernels=", "--kernels is '', expected a value, or no --kernels"), ("--budget=", "--budget is ''"),
+    ("--gpus ,", "--gpus is ','"), ("--out-dtype=", "--out-dtype is ''"), ("--explain=", "--explain is ''"),
+    ("--engine ray --gpus 0", "--gpus is '0', expected none with --engine ray"), ("--store /", "--store is '/', exp"),
+])  # fmt: skip
+def test_every_option_is_checked_before_anything_runs(mode, options, message, monkeypatch):
+    for name in ("_sweep", "_dry_run", "_explain"):
+        monkeypatch.setattr(f"outblas.cli.tune.{name}", lambda *_, **__: pytest.fail("runs"))
+    assert message in refusal(f"{mode} {options}")
+
+
+@pytest.mark.no_gpu
+def test_gpus_that_are_not_there():
+    for options in ("--dry-run", "--dry-run --gpu h100", "--explain 16"):
+        assert "--gpus is '3', and there is no NVIDIA GPU" in refusal(f"{options} --gpus 3")
+    for gpus in ("0", "all", "cpu"):
+        invoke(f"--dry-run --shapes 64 --dtype float32 --kernels portable --trials 1 --gpus {gpus}")
+
+
+def test_a_gpu_to_imagine_is_none_to_tune_on():
+    assert "--gpu is 'h100', expected none without --dry-run or --explain" in refusal("--gpu h100")
+    assert "--dry-run and --explain are both given" in refusal("--dry-run --explain 16")
+
+
+def squeezed(text):
+    """However a terminal breaks it."""
+    return "".join(text.split())
+
+
+def swept(monkeypatch, **facts):
+    found = Sweep(**facts)
+    monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: found)
+
+
+def test_results_that_are_not_in_the_store_are_no_success(monkeypatch, path, tmp_path):
+    """Nothing is claimed that is not on disk."""
+    rescued = tmp_path / "rescued.json"
+    swept(monkeypatch, store=path, unsaved=142, rescued=rescued)
+    said = invoke(PLAIN, 1).stdout
+    assert "trials in" not in said
+    assert squeezed(f"142 results could not be written to {path}: they are in {rescued}") in squeezed(said)
+    value = json.loads(invoke(f"{PLAIN} --json", 1).stdout)
+    assert (value["unsaved"], value["rescued"]) == (142, str(rescued))
+    swept(monkeypatch, store=path, unsaved=3)
+    assert squeezed("nor anywhere else: they are lost") in squeezed(invoke(PLAIN, 1).stdout)
+
+
+def test_what_is_left_unmeasured_is_said(monkeypatch, path):
+    left = Unmeasured("portable", known.CONFIGS[4], "killed from outside 3 times: SIGKILL")
+    job = Job((), Workload(16, 16, 16))
+    outcome = Outcome(job, known.H100, Mock(generated=2, valid=2), unmeasured=[left], finished=False)
+    swept(monkeypatch, store=path, outcomes=[outcome])
+    said = "portable[group_m=5]: not measured, and tried again by the next sweep: killed from outside 3 times"
+    assert squeezed(said) in squeezed(invoke(PLAIN).stdout)
+    value = json.loads(invoke(f"{PLAIN} --json").stdout)
+    assert [each["reason"] for each in value["outcomes"][0]["unmeasured"]] == [left.reason]
+
+
+def test_a_confidence_that_says_nothing_is_a_tie(monkeypatch, path):
+    """The doubts of several finalists add up to more than 1."""
+    shown = [
+        cli_tune._confidence(stored.winner(confidence=confidence, separated=separated))
+        for confidence, separated in ((0.0, True), (0.0, False), (0.981, True), (0.9995, True), (0.2, False))
+    ]
+    assert shown == ["tie", "tie, not separated", "at least 98.1%", "over 99.9%", "at least 20.0%, not separated"]
+
+
+TUNE = """
+import sys
+sys.path.insert(0, {folder!r})
+from outblas.autotune import subjects
+from outblas.cli import app
+from sweeps import SUBJECT
+find = subjects.of
+subjects.of = lambda name: SUBJECT if name == "faulty" else find(name)
+from outblas.autotune import sweeping
+sweeping.subject_of = subjects.of
+sys.argv = ["outblas", *sys.argv[1:]]
+app()
+"""
+
+
+def started(path, *options):
+    """`outblas tune` of tests/faulty_kernel.py in a process of its own."""
+    code = TUNE.format(folder=str(Path(__file__).parent))
+    line = f"tune --kernels faulty --shapes 16 {PLAIN} --top-k 1 --store {path}".split()
+    command = [sys.executable, "-c", code, *line, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.usefixtures("faulty_log")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_says_how_to_go_on(path, number, code, monkeypatch):
+    monkeypatch.setenv("FAULTY_FAULTS", "hang")
+    with started(path, "--no-resume") as process:
+        assert soon(lambda: any("hang" in note.config for note in notes()), 120)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert f"Interrupted: what was measured is in {path}. The same command goes on from there:" in err
+    line = next(line.strip() for line in err.splitlines() if line.startswith("  outblas tune"))
+    assert line == f"outblas tune --kernels faulty --shapes 16 {PLAIN} --top-k 1 --store {path}"
+    assert "Traceback" not in err
+    assert soon(lambda: all(gone(note.process) for note in notes()))
+    with Store(path) as store:
+        trials = store.trials()
+        assert [trial.status for trial in trials] == ["ok"]
+        assert store.claim(*facts_of(trials[0], notes()[-1].config)).granted  # and nothing holds the other
+
+
+def facts_of(trial, config):
+    return trial.gpu, trial.workload, trial.kernel, trial.source, config
+
+
+STUBBORN = """
+import time
+from outblas.cli import interrupts
+with interrupts.handled():
+    print("ready", flush=True)
+    try:
+        time.sleep(100)
+    except KeyboardInterrupt:
+        print("first", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_second_interrupt_ends_at_once():
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as process:
+        for said in ("ready\n", "first\n"):
+            assert process.stdout.readline() == said
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+@pytest.mark.usefixtures("faulty_log")
+def test_a_store_that_cannot_be_written_is_refused_before_measuring(tmp_path):
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    with started(folder / "store.sqlite") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert out == ""
+    assert "store.sqlite" in "".join(err.split())
+    assert notes() == []
 
 
 def test_a_store_of_another_program(tmp_path):

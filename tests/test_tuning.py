@@ -1,11 +1,13 @@
 """One workload's driver, with a worker that is played: budgets, shared stores, finals, and a worker that goes down."""
 
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from threading import Timer
+from threading import Event, Timer
+from unittest.mock import Mock
 
 import faulty_kernel
 import pytest
@@ -13,7 +15,9 @@ from faulty_kernel import Config
 from sweeps import H100, SUBJECT, WORKLOAD
 
 from outblas.autotune import ahead, finals, racing, tuning
-from outblas.autotune.isolated import Down
+from outblas.autotune import compilers as compiling
+from outblas.autotune.isolated import Abandoned, Down
+from outblas.autotune.progress import silent
 from outblas.autotune.records import Trial, now
 from outblas.autotune.store import Store
 from outblas.autotune.subjects import Subject
@@ -27,13 +31,17 @@ ONE = to_text(Config(number=1))
 
 
 def number(of):
-    return from_text(Config, of.config).number
+    return number_in(of.config)
+
+
+def number_in(config):
+    return from_text(Config, config).number
 
 
 @dataclass
 class FakeBench:
-    """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` at that call of that config, but for
-    the first `spared` times."""
+    """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at that call of that
+    config (of any, for None), but for the first `spared` times, and `dies` times at most."""
 
     down: tuple[str, int | None] | None = None
     spared: int = 0
@@ -43,6 +51,8 @@ class FakeBench:
     calls: list[tuple[str, int | None]] = field(default_factory=list)
     restarts: int = 0
     entered: set[Entry] = field(default_factory=set)
+    status: str = "crash"
+    dies: int = 1 << 30
 
     def open(self, workload):
         self._called("open")
@@ -70,10 +80,11 @@ class FakeBench:
         config = from_text(Config, entry[1]).number if entry else None
         self.sleep(self.seconds)
         self.calls.append((call, config))
-        if self.down == (call, config) and self.calls.count(self.down) > self.spared:
+        if self.down in ((call, config), (call, None)) and self.calls.count((call, config)) > self.spared and self.dies:
+            self.dies -= 1
             self.restarts += 1
             self.entered.clear()
-            raise Down("crash", "a bad day")
+            raise Down(self.status, "a bad day")
         return self.us + (config or 0)
 
     def configs(self, call):
@@ -82,17 +93,24 @@ class FakeBench:
 
 @dataclass
 class FakeCompilers:
-    """Whose compiles have taken `seconds`, or never end. `most`: by how many the bench was behind."""
+    """Whose compiles have taken `seconds`, or never end; those of configs 1 and 3 are `killed` so many times.
+
+    `most`: by how many the bench was behind.
+    """
 
     bench: FakeBench
     seconds: float | None = None
     workers: int = 2
     futures: list[Future[float]] = field(default_factory=list)
     most: int = 0
+    killed: int = 0
 
-    def submit(self, *_):
+    def submit(self, subject, workload, config, arch):
         self.futures.append(Future())
-        if self.seconds is not None:
+        if self.killed and number_in(config) in (1, 3):
+            self.killed -= 1
+            self.futures[-1].set_exception(compiling.CompileError("killed", "the compiler was killed"))
+        elif self.seconds is not None:
             self.futures[-1].set_result(self.seconds)
         self.most = max(self.most, len(self.futures) - len(self.bench.configs("screen")))
         return self.futures[-1]
@@ -106,9 +124,9 @@ def store(path):
 
 @pytest.fixture
 def tune(store, monkeypatch):
-    def tuned(bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, **options):
+    def tuned(bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, report=silent, **options):
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store)
+        return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)
 
     return tuned
 
@@ -120,7 +138,7 @@ def test_three_sweeps_share_a_store(tune, store):
         found = list(threads.map(lambda bench: tune(bench, 12, top_k=1), benches))
     assert Counter(trial.status for trial in store.trials()) == {"ok": 12}
     assert sum(outcome.new for outcome in found) == 12
-    assert sum(len(bench.configs("screen")) for bench in benches) <= 12 + 3
+    assert sorted(config for bench in benches for config in bench.configs("screen")) == list(range(12))
 
 
 def test_the_fastest_reach_the_finals(tune, store):
@@ -166,33 +184,162 @@ def test_each_kernel_has_a_winner(tune):
     assert len({winner.finalists for winner in found.winners}) == 1
 
 
-def begin_twice(store):
-    for _ in range(2):
-        store.begin(H100, WORKLOAD, "faulty", SUBJECT.fingerprint, ONE)
+def facts(config):
+    return H100, WORKLOAD, "faulty", SUBJECT.fingerprint, config
 
 
-def test_what_a_sweep_began_twice_and_never_ended_is_given_up(tune, store, monkeypatch):
-    monkeypatch.setattr(tuning, "PATIENCE", 1.0)
-    begin_twice(store)
-    bench = FakeBench()
-    trials = {number(trial): trial for trial in tune(bench).trials}
-    assert {i: trial.status for i, trial in trials.items()} == {0: "ok", 1: "crash", 2: "ok"}
-    assert "2 sweeps ended while they measured it" in trials[1].reason
-    assert 1 not in bench.configs("screen")
-
-
-def test_what_others_measure_right_now_is_not_given_up(tune, store):
-    """As `begun`, a config that two sweeps measure looks like one that two sweeps died of."""
-    begin_twice(store)
+def test_what_another_measures_is_waited_for(tune, store, path):
+    """However long it takes: a live driver that is slow brands nothing."""
     theirs = Trial(
         gpu=H100, workload=WORKLOAD, kernel="faulty", source=SUBJECT.fingerprint, config=ONE, status="ok", us=1.0,
         when=now(),
     )  # fmt: skip
-    Timer(0.3, store.add, [theirs]).start()
-    bench = FakeBench()
-    found = tune(bench)
+    with Store(path) as beside:
+        assert beside.claim(*facts(ONE)).granted
+        Timer(0.7, beside.add, [theirs]).start()
+        bench = FakeBench()
+        found = tune(bench)
     assert 1 not in bench.configs("screen")
     assert [trial.status for trial in found.trials] == ["ok"] * 3
+    assert found.new == 2
+
+
+def test_what_another_gives_back_is_measured(tune, path):
+    with Store(path) as beside:
+        beside.claim(*facts(ONE))
+        Timer(0.5, beside.release, facts(ONE)).start()
+        bench = FakeBench()
+        assert tune(bench).new == 3
+    assert bench.configs("screen") == [0, 2, 1]
+
+
+def test_a_budget_ends_the_waiting(tune, path):
+    with Store(path) as beside:
+        beside.claim(*facts(ONE))
+        found = tune(FakeBench(), seconds=1.0)
+    assert (found.finished, len(found.trials)) == (False, 2)
+    assert found.winner is not None
+
+
+def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
+    monkeypatch.setenv("FAULTY_CONFIGS", "3")
+    stopped = Event()
+    with Store(path) as beside:
+        beside.claim(*facts(ONE))
+        Timer(0.5, stopped.set).start()
+        with pytest.raises(Abandoned):
+            tuning.tune(Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Abandoned, RuntimeError])
+def test_whatever_ends_a_sweep_gives_its_lease_back(tune, store, path, error):
+    bench = FakeBench()
+    bench.screen = Mock(side_effect=error)
+    with Store(path) as beside:
+        with pytest.raises(error):
+            tune(bench)
+        for i in range(3):
+            assert beside.claim(*facts(to_text(Config(number=i)))).granted
+
+
+def killed_times(count):
+    """A worker that is killed from outside whenever it measures config 1, so many times."""
+    bench = FakeBench(("screen", 1), status="killed")
+    bench.dies = count
+    return bench
+
+
+@pytest.mark.parametrize(("times", "order"), [(1, [0, 1, 1, 2]), (2, [0, 1, 1, 2, 1])])
+def test_a_killed_worker_is_tried_again_at_once_and_at_the_end(tune, times, order):
+    bench = killed_times(times)
+    found = tune(bench)
+    assert bench.configs("screen") == order
+    assert [trial.status for trial in found.trials] == ["ok"] * 3
+    assert (found.finished, found.unmeasured) == (True, [])
+
+
+def test_what_is_killed_again_and_again_is_left_unmeasured(tune, store):
+    bench, reports = killed_times(9), []
+    found = tune(bench, report=lambda progress: reports.append(dict(progress.failures)))
+    assert bench.configs("screen") == [0, 1, 1, 2, 1]
+    (left,) = found.unmeasured
+    assert (left.kernel, left.config) == ("faulty", ONE)
+    assert left.reason == "killed from outside 3 times: a bad day"
+    assert {number(trial) for trial in found.trials} == {number(trial) for trial in store.trials()} == {0, 2}
+    assert not found.finished
+    assert found.winner is not None
+    assert reports[-1] == {"unmeasured": 1}
+    later = tune(FakeBench())
+    assert (later.finished, later.new, later.unmeasured) == (True, 1, [])
+
+
+def test_killed_compiles_are_tried_again_and_then_left_unmeasured(tune, store):
+    bench = FakeBench()
+    compilers = FakeCompilers(bench, seconds=1.5, killed=1)
+    assert tune(bench, compilers=compilers).finished
+    assert len(compilers.futures) == 4
+    assert bench.configs("screen") == [0, 2, 1]
+    compilers = FakeCompilers(bench, seconds=1.5, killed=99)
+    found = tune(bench, 4, compilers=compilers)
+    (left,) = found.unmeasured
+    assert left.reason == "its compiler was killed from outside again and again: the compiler was killed"
+    assert len(store.trials()) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "times", "left"),
+    [
+        ("enter", 1, [0, 1, 2]),
+        ("race", 1, [0, 1, 2]),
+        ("race", 2, [0, 1, 2]),
+        ("enter", 2, [0, 2]),
+        ("race", 4, [0, 2]),
+    ],
+)
+def test_a_killed_finalist_is_not_out_at_once(tune, call, times, left):
+    bench = killed_times(times)
+    bench.down = (call, 1)
+    assert sorted(map(number, tune(bench).winner.finalists)) == left
+
+
+def test_machines_that_went_down_are_a_crash(tune, store, path):
+    """One may: it is measured at the end. Two say that it was the config."""
+    for losses in (1, 2):
+        config = to_text(Config(number=losses))
+        store.claim(*facts(config))
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config])
+        store.release(*facts(config))
+    bench = FakeBench()
+    trials = {number(trial): trial for trial in tune(bench, 4).trials}
+    assert bench.configs("screen") == [0, 3, 1]
+    assert [trials[i].status for i in range(4)] == ["ok", "ok", "crash", "ok"]
+    assert trials[2].reason == "the machine went down 2 times while it was measured"
+
+
+def test_what_has_failed_is_measured_anew(tune, store):
+    tune(FakeBench(("screen", 1), status="out of memory"))
+    tune(FakeBench(("screen", 3), status="refused"), 4)
+    assert Counter(trial.status for trial in store.trials()) == {"ok": 2, "out of memory": 1, "refused": 1}
+    idle, again, last = FakeBench(), FakeBench(), FakeBench()
+    tune(idle, 4)
+    assert idle.configs("screen") == []
+    found = tune(again, 4, retry_failed=True)
+    assert again.configs("screen") == [1]
+    assert (found.new, found.finished) == (1, True)
+    assert Counter(trial.status for trial in store.trials()) == {"ok": 3, "refused": 1}
+    tune(last, 4, retry_failed=True)
+    assert last.configs("screen") == []
+
+
+def test_two_who_retry_share_what_has_failed(tune, store, path):
+    tune(FakeBench(status="crash", down=("screen", None)), 8)
+    assert len(store.trials()) == 8
+    benches = [FakeBench(seconds=0.02) for _ in range(2)]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda bench: tune(bench, 8, top_k=1, retry_failed=True), benches))
+    assert sorted(config for bench in benches for config in bench.configs("screen")) == list(range(8))
+    assert {trial.status for trial in store.trials()} == {"ok"}
 
 
 def test_measuring_anew(tune, store):

@@ -1,19 +1,20 @@
 """The processes that measure and compile: what befalls one costs no other, and nobody waits for what is gone."""
 
+import signal
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import warnings
+from concurrent.futures import wait
 from typing import Any, ClassVar
 
 import pytest
 from faulty_kernel import Config
-from pebble import ProcessFuture
 from sweeps import H100, SUBJECT, WORKLOAD, run, soon
 
 from outblas.autotune import compilers, isolated, worker
-from outblas.autotune.compilers import Compilers, outcome
+from outblas.autotune.compilers import STARTS, Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
+from outblas.autotune.processes import Exit, RemoteError, WorkerDied, WorkerStartError, WorkerTimeout
 from outblas.autotune.worker import Screened
 from outblas.configs import to_text
 
@@ -52,86 +53,152 @@ def test_errors_that_cannot_be_pickled_cost_their_own_compile():
 
 def test_compilers_that_cannot_start_are_no_configs_fault():
     with Compilers(1, memory=1 << 20) as compilers:
-        assert compiled(compilers) is None
-        assert compiled(compilers) is None  # where the pool is broken
+        with pytest.warns(RuntimeWarning, match="no compile process can be started"):
+            assert compiled(compilers) is None
+        with warnings.catch_warnings(record=True) as warned:
+            assert compiled(compilers) is None
+        assert warned == []
 
 
-class FakePool:
-    """Stands for pebble's pool of one worker. `deaths`: whether its process dies before it takes up the next call; what
-    is `stuck` never ends, and nobody hears of it when the pool does."""
+def test_compilers_that_could_not_start_are_tried_again(process, monkeypatch):
+    process.unready += [True] * STARTS
+    with Compilers(1) as several:
+        with pytest.warns(RuntimeWarning, match="no compile process can be started"):
+            assert several.submit(SUBJECT, WORKLOAD, "", 90).result(5) == 0.0
+        assert several.submit(SUBJECT, WORKLOAD, "", 90).result(5) == 0.0
+        assert process.calls == []
+        monkeypatch.setattr(several.starts, "_until", 0.0)
+        assert several.submit(SUBJECT, WORKLOAD, "", 90).result(5) == 1.5
 
-    deaths: ClassVar[list[bool]]
+
+class FakeProcess:
+    """Stands for a worker process. `unready`: whether the next one cannot be started; `deaths`: how the next calls end
+    without an answer, if they do; what is `stuck` never ends but when it is terminated."""
+
+    unready: ClassVar[list[bool]]
+    deaths: ClassVar[list[WorkerDied | WorkerTimeout | None]]
     calls: ClassVar[list[Any]]
-    stuck = False
-    active = True
+    stuck: ClassVar[bool]
 
     def __init__(self, **_):
         self.opened = False
+        self.exit = None
+        self.ended = threading.Event()
 
-    def schedule(self, function, *, args, timeout):
+    def await_ready(self, seconds):
+        if self.unready and self.unready.pop(0):
+            raise WorkerStartError("no luck")
+
+    def call(self, seconds, function, *arguments):
         self.calls.append(function)
         if self.stuck:
-            return StuckFuture()
-        future = Future()
-        if self.deaths and self.deaths.pop(0):
-            future.set_exception(BrokenProcessPool("All workers expired"))
-        elif function is worker.open_bench:
+            self.ended.wait()
+            raise WorkerDied(Exit(signal=signal.SIGKILL), accepted=True)
+        if self.deaths and (death := self.deaths.pop(0)) is not None:
+            raise death
+        if function is worker.describe:
+            return H100
+        if function is worker.open_bench:
             self.opened = True
-            future.set_result(100.0)
-        elif function is worker.describe:
-            future.set_result(H100)
-        elif self.opened:
-            future.set_result(Screened("ok"))
-        else:
-            future.set_exception(worker.NotOpen())
-        return future
+            return 100.0
+        if function is compilers._compile:
+            return 1.5
+        if not self.opened:
+            raise RemoteError("outblas.autotune.worker.NotOpen", "")
+        return Screened("ok")
 
-    def stop(self):
-        """Whoever waits goes on waiting."""
+    def terminate(self):
+        self.ended.set()
 
-    join = stop
-
-
-class StuckFuture(ProcessFuture[Any]):
-    """Running, and yet to be cancelled, as pebble's futures are."""
-
-    def __init__(self):
-        super().__init__()
-        self.set_running_or_notify_cancel()
+    kill = close = terminate
 
 
 @pytest.fixture
-def pool(monkeypatch):
-    class Fresh(FakePool):
-        deaths: ClassVar[list[bool]] = []
+def process(monkeypatch):
+    class Fresh(FakeProcess):
+        unready: ClassVar[list[bool]] = []
+        deaths: ClassVar[list[Any]] = []
         calls: ClassVar[list[Any]] = []
+        stuck = False
 
     for module in (isolated, compilers):
-        monkeypatch.setattr(module, "ProcessPool", Fresh)
+        monkeypatch.setattr(module, "WorkerProcess", Fresh)
     return Fresh
 
 
-def test_a_worker_that_dies_unnoticed(pool):
-    """Pebble says that all workers expired, of a call that none has taken up."""
-    bench = Bench("0")
-    pool.deaths += [True, False, False, True]
+UNNOTICED = WorkerDied(Exit(signal=signal.SIGKILL), accepted=False)
+STUCK = WorkerTimeout(accepted=False)
+
+
+@pytest.mark.parametrize("death", [UNNOTICED, STUCK])
+def test_a_worker_that_is_gone_before_a_call(process, death):
+    bench = Bench("cpu")
+    process.deaths += [death, None, None, death]
     assert bench.describe() == H100
     assert screened(bench).status == "ok"
     assert bench.restarts == 2
-    assert pool.calls.count(worker.open_bench) == 2
+    assert process.calls.count(worker.open_bench) == 2
 
 
-def test_a_worker_that_cannot_be_started(pool, path):
-    pool.deaths += [True] * 100
-    with pytest.raises(Down):
-        Bench("0").describe()
+@pytest.mark.parametrize(
+    ("death", "status"),
+    [
+        (WorkerTimeout(accepted=True), "hang"),
+        (WorkerDied(Exit(signal=signal.SIGSEGV), accepted=True), "crash"),
+        (WorkerDied(Exit(signal=signal.SIGABRT), accepted=True), "crash"),
+        (WorkerDied(Exit(status=3), accepted=True), "crash"),
+        (WorkerDied(Exit(detail="it closed its connection"), accepted=True), "crash"),
+        (WorkerDied(Exit(memory=1 << 30), accepted=True), "out of memory"),
+        (WorkerDied(Exit(signal=signal.SIGKILL), accepted=True), "killed"),
+        (WorkerDied(Exit(signal=signal.SIGTERM), accepted=True), "killed"),
+        (WorkerDied(Exit(signal=signal.SIGINT), accepted=True), "killed"),
+        (WorkerDied(Exit(signal=signal.SIGHUP), accepted=True), "killed"),
+    ],
+)
+def test_what_the_end_of_a_process_says_about_a_config(process, death, status):
+    bench = Bench("cpu")
+    bench.open(WORKLOAD)
+    process.deaths.append(death)
+    with pytest.raises(Down) as down:
+        screened(bench)
+    assert down.value.status == status
+    assert screened(bench).status == "ok"
+
+    compile_status = {"hang": "compile timeout", "out of memory": "compile crash", "crash": "compile crash"}
+    process.deaths += [death, death]
+    with Compilers(1) as several:
+        future = several.submit(SUBJECT, WORKLOAD, "", 90)
+        future.exception(5)
+        assert outcome(future)[0] == compile_status.get(status, status)
+        assert ("out of memory" in outcome(future)[1]) == (status == "out of memory")
+
+
+def test_operands_that_take_a_worker_down_are_no_configs_fault(process):
+    """As when another process has taken the GPU's memory meanwhile."""
+    process.deaths += [WorkerDied(Exit(signal=signal.SIGSEGV), accepted=True)] * 2
+    bench = Bench("cpu")
+    with pytest.raises(Down) as down:
+        screened(bench)
+    assert down.value.status == "killed"
+    with pytest.raises(Down) as down:
+        bench.open(WORKLOAD)
+    assert down.value.status == "crash"
+
+
+def test_a_worker_that_cannot_be_started(process, path):
+    process.unready += [True] * 100
+    with pytest.raises(Down, match="no worker can be started: no luck"):
+        Bench("cpu").describe()
+    with pytest.raises(Down) as down:
+        screened(Bench("cpu"))
+    assert down.value.status == "killed"
     (failure,) = run(path).failures
     assert failure.workload == WORKLOAD
 
 
-def test_who_waits_for_a_worker_is_released(pool):
-    pool.stuck = True
-    bench = Bench("0")
+def test_who_waits_for_a_worker_is_released(process):
+    process.stuck = True
+    bench = Bench("cpu")
     released = threading.Event()
 
     def wait():
@@ -140,26 +207,43 @@ def test_who_waits_for_a_worker_is_released(pool):
         released.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    assert soon(lambda: len(pool.calls) == 1)
+    assert soon(lambda: len(process.calls) == 1)
     bench.abandon()
     assert released.wait(5)
+    with pytest.raises(isolated.Abandoned):
+        bench.describe()
 
 
-def test_two_threads_end_a_worker_once(pool, monkeypatch):
-    """As an interrupt does, and the thread that has the worker: pebble closes its pipes in every `join`."""
-    joined = []
-    monkeypatch.setattr(pool, "join", lambda self: (time.sleep(0.2), joined.append(self)))
-    bench = Bench("0")
-    bench.describe()
-    with ThreadPoolExecutor() as threads:
-        for end in (bench.abandon, bench.stop, bench.abandon):
-            threads.submit(end)
-    assert len(joined) == 1
-
-
-def test_who_waits_for_compilers_is_released(pool):
-    pool.stuck = True
+def test_who_waits_for_compilers_is_released(process):
+    process.stuck = True
     with Compilers(1) as several:
-        future = several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90)
+        futures = [several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) for _ in range(3)]
+        assert soon(lambda: len(process.calls) == 1)
         threading.Timer(0.2, several.close).start()
-        assert wait([future], 5).done == {future}
+        assert wait(futures, 5).done == set(futures)
+        assert all(future.cancelled() for future in futures)
+    assert several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90).cancelled()
+
+
+def test_a_compile_can_be_cancelled_while_it_runs(process):
+    """And costs no other: a process that is ended for it is not the next compile's."""
+    process.stuck = True
+    with Compilers(1) as several:
+        futures = [several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) for _ in range(3)]
+        assert soon(lambda: len(process.calls) == 1)
+        process.stuck = False
+        assert futures[1].cancel()
+        assert futures[0].cancel()
+        assert futures[2].result(5) == 1.5
+        assert wait(futures, 5).done == set(futures)
+    assert len(process.calls) == 2
+
+
+def test_a_process_compiles_so_many_times(process, monkeypatch):
+    monkeypatch.setattr(compilers, "TASKS", 3)
+    made = []
+    monkeypatch.setattr(process, "__init__", lambda self, **_: made.append(FakeProcess.__init__(self)))
+    with Compilers(1) as several:
+        futures = [several.submit(SUBJECT, WORKLOAD, "", 90) for _ in range(7)]
+        assert [future.result(5) for future in futures] == [1.5] * 7
+    assert len(made) == 3

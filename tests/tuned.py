@@ -1,16 +1,17 @@
 """The portable kernel, to be tuned: it notes who tunes it, and kills them where a file says so.
 
 In the folder that `FOLDER` names: "tuners" gets the id of each process that tunes; while "deadly" is there they die of
-it; "kill-32x32x32" makes the tuner of that shape die, once, while its third config is measured.
+it; "kill-32x32x32" makes the tuner of that shape die, once, while its third config is measured, which "victim" names
+from then on; "kill-again" does so once more with that config.
 """
 
-import contextlib
 import os
 import signal
 import time
 from collections import Counter
 from pathlib import Path
 
+from outblas.configs import to_text
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 
@@ -30,15 +31,33 @@ def space(problem, machine):
 
 
 def plan(problem, config):
-    """Runs in the measuring process, whose parent tunes."""
-    shape = f"{problem.M}x{problem.N}x{problem.K}"
+    """Runs in the measuring process, among whose ancestors is the one that tunes."""
+    shape, text = f"{problem.M}x{problem.N}x{problem.K}", to_text(config)
     _planned[shape] += 1
-    if _planned[shape] == 3:
-        with contextlib.suppress(FileNotFoundError):
-            (_folder() / f"kill-{shape}").unlink()
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(60)  # it ends with its parent
+    victim = _folder() / "victim"
+    if _planned[shape] == 3 and _taken(f"kill-{shape}"):
+        victim.write_text(text)
+        _kill()
+    if victim.exists() and victim.read_text() == text and _taken("kill-again"):
+        _kill()
     return portable.plan(problem, config)
+
+
+def _taken(name):
+    """Whether there was such a file, which goes."""
+    try:
+        (_folder() / name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _kill():
+    tuners, process = (_folder() / "tuners").read_text().split(), os.getppid()
+    while str(process) not in tuners:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(process, signal.SIGKILL)
+    time.sleep(60)  # it ends with its tuner
 
 
 def _folder():

@@ -74,7 +74,7 @@ def bench(
     from ..bench.providers import OPERANDS, parse
     from ..bench.record import MODES
 
-    with usage_errors(ImportError):
+    with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
         check_writable(chart, "--chart")
         check_chart(chart)

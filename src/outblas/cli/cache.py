@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .. import cache, registry
+from ..config_source import brief
 from ..shapes import LAYOUTS, Shape
 from .common import (
     NONE,
@@ -25,20 +25,20 @@ from .common import (
     give,
     note,
     parse_shapes,
+    say,
     split,
     table,
     usage_errors,
 )
 
 if TYPE_CHECKING:
-    from ..autotune.records import Trial, Winner
+    from ..autotune.listing import Selection, Summary
+    from ..autotune.records import Trial
     from ..autotune.store import Store
 
 app = typer.Typer(help="Tuning results and compiled kernels: list, export, import, check, prune.", no_args_is_help=True)
 
-RecordT = TypeVar("RecordT", "Trial", "Winner")
-
-WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
+SHOWN = 100  # trials that `show` has a table of, unless another number is given
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
 StoreOption = Annotated[
@@ -46,24 +46,36 @@ StoreOption = Annotated[
 ]
 
 
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help=f"The first so many. Default: {SHOWN}, and with --json all.")
+]
+
+
+def _most(limit: int | None, json: bool) -> int | None:
+    """How many are shown; None for all."""
+    return limit or (None if json else SHOWN)
+
+
 @app.command("ls")
-def list_results(store: StoreOption = None, json: JsonOption = False) -> None:
+def list_results(store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False) -> None:
     """One line for each GPU, kernel and workload: trials, the best of the screen, the winner of the finals."""
     with _opened(store) as found:
-        rows = _summary(found.trials(), found.winners())
+        rows = found.summaries()
         path = found.path
+    total, rows = len(rows), rows[: _most(limit, json)]
     compiled = _compiled()
     size = sum(file.stat().st_size for file in compiled)
 
     def show() -> None:
         columns = ("kernel", "workload", "trials", "ok", "failed", "best µs", "× cuBLAS", "winner", "date")
-        for gpu in dict.fromkeys(row["gpu"] for row in rows):
-            table(gpu, columns, [_cells(row) for row in rows if row["gpu"] == gpu])
-        note(f"{path}: {f'{len(rows)} sweeps' if rows else 'no results'}", None)
+        for gpu in dict.fromkeys(row.gpu for row in rows):
+            table(gpu, columns, [_cells(row) for row in rows if row.gpu == gpu])
+        said = f"{len(rows)} of {total} sweeps; --limit shows more" if len(rows) < total else f"{total} sweeps"
+        note(f"{path}: {said if rows else 'no results'}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
 
-    value = {"store": str(path), "rows": rows, "compiled": {"objects": len(compiled), "bytes": size}}
-    give(value, show, json=json)
+    compiled_value = {"objects": len(compiled), "bytes": size}
+    give({"store": str(path), "rows": [_json(row) for row in rows], "compiled": compiled_value}, show, json=json)
 
 
 @app.command()
@@ -71,11 +83,11 @@ def show(
     what: Annotated[list[str], typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, kernels, or both.")],
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16, float32 or tf32.")] = None,
     layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    limit: LimitOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Every trial of a shape or of a kernel, the fastest first, and why the others failed."""
+    """Trials of a shape or of a kernel, the fastest first, and why the others failed."""
     from ..autotune.records import PRECISIONS, to_record
 
     with usage_errors():
@@ -85,21 +97,15 @@ def show(
             if value is not None:
                 check_one_of(option, value, allowed)
         with _opened(store) as found:
-            trials = found.trials()
-        _check_kernels(names, trials)
-    chosen = [
-        trial
-        for trial in _of(trials, names, shapes)
-        if dtype in (None, trial.workload.dtype) and layout in (None, trial.workload.layout)
-    ]
-    chosen.sort(key=lambda t: (t.gpu.name, t.workload, t.us is None, t.us or 0.0, t.when))
-    total, chosen = len(chosen), chosen[:limit]
+            _check_kernels(names, found)
+            chosen, total = found.browse(_selection(names, shapes, dtype, layout), _most(limit, json))
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
         for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
             table(gpu, columns, [_trial_cells(trial) for trial in chosen if trial.gpu.name == gpu])
-        note(f"{len(chosen)} of {total} trials", None)
+        more = "; --limit shows more" if limit is None and len(chosen) < total else ""
+        note(f"{len(chosen)} of {total} trials{more}", None)
 
     give([to_record(trial) for trial in chosen], show_trials, json=json)
 
@@ -114,23 +120,36 @@ def export(
     shapes: Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated. Default: all.")] = "",
     store: StoreOption = None,
 ) -> None:
-    """Writes results to one JSON file, or winners to tables that ship with the package."""
+    """Writes results to one file of JSON Lines, or winners to tables that ship with the package."""
     from ..autotune import transfer
+    from ..autotune.store import StoreError
 
-    with usage_errors(OSError):
-        wanted = parse_shapes(shapes, least=1) if shapes else []
-        if not ship:
+    with usage_errors(OSError, StoreError):
+        names, wanted = split(kernels), parse_shapes(shapes, least=1) if shapes else []
+        if ship:
+            folder = file or transfer.own_tables()
+        else:
             check_writable(_required(file), "FILE")
         with _opened(store) as found:
-            trials, winners = found.trials(), found.winners()
-        _check_kernels(split(kernels), [*trials, *winners])
-        trials, winners = _of(trials, split(kernels), wanted), _of(winners, split(kernels), wanted)
-        if ship:
-            for path in transfer.ship(winners, file or transfer.TABLES):
-                typer.echo(path)
-        else:
-            transfer.export(trials, winners, _required(file))
-    typer.echo(f"{len(winners)} winners" if ship else f"{len(trials)} trials, {len(winners)} winners")
+            _check_kernels(names, found)
+            if ship:
+                _ship(found, names, wanted, folder)
+            else:
+                trials, winners = transfer.export_store(found, _required(file), _selection(names, wanted))
+                typer.echo(f"{trials} trials, {winners} winners")
+
+
+def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -> None:
+    """Raises ValueError and OSError."""
+    from ..autotune import transfer
+
+    winners = store.stream(lambda _, winners: list(winners), _selection(kernels, shapes))
+    measured = [winner for winner in winners if winner.gpu.arch]
+    if interpreted := len(winners) - len(measured):
+        say(f"{interpreted} winners of the interpreter are left out: they say nothing of a GPU", err=True)
+    for path in transfer.ship(measured, folder):
+        say(path)
+    typer.echo(f"{len(measured)} winners")
 
 
 @app.command("import")
@@ -154,7 +173,7 @@ def verify(
     from ..autotune import transfer
 
     if file is not None:
-        problems = _problems_of(file, transfer.read)
+        problems = _problems_of(file, transfer.check)
     else:
         with _opened(store, quiet=True) as found:
             problems = [f"{found.path}: {problem}" for problem in found.verify()]
@@ -162,7 +181,7 @@ def verify(
         for path in sorted(transfer.TABLES.glob("*.json")):
             problems += _problems_of(path, transfer.read_table)
     for problem in problems:
-        typer.echo(problem)
+        say(problem)
     typer.echo(f"{len(problems)} problems" if problems else "no problems", err=bool(problems))
     raise typer.Exit(1 if problems else 0)
 
@@ -186,8 +205,8 @@ def prune(
         days = None if older_than is None else _days(older_than)
         if results:
             with _opened(store, writing=True) as found:
-                records: list[Trial | Winner] = [*found.trials(kernel=kernel), *found.winners(kernel=kernel)]
-                sources = fingerprints(sorted({record.kernel for record in records})) if stale else None
+                present = [name for name in found.kernels() if kernel in (None, name)]
+                sources = fingerprints(present) if stale else None
                 removed = found.prune(older_than_days=days, kernel=kernel, sources=sources)
     if results:
         typer.echo(f"{removed} trials and winners removed")
@@ -205,7 +224,7 @@ def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
         try:
             found[kernel] = of(kernel).fingerprint
         except (ValueError, ImportError):
-            typer.echo(f"{kernel} is not here to compare with: what it has stays", err=True)
+            say(f"{kernel} is not here to compare with: what it has stays", err=True)
     return found
 
 
@@ -226,59 +245,61 @@ def _opened(path: Path | None, *, writing: bool = False, new: bool = False, quie
             if writing and store.in_memory:
                 raise StoreError(store.warning)
     if store.warning and not quiet:
-        typer.echo(store.warning, err=True)
+        say(store.warning, err=True)
 
 
-def _summary(trials: list[Trial], winners: list[Winner]) -> list[dict[str, Any]]:
-    """By GPU, kernel and workload; the newest winner of each."""
-    places: dict[tuple[Any, ...], tuple[list[Trial], list[Winner]]] = {}
-    for trial in trials:
-        places.setdefault((trial.gpu.model, trial.kernel, trial.workload), ([], []))[0].append(trial)
-    for winner in winners:
-        places.setdefault((winner.gpu.model, winner.kernel, winner.workload), ([], []))[1].append(winner)
-    return [
-        {
-            "gpu": gpu, "sms": sms, "kernel": kernel, "workload": dataclasses.asdict(workload), "trials": len(tried),
-            "ok": sum(trial.ok for trial in tried), "failed": sum(not trial.ok for trial in tried),
-            "best_us": min((trial.us for trial in tried if trial.us is not None), default=None),
-            "winner": {name: getattr(won[-1], name) for name in WINNER} if won else None,
-            "when": max([*(trial.when for trial in tried), *(winner.when for winner in won)]), "label": str(workload),
-        }
-        for ((gpu, sms), kernel, workload), (tried, won) in sorted(places.items())
-    ]  # fmt: skip
+def _json(row: Summary) -> dict[str, Any]:
+    return {
+        "gpu": row.gpu,
+        "sms": row.sms,
+        "kernel": row.kernel,
+        "workload": dataclasses.asdict(row.workload),
+        "trials": row.trials,
+        "ok": row.ok,
+        "failed": row.failed,
+        "best_us": row.best_us,
+        "winner": row.winner,
+        "when": row.when,
+        "label": str(row.workload),
+    }
 
 
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    winner = row["winner"]
+def _cells(row: Summary) -> tuple[object, ...]:
+    winner = row.winner
     return (
-        row["kernel"], row["label"], row["trials"], row["ok"], row["failed"],
-        figure(row["best_us"], ".2f"), figure(winner and winner["ratio"], ".3f"),
-        (_brief(row["kernel"], winner["config"]) or "default") if winner else NONE, _date(row["when"]),
-    )  # fmt: skip
+        row.kernel,
+        row.workload,
+        row.trials,
+        row.ok,
+        row.failed,
+        figure(row.best_us, ".2f"),
+        figure(winner["ratio"] if winner else None, ".3f"),
+        (brief(row.kernel, winner["config"]) or "default") if winner else NONE,
+        _date(row.when),
+    )
 
 
 def _trial_cells(trial: Trial) -> tuple[object, ...]:
     return (
-        trial.workload, trial.kernel, _brief(trial.kernel, trial.config) or "default", trial.status,
+        trial.workload, trial.kernel, brief(trial.kernel, trial.config) or "default", trial.status,
         figure(trial.us, ".2f"), figure(trial.ratio, ".3f"), " ".join(trial.reason.split()) or NONE, _date(trial.when),
     )  # fmt: skip
 
 
-def _check_kernels(names: Iterable[str], records: Iterable[Trial | Winner]) -> None:
+def _check_kernels(names: Iterable[str], store: Store) -> None:
     """Raises ValueError for a kernel that is neither registered nor in the store."""
-    known = {record.kernel for record in records}
+    known = store.kernels()
     for name in names:
         if name not in known:
             registry.find(name)
 
 
-def _of(records: list[RecordT], kernels: list[str], shapes: list[Shape]) -> list[RecordT]:
-    """Those of any of these kernels, and of any of these shapes; none named: all."""
-    return [
-        record
-        for record in records
-        if (not kernels or record.kernel in kernels) and (not shapes or record.workload.shape in shapes)
-    ]
+def _selection(
+    kernels: Sequence[str], shapes: Sequence[Shape], dtype: str | None = None, layout: str | None = None
+) -> Selection:
+    from ..autotune.listing import Selection
+
+    return Selection(kernels, shapes, dtype, layout)
 
 
 def _required(file: Path | None) -> Path:
@@ -317,13 +338,6 @@ def _days(text: str) -> float:
     if not found:
         raise ValueError(f"--older-than is {text!r}, expected a number with h, d or w such as 30d")
     return float(found[1]) * DAYS[found[2]]
-
-
-@functools.cache
-def _brief(kernel: str, config: str) -> str:
-    from ..autotune.choose import short
-
-    return short(kernel, config)
 
 
 def _date(when: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .. import dispatch, shapes
 from ..charts import check_chart
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
+from ..report.text import printable as printable
 from ..shapes import Shape
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None 
 
 def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
     """A line beside the tables, as it is."""
-    console.print(text, markup=False, highlight=highlight, style=style)
+    console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
 
 
 def check_writable(path: Path | None, option: str = "--save") -> None:
@@ -117,22 +120,58 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) 
 
 
 def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    view = Table(title=title, title_justify="left", title_style="bold")
+    view = Table(title=_plain(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
-        view.add_column(column, overflow="fold", no_wrap=i == 0)
+        view.add_column(_plain(column), overflow="fold", no_wrap=i == 0)
     for row in rows:
-        view.add_row(*(str(cell).replace("[", r"\[") for cell in row))
+        view.add_row(*(_plain(str(cell)) for cell in row))
     return view
 
 
+def _plain(text: str) -> Text:
+    """A text in which nothing is markup."""
+    return Text(printable(text, keep="\n"))
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """A line that may have names in it which others chose."""
+    typer.echo(printable(str(text), keep="\n"), err=err)
+
+
+# Parameters of the library that are options of the same meaning wherever a command has them.
+_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "address", "arch", "budget", "config", "dtype", "engine", "gpus", "layout", "out_dtype", "ranker", "shapes",
+        "sms", "store", "top_k", "trials",
+    )
+}  # fmt: skip
+
+
 @contextmanager
-def usage_errors(*others: type[Exception]) -> Iterator[None]:
-    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2."""
+def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2.
+
+    Where the message begins with a parameter of the library, it is given the name of its option: in `options` are those
+    of this command besides `_OPTIONS`.
+    """
     kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         yield
     except kinds as error:
-        raise typer.BadParameter(str(error)) from None
+        message = _by_option(str(error), {**_OPTIONS, **(options or {})})
+        raise typer.BadParameter(printable(message, keep="\n")) from None
+
+
+def _by_option(message: str, options: Mapping[str, str]) -> str:
+    """`gpus is '9', ...` as `--gpus is '9', ...`."""
+    return re.sub(r"^(\w+)(?= (is|has) )", lambda found: options.get(found[1], found[1]), message)
+
+
+def check_given(option: str, value: str | None) -> None:
+    """Raises ValueError for an option that is there and empty, as an unset variable of a shell makes it."""
+    if value is not None and not split(value):
+        raise ValueError(f"{option} is {value!r}, expected a value, or no {option}")
 
 
 def one_shape(text: str, *, least: int = 1) -> Shape:

@@ -10,11 +10,12 @@ import typer
 
 from .. import configs, registry
 from ..inspect.inspection import ARCHS, compilable
-from ..shapes import Shape
+from ..shapes import LAYOUTS, Shape
 from .common import (
     NONE,
     JsonOption,
     SaveOption,
+    check_given,
     check_one_of,
     check_writable,
     console,
@@ -29,6 +30,7 @@ from .common import (
 if TYPE_CHECKING:
     from ..inspect import Inspection
 
+_SPECIFIC = (90,)  # architectures that code is compiled for by the name with an a
 # Columns of the instruction table, and the mnemonics they count.
 _GROUPS = {
     "products": ("HGMMA", "QGMMA", "HMMA", "QMMA", "FFMA"),
@@ -43,10 +45,14 @@ _GROUPS = {
 
 def inspect(
     kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all by default.")] = None,
-    config: Annotated[str, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")] = "",
-    arch: Annotated[str, typer.Option(help="75, 80, 90, comma-separated. Default: all that a kernel runs on.")] = "",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32. Default: as documents measure it.")] = "",
-    layout: Annotated[str, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")] = "",
+    config: Annotated[str | None, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="75, 80, 90 or sm_90a, comma-separated. Default: all that a kernel runs on.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16 or float32. Default: as documents measure it.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")] = None,
     shapes: Annotated[str, typer.Option(help="One shape, 4096 or MxNxK.")] = "4096",
     json: JsonOption = False,
     save: SaveOption = None,
@@ -57,6 +63,10 @@ def inspect(
     try:
         with usage_errors():
             check_writable(save)
+            for option, text in (("--config", config), ("--arch", arch), ("--dtype", dtype), ("--layout", layout)):
+                check_given(option, text)
+            if layout is not None:
+                check_one_of("--layout", layout, LAYOUTS)
             variants = _variants(kernels or [], _archs(arch), dtype)
             if (sass or ptx) and (len(variants) != 1 or json):
                 raise ValueError(
@@ -77,13 +87,19 @@ def inspect(
     give([inspection.record() for inspection in found], show, json=json, save=save)
 
 
-def _archs(text: str) -> list[int]:
-    for part in split(text):
-        check_one_of("--arch", part, [str(arch) for arch in ARCHS])
-    return [int(part) for part in dict.fromkeys(split(text))]
+def _archs(text: str | None) -> list[int]:
+    """Architectures as the command line and the compilers name them: 90, 90a, sm_90 and sm_90a are one."""
+    found = []
+    for part in split(text or ""):
+        name = part.lower().removeprefix("sm_").removesuffix("a")
+        known = [str(arch) for arch in ARCHS]
+        if name not in known or (part.lower().endswith("a") and int(name) not in _SPECIFIC):
+            check_one_of("--arch", part, [*known, *(f"sm_{arch}{'a' * (arch in _SPECIFIC)}" for arch in ARCHS)])
+        found.append(int(name))
+    return list(dict.fromkeys(found))
 
 
-def _variants(names: Sequence[str], archs: Sequence[int], dtype: str) -> list[tuple[str, int]]:
+def _variants(names: Sequence[str], archs: Sequence[int], dtype: str | None) -> list[tuple[str, int]]:
     """Kernels and architectures: all of the named kernels', or of all kernels those that the options allow."""
     variants = []
     for kernel in [registry.find(name) for name in dict.fromkeys(names)] or registry.ladder():
@@ -98,12 +114,18 @@ def _variants(names: Sequence[str], archs: Sequence[int], dtype: str) -> list[tu
 
 
 def _inspect(
-    variants: Sequence[tuple[str, int]], config: str, dtype: str, layout: str, shape: Shape, *, quiet: bool
+    variants: Sequence[tuple[str, int]],
+    config: str | None,
+    dtype: str | None,
+    layout: str | None,
+    shape: Shape,
+    *,
+    quiet: bool,
 ) -> list[Inspection]:
     from ..inspect import inspect
 
     found = []
-    options = {"config": config or None, "dtype": dtype or None, "layout": layout or None}
+    options = {"config": config, "dtype": dtype, "layout": layout}
     for kernel, arch in variants:
         with contextlib.nullcontext() if quiet else console.status(f"{kernel}: compiling for sm_{arch}"):
             found.append(inspect(kernel, arch=arch, shape=shape, **options))

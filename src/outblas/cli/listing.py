@@ -13,7 +13,7 @@ def list_kernels(
     ladder: Annotated[str | None, typer.Argument(help="One ladder; all by default.")] = None, json: JsonOption = False
 ) -> None:
     """The kernels that can be called by name."""
-    with usage_errors():
+    with usage_errors(options={"name": "ladder"}):
         kernels = registry.ladder(ladder)
     rows = [(k.name, k.idea, k.parent or NONE, k.dsl, _archs(k), k.source) for k in kernels]
     shown = "Kernels", ("name", "idea", "parent", "DSL", "GPUs", "source"), rows

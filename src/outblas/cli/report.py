@@ -138,7 +138,7 @@ def roofline(
     from ..report import page
     from ..report import roofline as report
 
-    with usage_errors(ImportError):
+    with usage_errors(ImportError, options={"name": "--ladder", "machine": "--gpu"}):
         check_files(save, html, chart)
         shape = one_shape(shapes)
         machine = machines.find(gpu)

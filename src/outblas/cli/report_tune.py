@@ -22,6 +22,7 @@ from .common import (
     give,
     note,
     one_shape,
+    printable,
     table,
     usage_errors,
 )
@@ -64,7 +65,7 @@ def tune(
         written = report.html(found) if html is not None else ""
 
     def show() -> None:
-        console.print(found.title, markup=False, highlight=False, style="bold")
+        console.print(printable(found.title), markup=False, highlight=False, style="bold")
         for each in found.tables():
             table(*each)
         for line in found.notes():

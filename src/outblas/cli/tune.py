@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,9 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from ..report.text import confidence
 from ..shapes import LAYOUTS, to_text
+from . import interrupts
 from .common import (
     NO_GPU,
     JsonOption,
@@ -20,6 +23,8 @@ from .common import (
     PrecisionOption,
     SaveOption,
     ShapesOption,
+    check_given,
+    check_one_of,
     check_writable,
     console,
     give,
@@ -43,63 +48,156 @@ SHOWN = 10
 
 def tune(
     kernels: Annotated[
-        str, typer.Option(help="Kernels by name, comma-separated: they compete. Default: what matmul chooses from.")
-    ] = "",
+        str | None,
+        typer.Option(help="Kernels by name, comma-separated: they compete. Default: what matmul chooses from."),
+    ] = None,
     shapes: ShapesOption = "4096",
     dtype: PrecisionOption = "bfloat16",
-    out_dtype: Annotated[str, typer.Option(help="float32 for 16-bit operands with an fp32 product.")] = "",
+    out_dtype: Annotated[str | None, typer.Option(help="float32 for 16-bit operands with an fp32 product.")] = None,
     layout: LayoutOption = "nt",
-    budget: Annotated[str, typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done.")] = "",
+    budget: Annotated[
+        str | None, typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done.")
+    ] = None,
     trials: Annotated[
         int | None, typer.Option(min=1, help="Configs of each kernel at a shape, the ranker's best. All by default.")
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
-    gpus: Annotated[str, typer.Option(help="all, indices such as 0,1, or cpu: the interpreter.")] = "0",
+    gpus: Annotated[
+        str | None, typer.Option(help="all, indices such as 0,1, or cpu: the interpreter. Default: 0.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: one task a shape on a cluster.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster.")] = None,
     ranker: Annotated[str, typer.Option(help="model, or heuristics: NVIDIA's nvMatmulHeuristics.")] = "model",
     store: Annotated[Path | None, typer.Option(help="Another file of trials than the user's.")] = None,
     resume: Annotated[bool, typer.Option(help="Keep what the store has; --no-resume measures anew.")] = True,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Measure anew what has failed, other than by being wrong or refused.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be tried, and what not and why.")
     ] = False,
-    explain: Annotated[str, typer.Option(help="MxNxK: what matmul chooses there, and how it comes to that.")] = "",
+    explain: Annotated[
+        str | None, typer.Option(help="MxNxK: what matmul chooses there, and how it comes to that.")
+    ] = None,
     gpu: Annotated[
-        str, typer.Option(help="With --dry-run or --explain: T4, A100, H100, GH200, H200 in place of the GPU.")
-    ] = "",
+        str | None, typer.Option(help="With --dry-run or --explain: T4, A100, H100, GH200, H200 in place of the GPU.")
+    ] = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
     """Finds the fastest configs of kernels on this GPU. Kill it at any moment: it goes on where it was.
 
-    Exit code 1 if a shape could not be tuned, 3 without a GPU.
+    Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after Ctrl-C.
     """
     from ..autotune.store import StoreError
 
-    with usage_errors(ImportError, ConnectionError, StoreError):
+    with usage_errors(ImportError, ConnectionError, StoreError, options={"kernel": "--kernels", "machine": "--gpu"}):
         check_writable(save)
-        layouts = split(layout)
-        for letters in layouts or [layout]:
-            if letters not in LAYOUTS:
-                raise ValueError(f"--layout is {letters!r}, expected of {', '.join(LAYOUTS)}")
-        chosen = parse_shapes(explain or shapes, "--explain" if explain else "--shapes", least=1)
-        seconds = parse_budget(budget)
-        from ..autotune.records import Workload
-
-        workloads = [Workload(*shape, dtype, out_dtype, letters) for letters in layouts for shape in chosen]
-        if explain:
+        for option, text in (
+            ("--kernels", kernels),
+            ("--out-dtype", out_dtype),
+            ("--budget", budget),
+            ("--gpus", gpus),
+            ("--explain", explain),
+            ("--gpu", gpu),
+            ("--address", address),
+        ):
+            check_given(option, text)
+        seconds = parse_budget(budget or "")
+        _check_engine(engine, address, gpus)
+        _check_preview(dry_run, explain, gpu)
+        _check_gpus(gpus, preview=dry_run or explain is not None)
+        _check_ranker(ranker)
+        _check_store(store)
+        workloads = _workloads(explain, shapes, dtype, out_dtype, layout)
+        _check_kernels(kernels)
+        if explain is not None:
             value = _explain(workloads, _gpu(gpu, gpus), store, quiet=json)
         elif dry_run:
             target = _gpu(gpu, gpus)
             subjects = _subjects(kernels, target, workloads[0].dtype)
             value = _dry_run(subjects, workloads, target, trials, ranker, quiet=json)
         else:
-            value = _sweep(
-                kernels, workloads, quiet=json, budget=seconds, trials=trials, top_k=top_k, gpus=gpus, engine=engine,
-                address=address, ranker=ranker, store=store, resume=resume,
-            )  # fmt: skip
+            value = _interruptible_sweep(
+                kernels,
+                workloads,
+                quiet=json,
+                budget=seconds,
+                trials=trials,
+                top_k=top_k,
+                gpus=gpus or "0",
+                engine=engine,
+                address=address,
+                ranker=ranker,
+                store=store,
+                resume=resume,
+                retry_failed=retry_failed,
+            )
     give(value, lambda: None, json=json, save=save)
-    raise typer.Exit(1 if value.get("failures") else 0)
+    raise typer.Exit(1 if value.get("failures") or value.get("unsaved") else 0)
+
+
+def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
+    """Raises ValueError, as all below, before anything is started."""
+    from ..autotune.sweeping import ENGINES
+
+    check_one_of("--engine", engine, ENGINES)
+    if engine == "ray" and gpus is not None:
+        raise ValueError(f"--gpus is {gpus!r}, expected none with --engine ray, which takes all GPUs of the cluster")
+    if engine != "ray" and address is not None:
+        raise ValueError(f"--address is {address!r}, expected none without --engine ray")
+
+
+def _check_preview(dry_run: bool, explain: str | None, gpu: str | None) -> None:
+    if dry_run and explain is not None:
+        raise ValueError("--dry-run and --explain are both given, expected one of them")
+    if gpu is not None and not dry_run and explain is None:
+        raise ValueError(f"--gpu is {gpu!r}, expected none without --dry-run or --explain: --gpus says what to tune on")
+
+
+def _check_gpus(gpus: str | None, *, preview: bool) -> None:
+    """Where nothing is measured, a machine without a GPU may name the first one, or all."""
+    import torch
+
+    from ..autotune.sweeping import visible_gpus
+
+    if gpus is None or gpus in ("cpu", "all"):
+        return
+    if not all(part.strip().isdecimal() for part in gpus.split(",")):
+        raise ValueError(f"--gpus is {gpus!r}, expected all, cpu, or indices such as 0,1")
+    there = torch.cuda.is_available()
+    if there or (preview and gpus != "0"):
+        visible_gpus(gpus)
+
+
+def _check_ranker(ranker: str) -> None:
+    from ..autotune.sweeping import RANKERS
+
+    check_one_of("--ranker", ranker, RANKERS)
+
+
+def _check_store(store: Path | None) -> None:
+    if store is not None and store.is_dir():
+        raise ValueError(f"--store is {str(store)!r}, expected a file, and it is a folder")
+
+
+def _check_kernels(kernels: str | None) -> None:
+    from ..autotune.subjects import of
+
+    for name in split(kernels or ""):
+        of(name)
+
+
+def _workloads(explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str) -> list[Workload]:
+    from ..autotune.records import Workload
+
+    layouts = split(layout)
+    for letters in layouts or [layout]:
+        if letters not in LAYOUTS:
+            raise ValueError(f"--layout is {letters!r}, expected of {', '.join(LAYOUTS)}")
+    parse_shapes(shapes, least=1)
+    chosen = parse_shapes(explain, "--explain", least=1) if explain is not None else parse_shapes(shapes, least=1)
+    return [Workload(*shape, dtype, out_dtype or "", letters) for letters in layouts for shape in chosen]
 
 
 def parse_budget(text: str) -> float | None:
@@ -112,7 +210,7 @@ def parse_budget(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
-def _gpu(name: str, gpus: str) -> Gpu:
+def _gpu(name: str | None, gpus: str | None) -> Gpu:
     """The GPU by name, or the present one, or where there is none an H100."""
     import torch
 
@@ -123,11 +221,11 @@ def _gpu(name: str, gpus: str) -> Gpu:
     return gpu.current() if torch.cuda.is_available() or gpus == "cpu" else gpu.imagined("h100")
 
 
-def _subjects(kernels: str, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
+def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
     from ..autotune.subjects import of
     from ..choice import rivals
 
-    names = split(kernels) or (["portable"] if gpu.arch == 0 else rivals(gpu.arch, dtype))
+    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else rivals(gpu.arch, dtype))
     return tuple(of(name) for name in names)
 
 
@@ -209,7 +307,26 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
     return {"gpu": gpu.name, "mode": mode, "choices": found}
 
 
-def _sweep(kernels: str, workloads: list[Workload], *, quiet: bool, gpus: str, **options: Any) -> dict[str, Any]:
+def _interruptible_sweep(kernels: str | None, workloads: list[Workload], **options: Any) -> dict[str, Any]:
+    """A sweep that Ctrl-C and SIGTERM end in order: it says then how to go on."""
+    from .. import cache
+
+    with interrupts.handled() as received:
+        try:
+            return _sweep(kernels, workloads, **options)
+        except (KeyboardInterrupt, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code != signal.SIGTERM:  # as Ray has it, which takes the signal
+                raise
+            received.signal = received.signal or (signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT)
+            kept = options["store"] or cache.directory() / "tuning.sqlite"
+            for line in getattr(error, "__notes__", ()):
+                typer.echo(f"! {line}", err=True)
+            typer.echo(f"Interrupted: what was measured is in {kept}. The same command goes on from there:", err=True)
+            typer.echo(f"  {interrupts.same_command(without='--no-resume')}", err=True)
+            raise typer.Exit(received.exit_code) from None
+
+
+def _sweep(kernels: str | None, workloads: list[Workload], *, quiet: bool, gpus: str, **options: Any) -> dict[str, Any]:
     """Runs the sweep under a live view, and shows what came of it."""
     import torch
 
@@ -221,7 +338,7 @@ def _sweep(kernels: str, workloads: list[Workload], *, quiet: bool, gpus: str, *
             "interpreter.", err=True,
         )  # fmt: skip
         raise typer.Exit(NO_GPU)
-    names = split(kernels) or _default_kernels(gpus, options["engine"], workloads[0].dtype)
+    names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0].dtype)
     with _View(quiet=quiet) as view:
         found = sweep(
             names, list(dict.fromkeys(w.shape for w in workloads)), dtype=workloads[0].dtype,
@@ -280,6 +397,9 @@ class _View:
 
 
 def _show(found: Sweep) -> None:
+    from ..autotune.choose import short
+    from ..autotune.sweeping import lost_results
+
     rows = [_row(winner) for winner in found.winners]
     columns = ("shape", "kernel", "config", "µs", "× cuBLAS", "ahead of the next", "confidence", "measured")
     gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in found.winners))
@@ -290,9 +410,18 @@ def _show(found: Sweep) -> None:
             note(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}")
         if len(failed) > SHOWN:
             console.print(f"and {len(failed) - SHOWN} more; outblas cache show has all", style="dim")
+        for left in outcome.unmeasured[:SHOWN]:
+            where = f"{outcome.job.workload} {left.kernel}[{short(left.kernel, left.config) or 'its own'}]"
+            note(f"{where}: not measured, and tried again by the next sweep: {left.reason}", "yellow")
+        if (more := len(outcome.unmeasured) - SHOWN) > 0:
+            note(f"and {more} more that were not measured", "yellow")
     for failure in found.failures:
         note(f"! {failure.workload}: {failure.reason}", "yellow")
-    note(f"{found.seconds:.0f} s; trials in {found.store}")
+    if found.unsaved:
+        note(f"! {lost_results(found.unsaved, found.store, found.rescued)}", "red")
+        note(f"{found.seconds:.0f} s")
+    else:
+        note(f"{found.seconds:.0f} s; trials in {found.store}")
 
 
 def _row(w: Winner) -> tuple[str, ...]:
@@ -311,8 +440,7 @@ def _row(w: Winner) -> tuple[str, ...]:
 def _confidence(w: Winner) -> str:
     if w.confidence is None or not w.runner_up:
         return "–"
-    sure = "over 99.9%" if w.confidence > 0.999 else f"{w.confidence:.1%}"
-    return sure if w.separated else f"{sure}, not separated"
+    return confidence(w.confidence, separated=w.separated)
 
 
 def _record(found: Sweep) -> dict[str, Any]:
@@ -321,6 +449,8 @@ def _record(found: Sweep) -> dict[str, Any]:
     return {
         "seconds": found.seconds,
         "store": str(found.store),
+        "unsaved": found.unsaved,
+        "rescued": None if found.rescued is None else str(found.rescued),
         "finished": found.finished,
         "winners": [to_record(winner) for winner in found.winners],
         "outcomes": [
@@ -328,6 +458,9 @@ def _record(found: Sweep) -> dict[str, Any]:
                 "workload": str(outcome.job.workload), "gpu": outcome.gpu.name, "generated": outcome.plan.generated,
                 "valid": outcome.plan.valid, "trials": len(outcome.trials), "new": outcome.new,
                 "failed": sum(not trial.ok for trial in outcome.trials), "finished": outcome.finished,
+                "unmeasured": [
+                    {"kernel": left.kernel, "config": left.config, "reason": left.reason} for left in outcome.unmeasured
+                ],
             }
             for outcome in found.outcomes
         ],

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..autotune.progress import Progress
+from ..report.text import printable
 
 MOST_BLOCKS = 4  # of whole height: with more workloads at a time, each has two lines
 _UUID = 12  # characters of a GPU's UUID that are shown
@@ -74,11 +75,15 @@ def _short(p: Progress, *, failures: bool = False) -> Iterable[RenderableType]:
 
 def _finished(p: Progress) -> RenderableType:
     if p.stage == "done" and p.best_ratio is not None:
-        mark, said = ("✓ ", "green"), ((_speed(p), _style(p)), f"  {p.best}")
-    else:
-        why = _one_line(p.message) or ", ".join(filter(None, ("no config is right", _failures(p.failures))))
-        mark, said = ("✗ ", "red"), ((why, "red"), "")
-    return _cut(Text.assemble(mark, f"{p.workload}{_where(p)}  ", *said))
+        left = p.failures["unmeasured"]
+        missing = (f", {left} configs not measured" if left else "", "yellow")
+        return _cut(Text.assemble(("✓ ", "green"), _place(p), (_speed(p), _style(p)), missing, f"  {p.best}"))
+    why = _one_line(p.message) or ", ".join(filter(None, ("no config is right", _failures(p.failures))))
+    return _cut(Text.assemble(("✗ ", "red"), _place(p), (why, "red")))
+
+
+def _place(p: Progress) -> str:
+    return f"{p.workload}{_where(p)}  "
 
 
 def _beside(left: Text, right: Text) -> Table:
@@ -150,4 +155,4 @@ def _clock(seconds: float) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

@@ -16,6 +16,7 @@ from .common import (
     JsonOption,
     SaveOption,
     check_dtype,
+    check_given,
     check_one_of,
     check_runs,
     check_writable,
@@ -48,10 +49,13 @@ class Tally:
 def verify(
     kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all that run here by default.")] = None,
     shapes: Annotated[
-        str, typer.Option(help="quick, full, or sizes: 4096, 640x72x96, comma-separated. Default: full on a GPU.")
-    ] = "",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes.")] = "",
-    layout: Annotated[str, typer.Option(help="nt, nn, tn, tt. Default: all.")] = "",
+        str | None,
+        typer.Option(help="quick, full, or sizes: 4096, 640x72x96, comma-separated. Default: full on a GPU."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="nt, nn, tn, tt. Default: all.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
@@ -61,11 +65,22 @@ def verify(
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     with usage_errors():
         check_writable(save)
+        for option, text in (("--shapes", shapes), ("--dtype", dtype), ("--layout", layout)):
+            check_given(option, text)
+        layouts = split(layout or "")
+        for letters in layouts:
+            check_one_of("--layout", letters, LAYOUTS)
+        if shapes not in (None, "quick", "full"):
+            parse_shapes(shapes)
         chosen = [registry.find(name) for name in kernels or _runnable(device)]
+        for kernel in chosen:
+            check_runs(kernel, device)
+            for name in split(dtype or ""):
+                check_dtype(name, kernel.name, kernel.dtypes)
         tallies = [
-            _tally(kernel, name, device, shapes, split(layout), quiet=json)
+            _tally(kernel, name, device, shapes, layouts, quiet=json)
             for kernel in chosen
-            for name in split(dtype) or kernel.dtypes
+            for name in split(dtype or "") or kernel.dtypes
         ]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report = {
@@ -83,12 +98,12 @@ def _runnable(device: Any) -> list[str]:
     return [kernel.name for kernel in registry.ladder() if dispatch.lacks_device(kernel, device) is None]
 
 
-def _tally(kernel: registry.Kernel, dtype: str, device: Any, shapes: str, layouts: list[str], *, quiet: bool) -> Tally:
+def _tally(
+    kernel: registry.Kernel, dtype: str, device: Any, shapes: str | None, layouts: list[str], *, quiet: bool
+) -> Tally:
     from ..verify.kernels import Refused, check, oracles
     from ..verify.watchdog import watchdog
 
-    check_runs(kernel, device)
-    check_dtype(dtype, kernel.name, kernel.dtypes)
     tally = Tally(kernel.name, dtype)
     cases = list(_cases(dtype, device, shapes, layouts))
     for case in track(cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True):
@@ -111,13 +126,11 @@ def _kind(refusal: str) -> str:
     return refusal.split(", and ")[0]
 
 
-def _cases(dtype: str, device: Any, shapes: str, layouts: list[str]) -> Iterator[Case]:
+def _cases(dtype: str, device: Any, shapes: str | None, layouts: list[str]) -> Iterator[Case]:
     import torch
 
     from ..verify import cases
 
-    for letter in layouts:
-        check_one_of("--layout", letter, LAYOUTS)
     kind = getattr(torch, dtype)
     match shapes or ("quick" if device.type == "cpu" else "full"):
         case "quick":

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from .text import printable
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -34,21 +36,21 @@ td.differs { color: #b9770e; font-weight: 600; }
 
 def page(title: str, notes: Iterable[str], parts: Iterable[str]) -> str:
     """The document: a title, notes on how and where it was measured, then parts made by `table` and `chart`."""
-    said = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
+    said = "".join(f'<p class="quiet">{_shown(note)}</p>' for note in notes)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main><h1>{escape(title)}</h1>{said}\n" + "\n".join(parts) + "\n</main></body></html>\n"
+        f"<title>{_shown(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main><h1>{_shown(title)}</h1>{said}\n" + "\n".join(parts) + "\n</main></body></html>\n"
     )
 
 
 def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls on small screens; a cell that is a verdict gets its colour."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    head = "".join(f"<th>{_shown(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in rows)
     return (
-        f'<h2>{escape(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
+        f'<h2>{_shown(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -72,6 +74,11 @@ def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
     return [where + (f"; measured {', '.join(sorted(on))}" if on else "") for where, on in days.items()]
 
 
+def _shown(text: str) -> str:
+    """For HTML, with what would change how other text is shown made visible."""
+    return escape(printable(text, keep="\n"))
+
+
 def _cell(text: str) -> str:
     mark = f' class="{text}"' if text in ("confirmed", "refuted", "differs") else ""
-    return f"<td{mark}>{escape(text)}</td>"
+    return f"<td{mark}>{_shown(text)}</td>"

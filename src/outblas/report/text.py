@@ -1,7 +1,8 @@
-"""Figures as the reports write them."""
+"""Figures and foreign texts as the reports write them."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,18 @@ if TYPE_CHECKING:
     from .results import Measurement
 
 NONE = "–"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text with everything escaped that a terminal would act on and not show: control characters, what changes the
+    direction of writing, what has no width; "\\x1b" for the character. `keep`: characters that stay."""
+    if text.isprintable():
+        return text
+    return "".join(each if each in keep or _is_shown(each) else each.encode("unicode_escape").decode() for each in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def figure(value: float | None, form: str, scale: float = 1.0) -> str:
@@ -41,3 +54,19 @@ def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> st
 def ratio(m: Measurement) -> str:
     """ "0.405 (0.402–0.409)": the ratio to cuBLAS with its 10th and 90th percentile."""
     return f"{m.ratio:.3f} ({m.ratio_low:.3f}–{m.ratio_high:.3f})"
+
+
+def confidence(value: float | None, *, separated: bool) -> str:
+    """ "at least 98.1%": how sure it is that a winner is the fastest of its finalists.
+
+    The value is a bound from below, and 0 is no bound at all: such a winner shares the first place.
+    """
+    if value is None:
+        return NONE
+    if value > 0.999:
+        said = "over 99.9%"
+    elif value > 0:
+        said = f"at least {value:.1%}"
+    else:
+        return "tie" if separated else "tie, not separated"
+    return said if separated else f"{said}, not separated"

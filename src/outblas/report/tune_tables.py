@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..autotune.records import Gpu, Trial
+from ..autotune.records import Gpu, Trial, Winner
 from ..configs import items
-from .text import NONE
+from .text import NONE, confidence
 
 if TYPE_CHECKING:
     from .tune import TuneReport
@@ -74,7 +74,7 @@ def _winner(report: TuneReport) -> Table:
         resolved = "" if w.separated else ", not separated"
         rows += [
             ("lead", f"{_ratio(w.lead, w.lead_low, w.lead_high, 4)} over the runner-up{resolved}"),
-            ("confidence", f"{_confidence(w.confidence)} that it is the fastest of the finalists"),
+            ("confidence", _confidence(w)),
             ("runner-up", _beside(w.runner_up, w.config)),
         ]
     if w.valid:
@@ -140,8 +140,13 @@ def _us(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _confidence(value: float | None) -> str:
-    return "over 99.9%" if value is not None and value > 0.999 else NONE if value is None else f"{value:.1%}"
+def _confidence(w: Winner) -> str:
+    said = confidence(w.confidence, separated=True)  # whether it is separated stands beside its lead
+    if said == NONE:
+        return said
+    if said == "tie":
+        return "a tie: no finalist is surely the fastest"
+    return f"{said} that it is the fastest of the finalists"
 
 
 def _place(places: tuple[int, int] | None) -> str:
