@@ -287,3 +287,10 @@ def test_shipped_tables_name_configs_that_exist():
     for table in tables:
         for entry in table.entries:
             assert choose.refusal(entry.kernel, entry.config, entry.workload, table.gpu) is None, entry
+
+
+def test_a_winner_of_a_wrong_clock_does_not_count_as_the_newest(path):
+    """That of another source, which no newer result replaces."""
+    with Store(path) as store:
+        store.crown(winner(1, source="old", when="2099-01-01T00:00:00+00:00"))
+    assert configs(read(path)) == [3]
