@@ -392,6 +392,8 @@ def locked(
     try:
         lock.acquire()
     except (OSError, NotImplementedError, Warning) as error:  # a warning, where the caller makes errors of them
+        if remove and not isinstance(error, TimeoutError):  # nobody can hold it
+            _remove(path)
         if required:
             raise error if isinstance(error, OSError) else OSError(str(error)) from None
         yield
