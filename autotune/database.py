@@ -4,11 +4,11 @@ import contextlib
 import datetime
 import os
 import sqlite3
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import forks
 from .rows import SCHEMA, Operation
 
 State = tuple[int, ...] | None
@@ -20,7 +20,7 @@ ATTEMPTS = 3  # at a file that others write to meanwhile
 
 # SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an immutable file, drops
 # those of every connection to the file. `reader` closes such descriptors, so that no file is opened beside it.
-opening = threading.RLock()
+opening = forks.Lock()
 
 
 class StoreError(RuntimeError):
