@@ -53,8 +53,11 @@ def directory() -> Path:
     else:
         import platformdirs
 
-        name, folder = "the user's cache directory", platformdirs.user_cache_dir("outblas")
-    said = f"{name} is {shown(folder)!r}"
+        try:
+            name, folder = "the user's cache directory", platformdirs.user_cache_dir("outblas")
+        except RuntimeError as error:  # no home
+            raise ValueError(f"OUTBLAS_CACHE_DIR is not set, and {error}") from None
+    said = f"{name} is '{shown(folder)}'"
     if "\0" in folder:
         raise ValueError(f"{said}, expected a path without NUL characters")
     if folder.startswith("~"):  # which stays where there is no such user, or no home
@@ -191,10 +194,6 @@ def object_problem(path: Path) -> str | None:
     except (Damaged, Refused, OSError) as error:
         return str(error)
     return None
-
-
-def _intact(path: Path) -> bool:
-    return object_problem(path) is None
 
 
 def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> T | None:

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 ROOT = 0
-SHOWN = 300  # characters of a path in a message
+SHOWN = 160  # characters of a path in a message
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN_FLAGS = (
     os.O_RDONLY
@@ -82,6 +82,11 @@ def shown(path: object) -> str:
     text = str(path)
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}…{text[-SHOWN // 2 :]}"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which could do anything to a terminal: they are escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from rich.table import Table
 
 from .. import dispatch, shapes
 from ..charts import check_chart
+from ..ownership import printable, shown
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
 from ..shapes import Shape
@@ -56,8 +58,8 @@ def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None 
 
 
 def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
-    """A line beside the tables, as it is."""
-    console.print(text, markup=False, highlight=highlight, style=style)
+    """A line beside the tables, as it is, with control characters as escapes."""
+    console.print(printable(text), markup=False, highlight=highlight, style=style)
 
 
 def check_writable(path: Path | None, option: str = "--save") -> None:
@@ -127,12 +129,16 @@ def make_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[objec
 
 @contextmanager
 def usage_errors(*others: type[Exception]) -> Iterator[None]:
-    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2."""
+    """A ValueError, an error of another kind named, and a path that is too long are of usage: one line, exit code 2."""
     kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         yield
     except kinds as error:
         raise typer.BadParameter(str(error)) from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise typer.BadParameter(f"{shown(error.filename)}: {error.strerror}") from None
 
 
 def one_shape(text: str, *, least: int = 1) -> Shape:
