@@ -41,10 +41,7 @@ def place(monkeypatch):
 
 def fetch(value=b"built", facts=FACTS):
     return cache.fetch(
-        facts,
-        build=lambda: value,
-        save=lambda built, path: path.write_bytes(built) and None,
-        load=Path.read_bytes,
+        facts, build=lambda: value, save=lambda built, path: path.write_bytes(built) and None, load=Path.read_bytes
     )
 
 
@@ -157,9 +154,7 @@ def test_a_link_to_a_folder_is_judged_where_it_leads(place, user, monkeypatch):
 
 
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize(
-    "kind", ["symlink", "symlink to own", "fifo", "socket", "folder", "hard link", "mode"]
-)
+@pytest.mark.parametrize("kind", ["symlink", "symlink to own", "fifo", "socket", "folder", "hard link", "mode"])
 @pytest.mark.parametrize("which", [".o", ".json"])
 def test_only_regular_files_of_ones_own_are_loaded(place, user, kind, which, monkeypatch):
     if user != OWN:
@@ -194,9 +189,7 @@ def test_only_regular_files_of_ones_own_are_loaded(place, user, kind, which, mon
     as_user(user, change)
     found, said = as_user(user, with_warnings(lambda: fetch(b"anew")))
     assert found == b"anew"
-    expected = {"hard link": "2 names", "mode": "can be written by others"}.get(
-        kind, "regular file"
-    )
+    expected = {"hard link": "2 names", "mode": "can be written by others"}.get(kind, "regular file")
     assert any(expected in line for line in said)
     assert all(str(path.parent) in line for line in said)
 
@@ -209,10 +202,7 @@ def test_the_record_of_another_kernel_is_refused(place, user):
     as_user(user, lambda: fetch(b"other", OTHER))
     wanted, other = object_path(place), object_path(place, OTHER)
     for suffix in (".o", ".json"):
-        as_user(
-            user,
-            lambda suffix=suffix: os.rename(other.with_suffix(suffix), wanted.with_suffix(suffix)),
-        )
+        as_user(user, lambda suffix=suffix: os.rename(other.with_suffix(suffix), wanted.with_suffix(suffix)))
     found, said = as_user(user, with_warnings(fetch))
     assert found == b"built"
     assert "the record of another kernel" in said[0]
@@ -230,9 +220,7 @@ def test_facts_are_compared_even_where_digests_agree(place, monkeypatch):
 def test_a_record_is_no_program(place):
     """Whatever JSON it is, the kernel is built anew."""
     fetch()
-    for i, text in enumerate(
-        ["[]", "3", "null", "{}", '{"sha256": 3}', "[" * 100_000, '{"sha256": "', "\0"]
-    ):
+    for i, text in enumerate(["[]", "3", "null", "{}", '{"sha256": 3}', "[" * 100_000, '{"sha256": "', "\0"]):
         object_path(place).with_suffix(".json").write_text(text)
         assert fetch(b"%d" % i) == b"%d" % i
 
@@ -255,17 +243,12 @@ def test_loads_without_files_in_memory(place, monkeypatch, missing):
     fetch(b"sound")
     if missing == "proc":
         exists = os.path.exists
-        monkeypatch.setattr(
-            os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path)
-        )
+        monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path))
     else:
         monkeypatch.delattr(os, "memfd_create")
     seen = []
     found = cache.fetch(
-        FACTS,
-        build=lambda: b"new",
-        save=lambda *_: None,
-        load=lambda path: (seen.append(path), path.read_bytes())[1],
+        FACTS, build=lambda: b"new", save=lambda *_: None, load=lambda path: (seen.append(path), path.read_bytes())[1]
     )
     assert found == b"sound"
     assert seen[0].parent == cache.objects_folder()

@@ -60,9 +60,7 @@ def test_commands_say_what_is_wrong(environment, command):
 @pytest.mark.filterwarnings("error")
 def test_compiled_kernels_are_built_with_one_warning(environment):
     def fetch():
-        return cache.fetch(
-            {"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text
-        )
+        return cache.fetch({"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text)
 
     if environment == "relative":
         assert cache.directory() == Path.cwd() / VALUES[environment]
@@ -183,9 +181,7 @@ def test_network_file_systems_are_recognised(tmp_path, monkeypatch, path, kind):
 
 
 def test_a_link_lies_where_it_leads(tmp_path, monkeypatch):
-    (tmp_path / "mountinfo").write_text(
-        f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path}/far rw - nfs x rw\n"
-    )
+    (tmp_path / "mountinfo").write_text(f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path}/far rw - nfs x rw\n")
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to("far")
     monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")

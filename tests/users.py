@@ -55,9 +55,7 @@ def _outcome(uid: int, function: Callable[[], Any]) -> tuple[bool, Any]:
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
-            if (
-                sys.platform == "linux"
-            ):  # as a program that the user has started: /proc/self is its own
+            if sys.platform == "linux":  # as a program that the user has started: /proc/self is its own
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         return True, function()
     except BaseException as error:

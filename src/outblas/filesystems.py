@@ -8,35 +8,13 @@ from pathlib import Path
 # alone, or not at all, and the shared memory of SQLite does not work between machines.
 _NFS = ("nfs", "nfs4")
 _SMB = ("cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs")
-_CLUSTER = (
-    "beegfs",
-    "ceph",
-    "gfs2",
-    "glusterfs",
-    "gpfs",
-    "lustre",
-    "ocfs2",
-    "orangefs",
-    "panfs",
-    "pvfs2",
-    "wekafs",
-)
+_CLUSTER = ("beegfs", "ceph", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2", "orangefs", "panfs", "pvfs2", "wekafs")
 _DISTRIBUTED = ("afs", "auristorfs", "coda", "mfs")
 _OF_THE_HOST = ("9p", "vmhgfs")
 NETWORK = frozenset((*_NFS, *_SMB, *_CLUSTER, *_DISTRIBUTED, *_OF_THE_HOST))
 
 # The same of file systems in user space: their type is "fuse." and the name of the program.
-_FUSE_CLUSTER = (
-    "beegfs",
-    "ceph",
-    "ceph-fuse",
-    "glusterfs",
-    "lizardfs",
-    "mfs",
-    "moosefs",
-    "quobyte",
-    "seaweedfs",
-)
+_FUSE_CLUSTER = ("beegfs", "ceph", "ceph-fuse", "glusterfs", "lizardfs", "mfs", "moosefs", "quobyte", "seaweedfs")
 _FUSE_OBJECTS = ("davfs", "gcsfuse", "goofys", "juicefs", "mount.davfs", "rclone", "s3fs")
 _FUSE_REMOTE = ("cvmfs2", "gvfsd-fuse", "sshfs", "vmhgfs-fuse")
 NETWORK_FUSE = frozenset((*_FUSE_CLUSTER, *_FUSE_OBJECTS, *_FUSE_REMOTE))

@@ -99,9 +99,7 @@ def _check(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
     if status.st_mode & _OTHERS_WRITE:
-        raise Refused(
-            f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
-        )
+        raise Refused(f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})")
     if status.st_nlink > 1:
         raise Refused(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
 
@@ -141,10 +139,7 @@ def _overflow_uid() -> int | None:
     """The uid as which unknown users show; None where it is a user of its own, or there is no such thing."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        ranges = [
-            tuple(map(int, line.split()))
-            for line in Path("/proc/self/uid_map").read_text().splitlines()
-        ]
+        ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     except (OSError, ValueError):
         return None
     mapped = any(first <= overflow < first + count for first, _, count in ranges)
