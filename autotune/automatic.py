@@ -1,5 +1,6 @@
 """Tuning from inside a program: what `matmul` asks before it plans a call, and `outblas.tune`."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ import torch
 from .. import dispatch, fallback, operands
 from ..choice import PRODUCTION, rivals
 from ..operands import Problem
+from ..ownership import shown
 from . import choose
 from .choose import HERE, Knowledge
 from .records import Winner, Workload
@@ -102,11 +104,20 @@ def _tuned(known: Knowledge, workload: Workload) -> bool:
     return any(k.origin == HERE and k.workload == workload for k in known.known)
 
 
+def first_seconds() -> float:
+    """For how long a shape is tuned that is met for the first time. Raises ValueError for an OUTBLAS_TUNE_BUDGET that
+    is no time."""
+    text = os.environ.get("OUTBLAS_TUNE_BUDGET") or str(FIRST_SECONDS)
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError(f"OUTBLAS_TUNE_BUDGET is '{shown(text)}', expected a number of seconds above 0")
+
+
 def _first_time(workload: Workload, index: int) -> Knowledge | None:
     """Tunes a shape that is met for the first time; what goes wrong is said once and costs speed only."""
     try:
-        seconds = float(os.environ.get("OUTBLAS_TUNE_BUDGET") or FIRST_SECONDS)
-        _sweep(workload, index, None, seconds, FIRST_TRIALS, 8, allow_unsaved=True)
+        _sweep(workload, index, None, first_seconds(), FIRST_TRIALS, 8, allow_unsaved=True)
     except Exception as error:
         _given_up.add(workload)
         fallback.complain(f"{workload} could not be tuned: {error}")

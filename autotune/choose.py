@@ -12,6 +12,7 @@ from typing import Any
 
 from ..choice import MODES, PRODUCTION, Mode, spared
 from ..operands import Problem
+from ..ownership import shown
 from ..shapes import to_text
 from ..space import Footprint, Space
 from . import model, transfer
@@ -191,7 +192,7 @@ def mode(given: str | None, environment: str | None) -> Mode:
     for known in MODES:
         if (value or "lookup") == known:
             return known
-    raise ValueError(f"{name} is {value!r}, expected one of {', '.join(MODES)}")
+    raise ValueError(f"{name} is '{shown(value)}', expected one of {', '.join(MODES)}")
 
 
 @functools.cache

@@ -9,11 +9,11 @@ import datetime
 import os
 import shutil
 import sqlite3
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import forks
 from . import rows
 from .migrations import VERSION, migrate, version_of
 from .rows import INDEXES, SCHEMA, Operation
@@ -29,17 +29,7 @@ ATTEMPTS = 3  # at a file that others write to meanwhile
 
 # SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an immutable file, drops
 # those of every connection to the file. `read` closes such descriptors, so that no file is opened beside it.
-opening = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """In a forked child, where the thread that held the lock does not exist."""
-    global opening
-    opening = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+opening = forks.Lock()
 
 
 class StoreError(RuntimeError):

@@ -6,28 +6,15 @@ import contextlib
 import datetime
 import functools
 import os
-import re
 import stat
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..filesystems import network_filesystem
 from .database import StoreError
 from .records import Trial, Winner
-
-MOUNTS = Path("/proc/self/mountinfo")
-# fmt: off
-NETWORK = frozenset([
-    "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
-    "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs", "wekafs",
-])
-# What lies on the machine itself, as far as is known; any other file system in user space may be a network's.
-LOCAL_FUSE = frozenset([
-    "fuse.bindfs", "fuse.encfs", "fuse.exfat", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs", "fuse.ntfs",
-    "fuse.ntfs-3g", "fuse.portal", "fuse.squashfuse", "fuse.unionfs",
-])
-# fmt: on
 
 
 def unusable_reason(path: Path, *, create: bool = True) -> str | None:
@@ -65,24 +52,6 @@ def _of_another_user(path: Path) -> bool:
         return False
 
 
-def network_file_system(path: Path, mounts: Path | None = None) -> str | None:
-    """The type of the network file system that `path` is on; None if it is on none, or where that cannot be told."""
-    try:
-        lines = (mounts or MOUNTS).read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    target, found = path.resolve(), (-1, "")
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        if len(fields.split()) < 5 or not rest.split():
-            continue
-        mounted = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields.split()[4])
-        if target.is_relative_to(mounted) and len(mounted) >= found[0]:  # the last of two at one place hides the first
-            found = len(mounted), rest.split()[0]
-    kind = found[1]
-    return kind if kind in NETWORK or (kind.startswith("fuse.") and kind not in LOCAL_FUSE) else None
-
-
 def warn_of_network(path: Path) -> None:
     """Once in a process for each folder."""
     _warn_of_network(path.parent)
@@ -90,7 +59,7 @@ def warn_of_network(path: Path) -> None:
 
 @functools.cache
 def _warn_of_network(folder: Path) -> None:
-    if kind := network_file_system(folder):
+    if kind := network_filesystem(folder):
         warnings.warn(
             f"{folder} is on a network file system ({kind}): processes of one machine may share a store there, those of"
             " several machines may not, since SQLite's write-ahead log needs memory that they share",

@@ -33,13 +33,13 @@ So is a call's where the driver cannot tell which stream it is on: memory of the
 then, zeroed by the call.
 """
 
-import threading
 from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 
+from .. import forks
 from ..device import driver, memory
 
 FOREIGN = 64  # workspaces kept of streams that are not torch's own
@@ -75,7 +75,7 @@ class Workspace:
 
 NOTHING = Workspace(None, None)  # of kernels without partial sums
 _held: dict[Hashable, Workspace] = {}
-_making = threading.Lock()
+_making = forks.Lock()
 
 
 def borrow(index: int, floats: int, counters: int) -> Workspace:

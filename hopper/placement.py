@@ -29,7 +29,6 @@ CUDA graph they neither fail nor disturb it (`driver.relaxed_capture`).
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream
 
-from .. import fallback
+from .. import fallback, forks
 from ..capture import capturing
 from ..device import driver, raster
 from . import host, probe, schedule
@@ -80,7 +79,7 @@ class Board:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = forks.Lock()
         self.homes: dict[int, int] = {}
         self.known = False
         self.looks: dict[tuple[int, int], Look] = {}

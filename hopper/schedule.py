@@ -1,19 +1,19 @@
 """Which cluster computes which tile: `device.raster`'s orders as tables on the GPU, made once each."""
 
 import functools
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from cutlass.utils import HardwareInfo
 
+from .. import forks
 from ..device import memory, raster
 from .config import HopperConfig
 
-compiling = threading.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
+compiling = forks.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
 _kept: dict[Hashable, torch.Tensor] = {}
-_making: dict[torch.device, threading.Lock] = {}  # by GPU, for whoever makes a table waits for its stream
+_making: dict[torch.device, forks.Lock] = {}  # by GPU, for whoever makes a table waits for its stream
 
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def table(config: HopperConfig, rows: int, columns: int, clusters: int, device: 
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
     """`order()`, int32, on the GPU for all streams; made once for a key and there for good: kernels, and CUDA graphs
     that hold its address, may run at any later time. A key has one order, whenever it is asked for."""
-    with _making.setdefault(device, threading.Lock()):
+    with _making.setdefault(device, forks.Lock()):
         if (device, key) not in _kept:
             tiles = torch.tensor(order(), dtype=torch.int32, device="cpu")
             _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))

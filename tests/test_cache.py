@@ -64,7 +64,8 @@ def test_directory_that_others_can_write_is_not_used(folder):
 
 
 def test_directory_of_another_user_is_not_used(folder, monkeypatch):
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.warns(UserWarning, match="belongs to another user"):
         assert fetch() == "built"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from stored import BARE, fill, set_aside, silent, sql, trial, winner
 
+from outblas import filesystems
 from outblas.autotune import database, places, transfer
 from outblas.autotune.store import Store, StoreError
 
@@ -370,33 +371,11 @@ def test_a_link_to_a_store_has_its_log_beside_the_file(path, tmp_path):
 
 # Network file systems.
 
-MOUNTS = """22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
-30 22 0:40 / /home rw - nfs4 server:/home rw
-31 30 8:2 / /home/local\\040disk rw - xfs /dev/sdb1 rw
-32 22 0:41 / /mnt/s rw shared:1 - fuse.sshfs host: rw
-33 22 0:42 / /mnt/o rw - fuse.fuse-overlayfs overlay rw
-34 22 0:43 / /lustre rw - lustre o2ib:/ rw
-35 22 0:44 / /scratch rw - nfs server:/a rw
-36 22 8:3 / /scratch rw - ext4 /dev/sdc1 rw
-a line that is none
-"""
-
-
-@pytest.mark.parametrize(("folder", "kind"), [
-    ("/home/me", "nfs4"), ("/home/local disk/x", None), ("/mnt/s/x", "fuse.sshfs"), ("/mnt/o/x", None),
-    ("/lustre/x", "lustre"), ("/scratch/x", None), ("/homestead", None), ("/", None),
-])  # fmt: skip
-def test_network_file_systems_are_recognized(tmp_path, folder, kind):
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(MOUNTS)
-    assert places.network_file_system(Path(folder), mounts) == kind
-    assert places.network_file_system(Path(folder), tmp_path / "none") is None
-
 
 def test_a_store_on_a_network_file_system_is_warned_about_once(path, tmp_path, monkeypatch):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:40 / {tmp_path} rw - nfs server:/ rw\n")
-    monkeypatch.setattr(places, "MOUNTS", mounts)
+    monkeypatch.setattr(filesystems, "_MOUNTS", mounts)
     places._warn_of_network.cache_clear()
     with pytest.warns(UserWarning, match=r"is on a network file system \(nfs\)") as said:
         stores = [Store(path) for _ in range(3)]

@@ -177,7 +177,7 @@ def verify(
     else:
         with _opened(store, quiet=True) as found:
             problems = [f"{found.path}: {problem}" for problem in found.verify()]
-        problems += [f"{path}: it is not what its checksum says" for path in _compiled() if not cache._intact(path)]
+        problems += [reason for path in _compiled() if (reason := cache.object_problem(path))]
         for path in sorted(transfer.TABLES.glob("*.json")):
             problems += _problems_of(path, transfer.read_table)
     for problem in problems:
@@ -317,7 +317,8 @@ def _problems_of(path: Path, read: Callable[[Path], object]) -> list[str]:
 
 
 def _compiled() -> list[Path]:
-    return sorted((cache.directory() / "objects").glob("*.o"))
+    with usage_errors():
+        return sorted(entry.path for entry in cache.objects(cache.directory() / "objects"))
 
 
 def _remove_compiled(days: float) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -19,10 +20,11 @@ from rich.text import Text
 
 from .. import dispatch, shapes
 from ..charts import check_chart
+from ..ownership import shown
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
-from ..report.text import printable as printable
 from ..shapes import Shape
+from ..terminal import printable as printable
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +61,7 @@ def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None 
 
 
 def note(text: str, style: str | None = "dim", *, highlight: bool | None = None) -> None:
-    """A line beside the tables, as it is."""
+    """A line beside the tables, as it is, with control characters as escapes."""
     console.print(printable(text, keep="\n"), markup=False, highlight=highlight, style=style)
 
 
@@ -150,7 +152,7 @@ _OPTIONS = {
 
 @contextmanager
 def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A ValueError, or an error of another kind named, is one of usage: one line, exit code 2.
+    """A ValueError, an error of another kind named, and a path that is too long are of usage: one line, exit code 2.
 
     Where the message begins with a parameter of the library, it is given the name of its option: in `options` are those
     of this command besides `_OPTIONS`.
@@ -161,6 +163,10 @@ def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = N
     except kinds as error:
         message = _by_option(str(error), {**_OPTIONS, **(options or {})})
         raise typer.BadParameter(printable(message, keep="\n")) from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise typer.BadParameter(f"{shown(error.filename)}: {error.strerror}") from None
 
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:

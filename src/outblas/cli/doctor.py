@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from .. import __version__, cache, dispatch, registry, requirements
+from ..ownership import shown
 from .common import NONE, JsonOption, console, give, note, table
 
 
@@ -47,7 +48,7 @@ def _tuning() -> dict[str, Any]:
     try:
         with Store(read_only=True) as store:
             found |= {"store": str(store.path), "winners": len(store.winners()), "problem": store.warning}
-    except StoreError as error:
+    except (StoreError, ValueError) as error:
         found["problem"] = str(error)
     return found
 
@@ -68,15 +69,15 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _cache() -> dict[str, Any]:
-    folder = cache.directory()
-    problem = cache.unusable_reason(folder)
-    objects = [] if problem else list((folder / "objects").glob("*.o"))
-    return {
-        "directory": str(folder),
-        "problem": problem,
-        "objects": len(objects),
-        "bytes": sum(path.stat().st_size for path in objects),
-    }
+    """The compile cache. `network`: the type of its file system, if other machines share it."""
+    found: dict[str, Any] = {"directory": None, "network": None, "problem": None, "objects": 0, "bytes": 0}
+    try:
+        folder = cache.directory()
+        found |= {"directory": str(folder), "network": cache.network_filesystem(folder)}
+        objects = cache.objects(cache.objects_folder())
+    except (ValueError, OSError) as error:
+        return found | {"problem": str(error)}
+    return found | {"objects": len(objects), "bytes": sum(entry.size for entry in objects)}
 
 
 def _runs(kernel: registry.Kernel) -> str:
@@ -105,7 +106,9 @@ def _show(report: dict[str, Any]) -> None:
     table("Versions", ("package", "installed", "tested", "problem"), rows)
     store = report["cache"]
     state = store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
-    note(f"Cache {store['directory']}: {state}", None)
+    if store["network"]:
+        state += f", on {store['network']}: where its locks do not hold, a kernel is compiled more than once"
+    note(f"Cache {shown(store['directory'] or NONE)}: {state}", None)
     tuning = report["tuning"]
     gpus = ", ".join(tuning["tables"]) or "no GPU"
     note(f"Tuning: {tuning['winners']} winners in the store; tables for {gpus}", None)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..autotune.progress import Progress
-from ..report.text import printable
+from ..terminal import printable
 
 MOST_BLOCKS = 4  # of whole height: with more workloads at a time, each has two lines
 _UUID = 12  # characters of a GPU's UUID that are shown

@@ -1,15 +1,16 @@
 """Triton's interpreter: the lock on triton.language, which it patches for every thread, so that nothing may compile
-meanwhile; and kernels for it."""
+meanwhile, nor the process fork; and kernels for it."""
 
 import functools
-import threading
 from types import FunctionType
 from typing import Any
 
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
-lock = threading.Lock()
+from .. import forks
+
+lock = forks.Lock(held=True)
 
 
 def interpreted(kernel: Any) -> InterpretedFunction[Any]:

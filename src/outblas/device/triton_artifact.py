@@ -4,7 +4,6 @@ import contextlib
 import io
 import math
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +13,14 @@ from triton.compiler import CompiledKernel, make_backend
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .. import forks
 from ..artifact import Artifact, cta_threads
 from ..configs import to_text
 from ..operands import dtype_name
 from .gluon import compile as compile_gluon
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-_lock = threading.Lock()  # standard output is redirected for every thread
+_lock = forks.Lock(held=True)  # standard output is redirected for every thread
 
 
 def from_compiled(

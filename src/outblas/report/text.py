@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,18 +9,6 @@ if TYPE_CHECKING:
     from .results import Measurement
 
 NONE = "–"
-
-
-def printable(text: str, keep: str = "") -> str:
-    """A text with everything escaped that a terminal would act on and not show: control characters, what changes the
-    direction of writing, what has no width; "\\x1b" for the character. `keep`: characters that stay."""
-    if text.isprintable():
-        return text
-    return "".join(each if each in keep or _is_shown(each) else each.encode("unicode_escape").decode() for each in text)
-
-
-def _is_shown(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def figure(value: float | None, form: str, scale: float = 1.0) -> str:
