@@ -310,8 +310,8 @@ STUBBORN = """
 import time
 from outblas.cli import interrupts
 with interrupts.handled():
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         time.sleep(100)
     except KeyboardInterrupt:
         print("first", flush=True)
