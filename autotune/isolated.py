@@ -12,6 +12,7 @@ from . import limits, worker
 from .gpu_lock import GpuLock, LockCancelled
 from .processes import RemoteError, WorkerDied, WorkerProcess, WorkerStartError, WorkerTimeout
 from .records import Gpu, Workload
+from .subjects import Subject
 from .worker import Entry, Screened
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class Bench:
         self._owning = threading.Lock()  # of the process: another thread may abandon it
         self._lock: GpuLock | None = None
         self._open: Workload | None = None
+        self._loaded: set[Subject] = set()  # by the worker that there is
+        self._unloadable: dict[Subject, str] = {}
 
     def describe(self) -> Gpu:
         """The GPU it measures on. Raises Down."""
@@ -90,15 +93,16 @@ class Bench:
         """Makes a config ready for `race`. Raises Down as `screen`."""
         return self._ask(workload, worker.enter, entry)
 
-    def _ask(self, workload: Workload, function: Callable[..., Screened], *arguments: Any) -> Screened:
+    def _ask(self, workload: Workload, function: Callable[..., Screened], entry: Entry, *arguments: Any) -> Screened:
         for _ in range(STARTS):
             try:
+                self._load(entry[0])
                 self.open(workload)
             except Down as down:  # before the config was touched
                 raise Down("killed", f"the worker could not be made ready: {down}") from None
             try:
                 with self._locked():
-                    found = self._call(self._limit(), function, *arguments)
+                    found = self._call(self._limit(), function, entry, *arguments)
             except RemoteError as error:
                 if not _not_open(error):  # which `worker` takes for the config's result
                     self.stop()
@@ -110,6 +114,23 @@ class Bench:
                 self.stop()
             return found
         raise Down("killed", "the worker died again and again")
+
+    def _load(self, subject: Subject) -> None:
+        """Has the worker import a kernel and its DSL, whose time is no config's. Raises Down, from then on at once."""
+        if reason := self._unloadable.get(subject):
+            raise Down("killed", reason)
+        if subject in self._loaded and self._process is not None and self._process.exit is None:
+            return
+        try:
+            self._call(START_SECONDS, worker.load, subject)
+        except RemoteError:  # which every trial will say
+            pass
+        except Down as down:
+            if down.status == "killed":
+                raise
+            reason = self._unloadable[subject] = f"{subject.name} cannot be imported: {down}"
+            raise Down("killed", reason) from None
+        self._loaded.add(subject)
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         """µs a call of cuBLAS and of each entry, by round. Raises Down."""
@@ -193,6 +214,7 @@ class Bench:
                 raise Abandoned
             if self._process is not None:
                 return self._process
+            self._loaded.clear()
             self._process = process = WorkerProcess(
                 environment={"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""},
                 modules=[worker.__name__],

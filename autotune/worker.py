@@ -173,6 +173,11 @@ def open_bench(workload: Workload, on_gpu: bool) -> float:
     return _bench.cublas_us
 
 
+def load(subject: Subject) -> None:
+    """Imports a kernel's module and its DSL, which may take longer than a trial."""
+    subject.load()
+
+
 def screen(entry: Entry, best_us: float | None) -> Screened:
     """Checks and times one config beside cuBLAS; `best_us`: of the best config so far."""
     return _guarded(lambda bench: bench.screen(entry, best_us))

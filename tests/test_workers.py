@@ -15,6 +15,7 @@ from outblas.autotune import compilers, isolated, worker
 from outblas.autotune.compilers import STARTS, Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
 from outblas.autotune.processes import Exit, RemoteError, WorkerDied, WorkerStartError, WorkerTimeout
+from outblas.autotune.subjects import Subject
 from outblas.autotune.worker import Screened
 from outblas.configs import to_text
 
@@ -42,6 +43,29 @@ def test_what_else_befalls_a_worker():
         time.sleep(1.5)
         assert screened(bench).status == "ok"
         assert bench.restarts == 1
+
+
+SLOW = Subject("slow", "slow_import")
+
+
+def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch):
+    """The first trial of a worker would otherwise count as a hang where a DSL takes long to import."""
+    monkeypatch.setenv("SLOW_IMPORT", "4")
+    with Bench("cpu", trial_seconds=3) as bench:
+        for number in range(2):
+            assert bench.screen(WORKLOAD, (SLOW, to_text(Config(number=number))), None).status == "ok"
+        bench.stop()
+        assert bench.screen(WORKLOAD, (SLOW, to_text(Config())), None).status == "ok"
+
+
+def test_a_kernel_whose_import_ends_the_worker_brands_no_config(monkeypatch):
+    monkeypatch.setenv("SLOW_IMPORT_CRASHES", "1")
+    with Bench("cpu") as bench:
+        for _ in range(2):
+            with pytest.raises(Down, match="slow cannot be imported: the worker died: signal SIGABRT") as down:
+                bench.screen(WORKLOAD, (SLOW, to_text(Config())), None)
+            assert down.value.status == "killed"
+        assert bench.restarts == 1  # the second time nothing is started for it
 
 
 def test_errors_that_cannot_be_pickled_cost_their_own_compile():
@@ -91,6 +115,8 @@ class FakeProcess:
 
     def call(self, seconds, function, *arguments):
         self.calls.append(function)
+        if function is worker.load:
+            return None
         if self.stuck:
             self.ended.wait()
             raise WorkerDied(Exit(signal=signal.SIGKILL), accepted=True)
