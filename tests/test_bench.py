@@ -222,7 +222,7 @@ def test_providers_by_name():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("--kernels", "hopper.nothing"), "kernel is 'hopper.nothing', expected one of"),
+    (("--kernels", "hopper.nothing"), "--kernels is 'hopper.nothing', expected one of"),
     (("--kernels", "portable[block_m=7"), "expected NAME or NAME"), (("--kernels", "cublas[a=1]"), "takes no config"),
     (("--kernels", "portable[nothing=1]"), "config has 'nothing=1'"),
     (("--kernels", "portable[block_m=x]"), "expected an integer"), (("--ladder", "nothing"), "expected a ladder"),
