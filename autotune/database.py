@@ -26,6 +26,8 @@ BUSY_SECONDS = 30.0  # to wait for what other processes write
 COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
 MOST_GROWTH = 1000  # of a file that was cut off: what its header says of its length may be damaged too
 ATTEMPTS = 3  # at a file that others write to meanwhile
+HEADER = 100  # bytes of a file
+USUAL_PAGE = 4096  # bytes
 
 # SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an immutable file, drops
 # those of every connection to the file. `read` closes such descriptors, so that no file is opened beside it.
@@ -51,6 +53,8 @@ def writer(path: Path) -> sqlite3.Connection:
                 _migrate(connection, path)
             at_once(connection, [_create])  # a disk that cannot be written says so now
         except sqlite3.OperationalError as error:
+            if "readonly" in str(error) and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+                raise sqlite3.DatabaseError("its header says that it can only be read") from error
             if version != VERSION or "locked" not in str(error):
                 raise
         beside(path, COPY).unlink(missing_ok=True)
@@ -157,8 +161,8 @@ def unused_name(path: Path) -> Path:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Malformed, or no database; SQLite's module has subclasses for all else."""
-    return type(error) is sqlite3.DatabaseError
+    """Malformed, no database, or of a format that SQLite never wrote; its module has subclasses for all else."""
+    return type(error) is sqlite3.DatabaseError or "unsupported file format" in str(error)
 
 
 def state(path: Path) -> State:
@@ -198,7 +202,7 @@ def for_salvage(path: Path) -> sqlite3.Connection:
             version_of(connection)  # fails where the log cannot be read
             return connection
         connection.close()
-    whole = _whole_pages(path)
+    whole = _repaired(path)
     connection = _connection(f"{(whole or path).as_uri()}?mode=ro&immutable=1")
     if whole:
         with contextlib.suppress(sqlite3.Error):
@@ -208,29 +212,59 @@ def for_salvage(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _whole_pages(path: Path) -> Path | None:
-    """A copy of a file that was cut off, with zeros for every page that is not there in full: SQLite reads nothing of a
-    file that is shorter than its header says, and takes what is missing of a page for zeros, and so figures for
-    others. None for a file that was not cut off."""
-    size = path.stat().st_size
+def _repaired(path: Path) -> Path | None:
+    """A copy of a file with a header that SQLite reads and with whole pages; None for a file that has both."""
     with path.open("rb") as file:
-        header = file.read(100)
-    if len(header) < 100:
+        header = file.read(HEADER)
+    if len(header) < HEADER:
         return None
-    page = int.from_bytes(header[16:18], "big")
-    page = 1 << 16 if page == 1 else page
-    expected = page * int.from_bytes(header[28:32], "big")
-    if page < 512 or (size % page == 0 and not size < expected <= MOST_GROWTH * size):
+    repaired = _with_constants(header)
+    size, wanted = path.stat().st_size, _size_in_whole_pages(repaired, path.stat().st_size)
+    if repaired == header and wanted == size:
         return None
     target = beside(path, ".whole")
     try:
         shutil.copyfile(path, target)
+        page = _page_size(repaired)
         os.truncate(target, size - size % page)
-        os.truncate(target, max(expected if expected <= MOST_GROWTH * size else 0, size + page - size % page))
+        os.truncate(target, wanted)
+        with target.open("r+b") as file:
+            file.write(repaired)
     except BaseException:
         target.unlink(missing_ok=True)
         raise
     return target
+
+
+def _with_constants(header: bytes) -> bytes:
+    """A header with every field that is the same in all stores, as SQLite's file format has it: without one of them
+    SQLite reads nothing of the file."""
+    found = bytearray(header)
+    found[:16] = b"SQLite format 3\0"
+    if (size := _page_size(header)) < 512 or size & (size - 1):
+        found[16:18] = USUAL_PAGE.to_bytes(2, "big")
+    if not (header[18] in (1, 2) and header[19] in (1, 2)):  # the log is not there, or it would be read
+        found[18:20] = b"\1\1"
+    found[20:24] = bytes((0, 64, 32, 32))
+    found[44:48] = (4).to_bytes(4, "big")  # the format of the schema
+    found[56:60] = (1).to_bytes(4, "big")  # UTF-8
+    return bytes(found)
+
+
+def _page_size(header: bytes) -> int:
+    size = int.from_bytes(header[16:18], "big")
+    return 1 << 16 if size == 1 else size
+
+
+def _size_in_whole_pages(header: bytes, size: int) -> int:
+    """The length of a file with zeros for every page that is not there in full, as it is for a file that was not cut
+    off: SQLite reads nothing of a file that is shorter than its header says, and takes what is missing of a page for
+    zeros, and so figures for others."""
+    page = _page_size(header)
+    expected = page * int.from_bytes(header[28:32], "big")
+    if size % page == 0 and not size < expected <= MOST_GROWTH * size:
+        return size
+    return max(expected if expected <= MOST_GROWTH * size else 0, size + page - size % page)
 
 
 def _connection(uri: str) -> sqlite3.Connection:

@@ -11,7 +11,6 @@ from . import checks, rows
 from .records import Gpu, Trial, TunedConfig, Winner, Workload, age, latest_date
 
 _WORKLOAD = "M, N, K, dtype, out_dtype, layout"
-_TUNED = 'gpu, kernel, config, us, ratio, "when"'
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,12 @@ def tuned(connection: sqlite3.Connection, name: str, sms: int) -> list[TunedConf
     gpus, _ = rows.gpus_of(rows.select(connection, "gpus", {"name": name, "sms": sms}))
     if not gpus:
         return []
-    query = f"""SELECT {_WORKLOAD}, {_TUNED} FROM winners WHERE gpu IN ({", ".join(["?"] * len(gpus))})
+    query = f"""SELECT * FROM winners WHERE gpu IN ({", ".join(["?"] * len(gpus))})
         ORDER BY CASE WHEN "when" > ? THEN '' ELSE "when" END, id"""
     found = []
     for row in connection.execute(query, [*gpus, latest_date()]):
         with contextlib.suppress(ValueError):
+            rows.check_digest("winners", row, "")
             found.append(checks.tuned_of(row, gpus))
     return found
 
@@ -131,8 +131,7 @@ def browse(connection: sqlite3.Connection, wanted: Selection, limit: int | None)
     """The first trials by GPU, workload and speed, the failed ones last, and how many there are."""
     where, values = wanted.where("trials")
     total: int = connection.execute(f"SELECT count(*) FROM trials WHERE {where}", values).fetchone()[0]
-    listed = ", ".join(f'trials."{name}"' for name in rows.columns("trials"))
-    query = f"""SELECT {listed} FROM trials LEFT JOIN gpus ON gpus."key" = trials.gpu WHERE {where}
+    query = f"""SELECT trials.* FROM trials LEFT JOIN gpus ON gpus."key" = trials.gpu WHERE {where}
         ORDER BY gpus.name, {_WORKLOAD}, us IS NULL, us, "when", trials.id LIMIT ?"""
     gpus, _ = rows.gpus_of(rows.select(connection, "gpus"))
     found = connection.execute(query, [*values, -1 if limit is None else limit])
@@ -146,10 +145,7 @@ def stream(connection: sqlite3.Connection, wanted: Selection) -> tuple[Iterator[
 
     def records(table: str) -> Iterator[Any]:
         where, values = wanted.where(table)
-        listed = ", ".join(f'"{name}"' for name in rows.columns(table))
-        return _valid(
-            table, connection.execute(f"SELECT {listed} FROM {table} WHERE {where} ORDER BY id", values), gpus
-        )
+        return _valid(table, connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY id", values), gpus)
 
     return records("trials"), records("winners")
 

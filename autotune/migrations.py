@@ -27,7 +27,10 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def _from_1(connection: sqlite3.Connection) -> None:
-    """Leases, whose owner can be asked whether it lives, replace counts of attempts."""
+    """Leases, whose owner can be asked whether it lives, replace counts of attempts; rows have a checksum, NULL in
+    those that were there before."""
+    for table in ("trials", "winners"):
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN digest INTEGER")
     connection.execute("DROP TABLE IF EXISTS begun")
     connection.execute(
         """CREATE TABLE IF NOT EXISTS leases (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,

@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -38,15 +39,17 @@ SCHEMA = {
     driver TEXT, cuda TEXT, torch TEXT, triton TEXT, dsl TEXT)""",
     "trials": f"""CREATE TABLE trials ({_SHARED},
     status TEXT NOT NULL, reason TEXT NOT NULL, us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
-    clock_mhz REAL, predicted_us REAL, compile_s REAL, UNIQUE ({", ".join(KEYS["trials"])}))""",
+    clock_mhz REAL, predicted_us REAL, compile_s REAL, digest INTEGER, UNIQUE ({", ".join(KEYS["trials"])}))""",
     "winners": f"""CREATE TABLE winners ({_SHARED},
     us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER, runner_up TEXT,
     lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER, screened INTEGER, valid INTEGER,
-    finalists TEXT NOT NULL, UNIQUE ({", ".join(KEYS["winners"])}))""",
+    finalists TEXT NOT NULL, digest INTEGER, UNIQUE ({", ".join(KEYS["winners"])}))""",
     "leases": f"""CREATE TABLE leases ({_SHARED},
     owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
     UNIQUE ({", ".join(KEYS["leases"])}))""",
 }
+# Of the tables' columns what the oldest version lacks.
+_NEW = {"trials": ("digest",), "winners": ("digest",)}
 # The trials of a workload are looked up by it, and all that a summary of trials needs is in its order here.
 INDEXES = {
     "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
@@ -79,7 +82,7 @@ def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
     """
     for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
         there = columns_there(connection, table)
-        missing = [name for name in columns(table) if name not in there]
+        missing = [name for name in columns(table) if name not in there and (new or name not in _NEW.get(table, ()))]
         if missing:
             return f"table {table} lacks {', '.join(missing) if there else 'all columns'}"
         if table in KEYS and KEYS[table] not in _unique(connection, table):
@@ -93,31 +96,72 @@ def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]
     return [tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")')) for name in indexes]
 
 
-def _listed(table: str) -> str:
-    """The columns of a table, for a statement."""
-    return ", ".join(f'"{name}"' for name in columns(table))
+@functools.cache
+def _digested(table: str) -> tuple[tuple[str, bool], ...]:
+    """The columns that the digest of a row is made of, and whether SQLite makes a float of what they hold."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        memory.execute(SCHEMA[table])
+        found = [(row[1], row[2] == "REAL") for row in memory.execute(f"PRAGMA table_info({table})")]
+    return tuple((name, is_real) for name, is_real in found if name not in ("id", "digest"))
+
+
+def digest(table: str, row: checks.Columns) -> int:
+    """A checksum of what a row holds: SQLite has none, and a page of a file may be altered and still be read.
+
+    Raises ValueError, TypeError or OverflowError for what no row of the table could hold.
+    """
+    values = []
+    for name, is_real in _digested(table):
+        value = row[name]
+        if value is not None and is_real:
+            value = float(value)
+        elif type(value) is bool:
+            value = int(value)
+        values.append(value)
+    return zlib.crc32(repr(values).encode("utf-8", "surrogateescape"))
+
+
+def check_digest(table: str, row: checks.Columns, place: str) -> None:
+    """Raises ValueError for a row that is not what was stored; one of the oldest version, without a digest, passes."""
+    stored = row["digest"] if "digest" in row.keys() else None  # noqa: SIM118
+    if stored is None:
+        return
+    try:
+        intact = stored == digest(table, row)
+    except (ValueError, TypeError, OverflowError):
+        intact = False
+    if not intact:
+        raise ValueError(f"{place} is not what was stored: its checksum is {checks.shown(stored)}, expected another")
 
 
 def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None) -> list[sqlite3.Row]:
-    """The rows that have what is `wanted` and not None, by date: of a winner by its `age`."""
-    given = {name: value for name, value in (wanted or {}).items() if value is not None}
-    where = " AND ".join(f'"{name}" = :{name}' for name in given) or "1"
+    """The rows that have what is `wanted` and not None, by date: of a winner by its `age`.
+
+    What is wanted is compared again with what the rows hold: they are found by an index, which may be damaged.
+    """
+    asked = {name: value for name, value in (wanted or {}).items() if value is not None}
+    given = asked
+    where = " AND ".join(f'"{name}" = :{name}' for name in asked) or "1"
     order = {"gpus": '"key"', "winners": BY_AGE}.get(table, '"when", id')
     if table == "winners":
-        given["latest"] = latest_date()
-    return connection.execute(f"SELECT {_listed(table)} FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
+        given = {**asked, "latest": latest_date()}
+    found = connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
+    return [row for row in found if all(row[name] == value for name, value in asked.items())]
 
 
 def parse(table: str, row: checks.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
     """Raises ValueError that names the row and the field."""
-    return _PARSERS[table](_fields(row), f"{table}[{row['id']}]", gpus)
+    place = f"{table}[{row['id']}]"
+    record = _PARSERS[table](_fields(table, row), place, gpus)
+    check_digest(table, row, place)
+    return record
 
 
 def problems(connection: sqlite3.Connection) -> list[str]:
     """What is wrong with rows, one at a time."""
     gpus, found = gpus_of(select(connection, "gpus"))
     for table in _PARSERS:
-        for row in connection.execute(f"SELECT {_listed(table)} FROM {table} ORDER BY id"):
+        for row in connection.execute(f"SELECT * FROM {table} ORDER BY id"):
             try:
                 parse(table, row, gpus)
             except ValueError as error:
@@ -132,9 +176,9 @@ def problems(connection: sqlite3.Connection) -> list[str]:
     return found
 
 
-def _fields(row: checks.Columns) -> checks.Fields:
+def _fields(table: str, row: checks.Columns) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
-    fields = {name: row[name] for name in row.keys() if name != "id"}  # noqa: SIM118
+    fields = {name: row[name] for name, _ in _digested(table)}
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
     if "finalists" in fields:
         fields["separated"] = {0: False, 1: True}.get(fields["separated"], fields["separated"])
@@ -147,7 +191,9 @@ def _row(record: Trial | Winner) -> dict[str, Any]:
     """The columns of a record. Raises ValueError."""
     fields = checks.checked_fields(record, type(record).__name__.lower())
     fields |= fields.pop("workload")
-    return fields | ({"finalists": json.dumps(fields["finalists"])} if "finalists" in fields else {})
+    if "finalists" in fields:
+        fields["finalists"] = json.dumps(fields["finalists"])
+    return fields | {"digest": digest("trials" if isinstance(record, Trial) else "winners", fields)}
 
 
 def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
@@ -174,7 +220,8 @@ def could_be_valid(table: str, row: Row) -> bool:
         if table == "gpus":
             return bool(checks.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"])
         if table in _PARSERS:
-            _PARSERS[table](_fields(row), place, {row["gpu"]: _ANY_GPU})
+            _PARSERS[table](_fields(table, row), place, {row["gpu"]: _ANY_GPU})
+            check_digest(table, row, place)
     except (ValueError, KeyError, TypeError):
         return False
     return True
@@ -208,7 +255,7 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None
 def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
     facts = {"key": key, **vars(gpu)}
     known = select(connection, "gpus", {"key": key})
-    if not known or dict(known[0]) != facts:
+    if not known or any(known[0][name] != value for name, value in facts.items()):
         _insert(connection, "gpus", facts)
 
 

@@ -394,7 +394,7 @@ def test_command_prints_code():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (("nothing",), "kernel is 'nothing'"), (("hopper.tma_wgmma", "--arch", "75"), "arch is 75"),
-    (("--arch", "sm_90"), "--arch is 'sm_90'"), (("--dtype", "int8"), "--dtype is 'int8'"),
+    (("--arch", "sm_900x"), "--arch is 'sm_900x'"), (("--dtype", "int8"), "--dtype is 'int8'"),
     (("--shapes", "64,128"), "--shapes is '64,128'"), (("hopper.tma_wgmma", "--config", "tile_m=80"), "tile_m is 80"),
     (("portable", "--sass"), "expected one kernel, one --arch"), (("hopper.tma_wgmma", "--ptx", "--json"), "--json"),
     (("--save", "/nowhere/file.json"), "--save is"),

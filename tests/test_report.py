@@ -305,7 +305,7 @@ def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
     ("ladder --profiles /nowhere.json", "/nowhere.json: cannot be read"), ("sizes nothing", "kernel is 'nothing'"),
     ("roofline --shapes 4096,512", "expected one shape"),
     ("ladder --results /nowhere.json", "/nowhere.json: cannot be read"),
-    ("ladder --html /nowhere/x.html", "--html is '/nowhere/x.html'"), ("roofline --gpu H9000", "machine is 'H9000'"),
+    ("ladder --html /nowhere/x.html", "--html is '/nowhere/x.html'"), ("roofline --gpu H9000", "--gpu is 'H9000'"),
     ("roofline --dtype int8", "--dtype is 'int8'"), ("roofline --ladder nothing", "expected a ladder"),
     ("roofline --gpu T4 --ladder hopper", "no kernel of hopper takes bfloat16 on sm_75"),
     ("roofline --chart x.bmp", "--chart is 'x.bmp'"),

@@ -44,8 +44,9 @@ def old(path, count=100):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         for record in [*TRIALS[:count], winner()]:
-            table = "winners" if record == winner() else "trials"
-            rows._put(connection_with_rows(connection), table, rows._row(record), record.gpu)
+            table, row = "winners" if record == winner() else "trials", rows._row(record)
+            del row["digest"]  # which version 2 has
+            rows._put(connection_with_rows(connection), table, row, record.gpu)
         connection.execute("COMMIT")
 
 
@@ -507,3 +508,60 @@ def test_the_log_is_there_as_soon_as_a_store_is_open(path):
     with Store(path):
         assert path.with_name(f"{path.name}-wal").exists()
         assert database.state(path)[-1]
+
+
+# Rows that are not what was stored.
+
+
+ALTERED = {
+    "a figure": "UPDATE trials SET us = us * 2 WHERE id = 3",
+    "a config": "UPDATE trials SET config = replace(config, 'slots=2', 'slots=29') WHERE id = 3",
+    "a status": "UPDATE trials SET status = 'wrong', us = NULL, ratio = NULL, ratio_low = NULL, ratio_high = NULL"
+    " WHERE id = 3",
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_an_altered_row_is_no_record(path, what):
+    """Though all its fields are valid: it counts as not measured, and is said by a full check."""
+    fill(path, 5)
+    sql(path, ALTERED[what])
+    left = [trial(i) for i in range(5) if i != 2]
+    with Store(path) as store:
+        assert store.trials() == left
+        assert [problem for problem in store.verify() if "trials[3] is not what was stored" in problem]
+        assert store.add(trial(2))
+        assert store.find(*(getattr(trial(2), name) for name in ("gpu", "workload", "kernel", "source", "config")))
+
+
+def test_an_altered_winner_is_not_looked_up(path):
+    fill(path, 1)
+    with Store(path) as store:
+        store.crown(winner())
+        assert [each.config for each in store.tuned(H100)] == [winner().config]
+    sql(path, "UPDATE winners SET us = us / 2")
+    with Store(path, read_only=True) as store:
+        assert store.tuned(H100) == []
+        assert store.winners() == []
+
+
+def test_altered_rows_are_not_salvaged(path):
+    fill(path, 5)
+    sql(path, ALTERED["a figure"])
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(database.empty()) as target:
+        source.row_factory = sqlite3.Row
+        assert salvage.carry(source, target).trials == 4
+
+
+@pytest.mark.parametrize("offset", [0, 16, 17, 18, 19, 21, 47])
+def test_a_header_that_sqlite_refuses_costs_no_row(path, offset):
+    fill(path, 50)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes((byte ^ 0x55,)))
+    with warned("is damaged", path) as store:
+        assert store.persistent
+        assert store.trials() == [trial(i) for i in range(50)]
+        assert store.add(trial(50))

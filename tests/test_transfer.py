@@ -138,7 +138,7 @@ ADD_ONE = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1])
 names = [row[1] for row in connection.execute("PRAGMA table_info(trials)")]
-listed = ", ".join(f'"{name}"' for name in names if name not in ("id", "config"))
+listed = ", ".join(f'"{name}"' for name in names if name not in ("id", "config", "digest"))
 connection.execute(f"INSERT INTO trials ({listed}, config) SELECT {listed}, 'a=1' FROM trials LIMIT 1")
 connection.commit()
 connection.close()
