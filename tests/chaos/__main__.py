@@ -7,15 +7,18 @@ python -m tests.chaos --scale 0.05                 a smoke run
 
 import argparse
 import collections
+import itertools
 import os
 import random
 import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -39,16 +42,18 @@ class Total:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     shares: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
     failures: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: collections.defaultdict(list))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, index: int, found: Episode, seconds: float) -> None:
-        self.seconds += seconds
-        self.episodes += 1
-        self.units += found.units
-        self.counts.update(found.counts)
-        for name, share in found.shares.items():
-            self.shares[name].append(share)
-        for failure in found.failures:
-            self.failures[failure.promise].append((index, failure.detail))
+        with self._lock:
+            self.seconds += seconds
+            self.episodes += 1
+            self.units += found.units
+            self.counts.update(found.counts)
+            for name, share in found.shares.items():
+                self.shares[name].append(share)
+            for failure in found.failures:
+                self.failures[failure.promise].append((index, failure.detail))
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -57,6 +62,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("CHAOS_SEED", "0")))
     parser.add_argument("--scale", type=float, default=float(os.environ.get("CHAOS_SCALE", "1")), help="of all targets")
+    parser.add_argument("--jobs", type=int, default=2, help="episodes side by side")
     parser.add_argument("--only", default="", help=f"campaigns ({', '.join(CAMPAIGNS)}), or an episode: kills:3")
     parser.add_argument("--keep", action="store_true", help="leave the folders of episodes that failed")
     found = parser.parse_args(given)
@@ -64,6 +70,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         campaign, _, index = name.partition(":")
         if campaign not in CAMPAIGNS or not (index or "0").isdecimal():
             parser.error(f"--only is {found.only!r}, expected of {', '.join(CAMPAIGNS)}, with :INDEX for one episode")
+    if found.jobs < 1:
+        parser.error(f"--jobs is {found.jobs}, expected at least 1")
     if not found.scale > 0:
         parser.error(f"--scale is {found.scale}, expected a number above 0")
     return found
@@ -91,26 +99,38 @@ def main(given: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, module: ModuleType, only: int | None, folder: Path, nursery: Nursery) -> Total:
-    """Episodes of a campaign until it has its units, or one of them."""
+    """Episodes of a campaign until it has its units, some side by side; or one of them."""
     total = Total(module)
     target = max(1, round(module.TARGET * options.scale))
-    index = only or 0
-    while total.units < target:
-        place = folder / f"{module.NAME}-{index}"
-        place.mkdir()
-        begun = time.monotonic()
-        found = attempt(options, module, index, target - total.units, place, nursery)
-        total.add(index, found, time.monotonic() - begun)
-        failed = f", {len(found.failures)} failures" if found.failures else ""
-        print(
-            f"{module.NAME}:{index} {found.units} {module.UNIT}, {time.monotonic() - begun:.0f} s{failed}", flush=True
-        )
-        if not (options.keep and found.failures):
-            shutil.rmtree(place, ignore_errors=True)
-        if only is not None:
-            break
-        index += 1
+    if only is not None:
+        episode(options, total, only, min(target, module.EPISODE), folder, nursery)
+        return total
+    indices = itertools.count()
+    with ThreadPoolExecutor(options.jobs) as threads:
+        while total.units < target:
+            left = target - total.units
+            wanted = [min(module.EPISODE, left - done) for done in range(0, left, module.EPISODE)][: options.jobs]
+            running = [
+                threads.submit(episode, options, total, next(indices), units, folder, nursery) for units in wanted
+            ]
+            for future in running:
+                future.result()
     return total
+
+
+def episode(options: argparse.Namespace, total: Total, index: int, units: int, folder: Path, nursery: Nursery) -> None:
+    """One episode, in a folder of its own, added to the total."""
+    name = f"{total.module.NAME}:{index}"
+    place = folder / name.replace(":", "-")
+    place.mkdir()
+    begun = time.monotonic()
+    found = attempt(options, total.module, index, units, place, nursery)
+    seconds = time.monotonic() - begun
+    total.add(index, found, seconds)
+    failed = f", {len(found.failures)} failures" if found.failures else ""
+    print(f"{name} {found.units} {total.module.UNIT}, {seconds:.0f} s{failed}", flush=True)
+    if not (options.keep and found.failures):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def attempt(

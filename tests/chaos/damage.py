@@ -1,4 +1,4 @@
-"""Damaged stores: reading, writing, salvage and new results, each in a process of its own that may neither raise nor hang."""
+"""Damaged stores: each is read, written and salvaged in a process of its own, which may neither raise nor hang."""
 
 import shutil
 import signal
@@ -34,7 +34,7 @@ def episode(setting: Setting) -> Episode:
             shutil.copytree(sources[killed], place)
             _run_command(setting, found, place / "tuning.sqlite", kind, seed, numbers.choice(COMMANDS))
             shutil.rmtree(place)
-    if setting.index % 2 == 0:
+    if setting.index % 2 == 0 and found.units == EPISODE:
         _resume(setting, found)
     return found
 

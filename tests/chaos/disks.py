@@ -21,6 +21,7 @@ from .world import World, draw, fill, lost
 NAME = "disks"
 UNIT = "sweeps"
 TARGET = 14
+EPISODE = 1
 CONFIGS = 40
 DISK = 1 << 20  # bytes of the disk that fills up
 LIMIT = 120.0
@@ -191,18 +192,9 @@ def _imported(world: World, found: Episode) -> list[dict[str, Any]]:
 
 
 def _tune(world: World, *options: str, **settings: Any) -> Child:
-    return world.command(
-        *TUNE,
-        "--top-k",
-        "2",
-        "--json",
-        "--store",
-        str(world.store),
-        *options,
-        folder=world.folder / "cwd",
-        environment=world.environment,
-        **settings,
-    )
+    place, environment = world.folder / "cwd", world.environment
+    command = [*TUNE, "--top-k", "2", "--json", "--store", str(world.store), *options]
+    return world.command(*command, folder=place, environment=environment, **settings)
 
 
 def _await(driver: Child, found: Episode) -> None:

@@ -37,8 +37,8 @@ class Episode:
 class Setting:
     """Where an episode runs: a fresh folder of its own, its random numbers, and processes that start quickly.
 
-    `index` says which episode it is, `units` how many at most are wanted of it. `nursery_with` makes another nursery, with
-    these variables in the environment of all that it starts.
+    `index` says which episode it is, `units` how many at most are wanted of it. `nursery_with` makes another
+    nursery, with these variables in the environment of all that it starts.
     """
 
     index: int

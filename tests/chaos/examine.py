@@ -1,4 +1,4 @@
-"""A damaged store, opened, read, written and opened again in a process of its own: what it gives, and what it raises."""
+"""A damaged store, opened, read, written and opened again: what it gives, and what it raises."""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
 """A kernel whose configs are known to be sound or guilty: torch's product, after a pause and perhaps a fault.
 
-`CHAOS_CONFIGS` has the configs of the space, separated by semicolons. Each compile and each measurement adds a line to the
-file `CHAOS_NOTES`: what is done, the config, the process that does it, and the driver that it works for.
+`CHAOS_CONFIGS` has the configs of the space, separated by semicolons. Each compile and each measurement adds a line
+to the file `CHAOS_NOTES`: what is done, the config, the process that does it, and the driver that it works for.
 """
 
 import ctypes

@@ -12,23 +12,25 @@ from .world import SLOW_SECONDS, World, draw
 NAME = "kills"
 UNIT = "signals"
 TARGET = 300
-EPISODE = 25  # signals, before the sweep may run to its end
+EPISODE = 50  # signals, before the sweep may run to its end
 DRIVER_SHARE = 0.3
 AIMED_SHARE = 0.7  # of the signals come just after something has begun to be measured or compiled
 LONGEST_PAUSE = 2.5  # seconds between two signals
 AIMED_PAUSE = 0.4  # of those
 FREEZE_SECONDS = 0.7  # that a stopped process stays stopped: less than a trial may take
-ALWAYS = ["segfault", "exit", "wrong", "raise", "refuse", "compile-raise", "compile-segfault"]
-# One of these comes with each episode: what it does takes seconds, or ends a driver that does not bear it.
-SOMETIMES = ["gil", "child", "hang", "base", "abort", "unprintable", "compile-exit", "compile-hang"]
+# Faults of an episode: those that cost nothing, some of those after which a process is started again, and one that
+# takes seconds or ends a driver that does not bear it.
+CHEAP = ["raise", "refuse", "compile-raise"]
+RESTARTING = ["segfault", "exit", "wrong", "abort", "compile-segfault", "compile-exit"]
+SEVERE = ["unprintable", "gil", "child", "base", "hang", "compile-hang"]
 WEIGHTS = {"worker": 8, "compiler": 8, "starting": 2}  # of descendants to be struck; 1 of others
 SIGNALS = {signal.SIGKILL: 80, signal.SIGTERM: 8, signal.SIGINT: 6, signal.SIGSTOP: 6}
 
 
 def episode(setting: Setting) -> Episode:
     numbers, found = setting.random, Episode()
-    faults = [*ALWAYS, SOMETIMES[setting.index % len(SOMETIMES)]]
-    world = World(setting, draw(numbers, 14, faults))
+    faults = [*CHEAP, *numbers.sample(RESTARTING, 2), SEVERE[setting.index % len(SEVERE)]]
+    world = World(setting, draw(numbers, 22, faults))
     wanted = min(EPISODE, setting.units)
     for _ in range(4 * wanted):
         if found.units >= wanted:

@@ -1,7 +1,7 @@
 """Starts many processes that use torch without the seconds that its import takes: each is a fork of one that has it.
 
-`Nursery` is the side of the campaign; `serve` runs in the process that forks. A started process ends as any program does:
-its exit handlers run, an exception ends it with a traceback, a signal kills it.
+`Nursery` is the side of the campaign; `serve` runs in the process that forks. A started process ends as any program
+does: its exit handlers run, an exception ends it with a traceback, a signal kills it.
 """
 
 import contextlib

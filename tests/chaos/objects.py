@@ -1,4 +1,4 @@
-"""The cache of compiled objects: processes fetch, evict, damage and are killed; none gets an object that was altered."""
+"""The cache of compiled objects: processes fetch, evict, damage and are killed; none gets an altered object."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,9 @@ from .episode import Episode, Setting
 NAME = "objects"
 UNIT = "fetches"
 TARGET = 20_000
+EPISODE = 10_000
 SECONDS = 12.0  # of an episode
+LEAST_SECONDS = 1.5
 PROCESSES = 5
 KINDS = 24  # objects
 LIMIT = 12_000  # bytes of objects that are kept: about half of them
@@ -30,7 +32,8 @@ PAUSE = 0.002  # seconds between two fetches of a process, so that two cores are
 def episode(setting: Setting) -> Episode:
     found, numbers = Episode(), setting.random
     folder = setting.folder / "cache"
-    given: dict[str, Any] = {"place": str(setting.folder), "seconds": SECONDS}
+    seconds = max(LEAST_SECONDS, SECONDS * setting.units / EPISODE)
+    given: dict[str, Any] = {"place": str(setting.folder), "seconds": seconds}
     environment = {"OUTBLAS_CACHE_DIR": str(folder)}
 
     def start() -> Any:
@@ -38,7 +41,7 @@ def episode(setting: Setting) -> Episode:
         return setting.nursery.start("use_objects", arguments, environment=environment, folder=setting.folder)
 
     children = [start() for _ in range(PROCESSES)]
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(numbers.uniform(0.05, 0.6))
         place = numbers.randrange(PROCESSES)

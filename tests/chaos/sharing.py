@@ -14,6 +14,7 @@ from .world import World, draw
 NAME = "sharing"
 UNIT = "drivers"
 TARGET = 25
+EPISODE = 10  # drivers
 DRIVERS = 10
 CONFIGS = 60
 PATIENT_DRIVERS = 5  # that wait for one slow config

@@ -1,4 +1,4 @@
-"""A store, configs that are known to be sound or guilty, and the promises that are checked while drivers come and go."""
+"""A store, configs that are known to be sound or guilty, and what is promised while drivers come and go."""
 
 import contextlib
 import json
