@@ -85,14 +85,21 @@ class Examination:
         self.truth |= {_key(record): to_record(record) for record in map(winner, range(winners))}
         self.faults: list[tuple[str, str]] = []
         self.refused = False
+        self.may_refuse = False
+        self.inode = 0
 
     def run(self, kind: str, seed: str, late: bool) -> dict[str, Any]:
         before = self.path.read_bytes()[:100]
+        self.pragmas = {
+            "user_version": int.from_bytes(before[60:64], "big", signed=True),
+            "application_id": int.from_bytes(before[68:72], "big", signed=True),
+        }
         with contextlib.ExitStack() as stack:
             early = stack.enter_context(Store(self.path)) if late else None
             damages.apply(kind, seed, self.path)
             readable, damaged = self._readable(), damages.snapshot(self.path.parent)
-            self.may_refuse = damages.header_changed(before, self.path)
+            self.may_refuse |= damages.header_changed(before, self.path)
+            self.inode = self.path.stat().st_ino
             if early is not None:
                 with self._step("use of a store damaged while it is open"):
                     self._check(early.trials(), early.winners())
@@ -150,35 +157,14 @@ class Examination:
                     self.faults.append(("export and import lose records", ""))
 
     def _check_set_aside(self, there: set[str], damaged: dict[str, bytes]) -> None:
-        """Where records are missing, the damaged bytes are still somewhere."""
-        if self.truth.keys() <= there or self.path.name not in damaged:
+        """Where a fresh store was begun, the damaged one lies beside it."""
+        if self.truth.keys() <= there or not damaged.get(self.path.name):
             return
-        kept = damages.snapshot(self.path.parent)
-        name = self.path.name
-        others = [file for file in kept if file.startswith(name) and not file.endswith(("-wal", "-shm"))]
-        if f"{name}-wal" in damaged or damaged[name] in (kept[file] for file in others) or not damaged[name]:
-            return
-        if len(others) == 1 and self._records_in(self.path) >= self._records_in_bytes(damaged[name]):
-            return  # it goes on in place, with the rows that are not valid
-        self.faults.append(("damaged file not kept", f"there are {', '.join(others)}"))
-
-    def _records_in_bytes(self, data: bytes) -> int:
-        copy = self.path.with_name("again.sqlite")
-        copy.write_bytes(data)
-        try:
-            return self._records_in(copy)
-        finally:
-            copy.unlink()
-
-    @staticmethod
-    def _records_in(path: Path) -> int:
-        """Rows of trials and winners that SQLite counts, valid or not."""
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            total = 0
-            for table in ("trials", "winners"):
-                with contextlib.suppress(sqlite3.Error):
-                    total += connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            return total
+        aside = [file for file in damages.snapshot(self.path.parent) if file.startswith(f"{self.path.name}.")]
+        if not aside and self.path.stat().st_ino == self.inode:
+            return  # it goes on in place, without the rows that are not valid
+        if not aside:
+            self.faults.append(("damaged file not kept", f"there is only {self.path.name}"))
 
     def _check(self, trials: list[Trial], winners: list[Winner]) -> set[str]:
         """The keys of what is there; a record that was never stored so is a fault."""
@@ -204,23 +190,27 @@ class Examination:
         found: set[str] = set()
         with contextlib.closing(sqlite3.connect(folder / self.path.name)) as connection:
             connection.row_factory = sqlite3.Row
-            gpus = {row["key"] for row in _rows(connection, "SELECT * FROM gpus")}
+            for pragma in ("application_id", "user_version"):  # a foreign log may have brought others
+                of_main = _rows(connection, f"PRAGMA {pragma}")
+                self.may_refuse |= bool(of_main) and of_main[0][0] != self.pragmas[pragma]
+            gpus = {row["key"] for row in _rows(connection, "SELECT * FROM gpus") if _is_right(row)}
             for table in ("trials", "winners"):
                 for order in ("ASC", "DESC"):
                     rows = _rows(connection, f"SELECT * FROM {table} ORDER BY id {order}")
-                    found |= {self._key_of(table, row) for row in rows if row["gpu"] in gpus}
+                    found |= {self._key_of(table, row) for row in rows if "gpu" in row.keys() and row["gpu"] in gpus}  # noqa: SIM118
         return found & self.truth.keys()
 
     def _key_of(self, table: str, row: sqlite3.Row) -> str:
-        """The key of a row that has all the columns; "" of any other."""
+        """The key of a row that is as it was stored; "" of any other."""
         names = ("M", "N", "K", "dtype", "out_dtype", "layout", "kernel", "source", "config", "gpu")
-        wanted = "us, ratio, reason, status" if table == "trials" else "us, cublas_us, rounds, finalists"
-        there = set(row.keys())
-        if not there.issuperset(names) or not there.issuperset(wanted.split(", ")):
+        kept = ("us", "ratio", "status", "reason", "when") if table == "trials" else ("us", "cublas_us", "when")
+        if not set(row.keys()).issuperset([*names, *kept]):
             return ""
         key = json.dumps([table, *(row[name] for name in names)], default=repr)
         truth = self.truth.get(key, {})
-        return key if truth.get("us") == row["us"] and truth.get("ratio") == row["ratio"] else ""
+        if table == "winners" and not str(row["finalists"]).startswith('[{"'):
+            return ""
+        return key if all(truth.get(name) == row[name] for name in kept) else ""
 
     @contextlib.contextmanager
     def _step(self, name: str) -> Iterator[None]:
@@ -251,6 +241,11 @@ def _rows(connection: sqlite3.Connection, query: str) -> list[sqlite3.Row]:
         for row in connection.execute(query):
             found.append(row)
     return found
+
+
+def _is_right(row: sqlite3.Row) -> bool:
+    """Whether a row of GPUs is as it was stored."""
+    return any((row["name"], row["sms"], row["arch"]) == (gpu.name, gpu.sms, gpu.arch) for gpu in GPUS)
 
 
 def _key(record: Trial | Winner) -> str:
