@@ -6,6 +6,7 @@ import time
 
 from . import processes
 from .episode import Episode, Setting
+from .kernel import Config
 from .nursery import Child
 from .world import SLOW_SECONDS, World, draw
 
@@ -13,10 +14,11 @@ NAME = "kills"
 UNIT = "signals"
 TARGET = 300
 EPISODE = 50  # signals, before the sweep may run to its end
+FEW = 10  # signals
 DRIVER_SHARE = 0.3
 AIMED_SHARE = 0.7  # of the signals come just after something has begun to be measured or compiled
-LONGEST_PAUSE = 2.5  # seconds between two signals
-AIMED_PAUSE = 0.4  # of those
+LONGEST_PAUSE = 1.5  # seconds between two signals
+AIMED_PAUSE = 0.3  # of those
 FREEZE_SECONDS = 0.7  # that a stopped process stays stopped: less than a trial may take
 # Faults of an episode: those that cost nothing, some of those after which a process is started again, and one that
 # takes seconds or ends a driver that does not bear it.
@@ -29,9 +31,8 @@ SIGNALS = {signal.SIGKILL: 80, signal.SIGTERM: 8, signal.SIGINT: 6, signal.SIGST
 
 def episode(setting: Setting) -> Episode:
     numbers, found = setting.random, Episode()
-    faults = [*CHEAP, *numbers.sample(RESTARTING, 2), SEVERE[setting.index % len(SEVERE)]]
-    world = World(setting, draw(numbers, 22, faults))
     wanted = min(EPISODE, setting.units)
+    world = World(setting, _configs(setting, wanted))
     for _ in range(4 * wanted):
         if found.units >= wanted:
             break
@@ -45,6 +46,14 @@ def episode(setting: Setting) -> Episode:
     world.undisturbed(found)
     world.check_complete(found)
     return found
+
+
+def _configs(setting: Setting, wanted: int) -> list[Config]:
+    """Few for a few signals, so that a smoke run is over soon."""
+    if wanted < FEW:
+        return draw(setting.random, 5, [*CHEAP, "segfault"], slowest=100)
+    faults = [*CHEAP, *setting.random.sample(RESTARTING, 2), SEVERE[setting.index % len(SEVERE)]]
+    return draw(setting.random, 22, faults)
 
 
 def _strike_until_ended(world: World, driver: Child, found: Episode, wanted: int, numbers: random.Random) -> bool:
