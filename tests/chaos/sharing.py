@@ -19,7 +19,6 @@ DRIVERS = 10
 CONFIGS = 60
 PATIENT_DRIVERS = 5  # that wait for one slow config
 SLOW_MS = 36_000
-LIMIT = 240.0
 DEADLY_SECONDS = 25.0  # in which drivers and workers are killed
 MOST_KILLS = 12
 
@@ -49,10 +48,7 @@ def _deadly(setting: Setting, found: Episode) -> None:
     drivers = _drivers(world, found, min(DRIVERS, max(2, setting.units)))
     ended = _kill_some(world, drivers, found, numbers)
     for driver in drivers:
-        if driver.wait(LIMIT) is None:
-            found.fail("endless wait", f"a sweep is not done in {LIMIT:.0f} s")
-            driver.send(signal.SIGKILL)
-            driver.wait(10)
+        world.await_end(found, driver)
     for driver in [*drivers, *ended]:
         world.check_ended(found, driver, disturbed=True)
     world.undisturbed(found, compiled=False)
@@ -75,13 +71,9 @@ def _drivers(world: World, found: Episode, count: int, **options: object) -> lis
 
 
 def _await_all(world: World, drivers: list[Child], found: Episode) -> None:
-    until = time.monotonic() + LIMIT
     for driver in drivers:
-        if driver.wait(max(0.0, until - time.monotonic())) is None:
-            found.fail("endless wait", f"{len(drivers)} sweeps are not done in {LIMIT:.0f} s")
-            driver.send(signal.SIGKILL)
-            driver.wait(10)
-        world.check_ended(found, driver, disturbed=False)
+        ended = world.await_end(found, driver)
+        world.check_ended(found, driver, disturbed=not ended)
 
 
 def _check_once(world: World, drivers: list[Child], found: Episode) -> None:

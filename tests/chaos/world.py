@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from .nursery import Child, Nursery
 # A status that may be the circumstances' doing: a sound result may take the place of such a trial.
 CIRCUMSTANCE = {"compile timeout", "compile crash", "hang", "crash", "device lost", "out of memory", "failed"}
 MOST_UNCOMPILED = 4  # configs of one driver that a few kills keep from being compiled ahead
-SLOW_SECONDS = 120.0  # without any sign of life of a driver, after which it is said to wait for ever
+SLOW_SECONDS = 90.0  # without any sign of life of a driver, after which it is said to wait for ever
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,27 @@ class World:
         """Changes when something is measured, compiled or stored."""
         return tuple(path.stat().st_size if path.exists() else 0 for path in (self.notes_file, self.acknowledged))
 
-    def undisturbed(self, episode: Episode, limit: float = SLOW_SECONDS, **options: Any) -> Child:
-        """A sweep that runs to its end, and is killed if that does not come."""
+    def await_end(self, episode: Episode, driver: Child, quiet: float = SLOW_SECONDS) -> bool:
+        """Waits until a driver has ended; one that does nothing for so many seconds is killed, and False returned."""
+        before, moved = self.signs_of_life(), time.monotonic()
+        while driver.wait(0.5) is None:
+            if (now := self.signs_of_life()) != before:
+                before, moved = now, time.monotonic()
+            elif time.monotonic() - moved > quiet:
+                last = [note for note in self.notes() if note.driver == driver.mark][-1:]
+                episode.fail(
+                    "endless wait", f"nothing for {quiet:.0f} s after {last[0].config if last else 'the start'}"
+                )
+                driver.send(signal.SIGKILL)
+                driver.wait(10)
+                return False
+        return True
+
+    def undisturbed(self, episode: Episode, **options: Any) -> Child:
+        """A sweep that runs to its end."""
         driver = self.drive(**options)
-        if driver.wait(limit) is None:
-            episode.fail("endless wait", f"an undisturbed sweep is not done in {limit:.0f} s")
-            driver.send(signal.SIGKILL)
-            driver.wait(10)
-        self.check_ended(episode, driver, disturbed=False)
+        ended = self.await_end(episode, driver)
+        self.check_ended(episode, driver, disturbed=not ended)
         return driver
 
     # What is known.
@@ -166,6 +180,8 @@ class World:
         """What a process has done so far, by the notes."""
         if "resource_tracker" in process.command:
             return "tracker"
+        if "supervisor" in process.command:
+            return "supervisor"
         if process.command.startswith("sleep"):
             return "child of a config"
         done = {note.what for note in self.notes() if note.process == process.pid}
