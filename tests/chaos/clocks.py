@@ -6,7 +6,6 @@ import subprocess
 import time
 from pathlib import Path
 
-from outblas.autotune.records import to_record
 from outblas.autotune.store import Store
 
 from . import processes
@@ -94,8 +93,8 @@ def _check_winner_is_replaced(world: World, found: Episode) -> None:
     world.undisturbed(found, trial_seconds=TRIAL_SECONDS, resume=False)
     reported = world.reported("winner")[before:]
     with Store(world.store, read_only=True) as store:
-        there = [to_record(winner) for winner in store.winners()]
+        there = [(winner.config, winner.us, winner.when) for winner in store.winners()]
     for winner in reported:
-        if winner not in there:
-            dates = ", ".join(record["when"] for record in there)
+        if (winner["config"], winner["us"], winner["when"]) not in there:
+            dates = ", ".join(when for _, _, when in there)
             found.fail("later winner does not replace one of the future", f"{winner['when']} lost to {dates}")
