@@ -8,6 +8,7 @@ python -m tests.chaos --scale 0.05                 a smoke run
 import argparse
 import collections
 import itertools
+import math
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import threading
 import time
 import traceback
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -64,7 +65,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("CHAOS_SEED", "0")))
     parser.add_argument("--scale", type=float, default=float(os.environ.get("CHAOS_SCALE", "1")), help="of all targets")
-    parser.add_argument("--jobs", type=int, default=2, help="episodes side by side")
+    parser.add_argument("--jobs", type=int, default=4, help="episodes side by side")
     parser.add_argument("--only", default="", help=f"campaigns ({', '.join(CAMPAIGNS)}), or an episode: kills:3")
     parser.add_argument("--keep", action="store_true", help="leave the folders of episodes that failed")
     found = parser.parse_args(given)
@@ -108,16 +109,19 @@ def run(options: argparse.Namespace, module: ModuleType, only: int | None, folde
         episode(options, total, only, min(target, module.EPISODE), folder, nursery)
         return total
     indices = itertools.count()
+    running: set[Future[None]] = set()
     with ThreadPoolExecutor(options.jobs) as threads:
-        while total.units < target and len(total.failures[BROKEN]) < MOST_BROKEN:
+        while True:
             left = target - total.units
-            wanted = [min(module.EPISODE, left - done) for done in range(0, left, module.EPISODE)][: options.jobs]
-            running = [
-                threads.submit(episode, options, total, next(indices), units, folder, nursery) for units in wanted
-            ]
-            for future in running:
+            while left > 0 and len(running) < options.jobs and len(total.failures[BROKEN]) < MOST_BROKEN:
+                units = min(module.EPISODE, math.ceil(left / options.jobs))
+                running.add(threads.submit(episode, options, total, next(indices), units, folder, nursery))
+                left -= units
+            if not running:
+                return total
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
                 future.result()
-    return total
 
 
 def episode(options: argparse.Namespace, total: Total, index: int, units: int, folder: Path, nursery: Nursery) -> None:

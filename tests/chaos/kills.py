@@ -16,16 +16,17 @@ TARGET = 300
 EPISODE = 50  # signals, before the sweep may run to its end
 FEW = 10  # signals
 DRIVER_SHARE = 0.3
-AIMED_SHARE = 0.7  # of the signals come just after something has begun to be measured or compiled
-LONGEST_PAUSE = 1.5  # seconds between two signals
+AIMED_SHARE = 0.6  # of the signals come just after something has begun to be measured or compiled
+LONGEST_PAUSE = 1.0  # seconds between two signals
 AIMED_PAUSE = 0.3  # of those
+START_SECONDS = 20.0  # that they wait at most: processes take seconds to start
 FREEZE_SECONDS = 0.7  # that a stopped process stays stopped: less than a trial may take
 # Faults of an episode: those that cost nothing, some of those after which a process is started again, and one that
 # takes seconds or ends a driver that does not bear it.
 CHEAP = ["raise", "refuse", "compile-raise"]
 RESTARTING = ["segfault", "exit", "wrong", "abort", "compile-segfault", "compile-exit"]
 SEVERE = ["unprintable", "gil", "child", "base", "hang", "compile-hang"]
-WEIGHTS = {"worker": 8, "compiler": 8, "starting": 2}  # of descendants to be struck; 1 of others
+WEIGHTS = {"worker": 8, "compiler": 8, "starting": 2, "supervisor": 2}  # of descendants to be struck; 1 of others
 SIGNALS = {signal.SIGKILL: 80, signal.SIGTERM: 8, signal.SIGINT: 6, signal.SIGSTOP: 6}
 
 
@@ -51,7 +52,7 @@ def episode(setting: Setting) -> Episode:
 def _configs(setting: Setting, wanted: int) -> list[Config]:
     """Few for a few signals, so that a smoke run is over soon."""
     if wanted < FEW:
-        return draw(setting.random, 5, [*CHEAP, "segfault"], slowest=100)
+        return draw(setting.random, 5, CHEAP, slowest=100)
     faults = [*CHEAP, *setting.random.sample(RESTARTING, 2), SEVERE[setting.index % len(SEVERE)]]
     return draw(setting.random, 22, faults)
 
@@ -84,7 +85,7 @@ def _pause(world: World, driver: Child, numbers: random.Random) -> None:
     longest = LONGEST_PAUSE
     if numbers.random() < AIMED_SHARE:
         before = world.signs_of_life()
-        processes.soon(lambda: driver.poll() is not None or world.signs_of_life() != before, 3 * LONGEST_PAUSE)
+        processes.soon(lambda: driver.poll() is not None or world.signs_of_life() != before, START_SECONDS)
         longest = AIMED_PAUSE
     driver.wait(numbers.uniform(0, longest))
 
