@@ -21,8 +21,8 @@ LONGEST_PAUSE = 1.0  # seconds between two signals
 AIMED_PAUSE = 0.3  # of those
 START_SECONDS = 20.0  # that they wait at most: processes take seconds to start
 FREEZE_SECONDS = 0.7  # that a stopped process stays stopped: less than a trial may take
-# Faults of an episode: those that cost nothing, some of those after which a process is started again, and one that
-# takes seconds or ends a driver that does not bear it.
+# Faults of an episode: those that cost nothing, one after which a process is started again, and one that takes seconds
+# or ends a driver that does not bear it.
 CHEAP = ["raise", "refuse", "compile-raise"]
 RESTARTING = ["segfault", "exit", "wrong", "abort", "compile-segfault", "compile-exit"]
 SEVERE = ["unprintable", "gil", "child", "base", "hang", "compile-hang"]
@@ -53,8 +53,8 @@ def _configs(setting: Setting, wanted: int) -> list[Config]:
     """Few for a few signals, so that a smoke run is over soon."""
     if wanted < FEW:
         return draw(setting.random, 5, CHEAP, slowest=100)
-    faults = [*CHEAP, *setting.random.sample(RESTARTING, 2), SEVERE[setting.index % len(SEVERE)]]
-    return draw(setting.random, 22, faults)
+    faults = [*CHEAP, setting.random.choice(RESTARTING), SEVERE[setting.index % len(SEVERE)]]
+    return draw(setting.random, 45, faults)
 
 
 def _strike_until_ended(world: World, driver: Child, found: Episode, wanted: int, numbers: random.Random) -> bool:
