@@ -178,7 +178,7 @@ def test_bad_options(capsys):
 
 def test_a_tiny_run_finds_nothing(tmp_path):
     """Of each campaign that is over in seconds; `make chaos` runs all."""
-    command = [sys.executable, "-m", "tests.chaos", "--scale", "0.008", "--only", "kills,damage,objects,disks:5"]
+    command = [sys.executable, "-m", "tests.chaos", "--scale", "0.004", "--only", "kills,damage,objects,disks:5"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert found.returncode == 0, found.stdout + found.stderr

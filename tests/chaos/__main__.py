@@ -30,6 +30,7 @@ from .nursery import PACKAGE, Nursery
 
 CAMPAIGNS: dict[str, ModuleType] = {module.NAME: module for module in (kills, damage, clocks, disks, sharing, objects)}
 SHOWN = 5  # failures of one promise
+LEAST_UNITS = 10  # that an episode is asked for, if so many are left
 BROKEN = "fault of the campaign"
 MOST_BROKEN = 3  # episodes of a campaign, before it is given up
 
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace, module: ModuleType, only: int | None, folde
         while True:
             left = target - total.units
             while left > 0 and len(running) < options.jobs and len(total.failures[BROKEN]) < MOST_BROKEN:
-                units = min(module.EPISODE, math.ceil(left / options.jobs))
+                units = min(module.EPISODE, left, max(LEAST_UNITS, math.ceil(left / options.jobs)))
                 running.add(threads.submit(episode, options, total, next(indices), units, folder, nursery))
                 left -= units
             if not running:
