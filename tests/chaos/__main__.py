@@ -66,7 +66,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("CHAOS_SEED", "0")))
     parser.add_argument("--scale", type=float, default=float(os.environ.get("CHAOS_SCALE", "1")), help="of all targets")
-    parser.add_argument("--jobs", type=int, default=4, help="episodes side by side")
+    parser.add_argument("--jobs", type=int, default=4, help="episodes side by side, at most")
     parser.add_argument("--only", default="", help=f"campaigns ({', '.join(CAMPAIGNS)}), or an episode: kills:3")
     parser.add_argument("--keep", action="store_true", help="leave the folders of episodes that failed")
     found = parser.parse_args(given)
@@ -110,12 +110,13 @@ def run(options: argparse.Namespace, module: ModuleType, only: int | None, folde
         episode(options, total, only, min(target, module.EPISODE), folder, nursery)
         return total
     indices = itertools.count()
+    jobs = min(options.jobs, module.JOBS)
     running: set[Future[None]] = set()
-    with ThreadPoolExecutor(options.jobs) as threads:
+    with ThreadPoolExecutor(jobs) as threads:
         while True:
             left = target - total.units
-            while left > 0 and len(running) < options.jobs and len(total.failures[BROKEN]) < MOST_BROKEN:
-                units = min(module.EPISODE, left, max(LEAST_UNITS, math.ceil(left / options.jobs)))
+            while left > 0 and len(running) < jobs and len(total.failures[BROKEN]) < MOST_BROKEN:
+                units = min(module.EPISODE, left, max(LEAST_UNITS, math.ceil(left / jobs)))
                 running.add(threads.submit(episode, options, total, next(indices), units, folder, nursery))
                 left -= units
             if not running:

@@ -17,6 +17,7 @@ NAME = "clocks"
 UNIT = "jumps"
 TARGET = 30
 EPISODE = 5  # jumps
+JOBS = 4  # episodes side by side
 HOUR, YEAR = 3600, 365 * 24 * 3600
 SHIFTS = (0, HOUR, -HOUR, YEAR, -YEAR)
 TRIAL_SECONDS = 4.0

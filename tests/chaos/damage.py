@@ -13,6 +13,7 @@ NAME = "damage"
 UNIT = "stores"
 TARGET = 500
 EPISODE = 25  # stores
+JOBS = 2  # episodes side by side
 TRIALS, WINNERS = 240, 12
 LIMIT = 30.0  # seconds that a store may take
 LEAST_SALVAGED = 0.9  # of the records that a plain reader gets

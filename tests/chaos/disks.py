@@ -20,6 +20,7 @@ NAME = "disks"
 UNIT = "sweeps"
 TARGET = 14
 EPISODE = 1
+JOBS = 4  # episodes side by side
 CONFIGS = 40
 DISK = 8 << 20  # bytes of the disk that fills up
 TUNE = ["tune", "--kernels", "portable", "--gpus", "cpu", "--shapes", "16", "--dtype", "float32", "--layout", "nn"]

@@ -14,6 +14,7 @@ NAME = "kills"
 UNIT = "signals"
 TARGET = 300
 EPISODE = 50  # signals, before the sweep may run to its end
+JOBS = 4  # episodes side by side
 FEW = 10  # signals
 DRIVER_SHARE = 0.3
 AIMED_SHARE = 0.6  # of the signals come just after something has begun to be measured or compiled

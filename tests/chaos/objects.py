@@ -21,6 +21,7 @@ NAME = "objects"
 UNIT = "fetches"
 TARGET = 20_000
 EPISODE = 10_000
+JOBS = 1  # episodes side by side
 SECONDS = 12.0  # of an episode
 LEAST_SECONDS = 1.5
 PROCESSES = 5

@@ -15,6 +15,7 @@ NAME = "sharing"
 UNIT = "drivers"
 TARGET = 25
 EPISODE = 10  # drivers
+JOBS = 1  # episodes side by side
 DRIVERS = 10
 CONFIGS = 60
 PATIENT_DRIVERS = 5  # that wait for one slow config
