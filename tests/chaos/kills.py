@@ -65,9 +65,9 @@ def _strike_until_ended(world: World, driver: Child, found: Episode, wanted: int
         _pause(world, driver, numbers)
         if driver.poll() is not None:
             break
-        if world.signs_of_life() != before:
-            before, moved = world.signs_of_life(), time.monotonic()
-        elif time.monotonic() - moved > SLOW_SECONDS:
+        if (now := world.signs_of_life()) != before:
+            before, moved = now, time.monotonic()
+        if time.monotonic() - moved > SLOW_SECONDS:
             found.fail("endless wait", f"nothing is measured or compiled for {SLOW_SECONDS:.0f} s")
             driver.send(signal.SIGKILL)
         elif found.units >= wanted:
