@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lint clean
+.PHONY: demo test fuzz chaos lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -18,6 +18,13 @@ FUZZ_DEVICE ?= cpu
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --calls $(FUZZ_CALLS) --seed $(FUZZ_SEED) --device $(FUZZ_DEVICE)
+
+# Not a part of CI either: kills, damaged stores, clock jumps, full disks, shared stores, a shared cache.
+CHAOS_SEED ?= 0
+CHAOS_SCALE ?= 1
+
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --scale $(CHAOS_SCALE)
 
 lint: $(READY)
 	$(BIN)/ruff check .
