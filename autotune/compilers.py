@@ -26,7 +26,8 @@ MEMORY_SHARE = 0.75  # of what this process may use of the machine, where that i
 TASKS = 100  # compiles of one process: what compilers leak goes with it
 ATTEMPTS = 2  # at a compile whose process is killed from outside
 STARTS = 3  # in a row that fail, before processes count as impossible
-PAUSE_SECONDS = 60.0  # until they are tried again
+PAUSE_SECONDS = 1.0  # until they are tried again; twice as long after each further failure
+LONGEST_PAUSE = 60.0
 UNBUILT: tuple[Status, ...] = ("compile timeout", "compile crash")
 PER_WORKER = 2 << 30  # bytes of the machine's memory that a compile takes, for how many run at once
 
@@ -206,7 +207,8 @@ class _Starts:
     def failed(self, reason: str) -> None:
         with self._lock:
             self._failed += 1
-            self._until = time.monotonic() + PAUSE_SECONDS
+            pause = PAUSE_SECONDS * 2.0 ** min(10, max(0, self._failed - STARTS))
+            self._until = time.monotonic() + min(pause, LONGEST_PAUSE)
             if self._failed < STARTS or self._warned:
                 return
             self._warned = True

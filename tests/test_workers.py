@@ -33,6 +33,27 @@ def compiled(compilers, **config):
     return outcome(future)
 
 
+def test_compile_processes_are_tried_again_soon_and_then_ever_later(monkeypatch):
+    """A burst of kills from outside ends compiling ahead for a second; where none can be started, few are tried."""
+    now, starts = [100.0], compilers._Starts()
+    monkeypatch.setattr(compilers.time, "monotonic", lambda: now[0])
+    for _ in range(STARTS - 1):
+        starts.failed("killed")
+        assert starts.possible()
+    pauses = []
+    with pytest.warns(RuntimeWarning, match="no compile process can be started"):
+        for _ in range(9):
+            starts.failed("killed")
+            begun = now[0]
+            while not starts.possible():
+                now[0] += 0.5
+            pauses.append(now[0] - begun)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    starts.succeeded()
+    starts.failed("killed")
+    assert starts.possible()
+
+
 def test_what_else_befalls_a_worker():
     """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
     with Bench("cpu") as bench:
