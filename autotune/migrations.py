@@ -30,7 +30,9 @@ def _from_1(connection: sqlite3.Connection) -> None:
     """Leases, whose owner can be asked whether it lives, replace counts of attempts; rows have a checksum, NULL in
     those that were there before."""
     for table in ("trials", "winners"):
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN digest INTEGER")
+        there = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        if "digest" not in there:  # it is, where only the number of the version is wrong
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN digest INTEGER")
     connection.execute("DROP TABLE IF EXISTS begun")
     connection.execute(
         """CREATE TABLE IF NOT EXISTS leases (id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,

@@ -565,3 +565,13 @@ def test_a_header_that_sqlite_refuses_costs_no_row(path, offset):
         assert store.persistent
         assert store.trials() == [trial(i) for i in range(50)]
         assert store.add(trial(50))
+
+
+def test_a_wrong_number_of_the_version_costs_nothing(path):
+    fill(path, 5)
+    sql(path, "PRAGMA user_version = 1")
+    with Store(path) as store:
+        assert store.warning is None
+        assert store.persistent
+        assert store.trials() == [trial(i) for i in range(5)]
+    assert version(path) == migrations.VERSION
