@@ -53,7 +53,7 @@ def writer(path: Path) -> sqlite3.Connection:
                 _migrate(connection, path)
             at_once(connection, [_create])  # a disk that cannot be written says so now
         except sqlite3.OperationalError as error:
-            if "readonly" in str(error) and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+            if "readonly" in str(error) and _is_of_a_later_format(path):
                 raise sqlite3.DatabaseError("its header says that it can only be read") from error
             if version != VERSION or "locked" not in str(error):
                 raise
@@ -65,6 +65,16 @@ def writer(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _is_of_a_later_format(path: Path) -> bool:
+    """Whether the header names a format that SQLite reads and does not write: ours never do. Only for a file that
+    nobody can write: closing it drops the locks of this process."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEADER)[18:19] not in (b"", b"\1", b"\2")
+    except OSError:
+        return False
 
 
 def read(path: Path, operation: Operation[T]) -> T:
