@@ -46,7 +46,7 @@ class Outcome:
     """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel.
 
     `unmeasured`: configs of which nothing is known, because something else went wrong; the next sweep tries them again.
-    `failure` says why the job could not go on, if it could not.
+    `failure` says why the job could not go on, if it could not, `unlocked` why the GPU was measured without its lock.
     """
 
     job: Job
@@ -58,6 +58,7 @@ class Outcome:
     finished: bool = True
     failure: str = ""
     unmeasured: list[Unmeasured] = field(default_factory=list)
+    unlocked: str = ""
 
     @property
     def winner(self) -> Winner | None:
@@ -134,6 +135,8 @@ class _Tuning:
         except Down as down:  # the worker cannot even make its operands
             progress.stage, progress.message, outcome.finished = "failed", str(down), False
             outcome.failure = str(down)
+        outcome.unlocked = self.bench.unlocked
+        progress.message = progress.message or outcome.unlocked
         self.say()
         return outcome
 

@@ -250,6 +250,14 @@ def test_what_is_left_unmeasured_is_said(monkeypatch, path):
     assert [each["reason"] for each in value["outcomes"][0]["unmeasured"]] == [left.reason]
 
 
+def test_measuring_without_the_lock_is_said(monkeypatch, path):
+    why = "the lock was not free within 900 s; figures may be disturbed by other sweeps on GPU 0"
+    outcome = Outcome(Job((), Workload(16, 16, 16)), known.H100, Mock(generated=2, valid=2), unlocked=why)
+    swept(monkeypatch, store=path, outcomes=[outcome])
+    assert squeezed(f"measured without the lock on the GPU: {why}") in squeezed(invoke(PLAIN).stdout)
+    assert json.loads(invoke(f"{PLAIN} --json").stdout)["outcomes"][0]["unlocked"] == why
+
+
 def test_a_confidence_that_says_nothing_is_a_tie(monkeypatch, path):
     """The doubts of several finalists add up to more than 1."""
     shown = [

@@ -50,6 +50,7 @@ class FakeBench:
     sleep: Callable[[float], None] = time.sleep
     calls: list[tuple[str, int | None]] = field(default_factory=list)
     restarts: int = 0
+    unlocked: str = ""
     entered: set[Entry] = field(default_factory=set)
     status: str = "crash"
     dies: int = 1 << 30
@@ -154,6 +155,13 @@ def test_the_fastest_reach_the_finals(tune, store):
     assert winner.ratio == 2.0
     assert list(map(number, winner.finalists)) == [0, 1, 2]
     assert store.winners() == [winner]
+
+
+def test_measuring_without_the_lock_comes_with_the_outcome(tune):
+    told = []
+    outcome = tune(FakeBench(unlocked="no lock can be had"), report=lambda progress: told.append(progress.message))
+    assert outcome.unlocked == "no lock can be had"
+    assert told[-1] == "no lock can be had"
 
 
 def test_winners_of_before_race_again(tune, store):

@@ -415,6 +415,8 @@ def _show(found: Sweep) -> None:
             note(f"{where}: not measured, and tried again by the next sweep: {left.reason}", "yellow")
         if (more := len(outcome.unmeasured) - SHOWN) > 0:
             note(f"and {more} more that were not measured", "yellow")
+        if outcome.unlocked:
+            note(f"{outcome.job.workload}: measured without the lock on the GPU: {outcome.unlocked}", "yellow")
     for failure in found.failures:
         note(f"! {failure.workload}: {failure.reason}", "yellow")
     if found.unsaved:
@@ -458,6 +460,7 @@ def _record(found: Sweep) -> dict[str, Any]:
                 "workload": str(outcome.job.workload), "gpu": outcome.gpu.name, "generated": outcome.plan.generated,
                 "valid": outcome.plan.valid, "trials": len(outcome.trials), "new": outcome.new,
                 "failed": sum(not trial.ok for trial in outcome.trials), "finished": outcome.finished,
+                "unlocked": outcome.unlocked,
                 "unmeasured": [
                     {"kernel": left.kernel, "config": left.config, "reason": left.reason} for left in outcome.unmeasured
                 ],
