@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -98,13 +99,19 @@ class Gpu:
     @property
     def key(self) -> str:
         """Equal for equal facts, across processes and machines."""
-        facts = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return _key(self, type(self.power_limit_w))
 
     @property
     def model(self) -> tuple[str, int]:
         """What makes two boards one model."""
         return self.name, self.sms
+
+
+@functools.lru_cache(maxsize=64)
+def _key(gpu: Gpu, of_power_limit: type) -> str:
+    """Of the facts as JSON has them, where 700 is not 700.0, though the two are equal."""
+    facts = json.dumps(dataclasses.asdict(gpu), sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 Facts = tuple[Gpu, Workload, str, str, str]  # of a trial: its GPU, workload, kernel, source and config

@@ -188,7 +188,10 @@ def problems(connection: sqlite3.Connection) -> list[str]:
 
 def _fields(table: str, row: checks.Columns) -> checks.Fields:
     """A row in the form that JSON files have, unchecked."""
-    fields = {name: row[name] for name, _ in _digested(table)}
+    try:
+        fields = {name: row[name] for name, _ in _digested(table)}
+    except IndexError:  # somebody has dropped it since the file was opened
+        raise sqlite3.DatabaseError(f"table {table} lacks a column") from None
     fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
     if "finalists" in fields:
         fields["separated"] = {0: False, 1: True}.get(fields["separated"], fields["separated"])
