@@ -99,7 +99,7 @@ class Gpu:
     @property
     def key(self) -> str:
         """Equal for equal facts, across processes and machines."""
-        return _key(self, type(self.power_limit_w))
+        return _key(self, type(self.power_limit_w).__name__)
 
     @property
     def model(self) -> tuple[str, int]:
@@ -108,7 +108,7 @@ class Gpu:
 
 
 @functools.lru_cache(maxsize=64)
-def _key(gpu: Gpu, of_power_limit: type) -> str:
+def _key(gpu: Gpu, type_of_power_limit: str) -> str:
     """Of the facts as JSON has them, where 700 is not 700.0, though the two are equal."""
     facts = json.dumps(dataclasses.asdict(gpu), sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
