@@ -35,7 +35,7 @@ def write(path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, che
     come from a store. Raises ValueError for a record that could not be read again, and OSError."""
     counts = {"trials": 0, "winners": 0}
     gpus: set[str] = set()
-    with _replacing(path) as file:
+    with replacing(path) as file:
         digest = hashlib.sha256()
 
         def put(value: Fields) -> None:
@@ -58,7 +58,7 @@ def write(path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, che
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` once it is written and on the disk, unless something is raised."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -334,14 +333,8 @@ def _write(path: Path, payload: Fields) -> None:
     """Replaces the file at once; lists have one record a line, for diffs."""
     head = {"format": payload["format"], "version": payload["version"], "sha256": _checksum(payload)}
     text = ",\n".join(f"{json.dumps(name)}: {_laid_out(value)}" for name, value in (head | payload).items())
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
-        scratch.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
-        raise
+    with exports.replacing(path) as file:
+        file.write(f"{{\n{text}\n}}\n".encode())
 
 
 def _laid_out(value: object) -> str:

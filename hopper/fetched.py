@@ -62,8 +62,8 @@ def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
             else:
                 fill(k, config, stored, ring, slot, work, stored.tile_n, number)
         slot = ring.next(slot)
-    # Not `cute.arch.barrier`, which is `bar.sync`: the warps meet at different instructions, which only
-    # `barrier.sync` allows for by its definition (and which compute-sanitizer's synccheck reports of the other).
+    # Not `cute.arch.barrier`, which is `bar.sync`: where two warps meet at different `bar.sync` instructions,
+    # compute-sanitizer's synccheck reports divergent threads. It finds nothing where they meet at `barrier.sync`.
     cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")
     return slot
 
