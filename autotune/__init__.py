@@ -1,4 +1,6 @@
-"""Autotuning: search spaces, pruning, parallel compiles, isolated measurement, a store of trials, choice of configs."""
+"""Autotuning: search spaces, pruning, parallel compiles, isolated measurement, a store of trials,
+choice of configs.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,9 +26,22 @@ _PLACES = {
     "tuning": ("Outcome",),
 }
 __all__ = [
-    "Failure", "Finalist", "Gpu", "Outcome", "Progress", "Store", "StoreError", "Subject", "Sweep", "Trial", "Winner",
-    "Workload", "plan", "sweep", "tune",
-]  # fmt: skip
+    "Failure",
+    "Finalist",
+    "Gpu",
+    "Outcome",
+    "Progress",
+    "Store",
+    "StoreError",
+    "Subject",
+    "Sweep",
+    "Trial",
+    "Winner",
+    "Workload",
+    "plan",
+    "sweep",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

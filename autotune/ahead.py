@@ -15,10 +15,12 @@ AHEAD = 3  # compiles a process that may wait for their measurement
 
 
 class Ahead:
-    """Candidates in the order in which their compiles end, at most so many compiled ahead of their measurement.
+    """Candidates in the order in which their compiles end, at most so many compiled ahead of their
+    measurement.
 
-    Configs that share a compile come out together. Without compilers nothing is compiled ahead. After `until`, on the
-    clock of `time.monotonic`, no more come; the first does, if it is compiled by then.
+    Configs that share a compile come out together. Without compilers nothing is compiled ahead.
+    After `until`, on the clock of `time.monotonic`, no more come; the first does, if it is compiled
+    by then.
     """
 
     def __init__(

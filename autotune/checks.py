@@ -1,4 +1,6 @@
-"""The checks that every record passes on its way in: from a file, from a row, and before it is written."""
+"""The checks that every record passes on its way in: from a file, from a row, and before it is
+written.
+"""
 
 import datetime
 import re
@@ -33,7 +35,9 @@ def _is_text(value: object, least: int = 0) -> bool:
 
 
 def _is_number(value: object, low: float, high: float) -> bool:
-    """Whether it is an int or a float (NumPy's float64 is one) within these bounds; NaN is within none."""
+    """Whether it is an int or a float (NumPy's float64 is one) within these bounds; NaN is within
+    none.
+    """
     return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
 
@@ -48,7 +52,10 @@ def _is_date(value: object) -> bool:
 
 
 def _integer(least: int, most: int = 1 << 48) -> _Rule:
-    return _Rule(f"an integer from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
+    return _Rule(
+        f"an integer from {least} to {most}",
+        lambda value: type(value) is int and least <= value <= most,
+    )
 
 
 def _matching(expected: str, pattern: str) -> _Rule:
@@ -93,7 +100,9 @@ _OF_A_SWEEP = {
 }
 _TRIAL = {
     **_OF_A_SWEEP,
-    "status": _Rule(f"one of {', '.join(STATUSES)}", lambda value: type(value) is str and value in STATUSES),
+    "status": _Rule(
+        f"one of {', '.join(STATUSES)}", lambda value: type(value) is str and value in STATUSES
+    ),
     "reason": _text,
     **dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high"), _optional(_positive)),
     **dict.fromkeys(("clock_mhz", "predicted_us", "compile_s"), _optional(_not_negative)),
@@ -113,16 +122,25 @@ _WINNER = {
     "separated": _flag,
     "screened": _count,
     "valid": _count,
-    "finalists": _Rule("a list of at most 10000", lambda value: type(value) is list and len(value) <= 10000),
+    "finalists": _Rule(
+        "a list of at most 10000", lambda value: type(value) is list and len(value) <= 10000
+    ),
     "when": _date,
 }
 _TUNED = {name: _WINNER[name] for name in ("kernel", "config", "us", "ratio", "when")}
 _workload = _matching(
-    "a workload such as 16x4096x4096 float16 to float32 nt", r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?"
+    "a workload such as 16x4096x4096 float16 to float32 nt",
+    r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?",
 )
 _list = _Rule("a list", lambda value: type(value) is list)
 KERNEL = {"kernel": _kernel, "base": _config, "entries": _list}
-ENTRY = {"workload": _workload, "changes": _config, **_FIGURES, "confidence": _confidence, "when": _day}
+ENTRY = {
+    "workload": _workload,
+    "changes": _config,
+    **_FIGURES,
+    "confidence": _confidence,
+    "when": _day,
+}
 
 
 def gpu_of(fields: object, place: str) -> Gpu:
@@ -137,7 +155,10 @@ def trial_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Trial:
         raise ValueError(f"{place}.us is None, expected a number where status is 'ok'")
     for name in _FIGURES:
         if valid["status"] != "ok" and valid[name] is not None:
-            raise ValueError(f"{place}.{name} is {valid[name]}, expected null where status is {valid['status']!r}")
+            raise ValueError(
+                f"{place}.{name} is {valid[name]}, expected null where status is "
+                f"{valid['status']!r}"
+            )
     return Trial(**valid)
 
 
@@ -145,7 +166,9 @@ def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
     """A winner from what `fields_of` makes of one; `gpus` by their keys."""
     valid = _placed(checked(fields, _WINNER, place), place, gpus)
     finalists = enumerate(valid["finalists"])
-    found = tuple(Finalist(**checked(each, _FINALIST, f"{place}.finalists[{i}]")) for i, each in finalists)
+    found = tuple(
+        Finalist(**checked(each, _FINALIST, f"{place}.finalists[{i}]")) for i, each in finalists
+    )
     return Winner(**valid | {"finalists": found})
 
 
@@ -155,18 +178,28 @@ def holds(row: Columns, names: Iterable[str]) -> bool:
 
 
 def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
-    """What a lookup needs of a winner, from the columns that hold it; these are checked, and no others."""
+    """What a lookup needs of a winner, from the columns that hold it; these are checked, and no
+    others.
+    """
     for name, rule in _TUNED.items():
         if not rule.holds(row[name]):
             raise ValueError(f"{name} is {shown(row[name])}, expected {rule.expected}")
-    workload = Workload(*(row[name] for name in WORKLOAD))  # which checks all but how large a size may be
+    workload = Workload(
+        *(row[name] for name in WORKLOAD)
+    )  # which checks all but how large a size may be
     if not all(_size.holds(size) for size in workload.shape):
-        raise ValueError(f"workload is {workload}, expected sizes of which each is {_size.expected}")
-    return TunedConfig(gpu=gpus[row["gpu"]], workload=workload, **{name: row[name] for name in _TUNED})
+        raise ValueError(
+            f"workload is {workload}, expected sizes of which each is {_size.expected}"
+        )
+    return TunedConfig(
+        gpu=gpus[row["gpu"]], workload=workload, **{name: row[name] for name in _TUNED}
+    )
 
 
 def fields_of(record: Trial | Winner) -> Fields:
-    """A record as JSON has it: its GPU by key, a reason that is too long cut, dated now if it has no date."""
+    """A record as JSON has it: its GPU by key, a reason that is too long cut, dated now if it has
+    no date.
+    """
     # vars and not asdict, which copies deeply and takes ten times as long
     fields = {**vars(record), "gpu": record.gpu.key, "workload": {**vars(record.workload)}}
     fields["when"] = record.when or now()
@@ -224,9 +257,14 @@ def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:
     """With the GPU and the workload as records."""
     gpu = gpus.get(fields["gpu"])
     if gpu is None:
-        raise ValueError(f"{place}.gpu is {shown(fields['gpu'])}, expected the key of a GPU that is listed")
+        raise ValueError(
+            f"{place}.gpu is {shown(fields['gpu'])}, expected the key of a GPU that is listed"
+        )
     place = f"{place}.workload"
-    return fields | {"gpu": gpu, "workload": workload_of(checked(fields["workload"], WORKLOAD, place), place)}
+    return fields | {
+        "gpu": gpu,
+        "workload": workload_of(checked(fields["workload"], WORKLOAD, place), place),
+    }
 
 
 def workload_of(fields: Fields, place: str) -> Workload:
@@ -238,10 +276,14 @@ def workload_of(fields: Fields, place: str) -> Workload:
 
 
 def workload_in(text: str, place: str) -> Workload:
-    """From a text of the form of `ENTRY`, which `str` makes of a workload. Raises as `workload_of`."""
+    """From a text of the form of `ENTRY`, which `str` makes of a workload. Raises as
+    `workload_of`.
+    """
     shape, dtype, *to, layout = text.split(" ")
     sizes = dict(zip("MNK", parse(shape)[0], strict=True))
-    found = workload_of({**sizes, "dtype": dtype, "out_dtype": to[-1] if to else "", "layout": layout}, place)
+    found = workload_of(
+        {**sizes, "dtype": dtype, "out_dtype": to[-1] if to else "", "layout": layout}, place
+    )
     checked({**vars(found)}, WORKLOAD, place)
     return found
 

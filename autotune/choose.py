@@ -1,4 +1,6 @@
-"""Which kernel and config a call takes: what was tuned here, what a table says, what the model thinks."""
+"""Which kernel and config a call takes: what was tuned here, what a table says, what the model
+thinks.
+"""
 
 import functools
 import math
@@ -36,7 +38,9 @@ _ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
 
 @dataclass(frozen=True)
 class Known:
-    """A config that won at a workload, where that is known from, its µs, and cuBLAS's time over its own."""
+    """A config that won at a workload, where that is known from, its µs, and cuBLAS's time over its
+    own.
+    """
 
     origin: str
     gpu: str
@@ -63,7 +67,9 @@ class Knowledge:
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        self.known = tuple(_from_store(gpu, store)) + tuple(_from_tables(gpu, TABLES if tables is None else tables))
+        self.known = tuple(_from_store(gpu, store)) + tuple(
+            _from_tables(gpu, TABLES if tables is None else tables)
+        )
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
@@ -74,8 +80,8 @@ class Knowledge:
         return found
 
     def objection(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
-        """Why a kernel had better not take a product of this workload, or None: `choice.spared`. Where the workload was
-        tuned, its packed operands have decided, if they are copied too.
+        """Why a kernel had better not take a product of this workload, or None: `choice.spared`.
+        Where the workload was tuned, its packed operands have decided, if they are copied too.
         """
         from . import prune
 
@@ -98,20 +104,35 @@ class Knowledge:
             if not there:
                 said.append((origin, f"nothing for {' '.join(workload.kind)}"))
             elif distance(near[0].workload, workload) <= REACH:
-                place = f"{distance(near[0].workload, workload):.2f} from {to_text(near[0].workload.shape)}"
+                place = (
+                    f"{distance(near[0].workload, workload):.2f} from "
+                    f"{to_text(near[0].workload.shape)}"
+                )
                 said.append((origin, f"{place}: " + "; ".join(_describe(known) for known in near)))
             else:
                 away = distance(near[0].workload, workload)
-                said.append((origin, f"nearest is {near[0].workload}, {away:.2f} away, expected at most {REACH}"))
+                said.append(
+                    (
+                        origin,
+                        f"nearest is {near[0].workload}, {away:.2f} away, expected at most {REACH}",
+                    )
+                )
         ranked = self._by_model(workload)
         if ranked:
-            said.append(("model", f"{_brief(ranked[0])} is the fastest of {len(ranked)} configs that won somewhere"))
+            said.append(
+                (
+                    "model",
+                    f"{_brief(ranked[0])} is the fastest of {len(ranked)} configs that won "
+                    "somewhere",
+                )
+            )
         else:
             said.append(("model", "no config that won somewhere runs here"))
         return said
 
     def _ranked(self, workload: Workload) -> Iterator[Choice]:
-        # Who tuned one kernel has said nothing of the others: of one workload, all that is known competes.
+        # Who tuned one kernel has said nothing of the others: of one workload, all that is known
+        # competes.
         own = [known for known in self.known if known.origin != COUSIN]
         exact = _best_by_kernel(known for known in own if known.workload == workload)
         seen = set()
@@ -124,7 +145,9 @@ class Knowledge:
             yield from self._by_model(workload)[:SHORTLIST]
 
     def _tuned(self, exact: Sequence[Known], workload: Workload) -> Iterator[Choice]:
-        """What was tuned for the workload itself and, should that fail, the nearest of each origin."""
+        """What was tuned for the workload itself and, should that fail, the nearest of
+        each origin.
+        """
         alike = [known for known in self.known if known.workload.kind == workload.kind]
         found = list(exact)
         for origins in ((HERE, MODEL), (SHIPPED,), (COUSIN,)):
@@ -134,20 +157,27 @@ class Knowledge:
                 yield Choice(known.kernel, known.config, _why(known, workload))
 
     def _carried(self, workload: Workload) -> list[Choice]:
-        """What won at neighbours, the fastest here first: by the time it took there, and by the model's opinion of how
-        much longer it takes here. Where the model has none, the nearest first. Other models of GPU come last.
+        """What won at neighbours, the fastest here first: by the time it took there, and by the
+        model's opinion of how much longer it takes here. Where the model has none, the nearest
+        first. Other models of GPU come last.
         """
-        near = [k for k in self.known if _akin(k, workload) and distance(k.workload, workload) <= REACH]
+        near = [
+            k for k in self.known if _akin(k, workload) and distance(k.workload, workload) <= REACH
+        ]
         near.sort(key=lambda k: (distance(k.workload, workload), k.workload, -k.ratio))
         own = [known for known in near if known.origin != COUSIN]
         cousins = [known for known in near if known.origin == COUSIN]
-        return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(cousins[:NEIGHBOURS], workload)
+        return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(
+            cousins[:NEIGHBOURS], workload
+        )
 
     def _weighed(self, near: Sequence[Known], workload: Workload) -> list[Choice]:
         found = list[tuple[float, Choice]]()
         shares = []  # of the model's time that the production kernel took
         for known in near:
-            here, then = (self._predicted(known.kernel, known.config, w) for w in (workload, known.workload))
+            here, then = (
+                self._predicted(known.kernel, known.config, w) for w in (workload, known.workload)
+            )
             us, why = math.inf, _why(known, workload)
             if here is not None and then is not None:
                 us = known.us * here / then
@@ -157,7 +187,16 @@ class Knowledge:
         ruled = self._predicted(PRODUCTION, "", workload) if shares else None
         if ruled is not None:
             us = ruled * statistics.median(shares)
-            found.append((us, Choice(PRODUCTION, "", f"its own rule, {us:.1f} µs expected by what neighbours took")))
+            found.append(
+                (
+                    us,
+                    Choice(
+                        PRODUCTION,
+                        "",
+                        f"its own rule, {us:.1f} µs expected by what neighbours took",
+                    ),
+                )
+            )
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
     def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:
@@ -165,29 +204,41 @@ class Knowledge:
         if self.machine is None:
             return None
         footprint = _footprint(kernel, config, workload, self.gpu)
-        return None if isinstance(footprint, str) else model.predict(footprint, workload, self.machine).us
+        return (
+            None
+            if isinstance(footprint, str)
+            else model.predict(footprint, workload, self.machine).us
+        )
 
     def _by_model(self, workload: Workload) -> list[Choice]:
-        """By the analytic model: what won at some workload with operands of this width, and the production kernel's own
-        rule, which is first in a tie.
+        """By the analytic model: what won at some workload with operands of this width, and the
+        production kernel's own rule, which is first in a tie.
         """
         won = [(k.kernel, k.config) for k in self.known if _width(k.workload) == _width(workload)]
         found: list[tuple[float, Choice]] = []
-        for kernel, config in dict.fromkeys(won + [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]):
+        for kernel, config in dict.fromkeys(
+            won + [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
+        ):
             us = self._predicted(kernel, config, workload)
             if us is not None:
                 rank = us if kernel == PRODUCTION else TIE * us
-                found.append((rank, Choice(kernel, config, f"analytic model, {us:.1f} µs expected")))
+                found.append(
+                    (rank, Choice(kernel, config, f"analytic model, {us:.1f} µs expected"))
+                )
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 
 def distance(one: Workload, other: Workload) -> float:
     """Between shapes, in binary orders of magnitude: doubling one of M, N, K is 1."""
-    return math.sqrt(sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True)))
+    return math.sqrt(
+        sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True))
+    )
 
 
 def mode(given: str | None, environment: str | None) -> Mode:
-    """From an argument, or else OUTBLAS_TUNE; "lookup" by default. Raises ValueError for another word."""
+    """From an argument, or else OUTBLAS_TUNE; "lookup" by default. Raises ValueError for another
+    word.
+    """
     name, value = ("tune", given) if given else ("OUTBLAS_TUNE", environment)
     for known in MODES:
         if (value or "lookup") == known:
@@ -197,7 +248,9 @@ def mode(given: str | None, environment: str | None) -> Mode:
 
 @functools.cache
 def knowledge(index: int) -> Knowledge:
-    """Of the GPU of this index, read once in a process. Whatever is wrong with the store or a table, it is left out."""
+    """Of the GPU of this index, read once in a process. Whatever is wrong with the store or a
+    table, it is left out.
+    """
     from .gpu import current
 
     return Knowledge(current(index))
@@ -219,7 +272,16 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[Known]:
     for each in reversed(found):
         if each.kernel in here:
             origin = HERE if each.gpu == gpu else MODEL
-            yield Known(origin, gpu.name, each.workload, each.kernel, each.config, each.us, each.ratio, each.when)
+            yield Known(
+                origin,
+                gpu.name,
+                each.workload,
+                each.kernel,
+                each.config,
+                each.us,
+                each.ratio,
+                each.when,
+            )
 
 
 def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
@@ -230,12 +292,16 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
         except (ValueError, OSError) as error:
             warnings.warn(f"outblas leaves out the tuning table {path.name}: {error}", stacklevel=2)
     own = [table for table in tables if table.gpu.model == gpu.model]
-    cousins = [table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model]
+    cousins = [
+        table for table in tables if table.gpu.arch == gpu.arch and table.gpu.model != gpu.model
+    ]
     nearest = sorted(cousins, key=lambda table: (abs(table.gpu.sms - gpu.sms), table.gpu.name))[:1]
     for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
         for table in chosen:
             for e in table.entries:
-                yield Known(origin, table.gpu.name, e.workload, e.kernel, e.config, e.us, e.ratio, e.when)
+                yield Known(
+                    origin, table.gpu.name, e.workload, e.kernel, e.config, e.us, e.ratio, e.when
+                )
 
 
 def _width(workload: Workload) -> tuple[int, bool]:
@@ -244,11 +310,17 @@ def _width(workload: Workload) -> tuple[int, bool]:
 
 
 def _akin(known: Known, workload: Workload) -> bool:
-    """Whether a winner tells of a workload's dtype and layout: to the production kernel all of 16 bits are alike."""
+    """Whether a winner tells of a workload's dtype and layout: to the production kernel all of 16
+    bits are alike.
+    """
     if known.workload.kind == workload.kind:
         return True
     wide = [w.out_dtype == "float32" for w in (known.workload, workload)]
-    return known.kernel == PRODUCTION and _width(known.workload) == _width(workload) and wide[0] == wide[1]
+    return (
+        known.kernel == PRODUCTION
+        and _width(known.workload) == _width(workload)
+        and wide[0] == wide[1]
+    )
 
 
 def _best_by_kernel(known: Iterable[Known]) -> list[Known]:
@@ -268,7 +340,9 @@ def _nearest(known: Sequence[Known], workload: Workload) -> list[Known]:
 
 
 def refusal(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
-    """Why a kernel does not take a workload of packed operands with a config on a GPU; None if it does."""
+    """Why a kernel does not take a workload of packed operands with a config on a GPU; None if it
+    does.
+    """
     found = _footprint(kernel, config, workload, gpu)
     return found if isinstance(found, str) else None
 
@@ -288,7 +362,9 @@ def _footprint(kernel: str, config: str, workload: Workload, gpu: Gpu) -> Footpr
 
 @functools.lru_cache(maxsize=64)
 def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space[Any]]:
-    """A kernel's module and its space there. Raises ValueError where it does not run, ImportError without its DSL."""
+    """A kernel's module and its space there. Raises ValueError where it does not run, ImportError
+    without its DSL.
+    """
     from . import prune, subjects
 
     subject = subjects.of(kernel)
@@ -298,7 +374,9 @@ def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space
 
 
 def remarks(kernel: str, workload: Workload) -> list[str]:
-    """What a kernel does for a workload beside the product, in words; empty where it says nothing."""
+    """What a kernel does for a workload beside the product, in words; empty where it says
+    nothing.
+    """
     from . import prune, subjects
 
     try:
@@ -309,8 +387,8 @@ def remarks(kernel: str, workload: Workload) -> list[str]:
 
 
 def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
-    """The config of a choice or, where rows of the operands begin inside of lines of L2 and those of packed ones do
-    not, or the other way, "": the production kernel's rule, which goes by them.
+    """The config of a choice or, where rows of the operands begin inside of lines of L2 and those
+    of packed ones do not, or the other way, "": the production kernel's rule, which goes by them.
     """
     if choice.kernel != PRODUCTION:
         return choice.config
@@ -340,7 +418,9 @@ def _brief(choice: Choice) -> str:
 
 
 def short(kernel: str, config: str) -> str:
-    """The fields of a config that differ from the kernel's own; the whole text where the kernel is not at hand."""
+    """The fields of a config that differ from the kernel's own; the whole text where the kernel is
+    not at hand.
+    """
     from ..configs import brief, from_text
     from . import subjects
 

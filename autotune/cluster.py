@@ -1,4 +1,6 @@
-"""Sweeps on a Ray cluster: an actor for each GPU, a call of it for each workload, and the store with the driver."""
+"""Sweeps on a Ray cluster: an actor for each GPU, a call of it for each workload, and the store
+with the driver.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from .store import Store
 from .sweeping import LEAST_SECONDS, Budget, Failure, Sweep, _serial
 from .tuning import Job, Outcome, tune
 
-RESTARTS = 3  # times a worker may die without a new trial before its workload, or its GPU, is given up
+RESTARTS = (
+    3  # times a worker may die without a new trial before its workload, or its GPU, is given up
+)
 PERIOD = 0.25  # seconds between two snapshots of a workload
 CONNECT_SECONDS = 10.0
 
@@ -38,8 +42,8 @@ class Question:
     arguments: dict[str, Any]
 
 
-# What a worker sends, in the order in which it came about. A Trial and a Winner are for the store. The clocks of a
-# Progress count from its sending: machines share none.
+# What a worker sends, in the order in which it came about. A Trial and a Winner are for the store.
+# The clocks of a Progress count from its sending: machines share none.
 Message = Trial | Winner | Progress | Question | Outcome
 
 
@@ -54,15 +58,17 @@ def run(
 ) -> Sweep:
     """Tunes workloads on all GPUs of a cluster; where it has none, in the interpreter on its CPUs.
 
-    The cluster is the one that this process is connected to, or that at `address`, or else that of RAY_ADDRESS, one on
-    this machine, or one that is started and ended here. Its nodes need outblas and the kernels' modules, but no common
-    files. `workers` compile on each node, by default as many as it carries, and its GPUs share them.
+    The cluster is the one that this process is connected to, or that at `address`, or else that of
+    RAY_ADDRESS, one on this machine, or one that is started and ended here. Its nodes need outblas
+    and the kernels' modules, but no common files. `workers` compile on each node, by default as
+    many as it carries, and its GPUs share them.
 
-    A worker that dies costs nothing but time: its workload goes on with another, which tries the config that it was at
-    once more at the end, and leaves it unmeasured when that worker dies too. A workload whose workers die again and
-    again without a result is a failure.
+    A worker that dies costs nothing but time: its workload goes on with another, which tries the
+    config that it was at once more at the end, and leaves it unmeasured when that worker dies too.
+    A workload whose workers die again and again without a result is a failure.
 
-    Raises ImportError without ray, ValueError or ConnectionError for an address where no cluster answers.
+    Raises ImportError without ray, ValueError or ConnectionError for an address where no cluster
+    answers.
     """
     try:
         import ray
@@ -76,18 +82,34 @@ def run(
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         if ray.util.client.ray.is_connected():
-            raise ValueError("Ray is connected through its client, expected a driver on a node: results are streamed")
+            raise ValueError(
+                "Ray is connected through its client, expected a driver on a node: results are "
+                "streamed"
+            )
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     _check(address)
     try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="error")
-    except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Ray ends a process that it cannot connect
-        what = f"no Ray cluster of this version answers at {address}" if address else "Ray cannot be started"
+        ray.init(
+            address=address, include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        SystemExit,
+    ) as error:  # Ray ends a process that it cannot connect
+        what = (
+            f"no Ray cluster of this version answers at {address}"
+            if address
+            else "Ray cannot be started"
+        )
         said = "" if isinstance(error, SystemExit) else f": {_brief(error)}"
         if "AuthenticationError" in f"{error!r} {error.__cause__}":
-            said = ", or it wants a token: Ray takes yours to an address only with RAY_AUTH_MODE=token"
+            said = (
+                ", or it wants a token: Ray takes yours to an address only with RAY_AUTH_MODE=token"
+            )
         raise ConnectionError(what + said) from error
     try:
         yield
@@ -101,7 +123,9 @@ def _check(address: str | None) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
-        raise ValueError(f"address is {address!r}, expected host:port of a cluster's head, 'auto' or 'local'")
+        raise ValueError(
+            f"address is {address!r}, expected host:port of a cluster's head, 'auto' or 'local'"
+        )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as there:
             there.settimeout(CONNECT_SECONDS)
@@ -111,7 +135,8 @@ def _check(address: str | None) -> None:
         raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
     if frame != b"\4" and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise ConnectionError(
-            f"another program answers at {address}: the port of a Ray cluster's head is 6379 by default"
+            f"another program answers at {address}: the port of a Ray cluster's head is 6379 by "
+            "default"
         )
 
 
@@ -121,13 +146,17 @@ def _brief(error: BaseException) -> str:
 
 # On a node.
 class Worker:
-    """The actor: one GPU, with its measuring process and its compilers, which outlive a workload."""
+    """The actor: one GPU, with its measuring process and its compilers, which outlive a
+    workload.
+    """
 
     def __init__(self, on_gpu: bool, workers: int | None) -> None:
         import ray
 
         self._on_gpu = on_gpu
-        visible = str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0]) if on_gpu else "cpu"
+        visible = (
+            str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0]) if on_gpu else "cpu"
+        )
         self._label = f"{socket.gethostname()}:{visible}"
         self._bench = Bench(visible)
         self._compilers = Compilers(_share(workers)) if on_gpu else None
@@ -144,7 +173,9 @@ class Worker:
         return self._gpu
 
     def tune(self, job: Job) -> Iterator[Message]:
-        """Runs a job. Each `Question` waits for a call of `answer`; the last message is the outcome."""
+        """Runs a job. Each `Question` waits for a call of `answer`; the last message is the
+        outcome.
+        """
         line = self._line = _Line()
         threading.Thread(target=self._work, args=(job, line), daemon=True).start()
         while True:
@@ -160,7 +191,9 @@ class Worker:
 
     def _work(self, job: Job, line: _Line) -> None:
         try:
-            outcome = tune(job, self._gpu, self._bench, self._compilers, line, line.report, label=self._label)
+            outcome = tune(
+                job, self._gpu, self._bench, self._compilers, line, line.report, label=self._label
+            )
             outcome.job = replace(job, ranker=by_model)  # a used one may not travel
             line.sent.put(outcome)
         except BaseException as error:
@@ -168,7 +201,9 @@ class Worker:
 
 
 class _Line:
-    """The line to the driver, as a `job_view.Memory` whose store is there. The driver holds the leases."""
+    """The line to the driver, as a `job_view.Memory` whose store is there. The driver holds the
+    leases.
+    """
 
     def __init__(self) -> None:
         self.sent = queue.SimpleQueue[Message | BaseException]()
@@ -213,7 +248,12 @@ class _Line:
 def _shifted(progress: Progress, seconds: float) -> Progress:
     """A copy, on a clock that is so much ahead."""
     deadline = None if progress.deadline is None else progress.deadline + seconds
-    return replace(progress, started=progress.started + seconds, deadline=deadline, failures=Counter(progress.failures))
+    return replace(
+        progress,
+        started=progress.started + seconds,
+        deadline=deadline,
+        failures=Counter(progress.failures),
+    )
 
 
 def _share(workers: int | None) -> int:
@@ -221,7 +261,9 @@ def _share(workers: int | None) -> int:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    has: dict[str, float] = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {})
+    has: dict[str, float] = next(
+        (node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {}
+    )
     carried = workers or min(default_workers(), int(has.get("CPU", 0)) or default_workers())
     return max(1, int(carried / max(1.0, has.get("GPU", 1.0))))
 
@@ -229,8 +271,10 @@ def _share(workers: int | None) -> int:
 # On the driver.
 @dataclass(eq=False)
 class _Task:
-    """A job on its way: the store as it sees it, with the leases of the worker that has it; how many trials of a GPU
-    were new to the store; and how many workers have died of it since the last trial."""
+    """A job on its way: the store as it sees it, with the leases of the worker that has it; how
+    many trials of a GPU were new to the store; and how many workers have died of it since the last
+    trial.
+    """
 
     job: Job
     view: JobView
@@ -242,7 +286,9 @@ class _Task:
 
 @dataclass(eq=False)
 class _Hand:
-    """An actor, from its hiring on: it has no GPU until it has started. `tries`: before it, none of which started."""
+    """An actor, from its hiring on: it has no GPU until it has started. `tries`: before it, none of
+    which started.
+    """
 
     actor: Any
     tries: int = 0
@@ -258,7 +304,13 @@ class _Driver:
     """Hands out workloads, a whole one at a time, and alone writes to the store."""
 
     def __init__(
-        self, ray: Any, jobs: Sequence[Job], store: Store, report: Report, budget: float | None, workers: int | None
+        self,
+        ray: Any,
+        jobs: Sequence[Job],
+        store: Store,
+        report: Report,
+        budget: float | None,
+        workers: int | None,
     ) -> None:
         self.ray, self.store, self.tell = ray, store, _serial(report)
         self.tasks = [_Task(job, _view(store, job)) for job in jobs]
@@ -272,7 +324,9 @@ class _Driver:
             raise ValueError("the Ray cluster has neither GPUs nor CPUs")
         on_gpu = self.needs == "GPU"
         self.hands = min(len(jobs), there)
-        self.actor = ray.remote(num_gpus=int(on_gpu), num_cpus=int(not on_gpu), max_concurrency=2)(Worker)
+        self.actor = ray.remote(num_gpus=int(on_gpu), num_cpus=int(not on_gpu), max_concurrency=2)(
+            Worker
+        )
         self.arguments = on_gpu, workers
         self.budget = Budget(budget, len(jobs), self.hands)
         self.alone = time.monotonic()  # since when no worker has been there
@@ -284,7 +338,9 @@ class _Driver:
         try:
             for _ in range(self.hands):
                 self._hire()
-            while self.awaited and (self.waiting or any(hand.task for hand in self.awaited.values())):
+            while self.awaited and (
+                self.waiting or any(hand.task for hand in self.awaited.values())
+            ):
                 ready, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=1.0)
                 for source in ready:
                     self._hear(source, self.awaited.pop(source))
@@ -309,7 +365,9 @@ class _Driver:
         """Takes the next message of a worker."""
         errors = self.ray.exceptions
         try:
-            message: Message | Gpu | str = self.ray.get(source if hand.task is None else next(source))
+            message: Message | Gpu | str = self.ray.get(
+                source if hand.task is None else next(source)
+            )
         except errors.RayTaskError as error:  # raised by this program
             self._dismiss(hand)
             raise error.cause from error
@@ -331,7 +389,9 @@ class _Driver:
             self.awaited[source] = hand
             self._take(message, hand, hand.task)
 
-    def _take(self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task) -> None:
+    def _take(
+        self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task
+    ) -> None:
         if isinstance(message, Trial):
             task.new[message.gpu] += task.view.add(message)
             task.deaths = 0
@@ -346,7 +406,9 @@ class _Driver:
         return getattr(task.view, question.method)(*question.facts, **question.arguments)
 
     def _hand_out(self, hand: _Hand) -> None:
-        """The next workload for a worker; the GPU of one that is not needed any more is free for others."""
+        """The next workload for a worker; the GPU of one that is not needed any more is free for
+        others.
+        """
         if not self.waiting:
             self._dismiss(hand)
             return
@@ -356,7 +418,8 @@ class _Driver:
             seconds, task.begun = self.budget.share(), True
             task.deadline = None if seconds is None else now + seconds
         left = None if task.deadline is None else max(LEAST_SECONDS, task.deadline - now)
-        # What is measured anew is the view's to say: what came of a workload before its worker died is known.
+        # What is measured anew is the view's to say: what came of a workload before its worker died
+        # is known.
         job = replace(task.job, seconds=left, resume=True, retry_failed=False)
         self.awaited[hand.actor.tune.options(num_returns="streaming").remote(job)] = hand
 
@@ -380,7 +443,9 @@ class _Driver:
             self._hire()
 
     def _lose_patience(self) -> None:
-        """A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to nothing may not."""
+        """A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to
+        nothing may not.
+        """
         now = time.monotonic()
         if any(hand.gpu for hand in self.awaited.values()):
             self.alone = now

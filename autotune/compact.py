@@ -6,20 +6,24 @@ from ..configs import items
 
 
 def form(config: str) -> tuple[str, ...]:
-    """Configs share a base if this is equal: the names of the fields, or the whole text where one is there twice."""
+    """Configs share a base if this is equal: the names of the fields, or the whole text where one
+    is there twice.
+    """
     names = tuple(name for name, _ in items(config))
     return names if len(set(names)) == len(names) else (config,)
 
 
 def common(configs: Sequence[str]) -> str:
-    """Of configs of one form the most common value of each field; of several the first in the alphabet."""
+    """Of configs of one form the most common value of each field; of several the first in the
+    alphabet.
+    """
     columns = zip(*map(items, configs), strict=True)
     return _joined([max(sorted(set(column)), key=column.count) for column in columns])
 
 
 def families(configs: Sequence[str]) -> list[list[str]]:
-    """Configs of one form in groups whose bases and differences take least space together: split again and again by
-    the values of a field, as long as that saves more than the bases cost.
+    """Configs of one form in groups whose bases and differences take least space together: split
+    again and again by the values of a field, as long as that saves more than the bases cost.
     """
     found = [list(configs)]
     for i in range(len(items(configs[0]))):
@@ -40,7 +44,9 @@ def _room(configs: Sequence[str]) -> int:
 
 def difference(config: str, base: str) -> str:
     """The fields in which a config differs from a base of its form."""
-    return _joined([item for item, own in zip(items(config), items(base), strict=True) if item != own])
+    return _joined(
+        [item for item, own in zip(items(config), items(base), strict=True) if item != own]
+    )
 
 
 def applied(base: str, changes: str) -> str:

@@ -14,14 +14,23 @@ from typing import Any, Literal
 
 from ..configs import from_text
 from . import limits, prune
-from .processes import END_SECONDS, RemoteError, WorkerDied, WorkerProcess, WorkerStartError, WorkerTimeout
+from .processes import (
+    END_SECONDS,
+    RemoteError,
+    WorkerDied,
+    WorkerProcess,
+    WorkerStartError,
+    WorkerTimeout,
+)
 from .records import Status, Workload
 from .serve import brief
 from .subjects import Subject
 
 TIMEOUT = 180.0  # seconds of one compile
 START_SECONDS = 300.0  # for a process to import what it needs
-MEMORY = 12 << 30  # bytes that a process may hold with its children, and that each of them may allocate
+MEMORY = (
+    12 << 30
+)  # bytes that a process may hold with its children, and that each of them may allocate
 MEMORY_SHARE = 0.75  # of what this process may use of the machine, where that is less
 TASKS = 100  # compiles of one process: what compilers leak goes with it
 ATTEMPTS = 2  # at a compile whose process is killed from outside
@@ -35,7 +44,9 @@ Failure = Status | Literal["killed"]
 
 
 class CompileError(Exception):
-    """A config does not compile: a status and a reason. "killed": somebody else ended its process, twice."""
+    """A config does not compile: a status and a reason. "killed": somebody else ended its process,
+    twice.
+    """
 
     def __init__(self, status: Failure, reason: str) -> None:
         super().__init__(status, reason)
@@ -46,12 +57,14 @@ class CompileError(Exception):
 class Compilers:
     """A pool of processes that compile to the caches on disk.
 
-    A config that hangs or crashes costs its own compile. A process that dies is replaced; a compile whose process was
-    killed from outside is begun once more. Where no process can be started nothing is compiled ahead, which is said in
-    a warning, and tried again after a while.
+    A config that hangs or crashes costs its own compile. A process that dies is replaced; a compile
+    whose process was killed from outside is begun once more. Where no process can be started
+    nothing is compiled ahead, which is said in a warning, and tried again after a while.
     """
 
-    def __init__(self, workers: int | None = None, *, timeout: float = TIMEOUT, memory: int | None = None) -> None:
+    def __init__(
+        self, workers: int | None = None, *, timeout: float = TIMEOUT, memory: int | None = None
+    ) -> None:
         self.workers = workers or default_workers()
         self.timeout = timeout
         self.memory = memory or min(MEMORY, int(MEMORY_SHARE * limits.memory()))
@@ -71,7 +84,9 @@ class Compilers:
         return self._schedule(_compile, subject, workload, config, arch)
 
     def await_one(self, subject: Subject, seconds: float) -> None:
-        """Waits until a process has imported the first kernel asked for and its DSL, so many seconds at most."""
+        """Waits until a process has imported the first kernel asked for and its DSL, so many
+        seconds at most.
+        """
         with contextlib.suppress(Exception):  # of which every compile will tell
             if self._first is None:
                 self._first = self._schedule(_import, subject)
@@ -111,7 +126,9 @@ class Compilers:
 
 
 def default_workers() -> int:
-    """As many as there are cores but one, and memory for, within the bounds of this process's control groups."""
+    """As many as there are cores but one, and memory for, within the bounds of this process's
+    control groups.
+    """
     return max(1, min(limits.cores() - 1, limits.memory() // PER_WORKER))
 
 
@@ -131,7 +148,9 @@ def seconds(future: Future[float]) -> float | None:
 
 @dataclass(eq=False)
 class _Task:
-    """A call for a process. Its future counts as pending until it is over, so that it can be cancelled as it runs."""
+    """A call for a process. Its future counts as pending until it is over, so that it can be
+    cancelled as it runs.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -154,7 +173,9 @@ class _Task:
             return not self.future.cancelled()
 
     def leave(self) -> bool:
-        """After a call: whether it is still wanted; from here on nobody ends the process for its sake."""
+        """After a call: whether it is still wanted; from here on nobody ends the process for its
+        sake.
+        """
         with self.lock:
             self.process = None
             return not self.future.cancelled()
@@ -173,7 +194,9 @@ class _Task:
         return not self.future.cancelled() or self._settle()
 
     def _settle(self) -> bool:
-        """Whether it was not cancelled, which nobody can do any more; who waits for one that was hears of it here."""
+        """Whether it was not cancelled, which nobody can do any more; who waits for one that was
+        hears of it here.
+        """
         try:
             return self.future.set_running_or_notify_cancel()
         except RuntimeError:  # they have heard
@@ -188,7 +211,9 @@ class _Task:
 
 
 class _Starts:
-    """Whether starting a process is worth while: after several in a row that failed it is not, for a while."""
+    """Whether starting a process is worth while: after several in a row that failed it is not, for
+    a while.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -213,7 +238,8 @@ class _Starts:
                 return
             self._warned = True
         warnings.warn(
-            f"outblas: no compile process can be started ({reason}): configs compile where they are measured",
+            f"outblas: no compile process can be started ({reason}): configs compile where they "
+            "are measured",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -294,7 +320,9 @@ class _Compiler:
 
     def _ready(self) -> WorkerProcess | None:
         """A process that can take a call; None where none can be started."""
-        if self._process is not None and self._process.exit is not None:  # it died when nothing was asked of it
+        if (
+            self._process is not None and self._process.exit is not None
+        ):  # it died when nothing was asked of it
             self._retire()
         while self._pool.starts.possible():
             try:
@@ -338,7 +366,9 @@ def _failure(gone: WorkerDied | WorkerTimeout, timeout: float) -> CompileError:
     if isinstance(gone, WorkerTimeout):
         return CompileError("compile timeout", f"not compiled in {timeout:g} s")
     if gone.exit.from_outside:
-        return CompileError("killed", f"the compiler's process was killed from outside {ATTEMPTS} times: {gone}")
+        return CompileError(
+            "killed", f"the compiler's process was killed from outside {ATTEMPTS} times: {gone}"
+        )
     if gone.exit.memory is not None:
         return CompileError("compile crash", f"{gone}, more than the compiler's bound")
     code = gone.exit.status if gone.exit.signal is None else -gone.exit.signal

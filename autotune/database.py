@@ -1,7 +1,8 @@
-"""SQLite files: opened for writing or read without a trace, found sound or damaged, migrated, set aside, copied.
+"""SQLite files: opened for writing or read without a trace, found sound or damaged, migrated, set
+aside, copied.
 
-Opening a file looks at its header and the names of its tables and columns, so that it costs the same for a million
-rows as for none. Damage elsewhere is found when it is read, or by `integrity`.
+Opening a file looks at its header and the names of its tables and columns, so that it costs the
+same for a million rows as for none. Damage elsewhere is found when it is read, or by `integrity`.
 """
 
 import contextlib
@@ -24,27 +25,35 @@ State = tuple[int, ...] | None
 APPLICATION = 0x6F757462  # "outb", in the header of the file
 BUSY_SECONDS = 30.0  # to wait for what other processes write
 COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
-MOST_GROWTH = 1000  # of a file that was cut off: what its header says of its length may be damaged too
+MOST_GROWTH = (
+    1000  # of a file that was cut off: what its header says of its length may be damaged too
+)
 ATTEMPTS = 3  # at a file that others write to meanwhile
 HEADER = 100  # bytes of a file
 USUAL_PAGE = 4096  # bytes
 
-# SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an immutable file, drops
-# those of every connection to the file. `read` closes such descriptors, so that no file is opened beside it.
+# SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an
+# immutable file, drops those of every connection to the file. `read` closes such descriptors, so
+# that no file is opened beside it.
 opening = forks.Lock()
 
 
 class StoreError(RuntimeError):
-    """A store that cannot be used as asked: of a newer version, another program's, for reading only, closed."""
+    """A store that cannot be used as asked: of a newer version, another program's, for reading
+    only, closed.
+    """
 
 
 def writer(path: Path) -> sqlite3.Connection:
     """The file, made where there is none, and migrated where it is of an older version.
 
-    Raises StoreError for what is not ours, sqlite3.Error and OSError. Only under `opening`, and one process at a time.
+    Raises StoreError for what is not ours, sqlite3.Error and OSError. Only under `opening`, and one
+    process at a time.
     """
     with contextlib.suppress(sqlite3.Error):
-        read(path, lambda connection: None)  # refuses a newer version's file before anything touches it
+        read(
+            path, lambda connection: None
+        )  # refuses a newer version's file before anything touches it
     connection = _connection(f"{path.as_uri()}?mode=rwc")
     try:
         version = _examine(connection, path)
@@ -60,7 +69,9 @@ def writer(path: Path) -> sqlite3.Connection:
         beside(path, COPY).unlink(missing_ok=True)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        version_of(connection)  # SQLite makes its log at the first access, and `read` tells by it who has the file open
+        version_of(
+            connection
+        )  # SQLite makes its log at the first access, and `read` tells by it who has the file open
     except BaseException:
         connection.close()
         raise
@@ -68,8 +79,9 @@ def writer(path: Path) -> sqlite3.Connection:
 
 
 def _is_of_a_later_format(path: Path) -> bool:
-    """Whether the header names a format that SQLite reads and does not write: ours never do. Only for a file that
-    nobody can write: closing it drops the locks of this process."""
+    """Whether the header names a format that SQLite reads and does not write: ours never do. Only
+    for a file that nobody can write: closing it drops the locks of this process.
+    """
     try:
         with path.open("rb") as file:
             return file.read(HEADER)[18:19] not in (b"", b"\1", b"\2")
@@ -78,10 +90,11 @@ def _is_of_a_later_format(path: Path) -> bool:
 
 
 def read(path: Path, operation: Operation[T]) -> T:
-    """What the operation finds in the file, or in an empty store if there is none. Leaves no trace beside the file.
+    """What the operation finds in the file, or in an empty store if there is none. Leaves no trace
+    beside the file.
 
-    While nobody has the file open, it is read as it lies there, without a lock; if it turns out that somebody wrote to
-    it meanwhile, the operation runs again. Raises as `writer`.
+    While nobody has the file open, it is read as it lies there, without a lock; if it turns out
+    that somebody wrote to it meanwhile, the operation runs again. Raises as `writer`.
     """
     with opening:
         for _ in range(ATTEMPTS):
@@ -93,8 +106,14 @@ def read(path: Path, operation: Operation[T]) -> T:
                 with contextlib.closing(connection):
                     return operation(connection)
             try:
-                with contextlib.closing(_connection(f"{path.as_uri()}?mode=ro&immutable=1")) as connection:
-                    found = operation(connection) if _examine(connection, path) else _in_nothing(operation)
+                with contextlib.closing(
+                    _connection(f"{path.as_uri()}?mode=ro&immutable=1")
+                ) as connection:
+                    found = (
+                        operation(connection)
+                        if _examine(connection, path)
+                        else _in_nothing(operation)
+                    )
             except sqlite3.DatabaseError:
                 if state(path) == before:
                     raise
@@ -110,8 +129,9 @@ def _in_nothing(operation: Operation[T]) -> T:
 
 
 def _shared(path: Path) -> sqlite3.Connection | None:
-    """A connection for reading beside those who write; None if there are no tables yet, or in a folder that cannot be
-    written."""
+    """A connection for reading beside those who write; None if there are no tables yet, or in a
+    folder that cannot be written.
+    """
     connection = _connection(f"{path.as_uri()}?mode=ro")
     there = 0
     try:
@@ -155,8 +175,9 @@ def is_sound(path: Path) -> bool:
 
 
 def move(path: Path, target: Path) -> None:
-    """Renames a file and what SQLite has beside it, of which nothing need be there. Raises OSError. As `writer`, one at
-    a time."""
+    """Renames a file and what SQLite has beside it, of which nothing need be there. Raises OSError.
+    As `writer`, one at a time.
+    """
     for log in ("-wal", "-shm", ""):  # the file last: until it is gone, it is found damaged again
         with contextlib.suppress(FileNotFoundError):
             beside(path, log).rename(beside(target, log))
@@ -165,24 +186,35 @@ def move(path: Path, target: Path) -> None:
 def unused_name(path: Path) -> Path:
     """For a damaged file: its name and the date."""
     while True:
-        target = beside(path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ"))
+        target = beside(
+            path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ")
+        )
         if not target.exists():
             return target
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Malformed, no database, or of a format that SQLite never wrote; its module has subclasses for all else."""
+    """Malformed, no database, or of a format that SQLite never wrote; its module has subclasses for
+    all else.
+    """
     return type(error) is sqlite3.DatabaseError or "unsupported file format" in str(error)
 
 
 def state(path: Path) -> State:
-    """Changes when the file is replaced (the first two numbers) or written to, is opened by the first or closed by the
-    last. None: there is none."""
+    """Changes when the file is replaced (the first two numbers) or written to, is opened by the
+    first or closed by the last. None: there is none.
+    """
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, beside(path, "-wal").exists()
+    return (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        beside(path, "-wal").exists(),
+    )
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -204,8 +236,9 @@ def at_once(connection: sqlite3.Connection, operations: Sequence[Operation[Any]]
 
 
 def for_salvage(path: Path) -> sqlite3.Connection:
-    """A file that was set aside, with the log beside it if there is one; it stays as it is. Raises OSError and
-    sqlite3.Error."""
+    """A file that was set aside, with the log beside it if there is one; it stays as it is. Raises
+    OSError and sqlite3.Error.
+    """
     if beside(path, "-wal").exists():
         connection = _connection(f"{path.as_uri()}?mode=ro")
         with contextlib.suppress(sqlite3.Error):
@@ -223,7 +256,9 @@ def for_salvage(path: Path) -> sqlite3.Connection:
 
 
 def _repaired(path: Path) -> Path | None:
-    """A copy of a file with a header that SQLite reads and with whole pages; None for a file that has both."""
+    """A copy of a file with a header that SQLite reads and with whole pages; None for a file that
+    has both.
+    """
     with path.open("rb") as file:
         header = file.read(HEADER)
     if len(header) < HEADER:
@@ -247,13 +282,16 @@ def _repaired(path: Path) -> Path | None:
 
 
 def _with_constants(header: bytes) -> bytes:
-    """A header with every field that is the same in all stores, as SQLite's file format has it: without one of them
-    SQLite reads nothing of the file."""
+    """A header with every field that is the same in all stores, as SQLite's file format has it:
+    without one of them SQLite reads nothing of the file.
+    """
     found = bytearray(header)
     found[:16] = b"SQLite format 3\0"
     if (size := _page_size(header)) < 512 or size & (size - 1):
         found[16:18] = USUAL_PAGE.to_bytes(2, "big")
-    if not (header[18] in (1, 2) and header[19] in (1, 2)):  # the log is not there, or it would be read
+    if not (
+        header[18] in (1, 2) and header[19] in (1, 2)
+    ):  # the log is not there, or it would be read
         found[18:20] = b"\1\1"
     found[20:24] = bytes((0, 64, 32, 32))
     found[44:48] = (4).to_bytes(4, "big")  # the format of the schema
@@ -267,9 +305,10 @@ def _page_size(header: bytes) -> int:
 
 
 def _size_in_whole_pages(header: bytes, size: int) -> int:
-    """The length of a file with zeros for every page that is not there in full, as it is for a file that was not cut
-    off: SQLite reads nothing of a file that is shorter than its header says, and takes what is missing of a page for
-    zeros, and so figures for others."""
+    """The length of a file with zeros for every page that is not there in full, as it is for a file
+    that was not cut off: SQLite reads nothing of a file that is shorter than its header says, and
+    takes what is missing of a page for zeros, and so figures for others.
+    """
     page = _page_size(header)
     expected = page * int.from_bytes(header[28:32], "big")
     if size % page == 0 and not size < expected <= MOST_GROWTH * size:
@@ -279,7 +318,9 @@ def _size_in_whole_pages(header: bytes, size: int) -> int:
 
 def _connection(uri: str) -> sqlite3.Connection:
     of_file = uri.startswith("file:")
-    connection = sqlite3.connect(uri, uri=of_file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        uri, uri=of_file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
     connection.row_factory = sqlite3.Row
     connection.text_factory = _decoded
     return connection
@@ -291,13 +332,22 @@ def _decoded(data: bytes) -> str:
 
 
 def _examine(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the tables, 0 if there are none yet, from the header, the names of tables and columns and the size
-    of the file. Raises StoreError for what is not ours, DatabaseError for what is damaged."""
+    """The version of the tables, 0 if there are none yet, from the header, the names of tables and
+    columns and the size of the file. Raises StoreError for what is not ours, DatabaseError for what
+    is damaged.
+    """
     version = version_of(connection)
-    application, page = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "page_size"))
-    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    application, page = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("application_id", "page_size")
+    )
+    tables = {
+        row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
     if version > VERSION and application in (0, APPLICATION):
-        raise StoreError(f"{path} is of version {version}, expected {VERSION}: it takes a newer outblas")
+        raise StoreError(
+            f"{path} is of version {version}, expected {VERSION}: it takes a newer outblas"
+        )
     if application != APPLICATION and (tables or version or application):
         raise StoreError(f"{path} is a database of another program")
     found, log = state(path), beside(path, "-wal")
@@ -311,7 +361,9 @@ def _examine(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings the tables to the newest version, with a copy of the file beside it until that is done."""
+    """Brings the tables to the newest version, with a copy of the file beside it until that is
+    done.
+    """
     kept = beside(path, COPY)
     kept.unlink(missing_ok=True)
     try:

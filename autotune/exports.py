@@ -1,8 +1,8 @@
 """Exports as JSON Lines: written and read a record at a time, so that their size costs no memory.
 
-The first line says what the file is, each line after it has one GPU, trial or winner, and a GPU comes before what was
-measured on it. The last line has the number of trials and winners and the SHA-256 of all bytes before it: a file that
-was cut off or changed is told by it.
+The first line says what the file is, each line after it has one GPU, trial or winner, and a GPU
+comes before what was measured on it. The last line has the number of trials and winners and the
+SHA-256 of all bytes before it: a file that was cut off or changed is told by it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ Record = Trial | Winner
 Batch = list[Record]
 
 
-def write(path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, checked: bool = False) -> tuple[int, int]:
-    """Writes all to one file, which it replaces at once; returns how many trials and winners. Those that are `checked`
-    come from a store. Raises ValueError for a record that could not be read again, and OSError."""
+def write(
+    path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, checked: bool = False
+) -> tuple[int, int]:
+    """Writes all to one file, which it replaces at once; returns how many trials and winners. Those
+    that are `checked` come from a store. Raises ValueError for a record that could not be read
+    again, and OSError.
+    """
     counts = {"trials": 0, "winners": 0}
     gpus: set[str] = set()
     with replacing(path) as file:
@@ -47,7 +51,11 @@ def write(path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, che
         named: tuple[tuple[str, Iterable[Record]], ...] = (("trials", trials), ("winners", winners))
         for name, records in named:
             for i, record in enumerate(records):
-                fields = checks.fields_of(record) if checked else checks.checked_fields(record, f"{name}[{i}]")
+                fields = (
+                    checks.fields_of(record)
+                    if checked
+                    else checks.checked_fields(record, f"{name}[{i}]")
+                )
                 if fields["gpu"] not in gpus:
                     gpus.add(fields["gpu"])
                     put({"gpu": {"key": fields["gpu"], **vars(record.gpu)}})
@@ -59,7 +67,9 @@ def write(path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, che
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` once it is written and on the disk, unless something is raised."""
+    """A file that takes the place of `path` once it is written and on the disk, unless something is
+    raised.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -86,15 +96,17 @@ def is_lines(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a file, each checked. Raises ValueError that names the line of the first thing amiss, which may be
-    the last line, after all records; OSError."""
+    """The records of a file, each checked. Raises ValueError that names the line of the first thing
+    amiss, which may be the last line, after all records; OSError.
+    """
     for batch, _ in _batches(path):
         yield from batch
 
 
 def merge(path: Path, store: Callable[[Batch], None]) -> None:
-    """Reads the whole file, and only if nothing in it is amiss once more, to store it in batches. What is stored has
-    the checksums of what was checked. Raises as `read`, with nothing stored."""
+    """Reads the whole file, and only if nothing in it is amiss once more, to store it in batches.
+    What is stored has the checksums of what was checked. Raises as `read`, with nothing stored.
+    """
     digests = [digest for _, digest in _batches(path)]
     for i, (batch, digest) in enumerate(_batches(path)):
         if i >= len(digests) or digest != digests[i]:
@@ -114,7 +126,9 @@ class _Reader:
         """The record in a line, None for a GPU. Raises ValueError."""
         value = _object(line, place)
         if len(value) != 1 or next(iter(value)) not in ("gpu", "trial", "winner"):
-            raise ValueError(f"{place} has {shown(list(value))}, expected one of gpu, trial, winner")
+            raise ValueError(
+                f"{place} has {shown(list(value))}, expected one of gpu, trial, winner"
+            )
         kind, fields = next(iter(value.items()))
         place = f"{place}: {kind}"
         if kind == "trial":
@@ -143,7 +157,9 @@ def _batches(path: Path) -> Iterator[tuple[Batch, bytes]]:
         for number in itertools.count(2):
             line = _line(file, number)
             if not line:
-                raise ValueError(f"the file ends at line {number}, expected its checksum there: it is not whole")
+                raise ValueError(
+                    f"the file ends at line {number}, expected its checksum there: it is not whole"
+                )
             if line.startswith(b'{"end"'):
                 break
             digest.update(line)
@@ -176,7 +192,8 @@ def _check_end(line: bytes, place: str, reader: _Reader, digest: str) -> None:
         said = end["end"][name]
         if type(said) is not type(found) or said != found:
             raise ValueError(
-                f"{place}: {name} is {shown(said)}, expected {found!r}: the file was changed or is not whole"
+                f"{place}: {name} is {shown(said)}, expected {found!r}: the file was changed or is "
+                "not whole"
             )
 
 

@@ -1,4 +1,6 @@
-"""The finals: from times of rivals that took turns to a winner, by how much it won, and how sure that is."""
+"""The finals: from times of rivals that took turns to a winner, by how much it won, and how sure
+that is.
+"""
 
 import math
 import statistics
@@ -20,7 +22,8 @@ RESOLUTION = 0.002  # rivals that are surely nearer than this after all rounds a
 class Race(Generic[K]):
     """Rivals that take turns with cuBLAS round by round; those that are surely slower drop out.
 
-    `times` has a rival's µs a call by round, `base` cuBLAS's. A rival that dropped out has fewer rounds.
+    `times` has a rival's µs a call by round, `base` cuBLAS's. A rival that dropped out has fewer
+    rounds.
     """
 
     rivals: list[K]
@@ -55,19 +58,24 @@ class Race(Generic[K]):
         return self.rounds >= MOST_ROUNDS or (self.rounds >= ROUNDS and len(self.alive) < 2)
 
     def ahead(self, rival: K, others: Iterable[K]) -> bool:
-        """Whether each of the others is surely slower, or surely not faster by more than the race resolves."""
+        """Whether each of the others is surely slower, or surely not faster by more than the race
+        resolves.
+        """
         leads = [self.lead(rival, other) for other in others if other != rival]
         return all(lead.sure_low > 1 or lead.sure_high < 1 + RESOLUTION for lead in leads)
 
     @property
     def separated(self) -> bool:
-        """Whether nobody is left that may be as fast as the leader, or nobody that differs by what the race resolves
-        after all rounds."""
+        """Whether nobody is left that may be as fast as the leader, or nobody that differs by what
+        the race resolves after all rounds.
+        """
         if len(self.alive) < 2:
             return True
         leader = self.leader
         others = [self.lead(leader, rival) for rival in self.alive if rival != leader]
-        return self.rounds >= MOST_ROUNDS and all(lead.sure_high < 1 + RESOLUTION for lead in others)
+        return self.rounds >= MOST_ROUNDS and all(
+            lead.sure_high < 1 + RESOLUTION for lead in others
+        )
 
     @property
     def leader(self) -> K:
@@ -75,8 +83,13 @@ class Race(Generic[K]):
         return min(self.alive, key=lambda rival: statistics.median(self.times[rival]))
 
     def order(self) -> list[K]:
-        """The fastest first: those alive, then the others by the median ratio to cuBLAS of their rounds."""
-        return sorted(self.times, key=lambda rival: (rival not in self.alive, -self.against_base(rival).median))
+        """The fastest first: those alive, then the others by the median ratio to cuBLAS of their
+        rounds.
+        """
+        return sorted(
+            self.times,
+            key=lambda rival: (rival not in self.alive, -self.against_base(rival).median),
+        )
 
     def lead(self, rival: K, other: K) -> Ratio:
         """The other's time over the rival's, in the rounds that both ran."""
@@ -90,10 +103,14 @@ class Race(Generic[K]):
         return ratio(self.base[: len(times)], times)
 
     def confidence(self, rival: K, others: Iterable[K]) -> float:
-        """A bound from below of that with which the rival is the fastest of them: by sign tests against each other one,
-        whose doubts are added up. 0 where they add up to 1 or more, which says nothing. No distribution of times is
-        assumed; that the race was looked at while it ran is not accounted for."""
-        doubt = sum(_sign_test(self.times[rival], self.times[other]) for other in others if other != rival)
+        """A bound from below of that with which the rival is the fastest of them: by sign tests
+        against each other one, whose doubts are added up. 0 where they add up to 1 or more, which
+        says nothing. No distribution of times is assumed; that the race was looked at while it ran
+        is not accounted for.
+        """
+        doubt = sum(
+            _sign_test(self.times[rival], self.times[other]) for other in others if other != rival
+        )
         return max(0.0, 1.0 - doubt)
 
     def _drop(self) -> None:

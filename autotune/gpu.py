@@ -1,4 +1,6 @@
-"""The facts that a figure depends on besides the kernel: the GPU, its driver, the software above it."""
+"""The facts that a figure depends on besides the kernel: the GPU, its driver, the software above
+it.
+"""
 
 import functools
 import platform
@@ -15,18 +17,34 @@ CPU = "CPU, interpreted"
 
 @functools.cache
 def current(index: int | None = None) -> Gpu:
-    """The GPU of this index, by default the current one; without any, what the interpreter runs on."""
+    """The GPU of this index, by default the current one; without any, what the interpreter
+    runs on.
+    """
     triton, dsl = installed("triton"), installed("nvidia-cutlass-dsl")
     if not torch.cuda.is_available():
-        return Gpu(f"{CPU}, {platform.machine()}", 0, 0, torch=str(torch.__version__), triton=triton, dsl=dsl)
+        return Gpu(
+            f"{CPU}, {platform.machine()}",
+            0,
+            0,
+            torch=str(torch.__version__),
+            triton=triton,
+            dsl=dsl,
+        )
     index = torch.cuda.current_device() if index is None else index
     properties = torch.cuda.get_device_properties(index)
     with torch.cuda.device(index):
         limit = power_limit()
     return Gpu(
-        properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count, limit, driver(),
-        torch.version.cuda, str(torch.__version__), triton, dsl,
-    )  # fmt: skip
+        properties.name,
+        10 * properties.major + properties.minor,
+        properties.multi_processor_count,
+        limit,
+        driver(),
+        torch.version.cuda,
+        str(torch.__version__),
+        triton,
+        dsl,
+    )
 
 
 def machine(gpu: Gpu) -> machines.Machine | None:
@@ -37,6 +55,8 @@ def machine(gpu: Gpu) -> machines.Machine | None:
 
 
 def imagined(name: str) -> Gpu:
-    """A GPU by the name of its machine, "h100", where there is none: for looking ahead. Raises ValueError."""
+    """A GPU by the name of its machine, "h100", where there is none: for looking ahead. Raises
+    ValueError.
+    """
     found = machines.find(name)
     return Gpu(machines.device_name(found), found.arch, found.sms)

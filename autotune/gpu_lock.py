@@ -22,12 +22,14 @@ class LockCancelled(Exception):
 class GpuLock:
     """A lock with a turnstile before it, so that whoever lets go of it is not the next to have it.
 
-    A file lock alone is unfair: its holder lets go between two trials for less time than passes between two looks of
-    those who wait. Here one of them stands in the turnstile, which is locked too, and looks often; the holder has to
-    come through the turnstile again, and finds it taken. Whoever had to wait for its turn also stays away from the
-    turnstile for as long as another may take to look at it. The kernel frees both locks when their process dies.
+    A file lock alone is unfair: its holder lets go between two trials for less time than passes
+    between two looks of those who wait. Here one of them stands in the turnstile, which is locked
+    too, and looks often; the holder has to come through the turnstile again, and finds it taken.
+    Whoever had to wait for its turn also stays away from the turnstile for as long as another may
+    take to look at it. The kernel frees both locks when their process dies.
 
-    One thread uses it. Several objects on one path exclude each other, in one process as in several.
+    One thread uses it. Several objects on one path exclude each other, in one process as in
+    several.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +40,8 @@ class GpuLock:
 
     @contextlib.contextmanager
     def hold(self, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Iterator[str]:
-        """Holds the lock, and yields ""; or, where it cannot be had in time or at all, goes on and yields why.
+        """Holds the lock, and yields ""; or, where it cannot be had in time or at all, goes on and
+        yields why.
 
         Raises LockCancelled.
         """
@@ -69,7 +72,9 @@ class GpuLock:
             return f"no lock can be had: {error}"
 
 
-def _wait_for(lock: filelock.BaseFileLock, period: float, until: float, cancelled: Callable[[], bool]) -> bool:
+def _wait_for(
+    lock: filelock.BaseFileLock, period: float, until: float, cancelled: Callable[[], bool]
+) -> bool:
     """Whether it could be locked in time."""
     while not _try(lock):
         if cancelled():

@@ -1,4 +1,6 @@
-"""A second ranker: NVIDIA's nvMatmulHeuristics, which knows tiles, stages and clusters, and none of our kernels."""
+"""A second ranker: NVIDIA's nvMatmulHeuristics, which knows tiles, stages and clusters, and none of
+our kernels.
+"""
 
 import ctypes
 import math
@@ -34,7 +36,8 @@ def ranker() -> Ranker:
         import nvMatmulHeuristics as library
     except (ImportError, OSError) as error:
         raise ImportError(
-            f"ranker 'heuristics' needs nvidia-matmul-heuristics, which cannot be loaded ({error}): "
+            "ranker 'heuristics' needs nvidia-matmul-heuristics, which cannot be loaded "
+            f"({error}): "
             "pip install 'outblas[heuristics]'"
         ) from None
     made: dict[tuple[str, str], Any] = {}
@@ -55,14 +58,19 @@ class _Library:
     """
 
     def __init__(self, library: Any, machine: Machine, precision: str) -> None:
-        self._interface = library.NvMatmulHeuristicsInterface(library.NvMatmulHeuristicsTarget.GENERIC, precision)
+        self._interface = library.NvMatmulHeuristicsInterface(
+            library.NvMatmulHeuristicsTarget.GENERIC, precision
+        )
         self._gpu = self._interface.nullptr
         name = _GPUS.get(machine.name) or _BY_ARCH.get(machine.arch)
         if name is not None:
             self._gpu = self._interface.createHardwareDescriptor()
-            self._interface.setHardwarePredefinedGpu(self._gpu, library.NvMatmulHeuristicsNvidiaGpu[name])
+            self._interface.setHardwarePredefinedGpu(
+                self._gpu, library.NvMatmulHeuristicsNvidiaGpu[name]
+            )
         self._layouts = {
-            letters: library.NvMatmulHeuristicsMatmulLayout[_LAYOUT.format(letters.upper())] for letters in LAYOUTS
+            letters: library.NvMatmulHeuristicsMatmulLayout[_LAYOUT.format(letters.upper())]
+            for letters in LAYOUTS
         }
         for layout in self._layouts.values():
             self._interface.loadInternalDiscoverySet(layout, self._gpu)
@@ -72,11 +80,17 @@ class _Library:
     def us(self, f: Footprint, workload: Workload) -> float | None:
         """None where the library has no estimate."""
         interface = self._interface
-        problem = interface.makeNvMatmulHeuristicsProblem(*workload.shape, self._layouts[workload.layout])
+        problem = interface.makeNvMatmulHeuristicsProblem(
+            *workload.shape, self._layouts[workload.layout]
+        )
         seconds = interface.nvMatmulHeuristicsEstimateRuntime(
-            self._handle, self._precision, ctypes.c_int(interface.target), ctypes.byref(problem),
-            ctypes.byref(self._kernel(f)), self._gpu,
-        )  # fmt: skip
+            self._handle,
+            self._precision,
+            ctypes.c_int(interface.target),
+            ctypes.byref(problem),
+            ctypes.byref(self._kernel(f)),
+            self._gpu,
+        )
         return seconds * 1e6 if math.isfinite(seconds) and seconds > 0 else None
 
     def _kernel(self, f: Footprint) -> Any:

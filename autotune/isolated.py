@@ -1,4 +1,6 @@
-"""The driver's side of a measuring worker: a process that is killed and started again when a config takes it down."""
+"""The driver's side of a measuring worker: a process that is killed and started again when a config
+takes it down.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ class Abandoned(Exception):
 class Down(Exception):
     """The worker did not come back from a call; `status` says how it went.
 
-    "killed" says nothing about the config: somebody else ended the worker, as the kernel does when memory runs out, or
-    none could be had. Any other is one of `records.Status`.
+    "killed" says nothing about the config: somebody else ended the worker, as the kernel does when
+    memory runs out, or none could be had. Any other is one of `records.Status`.
     """
 
     def __init__(self, status: str, reason: str) -> None:
@@ -43,14 +45,17 @@ class Down(Exception):
 
 
 class Bench:
-    """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the interpreter.
+    """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the
+    interpreter.
 
-    Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps take turns; `unlocked`
-    says why it measured without, if it did. The worker may hold `memory` bytes of the host's memory, by default half of
-    what this process may use.
+    Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps
+    take turns; `unlocked` says why it measured without, if it did. The worker may hold `memory`
+    bytes of the host's memory, by default half of what this process may use.
     """
 
-    def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS, memory: int | None = None) -> None:
+    def __init__(
+        self, visible: str, *, trial_seconds: float = TRIAL_SECONDS, memory: int | None = None
+    ) -> None:
         self.visible = visible
         self.on_gpu = visible != "cpu"
         self.restarts = 0
@@ -79,21 +84,29 @@ class Bench:
             self._open = None
             with self._locked():
                 try:
-                    self.cublas_us = self._call(START_SECONDS, worker.open_bench, workload, self.on_gpu)
+                    self.cublas_us = self._call(
+                        START_SECONDS, worker.open_bench, workload, self.on_gpu
+                    )
                 except RemoteError as error:
-                    raise Down("failed", f"no operands: {error.text if _not_open(error) else error}") from None
+                    raise Down(
+                        "failed", f"no operands: {error.text if _not_open(error) else error}"
+                    ) from None
             self._open = workload
         return self.cublas_us
 
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
-        """Checks and times a config. Raises Down when the worker hung or died; the next call has a fresh one."""
+        """Checks and times a config. Raises Down when the worker hung or died; the next call has a
+        fresh one.
+        """
         return self._ask(workload, worker.screen, entry, best_us)
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
         """Makes a config ready for `race`. Raises Down as `screen`."""
         return self._ask(workload, worker.enter, entry)
 
-    def _ask(self, workload: Workload, function: Callable[..., Screened], entry: Entry, *arguments: Any) -> Screened:
+    def _ask(
+        self, workload: Workload, function: Callable[..., Screened], entry: Entry, *arguments: Any
+    ) -> Screened:
         for _ in range(STARTS):
             try:
                 self._load(entry[0])
@@ -107,7 +120,9 @@ class Bench:
                 if not _not_open(error):  # which `worker` takes for the config's result
                     self.stop()
                     raise Down("crash", str(error)[:1000]) from None
-                self.restarts += self._open is not None  # the one with the operands died when nothing was asked of it
+                self.restarts += (
+                    self._open is not None
+                )  # the one with the operands died when nothing was asked of it
                 self._open = None
                 continue
             if found.lost:
@@ -116,7 +131,9 @@ class Bench:
         raise Down("killed", "the worker died again and again")
 
     def _load(self, subject: Subject) -> None:
-        """Has the worker import a kernel and its DSL, whose time is no config's. Raises Down, from then on at once."""
+        """Has the worker import a kernel and its DSL, whose time is no config's. Raises Down, from
+        then on at once.
+        """
         if reason := self._unloadable.get(subject):
             raise Down("killed", reason)
         if subject in self._loaded and self._process is not None and self._process.exit is None:
@@ -138,7 +155,9 @@ class Bench:
         try:
             with self._locked():
                 return self._call(seconds, worker.race, list(entries), rounds)
-        except RemoteError as error:  # of a config, or for want of them: what they leave is not to be trusted
+        except (
+            RemoteError
+        ) as error:  # of a config, or for want of them: what they leave is not to be trusted
             self.stop()
             raise Down("crash", str(error)[:1000]) from None
 
@@ -153,7 +172,9 @@ class Bench:
             raise Down("crash", str(error)[:1000]) from None
 
     def abandon(self) -> None:
-        """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and from now on."""
+        """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and
+        from now on.
+        """
         self._abandoned = True
         with self._owning:
             process = self._process
@@ -191,7 +212,9 @@ class Bench:
                 reason = "it does not take up calls"
                 if late.accepted:
                     self._stop_unless_abandoned()
-                    raise Down("hang", f"not done in {seconds:.0f} s: the worker was killed") from None
+                    raise Down(
+                        "hang", f"not done in {seconds:.0f} s: the worker was killed"
+                    ) from None
             except WorkerDied as died:
                 reason = str(died)
                 if died.accepted:
@@ -206,8 +229,12 @@ class Bench:
             raise Abandoned
 
     def _ready(self) -> WorkerProcess:
-        """The worker, which is started if there is none, and ready for a call. Raises WorkerStartError."""
-        if self._process is not None and self._process.exit is not None:  # it died when nothing was asked of it
+        """The worker, which is started if there is none, and ready for a call. Raises
+        WorkerStartError.
+        """
+        if (
+            self._process is not None and self._process.exit is not None
+        ):  # it died when nothing was asked of it
             self.stop()
         with self._owning:
             if self._abandoned:
@@ -225,7 +252,9 @@ class Bench:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Other sweeps on this GPU wait; where the lock cannot be had they do not, which is said once."""
+        """Other sweeps on this GPU wait; where the lock cannot be had they do not, which is said
+        once.
+        """
         if not self.on_gpu:
             yield
             return
@@ -255,5 +284,7 @@ def _not_open(error: RemoteError) -> bool:
 def _down(died: WorkerDied) -> Down:
     """What the end of a worker says about the config that it was at."""
     if died.exit.memory is not None:
-        return Down("out of memory", f"{died} on the host, more than its bound: the worker was killed")
+        return Down(
+            "out of memory", f"{died} on the host, more than its bound: the worker was killed"
+        )
     return Down("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")

@@ -1,4 +1,6 @@
-"""What one job sees of a store: what it is to measure anew is not there for it, and its leases can be undone."""
+"""What one job sees of a store: what it is to measure anew is not there for it, and its leases can
+be undone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from typing import Protocol
 from .leases import Claim
 from .records import Facts, Status, Trial, Winner, Workload
 
-SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")  # what `retry_failed` does not measure anew
+SETTLED: tuple[Status, ...] = (
+    "ok",
+    "wrong",
+    "refused",
+)  # what `retry_failed` does not measure anew
 
 Identity = tuple[str, Workload, str, str, str]  # as `Trial.identity`
 
@@ -28,11 +34,13 @@ class Memory(Protocol):
 class JobView:
     """A store as one job sees it.
 
-    Without `resume` the job sees only the trials that came of it; with `retry_failed` all but those that had failed
-    before it began. Its results take their places. One thread may use a view.
+    Without `resume` the job sees only the trials that came of it; with `retry_failed` all but those
+    that had failed before it began. Its results take their places. One thread may use a view.
     """
 
-    def __init__(self, memory: Memory, workload: Workload, *, resume: bool = True, retry_failed: bool = False) -> None:
+    def __init__(
+        self, memory: Memory, workload: Workload, *, resume: bool = True, retry_failed: bool = False
+    ) -> None:
         self._memory, self._workload, self._resume = memory, workload, resume
         self._came: dict[Identity, Trial] = {}
         self._failed: dict[Identity, Trial] = {}
@@ -40,7 +48,9 @@ class JobView:
         self._deaths = Counter[Identity]()
         if resume and retry_failed:
             before = memory.trials(workload=workload)
-            self._failed = {trial.identity: trial for trial in before if trial.status not in SETTLED}
+            self._failed = {
+                trial.identity: trial for trial in before if trial.status not in SETTLED
+            }
 
     def trials(self, *, workload: Workload) -> list[Trial]:
         if not self._resume:
@@ -62,7 +72,9 @@ class JobView:
             claim = self._memory.claim(*facts, again=True)
         if not claim.granted:
             del self._holding[identity]
-        return dataclasses.replace(claim, worker_deaths=claim.worker_deaths + self._deaths[identity])
+        return dataclasses.replace(
+            claim, worker_deaths=claim.worker_deaths + self._deaths[identity]
+        )
 
     def release(self, *facts: *Facts) -> None:
         """Gives a lease back that was not used."""
@@ -75,13 +87,17 @@ class JobView:
             self.release(*facts)
 
     def worker_died(self) -> None:
-        """The worker that asked for the leases is gone: they are given back, and its death is noted with each."""
+        """The worker that asked for the leases is gone: they are given back, and its death is noted
+        with each.
+        """
         self._deaths.update(list(self._holding))
         self.release_all()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
         """Stores a trial and ends its lease; whether it is new to the store."""
-        added = self._memory.add(trial, replace=replace or not self._resume or trial.identity in self._failed)
+        added = self._memory.add(
+            trial, replace=replace or not self._resume or trial.identity in self._failed
+        )
         self._came[trial.identity] = trial
         self._failed.pop(trial.identity, None)
         self._holding.pop(trial.identity, None)

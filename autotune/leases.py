@@ -1,20 +1,24 @@
-"""Leases: which driver measures a config now, so that drivers share the work and each config is measured once.
+"""Leases: which driver measures a config now, so that drivers share the work and each config is
+measured once.
 
-A driver takes the lease of a config before it measures it, and gives it back with the trial, or without one when it is
-interrupted. The store keeps the leases; each is a row with its owner and a counter, its beat.
+A driver takes the lease of a config before it measures it, and gives it back with the trial, or
+without one when it is interrupted. The store keeps the leases; each is a row with its owner and a
+counter, its beat.
 
-    owner       claim ──── measure ──────────────── add (stores the trial and ends the lease, in one transaction)
-                  └ beat + 1, every BEAT_SECONDS, by a thread of the owner's store, while it holds a lease
-    interrupted claim ──── release (the config is as if it had never been begun)
-    killed      claim ──── nothing more: another driver's claim finds the owner dead and takes the lease over
-    stopped     claim ──── (taken over meanwhile) ──── add: the trial that came first stays, and both leases end
+    owner       claim ──── measure ──────────────── add (stores the trial and ends the lease, in one
+                  transaction) └ beat + 1, every BEAT_SECONDS, by a thread of the owner's store,
+                  while it holds a lease
+    interrupted claim ──── release (the config is as if it had never been begun) killed      claim
+    ──── nothing more: another driver's claim finds the owner dead and takes the lease over stopped
+    claim ──── (taken over meanwhile) ──── add: the trial that came first stays, and both leases end
 
-When is an owner dead? One on this machine is when its process is gone, or another has its number. Any other owner, and
-one that is stopped, is when its beat has not changed for LEASE_SECONDS of the time that the observer itself watched, on
-the observer's monotonic clock. Dates are never compared, so that a clock that is set changes nothing.
+When is an owner dead? One on this machine is when its process is gone, or another has its number.
+Any other owner, and one that is stopped, is when its beat has not changed for LEASE_SECONDS of the
+time that the observer itself watched, on the observer's monotonic clock. Dates are never compared,
+so that a clock that is set changes nothing.
 
-A dead owner says nothing against the config that it measured, unless the whole machine went down with it: that is
-counted in `machine_losses`.
+A dead owner says nothing against the config that it measured, unless the whole machine went down
+with it: that is counted in `machine_losses`.
 """
 
 from __future__ import annotations
@@ -48,10 +52,12 @@ Key = tuple[object, ...]  # of a lease: the values of its identity
 class Claim:
     """The answer to a driver that wants to measure a config: exactly one of the first three.
 
-    `known`: there is a trial already. `held`: another driver that lives is at it, or another thread of this one.
-    `granted`: it is the asker's, until `add` or `release`. `taken_over`: from an owner that died with it.
-    `machine_losses`: how many machines went down while they measured it. `worker_deaths`: how many workers of this
-    sweep died with it; only a cluster counts them.
+    `known`: there is a trial already. `held`: another driver that lives is at it, or another thread
+    of this one.
+    `granted`: it is the asker's, until `add` or `release`. `taken_over`: from an owner that died
+    with it.
+    `machine_losses`: how many machines went down while they measured it. `worker_deaths`: how many
+    workers of this sweep died with it; only a cluster counts them.
     """
 
     known: Trial | None = None
@@ -99,11 +105,15 @@ _open_here: set[str] = set()  # nonces of this process's owners whose stores are
 
 
 def _boot() -> str:
-    """Which run of the machine this is; "" where the system does not say, or says something else every time."""
+    """Which run of the machine this is; "" where the system does not say, or says something else
+    every time.
+    """
     if sys.platform != "linux":
         return ""
     try:
-        first, second = (Path("/proc/sys/kernel/random/boot_id").read_text().strip() for _ in range(2))
+        first, second = (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip() for _ in range(2)
+        )
     except OSError:
         return ""
     return first if first == second else ""
@@ -120,7 +130,9 @@ def _pid_namespace() -> str:
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """State and start time of a process, as Linux gives them; ("", "") where there is none or it cannot be seen."""
+    """State and start time of a process, as Linux gives them; ("", "") where there is none or it
+    cannot be seen.
+    """
     if sys.platform != "linux":
         return "", ""
     try:
@@ -142,11 +154,15 @@ def life(owner: Owner, me: Owner) -> Life:
         return "dead"
     if owner.pid == me.pid:
         return "alive" if owner.nonce in _open_here else "dead"
-    return "unknown" if state in "Tt" else "alive"  # a stopped one measures nothing, and may never go on
+    return (
+        "unknown" if state in "Tt" else "alive"
+    )  # a stopped one measures nothing, and may never go on
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is such a process after all: /proc may be mounted so that it hides those of other users."""
+    """Whether there is such a process after all: /proc may be mounted so that it hides those of
+    other users.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -158,7 +174,9 @@ def _is_hidden(pid: int) -> bool:
 
 @dataclass
 class _Watched:
-    """A beat that has not changed, when it was looked at last, and for how many seconds it was watched."""
+    """A beat that has not changed, when it was looked at last, and for how many seconds it was
+    watched.
+    """
 
     owner: str
     beat: object
@@ -168,8 +186,9 @@ class _Watched:
 
 @dataclass
 class Observer:
-    """What a store has seen of others' leases. Only time in which it looked counts: one that was stopped itself, or
-    whose clock leaps, has seen nothing meanwhile."""
+    """What a store has seen of others' leases. Only time in which it looked counts: one that was
+    stopped itself, or whose clock leaps, has seen nothing meanwhile.
+    """
 
     clock: Callable[[], float] = time.monotonic
     _seen: dict[Key, _Watched] = field(default_factory=dict)
@@ -192,9 +211,11 @@ class Observer:
 
 @dataclass
 class Holder:
-    """One store's side of the protocol: who it is, which leases it holds, and what it has seen of the others'.
+    """One store's side of the protocol: who it is, which leases it holds, and what it has seen of
+    the others'.
 
-    Its methods make operations on the store's file; the store runs each in a transaction of its own.
+    Its methods make operations on the store's file; the store runs each in a transaction of its
+    own.
     """
 
     owner: Owner = field(default_factory=Owner.here)
@@ -211,7 +232,9 @@ class Holder:
         self.held.clear()
 
     def claiming(self, identity: Row, *, again: bool = False) -> Operation[Claim]:
-        """Takes the lease of a config, if it can be had; with `again` even though there is a trial."""
+        """Takes the lease of a config, if it can be had; with `again` even though there is
+        a trial.
+        """
 
         def claim(connection: sqlite3.Connection) -> Claim:
             known = None if again else rows.there(connection, "trials", identity)
@@ -237,8 +260,12 @@ class Holder:
         def release(connection: sqlite3.Connection) -> None:
             where = _where(identity)
             owned = {**identity, "owner": str(self.owner)}
-            connection.execute(f"DELETE FROM leases WHERE {where} AND owner = :owner AND machine_losses = 0", owned)
-            connection.execute(f"UPDATE leases SET owner = '' WHERE {where} AND owner = :owner", owned)
+            connection.execute(
+                f"DELETE FROM leases WHERE {where} AND owner = :owner AND machine_losses = 0", owned
+            )
+            connection.execute(
+                f"UPDATE leases SET owner = '' WHERE {where} AND owner = :owner", owned
+            )
 
         return release
 
@@ -256,12 +283,20 @@ class Holder:
         """Says that this owner lives."""
 
         def beat(connection: sqlite3.Connection) -> None:
-            connection.execute("UPDATE leases SET beat = beat + 1 WHERE owner = ?", (str(self.owner),))
+            connection.execute(
+                "UPDATE leases SET beat = beat + 1 WHERE owner = ?", (str(self.owner),)
+            )
 
         return beat
 
     def _take(self, connection: sqlite3.Connection, identity: Row, losses: int) -> None:
-        facts = {**identity, "when": now(), "owner": str(self.owner), "beat": first_beat(), "machine_losses": losses}
+        facts = {
+            **identity,
+            "when": now(),
+            "owner": str(self.owner),
+            "beat": first_beat(),
+            "machine_losses": losses,
+        }
         columns = ", ".join(f'"{name}"' for name in facts)
         values = ", ".join(f":{name}" for name in facts)
         connection.execute(f"INSERT OR REPLACE INTO leases ({columns}) VALUES ({values})", facts)
@@ -275,7 +310,9 @@ class Holder:
         return found == "dead"
 
     def _went_down(self, text: str) -> bool:
-        """Whether a dead owner's machine has been started again since: it may have gone down with it."""
+        """Whether a dead owner's machine has been started again since: it may have gone down with
+        it.
+        """
         owner, me = Owner.parse(text), self.owner
         if owner is None or not (owner.host and owner.boot and me.boot):
             return False
@@ -283,11 +320,15 @@ class Holder:
 
 
 class Heart:
-    """The thread that beats while there are leases. `beat` returns False once there are none: the thread ends then."""
+    """The thread that beats while there are leases. `beat` returns False once there are none: the
+    thread ends then.
+    """
 
     def __init__(self, beat: Callable[[], bool], seconds: float = BEAT_SECONDS) -> None:
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(beat, seconds), daemon=True, name="outblas leases")
+        self._thread = threading.Thread(
+            target=self._run, args=(beat, seconds), daemon=True, name="outblas leases"
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -295,13 +336,17 @@ class Heart:
 
     def _run(self, beat: Callable[[], bool], seconds: float) -> None:
         while not self._stopped.wait(seconds):
-            with contextlib.suppress(Exception):  # a beat that is late costs nothing, and a missing one a lease
+            with contextlib.suppress(
+                Exception
+            ):  # a beat that is late costs nothing, and a missing one a lease
                 if not beat():
                     return
 
 
 def first_beat() -> int:
-    """Of a lease: never that of an earlier one of the same owner and config, which others may have watched."""
+    """Of a lease: never that of an earlier one of the same owner and config, which others may have
+    watched.
+    """
     return secrets.randbits(32)
 
 

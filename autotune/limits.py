@@ -1,4 +1,6 @@
-"""What this process may use of its machine: cores and memory, within the bounds of its control groups."""
+"""What this process may use of its machine: cores and memory, within the bounds of its control
+groups.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ _UNLIMITED = 1 << 60  # bytes: version 1 says that there is no bound by a number
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Whole cores that this process may keep busy, at least 1. `root`: of the file system, for tests."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Whole cores that this process may keep busy, at least 1. `root`: of the file system, for
+    tests.
+    """
+    affinity = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min([affinity, *map(int, _cpu_quotas(root))]))
 
 
@@ -39,7 +45,9 @@ def _memory_bounds(root: Path) -> Iterator[int]:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The control groups of this process for a controller, each followed by those that contain it."""
+    """The control groups of this process for a controller, each followed by those that
+    contain it.
+    """
     paths = dict(_memberships(root))
     for mount in _mounts(root):
         if mount.version == 2:
@@ -48,15 +56,21 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             path = paths.get(controller) if controller in mount.controllers else None
         if path is None:
             continue
-        inside = path.removeprefix(mount.group.rstrip("/")).strip("/")  # a container may see a part of the tree
+        inside = path.removeprefix(mount.group.rstrip("/")).strip(
+            "/"
+        )  # a container may see a part of the tree
         top = root / mount.point.lstrip("/")
         group = top / inside if ".." not in inside.split("/") else top
-        yield from (folder for folder in (group, *group.parents) if folder == top or top in folder.parents)
+        yield from (
+            folder for folder in (group, *group.parents) if folder == top or top in folder.parents
+        )
 
 
 @dataclass(frozen=True)
 class _Mount:
-    """A file system of control groups: the group that is mounted, where, and in version 1 for which controllers."""
+    """A file system of control groups: the group that is mounted, where, and in version 1 for which
+    controllers.
+    """
 
     version: int
     group: str
@@ -65,7 +79,9 @@ class _Mount:
 
 
 def _memberships(root: Path) -> Iterator[tuple[str, str]]:
-    """Controllers and the groups of this process; version 2 has one group, for the controller ""."""
+    """Controllers and the groups of this process; version 2 has one group, for the
+    controller "".
+    """
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -1,4 +1,6 @@
-"""What is asked of many trials at once: answered within SQLite, row by row, in memory that does not grow with them."""
+"""What is asked of many trials at once: answered within SQLite, row by row, in memory that does not
+grow with them.
+"""
 
 import contextlib
 import sqlite3
@@ -15,8 +17,9 @@ _WORKLOAD = "M, N, K, dtype, out_dtype, layout"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which records are meant: those of any of these kernels, of any of these shapes, of this dtype and layout; what is
-    empty or None leaves all."""
+    """Which records are meant: those of any of these kernels, of any of these shapes, of this dtype
+    and layout; what is empty or None leaves all.
+    """
 
     kernels: Sequence[str] = ()
     shapes: Sequence[Shape] = ()
@@ -30,7 +33,10 @@ class Selection:
             parts.append(f"{table}.kernel IN ({', '.join('?' * len(self.kernels))})")
             values += self.kernels
         if self.shapes:
-            parts.append(f"({table}.M, {table}.N, {table}.K) IN (VALUES {', '.join(['(?, ?, ?)'] * len(self.shapes))})")
+            parts.append(
+                f"({table}.M, {table}.N, {table}.K) IN (VALUES "
+                f"{', '.join(['(?, ?, ?)'] * len(self.shapes))})"
+            )
             values += [size for shape in self.shapes for size in shape]
         for name, value in (("dtype", self.dtype), ("layout", self.layout)):
             if value is not None:
@@ -70,8 +76,9 @@ WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
 
 
 def summaries(connection: sqlite3.Connection) -> list[Summary]:
-    """By GPU, kernel and workload. What names no valid GPU, kernel or workload is left out, and so are winners that are
-    not valid; of trials the numbers are counted as they stand."""
+    """By GPU, kernel and workload. What names no valid GPU, kernel or workload is left out, and so
+    are winners that are not valid; of trials the numbers are counted as they stand.
+    """
     gpus, _ = rows.gpus_of(rows.select(connection, "gpus"))
     found: dict[object, Summary] = {}
     for row in connection.execute(_COUNTS):
@@ -84,7 +91,9 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
             if checks.holds(row, ("when",)):
                 summary.when = max(summary.when, row["when"])
     latest = latest_date()
-    for row in connection.execute(f'SELECT {_WORKLOAD}, kernel, gpu, "when", {", ".join(WINNER)} FROM winners'):
+    for row in connection.execute(
+        f'SELECT {_WORKLOAD}, kernel, gpu, "when", {", ".join(WINNER)} FROM winners'
+    ):
         summary = _place_of(row, gpus, found) if checks.holds(row, ("when", *WINNER)) else None
         if summary:
             summary.when = max(summary.when, row["when"])
@@ -94,18 +103,23 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
     return sorted(found.values(), key=lambda summary: summary.place)
 
 
-# In the order of the index `trials_by_workload`, so that nothing is sorted and the table itself is not read.
-_COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, status, count(*) AS trials, min(us) AS us, max("when") AS "when"
-    FROM trials GROUP BY {_WORKLOAD}, kernel, gpu, status"""
+# In the order of the index `trials_by_workload`, so that nothing is sorted and the table itself is
+# not read.
+_COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, status, count(*) AS trials, min(us) AS us,
+    max("when") AS "when" FROM trials GROUP BY {_WORKLOAD}, kernel, gpu, status"""
 
 
-def _place_of(row: sqlite3.Row, gpus: dict[str, Gpu], found: dict[object, Summary]) -> Summary | None:
+def _place_of(
+    row: sqlite3.Row, gpus: dict[str, Gpu], found: dict[object, Summary]
+) -> Summary | None:
     """The summary that a row belongs to; None where it names no valid GPU, kernel or workload."""
     gpu = gpus.get(row["gpu"])
     if gpu is None or not checks.holds(row, ("kernel",)):
         return None
     try:
-        sizes = checks.checked({name: row[name] for name in checks.WORKLOAD}, checks.WORKLOAD, "workload")
+        sizes = checks.checked(
+            {name: row[name] for name in checks.WORKLOAD}, checks.WORKLOAD, "workload"
+        )
         made = Summary(*gpu.model, row["kernel"], checks.workload_of(sizes, "workload"))
     except ValueError:
         return None
@@ -127,10 +141,14 @@ def tuned(connection: sqlite3.Connection, name: str, sms: int) -> list[TunedConf
     return found
 
 
-def browse(connection: sqlite3.Connection, wanted: Selection, limit: int | None) -> tuple[list[Trial], int]:
+def browse(
+    connection: sqlite3.Connection, wanted: Selection, limit: int | None
+) -> tuple[list[Trial], int]:
     """The first trials by GPU, workload and speed, the failed ones last, and how many there are."""
     where, values = wanted.where("trials")
-    total: int = connection.execute(f"SELECT count(*) FROM trials WHERE {where}", values).fetchone()[0]
+    total: int = connection.execute(
+        f"SELECT count(*) FROM trials WHERE {where}", values
+    ).fetchone()[0]
     query = f"""SELECT trials.* FROM trials LEFT JOIN gpus ON gpus."key" = trials.gpu WHERE {where}
         ORDER BY gpus.name, {_WORKLOAD}, us IS NULL, us, "when", trials.id LIMIT ?"""
     gpus, _ = rows.gpus_of(rows.select(connection, "gpus"))
@@ -138,14 +156,21 @@ def browse(connection: sqlite3.Connection, wanted: Selection, limit: int | None)
     return [record for record in _valid("trials", found, gpus) if isinstance(record, Trial)], total
 
 
-def stream(connection: sqlite3.Connection, wanted: Selection) -> tuple[Iterator[Trial], Iterator[Winner]]:
-    """The trials and the winners in the order in which they came. Both are of one moment as long as the connection has
-    a transaction."""
+def stream(
+    connection: sqlite3.Connection, wanted: Selection
+) -> tuple[Iterator[Trial], Iterator[Winner]]:
+    """The trials and the winners in the order in which they came. Both are of one moment as long as
+    the connection has a transaction.
+    """
     gpus, _ = rows.gpus_of(rows.select(connection, "gpus"))
 
     def records(table: str) -> Iterator[Any]:
         where, values = wanted.where(table)
-        return _valid(table, connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY id", values), gpus)
+        return _valid(
+            table,
+            connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY id", values),
+            gpus,
+        )
 
     return records("trials"), records("winners")
 
@@ -157,7 +182,9 @@ def _valid(table: str, found: sqlite3.Cursor, gpus: dict[str, Gpu]) -> Iterator[
 
 
 def kernels(connection: sqlite3.Connection) -> list[str]:
-    """Those that there are trials or winners of. Steps from each name to the next, and not over every row."""
+    """Those that there are trials or winners of. Steps from each name to the next, and not over
+    every row.
+    """
     found = set()
     for table in ("trials", "winners"):
         name = ""

@@ -1,15 +1,18 @@
 """The versions of a store's tables, and the steps that lead from each to the next.
 
-A step is written for the tables of its day: it names tables and columns in full and shares nothing with `rows.SCHEMA`,
-which goes on changing. A published step is never edited. All steps that a file needs run in one transaction, so that
-the file is of its old version or of the newest, whatever happens meanwhile.
+A step is written for the tables of its day: it names tables and columns in full and shares nothing
+with `rows.SCHEMA`, which goes on changing. A published step is never edited. All steps that a file
+needs run in one transaction, so that the file is of its old version or of the newest, whatever
+happens meanwhile.
 """
 
 import sqlite3
 from collections.abc import Callable, Mapping
 
 VERSION = 2  # of the tables that this code reads and writes
-OLDEST = 1  # that can be migrated, and read as it is: trials and winners have had the same columns since
+OLDEST = (
+    1  # that can be migrated, and read as it is: trials and winners have had the same columns since
+)
 
 Step = Callable[[sqlite3.Connection], None]
 
@@ -27,8 +30,9 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def _from_1(connection: sqlite3.Connection) -> None:
-    """Leases, whose owner can be asked whether it lives, replace counts of attempts; rows have a checksum, NULL in
-    those that were there before."""
+    """Leases, whose owner can be asked whether it lives, replace counts of attempts; rows have a
+    checksum, NULL in those that were there before.
+    """
     for table in ("trials", "winners"):
         there = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
         if "digest" not in there:  # it is, where only the number of the version is wrong

@@ -1,7 +1,8 @@
-"""A small analytic model: how long a config takes, from waves, bytes between L2 and the SMs, and pipeline depth.
+"""A small analytic model: how long a config takes, from waves, bytes between L2 and the SMs, and
+pipeline depth.
 
-It ranks configs before anything is compiled. Its constants are fitted to an H100; what matters is the order in which it
-puts configs, and `rank.spearman` says how good that is.
+It ranks configs before anything is compiled. Its constants are fitted to an H100; what matters is
+the order in which it puts configs, and `rank.spearman` says how good that is.
 """
 
 import math
@@ -13,23 +14,35 @@ from ..space import Footprint
 from .records import Workload
 
 LATENCY = 600.0  # cycles from asking for operands until they are there, L2 at work
-DRAIN = 140.0  # cycles a step in which a group that keeps nothing in flight waits for its products to end
-SHARPNESS = 2.5  # of the maximum of what bounds a step: they disturb each other where they are close
+# cycles a step in which a group that keeps nothing in flight waits for its products to end
+DRAIN = 140.0
+SHARPNESS = (
+    2.5  # of the maximum of what bounds a step: they disturb each other where they are close
+)
 SLOT = 20.0  # cycles a step for barriers and descriptors
 L2_SHARE = 1.35  # of L2's peak that many SMs get: requests for the same lines merge on their way
-L2_SHARE_HELD = 1.7  # where L2 holds all that a call touches: 66 bytes a cycle and SM at 1024, tiles as they come
+# where L2 holds all that a call touches: 66 bytes a cycle and SM at 1024, tiles as they come
+L2_SHARE_HELD = 1.7
 HELD = 0.8  # of L2; an estimate
-LARGER = 0.55  # by how much bytes of the larger operand cost more than those of the smaller, of which there are few
+# by how much bytes of the larger operand cost more than those of the smaller, of which there are
+# few
+LARGER = 0.55
 DRAM_SHARE = 0.82  # of DRAM's peak
 DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 L2_PORT = 128.0  # bytes a cycle into one SM
 GATHERED = 100.0  # of them in a call of one wave, where SMs of a GPC ask for the same lines
-LINES = 60.0  # bytes of lines that each of all SMs gets a cycle at most, where rows begin inside of them: none merge
+# bytes of lines that each of all SMs gets a cycle at most, where rows begin inside of them: none
+# merge
+LINES = 60.0
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
 PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
 BETWEEN = 450.0  # cycles of a tile beside its products and stores
-STORE = {"registers": 6.0, "wide": 31.0, "staged": 42.0}  # bytes a cycle in which a CTA's outputs leave
+STORE = {
+    "registers": 6.0,
+    "wide": 31.0,
+    "staged": 42.0,
+}  # bytes a cycle in which a CTA's outputs leave
 BEHIND = 0.4  # of a store, what pingpong does not hide
 CUT = 0.4  # of a wave that stream_k costs beside its sums
 COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
@@ -39,8 +52,10 @@ MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
 
 @dataclass(frozen=True)
 class Prediction:
-    """`us` a call; `waves` of tiles over the SMs; the share of the time that products, L2 and latency each would need
-    alone, and the share of the GPU that does useful work (`wave_efficiency`)."""
+    """`us` a call; `waves` of tiles over the SMs; the share of the time that products, L2 and
+    latency each would need alone, and the share of the GPU that does useful work
+    (`wave_efficiency`).
+    """
 
     us: float
     waves: float
@@ -54,7 +69,8 @@ class Prediction:
     def limits(self) -> str:
         """What bounds the config, for tables."""
         return (
-            f"products {self.tensor:.0%}, L2 {self.l2:.0%}, latency {self.latency:.0%}, stores {self.store:.0%}, "
+            f"products {self.tensor:.0%}, L2 {self.l2:.0%}, latency {self.latency:.0%}, stores "
+            f"{self.store:.0%}, "
             f"{self.waves:.2f} waves"
         )
 
@@ -66,7 +82,9 @@ def resident(f: Footprint, machine: Machine) -> int:
     if f.persistent:
         return 1
     memory = machine.shared_memory_per_sm // (f.shared_memory + machine.reserved_shared_memory or 1)
-    registers = machine.registers_per_sm // (f.threads * min(f.registers, machine.max_registers_per_thread))
+    registers = machine.registers_per_sm // (
+        f.threads * min(f.registers, machine.max_registers_per_thread)
+    )
     return max(0, min(memory, registers, machine.threads_per_sm // f.threads, machine.ctas_per_sm))
 
 
@@ -95,8 +113,12 @@ def _cluster(f: Footprint) -> int:
 
 
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
-    """How long a config takes, by the model. Without bounds on what it takes: whoever asks has pruned."""
-    size, out_size = (2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype))
+    """How long a config takes, by the model. Without bounds on what it takes: whoever asks has
+    pruned.
+    """
+    size, out_size = (
+        2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype)
+    )
     rows, columns, _, waves = _waves(f, workload, machine)
     pieces = f.split_k * f.cluster_k
     tiles = rows * columns * _cluster(f) * f.split_k
@@ -126,7 +148,14 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
         step = max(step, asked / (LINES * machine.sms / busy))
 
     steps = math.ceil(math.ceil(workload.K / f.tile_k) / pieces)
-    stored = f.tile_m * f.tile_n / f.cluster_k * out_size / STORE[f.store] * (BEHIND if f.pingpong else 1.0)
+    stored = (
+        f.tile_m
+        * f.tile_n
+        / f.cluster_k
+        * out_size
+        / STORE[f.store]
+        * (BEHIND if f.pingpong else 1.0)
+    )
     tile = steps * step + (stored + BETWEEN) / together
     shared = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
     combined = COMBINE + (1 + shared) * f.tile_m * f.tile_n * 4 / SUMS if shared else 0.0
@@ -134,7 +163,11 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
         tile += combined
     if f.cluster_k > 1:
         tile += clusters.exchange(f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k))
-    rounds = math.ceil(waves) if f.persistent or together == 1 else max(1.0, math.ceil(waves * together) / together)
+    rounds = (
+        math.ceil(waves)
+        if f.persistent or together == 1
+        else max(1.0, math.ceil(waves * together) / together)
+    )
     if f.stream_k:
         rounds = waves + CUT + combined / tile
     start = PROLOGUE + (clusters.TOGETHER if _cluster(f) > 1 else 0.0)
@@ -142,9 +175,14 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     dram = 0.0 if held else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
     us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
     return Prediction(
-        us=us, waves=waves, wave_efficiency=wave_efficiency(f, workload, machine), tensor=min(1.0, products / step),
-        l2=min(1.0, l2 / step), latency=min(1.0, waited / step), store=stored / together / tile,
-    )  # fmt: skip
+        us=us,
+        waves=waves,
+        wave_efficiency=wave_efficiency(f, workload, machine),
+        tensor=min(1.0, products / step),
+        l2=min(1.0, l2 / step),
+        latency=min(1.0, waited / step),
+        store=stored / together / tile,
+    )
 
 
 def _soft_max(sharpness: float, *values: float) -> float:
@@ -159,4 +197,6 @@ def _rate(f: Footprint, workload: Workload, machine: Machine) -> float:
     if f.math == "mma":
         return peak * (MMA_SHARE if machine.arch >= 90 else 0.9)
     columns = min(f.tile_n, 256)
-    return peak * min(1.0, (columns / 2) / (16 + columns / 4))  # m64nNk16 reads A and B from shared memory each time
+    return peak * min(
+        1.0, (columns / 2) / (16 + columns / 4)
+    )  # m64nNk16 reads A and B from shared memory each time

@@ -18,11 +18,12 @@ from .records import Trial, Winner
 
 
 def unusable_reason(path: Path, *, create: bool = True) -> str | None:
-    """Why a store cannot be at `path`, or None. With `create` makes folders that are missing, with mode 0700; without,
-    a store that is not there is in order.
+    """Why a store cannot be at `path`, or None. With `create` makes folders that are missing, with
+    mode 0700; without, a store that is not there is in order.
 
-    A store holds no native code, and each of its rows is checked when it is read: members of a group may share one in a
-    folder that they all can write. Where any user can, he could put another file in its place.
+    A store holds no native code, and each of its rows is checked when it is read: members of a
+    group may share one in a folder that they all can write. Where any user can, he could put
+    another file in its place.
     """
     folder = path.parent
     try:
@@ -61,14 +62,17 @@ def warn_of_network(path: Path) -> None:
 def _warn_of_network(folder: Path) -> None:
     if kind := network_filesystem(folder):
         warnings.warn(
-            f"{folder} is on a network file system ({kind}): processes of one machine may share a store there, those of"
-            " several machines may not, since SQLite's write-ahead log needs memory that they share",
+            f"{folder} is on a network file system ({kind}): processes of one machine may share a "
+            "store there, those of"
+            " several machines may not, since SQLite's write-ahead log needs memory that they "
+            "share",
             stacklevel=5,
         )
 
 
 def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> Path:
-    """Writes records to a fresh file in the folder, or in the first that can be written of several; its path.
+    """Writes records to a fresh file in the folder, or in the first that can be written of several;
+    its path.
 
     Raises StoreError that names each folder and what was wrong with it.
     """
@@ -96,7 +100,9 @@ def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> 
 
 def _folders() -> Iterator[Path]:
     for find in (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError, RuntimeError):  # a folder that was deleted, a user without a home
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # a folder that was deleted, a user without a home
             yield find()
 
 
@@ -104,7 +110,9 @@ def _fresh(folder: Path) -> Path:
     """An empty file with a name that nothing had. Raises OSError."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     for i in range(1000):
-        path = folder.absolute() / f"outblas-unsaved-{date}-{os.getpid()}{f'-{i}' if i else ''}.json"
+        path = (
+            folder.absolute() / f"outblas-unsaved-{date}-{os.getpid()}{f'-{i}' if i else ''}.json"
+        )
         with contextlib.suppress(FileExistsError):
             path.touch(mode=0o600, exist_ok=False)
             return path

@@ -1,8 +1,10 @@
-"""Worker processes: fresh interpreters that do not import the caller's script, and that leave nothing behind.
+"""Worker processes: fresh interpreters that do not import the caller's script, and that leave
+nothing behind.
 
-A worker runs `serve.py` below a `supervisor.py`, which ends it with all that it started: when the driver asks for that
-or is gone, and when it holds too much memory. Nothing here needs the main thread, depends on the wall clock or touches
-the driver's own modules; a worker is in a session of its own, so Ctrl-C reaches the driver alone.
+A worker runs `serve.py` below a `supervisor.py`, which ends it with all that it started: when the
+driver asks for that or is gone, and when it holds too much memory. Nothing here needs the main
+thread, depends on the wall clock or touches the driver's own modules; a worker is in a session of
+its own, so Ctrl-C reaches the driver alone.
 """
 
 from __future__ import annotations
@@ -29,19 +31,27 @@ from .serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 
 T = TypeVar("T")
 
-ACCEPT_SECONDS = 60.0  # for a worker to read a call: one that is stuck when nothing is asked of it does not
+ACCEPT_SECONDS = (
+    60.0  # for a worker to read a call: one that is stuck when nothing is asked of it does not
+)
 END_SECONDS = 10.0  # for the guard and the supervisor to end a worker
 STEP_SECONDS = 1.0  # between two looks at what nobody announces
 _MOST_COUNTED = 5.0  # of a deadline's seconds, between two looks at it
 _PIECE = 1 << 16
-_OUTSIDE = [number for number in signal.Signals if number.name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")]
+_OUTSIDE = [
+    number for number in signal.Signals if number.name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+]
 _QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it
-_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))  # started by its path, and not imported
+_SUPERVISOR = str(
+    Path(__file__).with_name("supervisor.py")
+)  # started by its path, and not imported
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended: by a signal, with an exit status, for the memory that it held, or as `detail` says."""
+    """How a worker ended: by a signal, with an exit status, for the memory that it held, or as
+    `detail` says.
+    """
 
     signal: int | None = None
     status: int | None = None
@@ -50,7 +60,9 @@ class Exit:
 
     @property
     def from_outside(self) -> bool:
-        """Whether somebody else ended it, as the kernel does when memory runs out: no fault of what it was doing."""
+        """Whether somebody else ended it, as the kernel does when memory runs out: no fault of what
+        it was doing.
+        """
         return self.signal in _OUTSIDE
 
     def __str__(self) -> str:
@@ -59,7 +71,9 @@ class Exit:
         if self.status is not None:
             return f"exit status {self.status}"
         if self.signal is not None:
-            return f"signal {_signal_name(self.signal)}" + (f" ({self.detail})" if self.detail else "")
+            return f"signal {_signal_name(self.signal)}" + (
+                f" ({self.detail})" if self.detail else ""
+            )
         return self.detail
 
 
@@ -85,7 +99,9 @@ class WorkerDied(Exception):
 
 
 class RemoteError(Exception):
-    """A function raised in the worker, which goes on: the qualified name of the error's class, and its text."""
+    """A function raised in the worker, which goes on: the qualified name of the error's class, and
+    its text.
+    """
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{name.rpartition('.')[2]}: {text}")
@@ -96,8 +112,8 @@ class RemoteError(Exception):
 class Deadline:
     """Seconds of this process's own time.
 
-    A process that is stopped, frozen with its container or starved does not see how long its worker has had, so what
-    passes between two looks counts for a few seconds at most.
+    A process that is stopped, frozen with its container or starved does not see how long its worker
+    has had, so what passes between two looks counts for a few seconds at most.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -114,16 +130,18 @@ class Deadline:
 
 
 class WorkerProcess:
-    """One process that answers one call at a time. After a call that raises anything but RemoteError it is gone.
+    """One process that answers one call at a time. After a call that raises anything but
+    RemoteError it is gone.
 
-    One thread uses it; any other may `terminate` or `kill` it, of which the one that waits for an answer hears at once.
+    One thread uses it; any other may `terminate` or `kill` it, of which the one that waits for an
+    answer hears at once.
 
     Args:
         environment: variables that it gets besides those of this process.
         modules: what it imports before it is ready.
         memory: bytes that it may hold together with all that it starts, beyond which it is killed.
-        data_limit: bytes that each of its processes may allocate: Python raises MemoryError beyond. A process that uses
-            CUDA needs far more than it holds.
+        data_limit: bytes that each of its processes may allocate: Python raises MemoryError beyond.
+            A process that uses CUDA needs far more than it holds.
         program: the script that serves.
 
     Raises WorkerStartError.
@@ -139,7 +157,9 @@ class WorkerProcess:
         program: str = serve.__file__,
     ) -> None:
         if not hasattr(os, "fork"):
-            raise WorkerStartError(f"worker processes need a POSIX system, and this is {sys.platform}")
+            raise WorkerStartError(
+                f"worker processes need a POSIX system, and this is {sys.platform}"
+            )
         self._reader = Reader()
         self._ready = False
         self._number = 0  # of the last call
@@ -148,8 +168,20 @@ class WorkerProcess:
         self._connection, connection = socket.socketpair()
         self._control, control = socket.socketpair()
         with connection, control:
-            order = [os.getpid(), control.fileno(), connection.fileno(), memory or 0, data_limit or 0]
-            command = [*_python(), program, str(connection.fileno()), json.dumps(_search_path()), *modules]
+            order = [
+                os.getpid(),
+                control.fileno(),
+                connection.fileno(),
+                memory or 0,
+                data_limit or 0,
+            ]
+            command = [
+                *_python(),
+                program,
+                str(connection.fileno()),
+                json.dumps(_search_path()),
+                *modules,
+            ]
             try:
                 self._guard = subprocess.Popen(
                     [command[0], "-S", "-P", "-s", _SUPERVISOR, *map(str, order), *command],
@@ -190,7 +222,8 @@ class WorkerProcess:
             raise
 
     def call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        """What the function returns there, so many seconds after the worker took it up at the latest.
+        """What the function returns there, so many seconds after the worker took it up at the
+        latest.
 
         Raises WorkerTimeout, WorkerDied, RemoteError, and what pickling the call raises.
         """
@@ -204,8 +237,12 @@ class WorkerProcess:
             raise
         except Exception as error:  # what came is no answer
             self.kill()
-            raise WorkerDied(Exit(detail=f"it sent what is no answer: {error}"), accepted=True) from None
-        except BaseException:  # an interrupt of this process: the answer may yet come, and must not be the next call's
+            raise WorkerDied(
+                Exit(detail=f"it sent what is no answer: {error}"), accepted=True
+            ) from None
+        except (
+            BaseException
+        ):  # an interrupt of this process: the answer may yet come, and must not be the next call's
             self.kill()
             raise
         if answer.kind == ERROR:
@@ -214,13 +251,16 @@ class WorkerProcess:
         return value
 
     def terminate(self) -> None:
-        """Asks for its end and that of all that it started, and does not wait. Any thread may do so."""
+        """Asks for its end and that of all that it started, and does not wait. Any thread may do
+        so.
+        """
         self._guard.terminate()
 
     def kill(self) -> None:
         """Ends it and all that it started; returns when they are gone. Any thread may do so.
 
-        A process that the kernel cannot end at once, as one that waits for a GPU's driver, is left to its supervisor.
+        A process that the kernel cannot end at once, as one that waits for a GPU's driver, is left
+        to its supervisor.
         """
         self.terminate()
         try:
@@ -232,7 +272,9 @@ class WorkerProcess:
         self._await_supervisor()
 
     def _await_supervisor(self) -> None:
-        """Where the guard was killed, the supervisor does its work, and closes its end last of all."""
+        """Where the guard was killed, the supervisor does its work, and closes its end
+        last of all.
+        """
         if self._control.fileno() >= 0:
             poll = select.poll()
             poll.register(self._control, 0)
@@ -271,7 +313,9 @@ class WorkerProcess:
             outgoing = self._wait(deadline.left, outgoing)
 
     def _wait(self, seconds: float, outgoing: bytes = b"") -> bytes:
-        """Waits until something happens, a second at most; sends what can be sent and returns the rest."""
+        """Waits until something happens, a second at most; sends what can be sent and returns the
+        rest.
+        """
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._connection, select.POLLIN | (select.POLLOUT if outgoing else 0))
@@ -302,7 +346,9 @@ class WorkerProcess:
                 return frames
 
     def _await_exit(self) -> None:
-        """After the worker has closed its connection: it has ended, or ends now, of which the supervisor tells."""
+        """After the worker has closed its connection: it has ended, or ends now, of which the
+        supervisor tells.
+        """
         deadline = Deadline(END_SECONDS)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)

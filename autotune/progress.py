@@ -15,10 +15,10 @@ Stage = Literal["waiting", "preparing", "screening", "finals", "done", "failed"]
 class Progress:
     """One workload on one GPU (`gpu`: "0", a UUID or a host's name with it).
 
-    `valid` configs are to be screened, of which `known` were in the store before, `screened` have been measured now,
-    `compiling` and `compiled` wait for their turn. `failures` counts trials by status; `best` is the label of the
-    fastest so far, `best_ratio` cuBLAS's time over its time. `deadline` is on the clock of `time.monotonic` (None: no
-    budget). `rounds`: of the finals.
+    `valid` configs are to be screened, of which `known` were in the store before, `screened` have
+    been measured now, `compiling` and `compiled` wait for their turn. `failures` counts trials by
+    status; `best` is the label of the fastest so far, `best_ratio` cuBLAS's time over its time.
+    `deadline` is on the clock of `time.monotonic` (None: no budget). `rounds`: of the finals.
     """
 
     workload: Workload
@@ -45,7 +45,9 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Seconds, as far as anyone can say: by the pace so far, within the deadline. None: nobody can."""
+        """Seconds, as far as anyone can say: by the pace so far, within the deadline. None: nobody
+        can.
+        """
         budget = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         missing = self.valid - self.known - self.screened
         if self.stage != "screening" or not self.screened:

@@ -1,4 +1,6 @@
-"""From a space to the configs worth compiling: what each rule takes away, and the rest in the model's order."""
+"""From a space to the configs worth compiling: what each rule takes away, and the rest in the
+model's order.
+"""
 
 import re
 from collections import Counter
@@ -19,14 +21,16 @@ from .gpu import machine as machine_of
 from .records import Gpu, Workload
 from .subjects import Subject, registered
 
-EFFICIENCY = 0.5  # of the best config's share of useful work, below which a config must be the fastest by the model
+# of the best config's share of useful work, below which a config must be the fastest by the model
+EFFICIENCY = 0.5
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A config worth measuring: its text, that of the config whose compile it shares, what it asks for, the model's
-    opinion, and whether it is what the kernel takes if none is given."""
+    """A config worth measuring: its text, that of the config whose compile it shares, what it asks
+    for, the model's opinion, and whether it is what the kernel takes if none is given.
+    """
 
     subject: Subject
     config: Any
@@ -52,7 +56,9 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Plan:
-    """`ranked`: best first. `left_out` configs are valid, and beyond the number of trials asked for."""
+    """`ranked`: best first. `left_out` configs are valid, and beyond the number of trials asked
+    for.
+    """
 
     generated: int
     pruned: tuple[Pruned, ...]
@@ -64,7 +70,8 @@ class Plan:
         return len(self.ranked) + self.left_out
 
 
-# Times a candidate's footprint at a workload on a machine, in µs: lower is better, only the order counts.
+# Times a candidate's footprint at a workload on a machine, in µs: lower is better, only the order
+# counts.
 Ranker = Callable[[Footprint, Workload, Machine], float]
 
 
@@ -74,16 +81,25 @@ def by_model(f: Footprint, workload: Workload, machine: Machine) -> float:
 
 def problem(workload: Workload) -> Problem:
     """The workload as kernels see it, without data."""
-    dtype, out_dtype = (getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype))
+    dtype, out_dtype = (
+        getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
+    )
     return example(dtype, out_dtype, workload.layout, workload.shape, tf32=workload.dtype == "tf32")
 
 
 def plan(
-    subjects: Sequence[Subject], workload: Workload, gpu: Gpu, *, trials: int | None = None, ranker: Ranker = by_model
+    subjects: Sequence[Subject],
+    workload: Workload,
+    gpu: Gpu,
+    *,
+    trials: int | None = None,
+    ranker: Ranker = by_model,
 ) -> Plan:
-    """What a sweep of these kernels would try, the best first: `trials` of each, its own config in any case.
+    """What a sweep of these kernels would try, the best first: `trials` of each, its own config in
+    any case.
 
-    Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is missing.
+    Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is
+    missing.
     """
     machine, given = machine_of(gpu), problem(workload)
     generated, reasons, examples = 0, Counter[str](), dict[str, str]()
@@ -105,16 +121,30 @@ def plan(
             f = space.footprint(config)
             us, efficiency = 0.0, 1.0
             if machine is not None:
-                us, efficiency = ranker(f, workload, machine), model.wave_efficiency(f, workload, machine)
+                us, efficiency = (
+                    ranker(f, workload, machine),
+                    model.wave_efficiency(f, workload, machine),
+                )
             text, shared = to_text(config), to_text(space.compiled_as(config))
-            kept.append((Candidate(subject, config, text, shared, f, us, own=config == space.own), efficiency))
+            kept.append(
+                (
+                    Candidate(subject, config, text, shared, f, us, own=config == space.own),
+                    efficiency,
+                )
+            )
     best = max((efficiency for _, efficiency in kept), default=0.0)
     wasteful = EFFICIENCY * best
-    quickest = min((candidate.predicted_us for candidate, efficiency in kept if efficiency >= wasteful), default=0.0)
+    quickest = min(
+        (candidate.predicted_us for candidate, efficiency in kept if efficiency >= wasteful),
+        default=0.0,
+    )
     ranked = []
     for candidate, efficiency in kept:
         if efficiency < wasteful and candidate.predicted_us >= quickest and not candidate.own:
-            drop(f"{efficiency:.2f} of the SMs' work is wanted, expected {EFFICIENCY * best:.2f}: half of the best's")
+            drop(
+                f"{efficiency:.2f} of the SMs' work is wanted, expected {EFFICIENCY * best:.2f}: "
+                "half of the best's"
+            )
         else:
             ranked.append(candidate)
     ranked.sort(key=lambda candidate: candidate.predicted_us)
@@ -136,11 +166,17 @@ def check(subject: Subject, workload: Workload, gpu: Gpu) -> None:
     name = f"kernel {subject.name!r}"
     if gpu.arch == 0:
         if record.dsl != "triton":
-            raise ValueError(f"{name} needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there")
+            raise ValueError(
+                f"{name} needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted "
+                "there"
+            )
     elif gpu.arch < record.min_arch or (record.max_arch is not None and gpu.arch > record.max_arch):
         upper = "or newer" if record.max_arch is None else f"to sm_{record.max_arch}"
-        raise ValueError(f"{name} needs sm_{record.min_arch} {upper}, and {gpu.name} is sm_{gpu.arch}")
+        raise ValueError(
+            f"{name} needs sm_{record.min_arch} {upper}, and {gpu.name} is sm_{gpu.arch}"
+        )
     if workload.operand_dtype not in record.dtypes:
         raise ValueError(
-            f"{name} needs operands of dtype {' or '.join(record.dtypes)}, and was given {workload.operand_dtype}"
+            f"{name} needs operands of dtype {' or '.join(record.dtypes)}, and was given "
+            f"{workload.operand_dtype}"
         )

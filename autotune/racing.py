@@ -1,4 +1,6 @@
-"""The finals in a worker: rivals take turns with cuBLAS, and one that cannot go on costs the others nothing."""
+"""The finals in a worker: rivals take turns with cuBLAS, and one that cannot go on costs the others
+nothing.
+"""
 
 import time
 from collections import Counter
@@ -18,7 +20,9 @@ MOST_KILLS = 2  # of workers by somebody else, while a rival alone ran, before i
 class Finals:
     """A race of a workload's fastest configs, until it is decided or the budget is spent."""
 
-    def __init__(self, workload: Workload, bench: Bench, progress: Progress, say: Callable[[], None]) -> None:
+    def __init__(
+        self, workload: Workload, bench: Bench, progress: Progress, say: Callable[[], None]
+    ) -> None:
         self.workload, self.bench, self.progress, self.say = workload, bench, progress, say
         self.entered: dict[Candidate, int] = {}  # by how many workers had gone before
         self.kills: Counter[Candidate] = Counter()  # of workers, from outside, while it alone ran
@@ -53,7 +57,9 @@ class Finals:
         self.say()
 
     def _all_entered(self, race: Race[Candidate]) -> bool:
-        """Makes those in the race ready in the worker that there is; False if one of them failed, and is out."""
+        """Makes those in the race ready in the worker that there is; False if one of them failed,
+        and is out.
+        """
         for rival in list(race.alive):
             if self.entered.get(rival) == self.bench.restarts:
                 continue
@@ -83,7 +89,9 @@ class Finals:
                     self._remove(race, rival, down.status)
 
     def _spared(self, rival: Candidate, down: Down) -> bool:
-        """Whether a worker was killed from outside, which is not the rival's fault while it happens seldom."""
+        """Whether a worker was killed from outside, which is not the rival's fault while it happens
+        seldom.
+        """
         self.kills[rival] += down.status == "killed"
         return down.status == "killed" and self.kills[rival] < MOST_KILLS
 

@@ -20,11 +20,13 @@ def ranks(values: Sequence[float]) -> list[float]:
 def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:
     """Correlation of ranks, from -1 to 1.
 
-    Raises ValueError for lengths that differ, for fewer than two values, and for a side whose values are all equal:
-    it has no order to agree with.
+    Raises ValueError for lengths that differ, for fewer than two values, and for a side whose
+    values are all equal: it has no order to agree with.
     """
     if len(predicted) != len(measured):
-        raise ValueError(f"predicted has {len(predicted)} values and measured {len(measured)}, expected as many")
+        raise ValueError(
+            f"predicted has {len(predicted)} values and measured {len(measured)}, expected as many"
+        )
     if len(predicted) < 2:
         raise ValueError(f"predicted has {len(predicted)} values, expected at least 2")
     for name, values in (("predicted", predicted), ("measured", measured)):

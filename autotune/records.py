@@ -1,4 +1,6 @@
-"""What a sweep is about and what it finds, as plain frozen records: nothing here imports torch or a DSL."""
+"""What a sweep is about and what it finds, as plain frozen records: nothing here imports torch or a
+DSL.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ Status = Literal[
     "out of memory",
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
-# What may say more about the moment than about the config: a machine short of memory, a driver that was reset, a
-# compiler that was killed. A later "ok" or "wrong" takes its place.
+# What may say more about the moment than about the config: a machine short of memory, a driver that
+# was reset, a compiler that was killed. A later "ok" or "wrong" takes its place.
 CIRCUMSTANTIAL = frozenset[Status](
     ["failed", "compile timeout", "compile crash", "hang", "crash", "device lost", "out of memory"]
 )
@@ -37,7 +39,8 @@ CIRCUMSTANTIAL = frozenset[Status](
 
 @dataclass(frozen=True, order=True)
 class Workload:
-    """One kind of product to tune for: C[M, N] = A[M, K] B[K, N], operands packed and aligned to 16 bytes.
+    """One kind of product to tune for: C[M, N] = A[M, K] B[K, N], operands packed and aligned to 16
+    bytes.
 
     `dtype` is one of `PRECISIONS`, `out_dtype` the dtype of C, `layout` one of `shapes.LAYOUTS`.
     """
@@ -84,7 +87,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU and the software that a figure depends on. `arch`: 90 is sm_90; None and 0 where there is none."""
+    """The GPU and the software that a figure depends on. `arch`: 90 is sm_90; None and 0 where
+    there is none.
+    """
 
     name: str
     arch: int
@@ -114,17 +119,19 @@ def _key(gpu: Gpu, type_of_power_limit: str) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-Facts = tuple[Gpu, Workload, str, str, str]  # of a trial: its GPU, workload, kernel, source and config
+Facts = tuple[
+    Gpu, Workload, str, str, str
+]  # of a trial: its GPU, workload, kernel, source and config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """What came of one config at one workload on one GPU.
 
-    `config` is the whole text of `configs.to_text`; `source` the fingerprint of the kernel's source; `reason` says why
-    a trial is not "ok". Figures are of the screen: `us` a call, `ratio` cuBLAS's time over it, with the lowest and the
-    highest round; None unless "ok". `predicted_us` is the analytic model's, `compile_s` None where it was compiled
-    before. `when` is ISO 8601, UTC.
+    `config` is the whole text of `configs.to_text`; `source` the fingerprint of the kernel's
+    source; `reason` says why a trial is not "ok". Figures are of the screen: `us` a call, `ratio`
+    cuBLAS's time over it, with the lowest and the highest round; None unless "ok". `predicted_us`
+    is the analytic model's, `compile_s` None where it was compiled before. `when` is ISO 8601, UTC.
     """
 
     gpu: Gpu
@@ -169,12 +176,14 @@ class Finalist:
 class Winner:
     """The best config of one kernel at one workload on one GPU.
 
-    `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and 90th percentile.
-    `lead`: the time of `runner_up` (a config of the same kernel; "" if it had no rival) over its own, `lead_low` and
-    `lead_high` enclose the true median with 95% confidence, `confidence` bounds from below (0: not at all) that with
-    which it is the fastest of its kernel's finalists. `separated`: no rival can be as fast, or none by more than the
-    finals resolve. `screened` of `valid` configs (of all kernels) were measured before the finals. `finalists`: of all
-    kernels, fastest first.
+    `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and
+    90th percentile.
+    `lead`: the time of `runner_up` (a config of the same kernel; "" if it had no rival) over its
+    own, `lead_low` and `lead_high` enclose the true median with 95% confidence, `confidence` bounds
+    from below (0: not at all) that with which it is the fastest of its kernel's finalists.
+    `separated`: no rival can be as fast, or none by more than the finals resolve. `screened` of
+    `valid` configs (of all kernels) were measured before the finals. `finalists`: of all kernels,
+    fastest first.
     """
 
     gpu: Gpu
@@ -218,7 +227,9 @@ def now() -> str:
 
 
 def latest_date() -> str:
-    """A date beyond this one is of a clock that was wrong, and says nothing of what is older or newer."""
+    """A date beyond this one is of a clock that was wrong, and says nothing of what is older or
+    newer.
+    """
     tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     return tomorrow.isoformat(timespec="seconds")
 

@@ -1,4 +1,6 @@
-"""Rows of the store and the records that they hold, and what is done to them within a transaction."""
+"""Rows of the store and the records that they hold, and what is done to them within a
+transaction.
+"""
 
 import contextlib
 import dataclasses
@@ -19,7 +21,12 @@ Row = Mapping[str, Any]
 
 _WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload))
 _GPU = tuple(field.name for field in dataclasses.fields(Gpu))
-_PLACE = ("kernel", *_WORKLOAD, "gpu", "source")  # by kernel and workload first, as rows are looked up
+_PLACE = (
+    "kernel",
+    *_WORKLOAD,
+    "gpu",
+    "source",
+)  # by kernel and workload first, as rows are looked up
 KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
 _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] = {
     "trials": checks.trial_of,
@@ -35,14 +42,18 @@ _SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
 # Of `migrations.VERSION`. power_limit_w has no type: the key of a GPU tells 700 from 700.0.
 SCHEMA = {
-    "gpus": """CREATE TABLE gpus ("key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
+    "gpus": """CREATE TABLE gpus (
+    "key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
     driver TEXT, cuda TEXT, torch TEXT, triton TEXT, dsl TEXT)""",
     "trials": f"""CREATE TABLE trials ({_SHARED},
-    status TEXT NOT NULL, reason TEXT NOT NULL, us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
-    clock_mhz REAL, predicted_us REAL, compile_s REAL, digest INTEGER, UNIQUE ({", ".join(KEYS["trials"])}))""",
+    status TEXT NOT NULL, reason TEXT NOT NULL,
+    us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
+    clock_mhz REAL, predicted_us REAL, compile_s REAL, digest INTEGER,
+    UNIQUE ({", ".join(KEYS["trials"])}))""",
     "winners": f"""CREATE TABLE winners ({_SHARED},
-    us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER, runner_up TEXT,
-    lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER, screened INTEGER, valid INTEGER,
+    us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER,
+    runner_up TEXT, lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER,
+    screened INTEGER, valid INTEGER,
     finalists TEXT NOT NULL, digest INTEGER, UNIQUE ({", ".join(KEYS["winners"])}))""",
     "leases": f"""CREATE TABLE leases ({_SHARED},
     owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
@@ -50,7 +61,8 @@ SCHEMA = {
 }
 # Of the tables' columns what the oldest version lacks.
 _NEW = {"trials": ("digest",), "winners": ("digest",)}
-# The trials of a workload are looked up by it, and all that a summary of trials needs is in its order here.
+# The trials of a workload are looked up by it, and all that a summary of trials needs is in its
+# order here.
 INDEXES = {
     "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
     ON trials (M, N, K, dtype, out_dtype, layout, kernel, gpu, status, us, "when")"""
@@ -75,14 +87,19 @@ def columns_there(connection: sqlite3.Connection, table: str) -> tuple[str, ...]
 
 
 def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
-    """What a file of the newest version has to have and lacks, in words; "" if nothing. One that is not `new` is asked
-    only for what the oldest version has too.
+    """What a file of the newest version has to have and lacks, in words; "" if nothing. One that is
+    not `new` is asked only for what the oldest version has too.
 
-    Columns are compared by name, so that white space in a statement and columns that somebody added change nothing.
+    Columns are compared by name, so that white space in a statement and columns that somebody added
+    change nothing.
     """
     for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
         there = columns_there(connection, table)
-        missing = [name for name in columns(table) if name not in there and (new or name not in _NEW.get(table, ()))]
+        missing = [
+            name
+            for name in columns(table)
+            if name not in there and (new or name not in _NEW.get(table, ()))
+        ]
         if missing:
             return f"table {table} lacks {', '.join(missing) if there else 'all columns'}"
         if table in KEYS and KEYS[table] not in _unique(connection, table):
@@ -93,21 +110,30 @@ def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
 def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]:
     """The columns of each unique index of a table."""
     indexes = [row[1] for row in connection.execute(f"PRAGMA index_list({table})") if row[2]]
-    return [tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")')) for name in indexes]
+    return [
+        tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")'))
+        for name in indexes
+    ]
 
 
 @functools.cache
 def _digested(table: str) -> tuple[tuple[str, bool], ...]:
-    """The columns that the digest of a row is made of, and whether SQLite makes a float of what they hold."""
+    """The columns that the digest of a row is made of, and whether SQLite makes a float of what
+    they hold.
+    """
     with contextlib.closing(sqlite3.connect(":memory:")) as memory:
         memory.execute(SCHEMA[table])
-        found = [(row[1], row[2] == "REAL") for row in memory.execute(f"PRAGMA table_info({table})")]
+        found = [
+            (row[1], row[2] == "REAL") for row in memory.execute(f"PRAGMA table_info({table})")
+        ]
     return tuple((name, is_real) for name, is_real in found if name not in ("id", "digest"))
 
 
 @functools.lru_cache(maxsize=16)
 def _places(table: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where the columns of a digest are among these: to ask a row for each by name takes several times as long."""
+    """Where the columns of a digest are among these: to ask a row for each by name takes several
+    times as long.
+    """
     return tuple(names.index(name) for name, _ in _digested(table))
 
 
@@ -119,7 +145,8 @@ def _as_stored(value: Any, is_real: bool) -> Any:
 
 
 def digest(table: str, row: checks.Columns) -> int:
-    """A checksum of what a row holds: SQLite has none, and a page of a file may be altered and still be read.
+    """A checksum of what a row holds: SQLite has none, and a page of a file may be altered and
+    still be read.
 
     Raises ValueError, TypeError or OverflowError for what no row of the table could hold.
     """
@@ -132,7 +159,9 @@ def digest(table: str, row: checks.Columns) -> int:
 
 
 def check_digest(table: str, row: checks.Columns, place: str) -> None:
-    """Raises ValueError for a row that is not what was stored; one of the oldest version, without a digest, passes."""
+    """Raises ValueError for a row that is not what was stored; one of the oldest version, without a
+    digest, passes.
+    """
     stored = row["digest"] if "digest" in row.keys() else None  # noqa: SIM118
     if stored is None:
         return
@@ -141,13 +170,19 @@ def check_digest(table: str, row: checks.Columns, place: str) -> None:
     except (ValueError, TypeError, OverflowError):
         intact = False
     if not intact:
-        raise ValueError(f"{place} is not what was stored: its checksum is {checks.shown(stored)}, expected another")
+        raise ValueError(
+            f"{place} is not what was stored: its checksum is {checks.shown(stored)}, expected "
+            "another"
+        )
 
 
-def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None) -> list[sqlite3.Row]:
+def select(
+    connection: sqlite3.Connection, table: str, wanted: Row | None = None
+) -> list[sqlite3.Row]:
     """The rows that have what is `wanted` and not None, by date: of a winner by its `age`.
 
-    What is wanted is compared again with what the rows hold: they are found by an index, which may be damaged.
+    What is wanted is compared again with what the rows hold: they are found by an index, which may
+        be damaged.
     """
     asked = {name: value for name, value in (wanted or {}).items() if value is not None}
     given = asked
@@ -155,7 +190,9 @@ def select(connection: sqlite3.Connection, table: str, wanted: Row | None = None
     order = {"gpus": '"key"', "winners": BY_AGE}.get(table, '"when", id')
     if table == "winners":
         given = {**asked, "latest": latest_date()}
-    found = connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", given).fetchall()
+    found = connection.execute(
+        f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", given
+    ).fetchall()
     return [row for row in found if all(row[name] == value for name, value in asked.items())]
 
 
@@ -182,7 +219,9 @@ def problems(connection: sqlite3.Connection) -> list[str]:
         for row in connection.execute(f"SELECT id, {name} FROM {table}"):
             if type(row[name]) is not int or row[name] < least:
                 place = f"{table}[{row['id']}].{name}"
-                found.append(f"{place} is {checks.shown(row[name])}, expected an integer of at least {least}")
+                found.append(
+                    f"{place} is {checks.shown(row[name])}, expected an integer of at least {least}"
+                )
     return found
 
 
@@ -240,11 +279,17 @@ def could_be_valid(table: str, row: Row) -> bool:
     return True
 
 
-def _insert(connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE") -> bool:
-    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there now."""
+def _insert(
+    connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE"
+) -> bool:
+    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there
+    now.
+    """
     columns = ", ".join(f'"{name}"' for name in row)
     values = ", ".join(f":{name}" for name in row)
-    done = connection.execute(f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({values})", row)
+    done = connection.execute(
+        f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({values})", row
+    )
     return done.rowcount == 1
 
 
@@ -273,8 +318,9 @@ def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
 
 
 def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
-    """Stores a trial unless one of its identity stays, and ends its lease; whether it did store it. Raises ValueError,
-    at once."""
+    """Stores a trial unless one of its identity stays, and ends its lease; whether it did store it.
+    Raises ValueError, at once.
+    """
     row = _row(trial)
 
     def add(connection: sqlite3.Connection) -> bool:
@@ -293,19 +339,24 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
 
 
 def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
-    """Whether a new trial says what the known one, perhaps through no fault of the config, could not say."""
+    """Whether a new trial says what the known one, perhaps through no fault of the config, could
+    not say.
+    """
     return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
 
 
 def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
-    """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one that is there stays
-    if it is as new. Raises ValueError, at once."""
+    """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one
+    that is there stays if it is as new. Raises ValueError, at once.
+    """
     row = _row(winner)
 
     def crown(connection: sqlite3.Connection) -> bool:
         if only_newer:
             found, latest = there(connection, "winners", row), latest_date()
-            if found and (found.when == row["when"] or age(found.when, latest) >= age(row["when"], latest)):
+            if found and (
+                found.when == row["when"] or age(found.when, latest) >= age(row["when"], latest)
+            ):
                 return False
         _put(connection, "winners", row, winner.gpu)
         return True
@@ -316,7 +367,9 @@ def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
 def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
     """The row of this identity, if there is one."""
     where = " AND ".join(f'"{name}" = :{name}' for name in KEYS[table])
-    connection.execute(f"DELETE FROM {table} WHERE {where}", {name: row[name] for name in KEYS[table]})
+    connection.execute(
+        f"DELETE FROM {table} WHERE {where}", {name: row[name] for name in KEYS[table]}
+    )
 
 
 def write_probe(connection: sqlite3.Connection) -> None:
@@ -334,13 +387,19 @@ def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
 
 
-def removing(older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None) -> Operation[int]:
-    """Removes trials and winners to which all applies that is given; how many. Raises ValueError, at once."""
+def removing(
+    older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
+) -> Operation[int]:
+    """Removes trials and winners to which all applies that is given; how many. Raises ValueError,
+    at once.
+    """
     parts: list[str] = []
     values: list[object] = []
     if older_than_days is not None:
         if not 0 <= older_than_days <= 365_000:
-            raise ValueError(f"older_than_days is {older_than_days}, expected a number from 0 to 365000")
+            raise ValueError(
+                f"older_than_days is {older_than_days}, expected a number from 0 to 365000"
+            )
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=older_than_days)
         parts.append('"when" < ?')
         values.append(limit.isoformat())
@@ -355,7 +414,10 @@ def removing(older_than_days: float | None, kernel: str | None, sources: Mapping
     condition = " AND ".join(f"({part})" for part in parts)
 
     def remove(connection: sqlite3.Connection) -> int:
-        counts = [connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount for table in KEYS]
+        counts = [
+            connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount
+            for table in KEYS
+        ]
         used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
         connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
         return sum(counts[:2])  # without leases

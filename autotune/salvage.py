@@ -26,8 +26,10 @@ class Salvaged:
 
 
 def carry(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
-    """Inserts into the target every row of the source that can be read and could be valid, unless one of its identity
-    is there. Only within a transaction of the target; raises sqlite3.Error for what goes wrong there."""
+    """Inserts into the target every row of the source that can be read and could be valid, unless
+    one of its identity is there. Only within a transaction of the target; raises sqlite3.Error for
+    what goes wrong there.
+    """
     counts = {table: _carry_table(source, target, table) for table in rows.SCHEMA}
     return Salvaged(counts["trials"], counts["winners"])
 
@@ -51,10 +53,14 @@ def _carry_table(source: sqlite3.Connection, target: sqlite3.Connection, table: 
     return count
 
 
-def readable_rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table, first those before the damage, then those behind it, then those that lie in between.
+def readable_rows(
+    source: sqlite3.Connection, table: str, columns: str
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table, first those before the damage, then those behind it, then those that lie
+    in between.
 
-    A page that cannot be read hides the rows below it; those of other pages are found by asking for ranges of row ids.
+    A page that cannot be read hides the rows below it; those of other pages are found by asking for
+    ranges of row ids.
     """
     query = f"SELECT rowid, {columns} FROM {table} WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     low, high = LOWEST, HIGHEST

@@ -1,14 +1,18 @@
-"""The screen of a workload: each config is measured once, by this driver or by another that shares the store.
+"""The screen of a workload: each config is measured once, by this driver or by another that shares
+the store.
 
-A config is measured under a lease (`leases`), which an interrupt gives back. Whoever dies from outside while it is
-measured (SIGKILL of a worker, of a driver, a node that is lost) says nothing about it:
+A config is measured under a lease (`leases`), which an interrupt gives back. Whoever dies from
+outside while it is measured (SIGKILL of a worker, of a driver, a node that is lost) says nothing
+about it:
 
-    its measuring worker or compiler is killed    it is tried again at once (a compile: by `Compilers`), again at the
-                                                  end, and then left unmeasured
-    a driver died with it                         it is tried at the end
-    a cluster's worker died with it               it is tried at the end; after two deaths it is left unmeasured
-    its machine went down with it                 it is tried at the end; after two losses it is recorded as a crash
-    another driver is measuring it                it is waited for at the end, as long as that driver lives
+    its measuring worker or compiler is killed    it is tried again at once (a compile: by
+                                                  `Compilers`), again at the end, and then left
+                                                  unmeasured
+    a driver died with it                         it is tried at the end a cluster's worker died
+    with it               it is tried at the end; after two deaths it is left unmeasured its machine
+    went down with it                 it is tried at the end; after two losses it is recorded as a
+    crash another driver is measuring it                it is waited for at the end, as long as that
+    driver lives
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ Built = Future[float]
 
 @dataclass(frozen=True)
 class Unmeasured:
-    """A config of which nothing is known, because something else went wrong. The next sweep tries it again."""
+    """A config of which nothing is known, because something else went wrong. The next sweep tries
+    it again.
+    """
 
     kernel: str
     config: str
@@ -49,7 +55,9 @@ class Unmeasured:
 
 @dataclass(eq=False)
 class Attempt:
-    """A config on its way through the screen; `kills`: how often its worker was killed from outside."""
+    """A config on its way through the screen; `kills`: how often its worker was killed from
+    outside.
+    """
 
     candidate: Candidate
     built: Built | None
@@ -61,8 +69,9 @@ class Attempt:
 class Screen:
     """Measures the configs of one workload on one GPU.
 
-    `best_us` tells the best time so far; `taken` hears of each trial, with whether it was measured here; `left_out` of
-    each config that stays unmeasured. `stopped` says that nobody wants the answer any more.
+    `best_us` tells the best time so far; `taken` hears of each trial, with whether it was measured
+    here; `left_out` of each config that stays unmeasured. `stopped` says that nobody wants the
+    answer any more.
     """
 
     def __init__(
@@ -79,13 +88,27 @@ class Screen:
         waiting: Callable[[int], None],
         stopped: Callable[[], bool],
     ) -> None:
-        self.view, self.bench, self.compilers, self.gpu, self.workload = view, bench, compilers, gpu, workload
-        self.best_us, self.taken, self.left_out, self.waiting, self.stopped = best_us, taken, left_out, waiting, stopped
+        self.view, self.bench, self.compilers, self.gpu, self.workload = (
+            view,
+            bench,
+            compilers,
+            gpu,
+            workload,
+        )
+        self.best_us, self.taken, self.left_out, self.waiting, self.stopped = (
+            best_us,
+            taken,
+            left_out,
+            waiting,
+            stopped,
+        )
         self._compiled_again: dict[Built, Built] = {}
 
     def run(self, queue: Iterable[tuple[Candidate, Built | None]], until: float | None) -> None:
-        """Measures the configs as they come, then those that were put off; none is begun after `until`, on the clock
-        of `time.monotonic`. Raises Down where no operands can be made, Abandoned."""
+        """Measures the configs as they come, then those that were put off; none is begun after
+        `until`, on the clock of `time.monotonic`. Raises Down where no operands can be made,
+        Abandoned.
+        """
         put_off: list[Attempt] = []
         for candidate, built in queue:
             attempt = Attempt(candidate, built)
@@ -114,7 +137,9 @@ class Screen:
             self.waiting(0)
 
     def _settle(self, attempt: Attempt, *, at_end: bool) -> bool:
-        """Sees to it that a config has a trial, or is left unmeasured. False where that is for later."""
+        """Sees to it that a config has a trial, or is left unmeasured. False where that is for
+        later.
+        """
         if attempt.built is not None and not attempt.built.done():
             return False  # it is compiled once more
         facts = self._facts(attempt)
@@ -137,12 +162,16 @@ class Screen:
         return settled
 
     def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:
-        """The trial of a config whose lease is held, if it has one now, and whether that is the last word."""
+        """The trial of a config whose lease is held, if it has one now, and whether that is the
+        last word.
+        """
         if claim.machine_losses >= MOST_MACHINE_LOSSES:
             reason = f"the machine went down {claim.machine_losses} times while it was measured"
             return self._trial(attempt, "crash", reason), True
         if claim.worker_deaths >= MOST_WORKER_DEATHS:
-            return self._leave_out(attempt, f"{claim.worker_deaths} workers of the cluster died while they measured it")
+            return self._leave_out(
+                attempt, f"{claim.worker_deaths} workers of the cluster died while they measured it"
+            )
         if not at_end and (claim.taken_over or claim.machine_losses or claim.worker_deaths):
             return None, False
         wrong = compiling.outcome(attempt.built) if attempt.built is not None else None
@@ -152,7 +181,9 @@ class Screen:
             return self._compile_again(attempt, wrong[1]) if at_end else (None, False)
         trial = self._measure(attempt)
         if trial is None and attempt.kills >= MOST_KILLS:
-            return self._leave_out(attempt, f"killed from outside {attempt.kills} times: {attempt.reason}")
+            return self._leave_out(
+                attempt, f"killed from outside {attempt.kills} times: {attempt.reason}"
+            )
         return trial, trial is not None
 
     def _leave_out(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
@@ -162,11 +193,15 @@ class Screen:
     def _compile_again(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
         """After a compile that was killed from outside: once more, in the background."""
         if self.compilers is None or attempt.built is None or attempt.compiled_again:
-            return self._leave_out(attempt, f"its compiler was killed from outside again and again: {reason}")
+            return self._leave_out(
+                attempt, f"its compiler was killed from outside again and again: {reason}"
+            )
         again = self._compiled_again.get(attempt.built)  # of a config that shares the compile
         if again is None:
             candidate = attempt.candidate
-            again = self.compilers.submit(candidate.subject, self.workload, candidate.text, self.gpu.arch)
+            again = self.compilers.submit(
+                candidate.subject, self.workload, candidate.text, self.gpu.arch
+            )
             self._compiled_again[attempt.built] = again
         attempt.built, attempt.compiled_again = again, True
         return None, False
@@ -177,7 +212,9 @@ class Screen:
             self._open()  # what fails here is not the config's fault
             try:
                 found = self.bench.screen(
-                    self.workload, (attempt.candidate.subject, attempt.candidate.text), self.best_us()
+                    self.workload,
+                    (attempt.candidate.subject, attempt.candidate.text),
+                    self.best_us(),
                 )
             except Down as down:
                 if down.status != "killed":
@@ -231,4 +268,8 @@ class Screen:
 
 def say_waiting(progress: Progress, count: int) -> None:
     """In the message of a progress: how many configs are with others."""
-    progress.message = f"waits for {count} configs that others measure or that are compiled once more" if count else ""
+    progress.message = (
+        f"waits for {count} configs that others measure or that are compiled once more"
+        if count
+        else ""
+    )

@@ -1,7 +1,8 @@
 """What a worker process runs: it reads calls from a socket, one at a time, and answers each.
 
-The driver starts this file as a script (see `processes`), so it imports nothing but the standard library. The modules
-that calls need are named on its command line and imported before it says that it is ready.
+The driver starts this file as a script (see `processes`), so it imports nothing but the standard
+library. The modules that calls need are named on its command line and imported before it says that
+it is ready.
 
 The protocol, in frames of a kind, the number of a call, and a pickled body:
 
@@ -11,7 +12,8 @@ The protocol, in frames of a kind, the number of a call, and a pickled body:
     worker to driver   RESULT n     what the function returned
                        ERROR n      the name of what it raised, and the text, both plain strings
 
-The driver sends call n + 1 only after the answer to call n. It ignores frames whose number is not that of its call.
+The driver sends call n + 1 only after the answer to call n. It ignores frames whose number is not
+that of its call.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Frame:
 
 
 class Reader:
-    """Makes frames of bytes that arrive in pieces of any length. `damaged`: what came last is no frame."""
+    """Makes frames of bytes that arrive in pieces of any length. `damaged`: what came last is no
+    frame.
+    """
 
     def __init__(self) -> None:
         self.damaged = False
@@ -76,7 +80,9 @@ class Reader:
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """The qualified name of an error's class, and what it says: plain strings, whatever the class does when asked."""
+    """The qualified name of an error's class, and what it says: plain strings, whatever the class
+    does when asked.
+    """
     try:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
     except BaseException:
@@ -95,7 +101,9 @@ def brief(error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text as an exact str that any encoder takes: subclasses of str and lone surrogates travel badly."""
+    """The text as an exact str that any encoder takes: subclasses of str and lone surrogates travel
+    badly.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -119,7 +127,9 @@ def _answer(call: Frame) -> Frame:
 
 def main() -> None:
     """Takes a socket's number, the module search path as JSON, and the modules to import."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # from outside, it is not to look like an error of a config
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # from outside, it is not to look like an error of a config
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     sys.path[:] = json.loads(sys.argv[2])

@@ -1,4 +1,6 @@
-"""Trials and winners in SQLite: sweeps in several processes share a file, and lose no result to what befalls it."""
+"""Trials and winners in SQLite: sweeps in several processes share a file, and lose no result to
+what befalls it.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ __all__ = ["Store", "StoreError"]
 
 T = TypeVar("T")
 
-IMPATIENT_SECONDS = 1.0  # to wait for others' writes, once they have taken longer than `database.BUSY_SECONDS`
+IMPATIENT_SECONDS = (
+    1.0  # to wait for others' writes, once they have taken longer than `database.BUSY_SECONDS`
+)
 ATTEMPTS = 3  # at what is damaged or replaced while it is read or written
 BATCH = 64  # operations that are written together, of those that wait
-SALVAGING = ".salvaging"  # the end of a damaged file's name, until what can be read in it is in the fresh one
+# the end of a damaged file's name, until what can be read in it is in the fresh one
+SALVAGING = ".salvaging"
 
 Record = Trial | Winner
 
@@ -36,13 +41,15 @@ Record = Trial | Winner
 class Store:
     """Trials and winners, in the file at `path` or in that of the cache directory.
 
-    Any number of threads may use a store, and any number of processes its file. What is added is in the file when the
-    call returns; while the disk refuses it is kept here, and written with the next write that succeeds: `unsaved` says
-    how much that is, and `emergency_export` writes it elsewhere. A damaged file is set aside, and what can be read in
-    it is carried to a fresh one; where there can be none, the store lives in memory. `warning` says what went wrong,
-    as do Python's warnings. With `read_only` nothing is written, and what cannot be read counts as empty.
+    Any number of threads may use a store, and any number of processes its file. What is added is in
+    the file when the call returns; while the disk refuses it is kept here, and written with the
+    next write that succeeds: `unsaved` says how much that is, and `emergency_export` writes it
+    elsewhere. A damaged file is set aside, and what can be read in it is carried to a fresh one;
+    where there can be none, the store lives in memory. `warning` says what went wrong, as do
+    Python's warnings. With `read_only` nothing is written, and what cannot be read counts as empty.
 
-    Raises StoreError for a file of a newer version, which stays as it is, and for a database of another program.
+    Raises StoreError for a file of a newer version, which stays as it is, and for a database of
+    another program.
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
@@ -53,12 +60,16 @@ class Store:
         self.warning: str | None = None
         self._mutex = threading.RLock()
         self._file: sqlite3.Connection | None = None
-        self._memory: sqlite3.Connection | None = None  # in use where there is no file, or while the file lags behind
+        self._memory: sqlite3.Connection | None = (
+            None  # in use where there is no file, or while the file lags behind
+        )
         self._waiting: list[_Waiting] = []  # what the file lacks
         self._unsaved: dict[object, Record] = {}  # the results among it, by identity
         self._exported: set[object] = set()  # those of them that an emergency export has
         self._opened: database.State = None  # the file's state when it was opened
-        self._checked: database.State = None  # that of a file which a full check found sound in spite of an error
+        self._checked: database.State = (
+            None  # that of a file which a full check found sound in spite of an error
+        )
         self._damage: sqlite3.Error | None = None  # why a file was set aside
         self._closed = False
         self._leases = leases.Holder()
@@ -91,8 +102,10 @@ class Store:
         return len(self._unsaved)
 
     def check_persistent(self) -> None:
-        """Writes some pages to the file and removes them. Raises StoreError, with the reason, where that fails: for a
-        full disk or a file that cannot be written, for what lives in memory, and for what was opened for reading."""
+        """Writes some pages to the file and removes them. Raises StoreError, with the reason, where
+        that fails: for a full disk or a file that cannot be written, for what lives in memory, and
+        for what was opened for reading.
+        """
         with self._mutex:
             self._check_open()
             self._check_writable()
@@ -104,37 +117,47 @@ class Store:
                     database.at_once(self._file, [rows.remove_probe])
                 except sqlite3.DatabaseError as error:
                     if not self._moved() and not database.is_damage(error):
-                        raise StoreError(f"{self.path}: {error}; results could not be kept") from None
+                        raise StoreError(
+                            f"{self.path}: {error}; results could not be kept"
+                        ) from None
                     self._open(None if self._moved() else error)
                     continue
                 if not self._moved():
                     self._caught_up()
                     return
                 self._open()
-            raise StoreError(self.warning or f"{self.path}: it is replaced or damaged again and again")
+            raise StoreError(
+                self.warning or f"{self.path}: it is replaced or damaged again and again"
+            )
 
     def emergency_export(self, folder: Path | None = None) -> Path:
-        """Writes the results that are not in the file to a fresh export in the folder, or in the first that can be
-        written of the current one, the home and the one for temporary files; returns its path.
+        """Writes the results that are not in the file to a fresh export in the folder, or in the
+        first that can be written of the current one, the home and the one for temporary files;
+        returns its path.
 
         Raises ValueError where nothing is unsaved, StoreError where no file can be written.
         """
         with self._mutex:
             self._check_open()
             if not self._unsaved:
-                raise ValueError(f"{self.path}: every result is in the file, expected some that are not")
+                raise ValueError(
+                    f"{self.path}: every result is in the file, expected some that are not"
+                )
             path = places.emergency_export(list(self._unsaved.values()), folder)
             self._exported = set(self._unsaved)
             return path
 
     def close(self) -> None:
-        """Writes what waits, if that can be done now, warns of what is lost, and gives the leases back. Nothing can be
-        read afterwards."""
+        """Writes what waits, if that can be done now, warns of what is lost, and gives the leases
+        back. Nothing can be read afterwards.
+        """
         with self._mutex:
             if self._waiting and not self._closed:
                 self._write(lambda connection: None)
             if lost := len(self._unsaved.keys() - self._exported):
-                self._warn(f"{self.path}: it cannot be written, and the last {lost} results are lost")
+                self._warn(
+                    f"{self.path}: it cannot be written, and the last {lost} results are lost"
+                )
             if not self._closed:
                 self._release_all()
             self._closed = True
@@ -146,14 +169,17 @@ class Store:
             self._unsaved.clear()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Stores a trial and ends its lease; False if one of its identity is there, which stays unless `replace`.
+        """Stores a trial and ends its lease; False if one of its identity is there, which stays
+        unless `replace`.
 
-        In any case an "ok" or "wrong" takes the place of what may have been circumstance: `records.CIRCUMSTANTIAL`.
-        Raises ValueError for a trial that could not be read again.
+        In any case an "ok" or "wrong" takes the place of what may have been circumstance:
+        `records.CIRCUMSTANTIAL`. Raises ValueError for a trial that could not be read again.
         """
         added = self._write(rows.adding(trial, replace=replace), [trial])
         with self._mutex:
-            self._leases.held.pop(leases.key_of(rows.identity(trial.gpu, *trial.identity[1:])), None)
+            self._leases.held.pop(
+                leases.key_of(rows.identity(trial.gpu, *trial.identity[1:])), None
+            )
         return added
 
     def crown(self, winner: Winner) -> None:
@@ -164,10 +190,11 @@ class Store:
         self._write(rows.crowning(winner), [winner])
 
     def merge(self, trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
-        """Stores trials as `add` does, and winners that are newer than those here; returns how many of each are new.
+        """Stores trials as `add` does, and winners that are newer than those here; returns how many
+        of each are new.
 
-        A date in the future makes no winner the newer. Raises ValueError, with nothing stored, for one that could not
-        be read again.
+        A date in the future makes no winner the newer. Raises ValueError, with nothing stored, for
+        one that could not be read again.
         """
         trials, winners = list(trials), list(winners)
         adding = [rows.adding(trial) for trial in trials]
@@ -179,19 +206,29 @@ class Store:
 
         return self._write(merging, [*trials, *winners])
 
-    def find(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> Trial | None:
+    def find(
+        self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str
+    ) -> Trial | None:
         """The valid trial of this identity."""
         row = rows.identity(gpu, workload, kernel, source, config)
         found = self._read(lambda connection: rows.there(connection, "trials", row))
         return found if isinstance(found, Trial) else None
 
     def claim(
-        self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str, *, again: bool = False
+        self,
+        gpu: Gpu,
+        workload: Workload,
+        kernel: str,
+        source: str,
+        config: str,
+        *,
+        again: bool = False,
     ) -> Claim:
-        """Takes the lease of a config, to measure it: see `leases`. The trial if there is one, unless `again`.
+        """Takes the lease of a config, to measure it: see `leases`. The trial if there is one,
+        unless `again`.
 
-        What is granted ends with `add`, `release` or `close`; meanwhile a thread tells other processes that this one
-        lives.
+        What is granted ends with `add`, `release` or `close`; meanwhile a thread tells other
+        processes that this one lives.
         """
         identity = rows.identity(gpu, workload, kernel, source, config)
         with self._mutex:
@@ -210,7 +247,9 @@ class Store:
                 self._passing(self._leases.releasing(identity))
 
     def _passing(self, operation: Operation[T]) -> T:
-        """A write that is not made up for once the file can be written again: it is about this moment."""
+        """A write that is not made up for once the file can be written again: it is about this
+        moment.
+        """
         with self._mutex:
             result = self._write(operation)
             if self._waiting and self._waiting[-1].operation is operation:
@@ -245,7 +284,11 @@ class Store:
         return [record for record in found if isinstance(record, Trial)]
 
     def winners(
-        self, *, kernel: str | None = None, workload: Workload | None = None, gpu_name: str | None = None
+        self,
+        *,
+        kernel: str | None = None,
+        workload: Workload | None = None,
+        gpu_name: str | None = None,
     ) -> list[Winner]:
         """By date. Rows that are no valid winners are left out."""
         found = self._records("winners", {"kernel": kernel}, workload)
@@ -263,7 +306,9 @@ class Store:
         """Counts and the best of the trials of each kernel at each workload, and its winner."""
         return self._read(listing.summaries)
 
-    def browse(self, wanted: Selection = listing.ALL, limit: int | None = None) -> tuple[list[Trial], int]:
+    def browse(
+        self, wanted: Selection = listing.ALL, limit: int | None = None
+    ) -> tuple[list[Trial], int]:
         """The first `limit` trials, the fastest of each workload first, and how many there are."""
         return self._read(lambda connection: listing.browse(connection, wanted, limit))
 
@@ -271,7 +316,11 @@ class Store:
         """The names of the kernels that there are results of."""
         return self._read(listing.kernels)
 
-    def stream(self, consume: Callable[[Iterator[Trial], Iterator[Winner]], T], wanted: Selection | None = None) -> T:
+    def stream(
+        self,
+        consume: Callable[[Iterator[Trial], Iterator[Winner]], T],
+        wanted: Selection | None = None,
+    ) -> T:
         """What `consume` makes of all trials and winners of one moment, which come one at a time.
 
         It is called again, from the beginning, if another process writes to the file meanwhile.
@@ -295,14 +344,16 @@ class Store:
     ) -> int:
         """Removes the trials and winners to which all that is given applies; returns how many.
 
-        `sources` are the current fingerprints of kernels: what these kernels have of another source goes. Leases of
-        configs go as well. Raises ValueError where nothing is given.
+        `sources` are the current fingerprints of kernels: what these kernels have of another source
+        goes. Leases of configs go as well. Raises ValueError where nothing is given.
         """
         remove = rows.removing(older_than_days, kernel, sources)
         with self._mutex:
             removed = self._write(remove)
             if self._file is not None and not self._waiting:
-                with contextlib.suppress(sqlite3.Error):  # others are at work, or the disk is full: it stays as large
+                with contextlib.suppress(
+                    sqlite3.Error
+                ):  # others are at work, or the disk is full: it stays as large
                     self._file.execute("VACUUM")
                     self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return removed
@@ -315,10 +366,14 @@ class Store:
             said = [self.warning] if self.warning else []
             return said + [f"integrity: {line}" for line in lines] + problems
 
-    def _records(self, table: str, wanted: Mapping[str, object], workload: Workload | None) -> Iterator[Trial | Winner]:
+    def _records(
+        self, table: str, wanted: Mapping[str, object], workload: Workload | None
+    ) -> Iterator[Trial | Winner]:
         if workload is not None:
             wanted = {**wanted, **vars(workload)}
-        found, gpu_rows = self._read(lambda c: (rows.select(c, table, wanted), rows.select(c, "gpus")))
+        found, gpu_rows = self._read(
+            lambda c: (rows.select(c, table, wanted), rows.select(c, "gpus"))
+        )
         gpus, _ = rows.gpus_of(gpu_rows)
         for row in found:
             with contextlib.suppress(ValueError):
@@ -343,7 +398,9 @@ class Store:
             return operation(database.empty())
 
     def _read_beside(self, operation: Operation[T], *, first: bool = False) -> T:
-        """Reads the file as it is now, and leaves it alone; what cannot be read counts as empty until it changes."""
+        """Reads the file as it is now, and leaves it alone; what cannot be read counts as empty
+        until it changes.
+        """
         if self._memory is None or self._moved():
             self._memory = None
             self._opened = self._state_now()
@@ -383,7 +440,9 @@ class Store:
                     if not self._moved():
                         self._caught_up()
                         return result
-                if self._file is not None and self._moved():  # or deleted, and what was written with it
+                if (
+                    self._file is not None and self._moved()
+                ):  # or deleted, and what was written with it
                     self._open()
             if self._file is not None:
                 self._fall_back("it is replaced or damaged again and again")
@@ -396,7 +455,9 @@ class Store:
             return kept
 
     def _write_waiting(self, file: sqlite3.Connection, operation: Operation[T]) -> T:
-        """Writes what waits, and then this. A disk that is full refuses the first batch, however much waits."""
+        """Writes what waits, and then this. A disk that is full refuses the first batch, however
+        much waits.
+        """
         while len(self._waiting) > BATCH:
             database.at_once(file, [each.operation for each in self._waiting[:BATCH]])
             if self._moved():
@@ -442,7 +503,10 @@ class Store:
             self._file.execute(f"PRAGMA busy_timeout = {IMPATIENT_SECONDS * 1000:.0f}")
         if self._memory is None:
             self._memory = database.copy(self._file)
-            self._warn(f"{self.path}: {reason}; results are kept in memory, and written as soon as that can be done")
+            self._warn(
+                f"{self.path}: {reason}; results are kept in memory, and written as soon as that "
+                "can be done"
+            )
 
     def _caught_up(self) -> None:
         self._waiting.clear()
@@ -454,7 +518,9 @@ class Store:
             self._file.execute(f"PRAGMA busy_timeout = {database.BUSY_SECONDS * 1000:.0f}")
 
     def _go_without(self, error: Exception, previous: sqlite3.Connection | None) -> None:
-        """Goes on in memory for good, with what can be read; `previous` is a file that was moved away."""
+        """Goes on in memory for good, with what can be read; `previous` is a file that was moved
+        away.
+        """
         self._file = None
         if self._memory is None:
             with contextlib.suppress(OSError, sqlite3.Error, StoreError):
@@ -464,10 +530,14 @@ class Store:
                     self._memory = database.read(self.path, database.copy)
         self._memory = self._memory or database.empty()
         self._waiting.clear()
-        self._warn(f"{self.path}: {error}; results are kept in memory, and lost when the process ends")
+        self._warn(
+            f"{self.path}: {error}; results are kept in memory, and lost when the process ends"
+        )
 
     def _open(self, damage: sqlite3.Error | None = None) -> None:
-        """Opens the file, or another if it is damaged; goes on without one where there can be none."""
+        """Opens the file, or another if it is damaged; goes on without one where there can
+        be none.
+        """
         previous, self._file = self._file, None
         if previous is not None and damage is not None:
             previous.close()
@@ -491,7 +561,9 @@ class Store:
         with cache.locked(database.beside(self.path, ".lock")):
             if damage is not None and not self._moved() and self._is_damaged():
                 self._set_aside(damage)
-            if database.state(self.path) is None:  # a log without its file, which another connection may still write to
+            if (
+                database.state(self.path) is None
+            ):  # a log without its file, which another connection may still write to
                 database.move(self.path, database.unused_name(self.path))
             try:
                 found = database.writer(self.path)
@@ -505,7 +577,9 @@ class Store:
             return found
 
     def _is_damaged(self) -> bool:
-        """What an error said to be damaged is checked in full, once: it may have been replaced in place."""
+        """What an error said to be damaged is checked in full, once: it may have been replaced in
+        place.
+        """
         found = self._state_now()
         if found != self._checked and database.is_sound(self.path):
             self._checked = found
@@ -513,7 +587,9 @@ class Store:
         return True
 
     def _set_aside(self, error: sqlite3.Error) -> None:
-        """The file goes out of the way, until `_salvage` has carried what can be read in it to a fresh one."""
+        """The file goes out of the way, until `_salvage` has carried what can be read in it to a
+        fresh one.
+        """
         target = database.beside(self.path, SALVAGING)
         if target.exists():  # of another salvage, for which there was no room
             database.move(target, database.unused_name(self.path))
@@ -521,8 +597,9 @@ class Store:
         self._damage = error
 
     def _salvage(self, file: sqlite3.Connection) -> None:
-        """Carries what can be read in a damaged file that was set aside, by this process or by one that ended before it
-        had done so."""
+        """Carries what can be read in a damaged file that was set aside, by this process or by one
+        that ended before it had done so.
+        """
         source = database.beside(self.path, SALVAGING)
         if not source.exists():
             return
@@ -533,15 +610,18 @@ class Store:
                 found = database.at_once(file, [lambda target: salvage.carry(damaged, target)])
         except (OSError, sqlite3.Error) as error:
             self._warn(
-                f"{self.path} is damaged ({damage}): it is now {source.name}, and a fresh store was begun; what can be"
-                f" read in it could not be carried over ({error}), which is tried again when the store is next opened"
+                f"{self.path} is damaged ({damage}): it is now {source.name}, and a fresh store "
+                "was begun; what can be"
+                f" read in it could not be carried over ({error}), which is tried again when the "
+                "store is next opened"
             )
             return
         target = database.unused_name(self.path)
         with contextlib.suppress(OSError):
             database.move(source, target)
         self._warn(
-            f"{self.path} is damaged ({damage}): it is now {target.name}, and a fresh store was begun with the {found}"
+            f"{self.path} is damaged ({damage}): it is now {target.name}, and a fresh store was "
+            f"begun with the {found}"
             " that can be read in it"
         )
 

@@ -1,4 +1,6 @@
-"""What is tuned: a kernel by its name and the module that has it, which workers import for themselves."""
+"""What is tuned: a kernel by its name and the module that has it, which workers import for
+themselves.
+"""
 
 import functools
 import hashlib
@@ -16,8 +18,9 @@ _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel under tuning. `module` offers what a rung's module does: `Config`, `unsupported(problem, config)`,
-    `plan(problem, config)`, `precompile(problem, config, arch)` and `space(problem, machine)`.
+    """A kernel under tuning. `module` offers what a rung's module does: `Config`,
+    `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)` and
+    `space(problem, machine)`.
     """
 
     name: str
@@ -52,7 +55,8 @@ def of(kernel: str | Subject) -> Subject:
 
 @functools.cache
 def fingerprint(module: str) -> str:
-    """Changes with the source of a kernel: that of its package, and the device code that packages share.
+    """Changes with the source of a kernel: that of its package, and the device code that packages
+    share.
 
     Raises ImportError for a module that is not there.
     """

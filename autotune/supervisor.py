@@ -1,17 +1,20 @@
-"""Two small processes between the driver and a worker, which leave nothing behind when any of the four ends.
+"""Two small processes between the driver and a worker, which leave nothing behind when any of the
+four ends.
 
-The driver starts this file as a script (see `processes`), with the plain interpreter and the standard library only.
-That process is the guard; it forks the supervisor, which starts the worker in a session of its own, tells the driver
-over a socket how the worker ended, and kills the worker with all its descendants
+The driver starts this file as a script (see `processes`), with the plain interpreter and the
+standard library only. That process is the guard; it forks the supervisor, which starts the worker
+in a session of its own, tells the driver over a socket how the worker ended, and kills the worker
+with all its descendants
 
 - when the worker has ended,
 - when the driver closes the socket, asks the guard for it by SIGTERM, or is gone,
 - when the worker and its descendants hold more memory than they may.
 
-Neither depends on the worker's cooperation, so a worker that holds Python's global lock, ignores signals or hangs in
-a driver's call ends too. As subreapers they inherit orphans of the worker, in whatever session those are. Where one of
-the two is killed the other one does its work, and the kernel kills the worker of a supervisor that is gone
-(PR_SET_PDEATHSIG, which is safe here: these processes have one thread).
+Neither depends on the worker's cooperation, so a worker that holds Python's global lock, ignores
+signals or hangs in a driver's call ends too. As subreapers they inherit orphans of the worker, in
+whatever session those are. Where one of the two is killed the other one does its work, and the
+kernel kills the worker of a supervisor that is gone (PR_SET_PDEATHSIG, which is safe here: these
+processes have one thread).
 
 What the supervisor says to the driver, in one line, before it closes the socket:
 
@@ -42,7 +45,9 @@ _COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:")  # in /proc/PID/status, what a p
 
 
 class Order:
-    """What the driver asks for: its own process, the two sockets, bounds in bytes (0: none), the worker's command."""
+    """What the driver asks for: its own process, the two sockets, bounds in bytes (0: none), the
+    worker's command.
+    """
 
     def __init__(self, arguments: list[str]) -> None:
         numbers = map(int, arguments[:5])
@@ -51,7 +56,9 @@ class Order:
 
 
 class Signals:
-    """Signals to this process, which wake it through a pipe. `end_wanted`: one of them asks for the end."""
+    """Signals to this process, which wake it through a pipe. `end_wanted`: one of them asks for the
+    end.
+    """
 
     def __init__(self) -> None:
         self.end_wanted = False
@@ -162,9 +169,11 @@ class Supervisor:
             os._exit(127)
 
     def _prepare_worker(self) -> None:
-        """What the worker inherits: signals as they are by default, its bound, and its place with the kernel's killer.
+        """What the worker inherits: signals as they are by default, its bound, and its place with
+        the kernel's killer.
 
-        SIGINT must end the process and not become an exception: what comes from outside is no config's doing.
+        SIGINT must end the process and not become an exception: what comes from outside is no
+            config's doing.
         """
         signal.set_wakeup_fd(-1)
         for number in (*_ENDS, signal.SIGCHLD, signal.SIGPIPE):
@@ -272,7 +281,11 @@ def _open_process(process: int) -> int | None:
 
 def _descendants(process: int) -> list[int]:
     """Children of a process, their children, and so on; nothing where there is no /proc."""
-    children = _listed_children if os.path.exists(_children_file(os.getpid(), os.getpid())) else _searched_children()
+    children = (
+        _listed_children
+        if os.path.exists(_children_file(os.getpid(), os.getpid()))
+        else _searched_children()
+    )
     found: list[int] = []
     waiting = [process]
     while waiting:
@@ -292,7 +305,9 @@ def _listed_children(process: int) -> list[int]:
         threads = os.listdir(f"/proc/{process}/task")
     except OSError:
         return []
-    return [int(child) for thread in threads for child in _read(_children_file(process, thread)).split()]
+    return [
+        int(child) for thread in threads for child in _read(_children_file(process, thread)).split()
+    ]
 
 
 def _searched_children() -> Callable[[int], list[int]]:

@@ -1,4 +1,6 @@
-"""Trials, winners and shipped tables as JSON files: replaced at once, believed only once every field was checked."""
+"""Trials, winners and shipped tables as JSON files: replaced at once, believed only once every
+field was checked.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,30 @@ if TYPE_CHECKING:
     from .store import Store
 
 EXPORT, TABLE = "outblas-tuning", "outblas-table"  # the formats
-VERSIONS = {EXPORT: 1, TABLE: 2}  # of what is one JSON object; exports are lines since their version 2
-# Significant digits of shipped figures; more of the ratio, which ranks kernels and is rounded again in reports.
+VERSIONS = {
+    EXPORT: 1,
+    TABLE: 2,
+}  # of what is one JSON object; exports are lines since their version 2
+# Significant digits of shipped figures; more of the ratio, which ranks kernels and is rounded again
+# in reports.
 DIGITS = {"us": 5, "ratio": 7, "ratio_low": 5, "ratio_high": 5, "confidence": 4}
-SIZE_LIMIT = 1 << 30  # bytes of a file that is read as one JSON object, which takes some ten times that in memory
+SIZE_LIMIT = (
+    1 << 30
+)  # bytes of a file that is read as one JSON object, which takes some ten times that in memory
 TABLES = Path(__file__).parent / "tables"  # where shipped tables lie
 
 
 def export(trials: Iterable[Trial], winners: Iterable[Winner], path: Path) -> None:
-    """Writes all to one file, at once. Raises ValueError for a record that `read` would refuse, and OSError."""
+    """Writes all to one file, at once. Raises ValueError for a record that `read` would refuse, and
+    OSError.
+    """
     exports.write(path, trials, winners)
 
 
 def export_store(store: Store, path: Path, wanted: Selection | None = None) -> tuple[int, int]:
-    """Writes what a store has to one file, at once, a record at a time; how many trials and winners. Raises OSError."""
+    """Writes what a store has to one file, at once, a record at a time; how many trials and
+    winners. Raises OSError.
+    """
     failed: list[OSError] = []
 
     def consume(trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
@@ -52,8 +64,9 @@ def export_store(store: Store, path: Path, wanted: Selection | None = None) -> t
 
 
 def read(path: Path) -> tuple[list[Trial], list[Winner]]:
-    """What `export` wrote, now or in its first version. Raises ValueError that names the place of the first thing
-    amiss."""
+    """What `export` wrote, now or in its first version. Raises ValueError that names the place of
+    the first thing amiss.
+    """
     if not _is_lines(path):
         return _read_first_version(path)
     records = list(_checked(path, exports.read(path)))
@@ -73,8 +86,9 @@ def check(path: Path) -> None:
 def import_into(store: Store, path: Path) -> tuple[int, int]:
     """Merges a file into the store; returns how many trials and winners are new.
 
-    Raises ValueError, with nothing stored, where anything in the file is amiss, and StoreError where not all of it
-    reaches the store's file: what did reach it is known when the import is repeated.
+    Raises ValueError, with nothing stored, where anything in the file is amiss, and StoreError
+    where not all of it reaches the store's file: what did reach it is known when the import is
+    repeated.
     """
     if not _is_lines(path):
         return store.merge(*_read_first_version(path))
@@ -126,14 +140,23 @@ def _read_first_version(path: Path) -> tuple[list[Trial], list[Winner]]:
     for key, facts in content["gpus"].items():
         gpus[key] = checks.gpu_of(facts, f"gpus[{shown(key)}]")
         if gpus[key].key != key:
-            raise ValueError(f"gpus[{shown(key)}] is the key of another GPU, expected {gpus[key].key!r}")
-    trials = [checks.trial_of(fields, f"trials[{i}]", gpus) for i, fields in enumerate(content["trials"])]
-    return trials, [checks.winner_of(fields, f"winners[{i}]", gpus) for i, fields in enumerate(content["winners"])]
+            raise ValueError(
+                f"gpus[{shown(key)}] is the key of another GPU, expected {gpus[key].key!r}"
+            )
+    trials = [
+        checks.trial_of(fields, f"trials[{i}]", gpus) for i, fields in enumerate(content["trials"])
+    ]
+    return trials, [
+        checks.winner_of(fields, f"winners[{i}]", gpus)
+        for i, fields in enumerate(content["winners"])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`, `when` to the day."""
+    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`, `when`
+    to the day.
+    """
 
     workload: Workload
     kernel: str
@@ -160,11 +183,15 @@ class Table:
 
 
 def read_table(source: Path | str) -> Table:
-    """The table in a file (a Path) or in a text (a str). Raises ValueError that names the place of what is amiss."""
+    """The table in a file (a Path) or in a text (a str). Raises ValueError that names the place of
+    what is amiss.
+    """
     text = _text_of(source) if isinstance(source, Path) else source
     content = _opened(text, TABLE, ("gpu", "columns", "kernels"))
     if content["columns"] != list(checks.ENTRY):
-        raise ValueError(f"columns is {shown(content['columns'])}, expected {', '.join(checks.ENTRY)}")
+        raise ValueError(
+            f"columns is {shown(content['columns'])}, expected {', '.join(checks.ENTRY)}"
+        )
     if type(content["kernels"]) is not list:
         raise ValueError(f"kernels is {shown(content['kernels'])}, expected a JSON list")
     entries: dict[tuple[Workload, str], Entry] = {}
@@ -175,30 +202,38 @@ def read_table(source: Path | str) -> Table:
             place = f"kernels[{i}].entries[{j}]"
             entry, above = _unpacked(row, kernel, place, above)
             if entry.place in entries:
-                raise ValueError(f"{place} is the second of {entry.kernel} at {entry.workload}, expected one")
+                raise ValueError(
+                    f"{place} is the second of {entry.kernel} at {entry.workload}, expected one"
+                )
             entries[entry.place] = entry
     return Table(checks.gpu_of(content["gpu"], "gpu"), tuple(sorted(entries.values(), key=_order)))
 
 
 def own_tables() -> Path:
-    """The folder of the tables that come with the package, in a checkout. Raises ValueError where the package is
-    installed: the next installation would replace what is written there."""
+    """The folder of the tables that come with the package, in a checkout. Raises ValueError where
+    the package is installed: the next installation would replace what is written there.
+    """
     if not (Path(__file__).parents[1] / "pyproject.toml").is_file():
-        raise ValueError(f"the tables in {TABLES} belong to an installed package, expected a FOLDER to write to")
+        raise ValueError(
+            f"the tables in {TABLES} belong to an installed package, expected a FOLDER to write to"
+        )
     return TABLES
 
 
 def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
-    """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the highest ratio.
+    """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the
+    highest ratio.
 
-    A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with nothing written, for
-    a table or a winner that is not valid, and OSError.
+    A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with
+    nothing written, for a table or a winner that is not valid, and OSError.
     """
     models: dict[tuple[str, int], list[Winner]] = {}
     for i, winner in enumerate(winners):
         checks.checked_fields(winner, f"winners[{i}]")
         if winner.gpu.arch == 0:
-            raise ValueError(f"winners[{i}] is of {winner.gpu.name}, expected one that was measured on a GPU")
+            raise ValueError(
+                f"winners[{i}] is of {winner.gpu.name}, expected one that was measured on a GPU"
+            )
         models.setdefault(winner.gpu.model, []).append(winner)
     tables: dict[Path, Table] = {}
     latest = latest_date()
@@ -206,7 +241,8 @@ def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
         gpu = max(found, key=lambda winner: age(winner.when, latest)).gpu
         path, kept = _table_at(folder, gpu, tables)
         best = {
-            entry.place: entry for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, age(w.when, latest))))
+            entry.place: entry
+            for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, age(w.when, latest))))
         }
         entries = {entry.place: entry for entry in kept} | best
         tables[path] = Table(gpu, tuple(entries.values()))
@@ -216,8 +252,12 @@ def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
     return list(tables)
 
 
-def _table_at(folder: Path, gpu: Gpu, taken: Mapping[Path, Table]) -> tuple[Path, tuple[Entry, ...]]:
-    """The file of a GPU's model and what it holds: NAME.json, with the SMs where another model of that name has it."""
+def _table_at(
+    folder: Path, gpu: Gpu, taken: Mapping[Path, Table]
+) -> tuple[Path, tuple[Entry, ...]]:
+    """The file of a GPU's model and what it holds: NAME.json, with the SMs where another model of
+    that name has it.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]", "_", gpu.name).lstrip(".") or "_"
     for stem in (name, f"{name}_{gpu.sms}_SMs"):
         path = folder / f"{stem}.json"
@@ -227,17 +267,22 @@ def _table_at(folder: Path, gpu: Gpu, taken: Mapping[Path, Table]) -> tuple[Path
             raise ValueError(f"{path}: {error}") from None
         if there is None or there.gpu.model == gpu.model:
             return path, there.entries if there else ()
-    raise ValueError(f"{path} is of another GPU than {gpu.name!r}, expected none or one of that name")
+    raise ValueError(
+        f"{path} is of another GPU than {gpu.name!r}, expected none or one of that name"
+    )
 
 
 def _entry(winner: Winner) -> Entry:
     names = [field.name for field in dataclasses.fields(Entry)]
-    return Entry(**{name: getattr(winner, name) for name in names} | {"when": (winner.when or now())[:10]})
+    return Entry(
+        **{name: getattr(winner, name) for name in names} | {"when": (winner.when or now())[:10]}
+    )
 
 
 def _packed(table: Table) -> Fields:
-    """As the file has it: each kernel with a base config, and a row an entry. Two forms of config make two bases, so do
-    two families. What kind of workload a row has, and its day, it says where the row above has others.
+    """As the file has it: each kernel with a base config, and a row an entry. Two forms of config
+    make two bases, so do two families. What kind of workload a row has, and its day, it says where
+    the row above has others.
     """
     alike: dict[tuple[str, tuple[str, ...]], list[Entry]] = {}
     for entry in sorted(table.entries, key=_order):
@@ -247,14 +292,19 @@ def _packed(table: Table) -> Fields:
         for family in compact.families([entry.config for entry in entries]):
             base = compact.common(family)
             own = [entry for entry in entries if entry.config in family]
-            rows = [_row(entry, base, above) for entry, above in zip(own, [None, *own], strict=False)]
+            rows = [
+                _row(entry, base, above) for entry, above in zip(own, [None, *own], strict=False)
+            ]
             kernels.append({"kernel": kernel, "base": base, "entries": rows})
     head = {"format": TABLE, "version": VERSIONS[TABLE], "gpu": vars(table.gpu)}
     return {**head, "columns": list(checks.ENTRY), "kernels": kernels}
 
 
 def _row(entry: Entry, base: str, above: Entry | None) -> list[Any]:
-    fields = vars(entry) | {"workload": str(entry.workload), "changes": compact.difference(entry.config, base)}
+    fields = vars(entry) | {
+        "workload": str(entry.workload),
+        "changes": compact.difference(entry.config, base),
+    }
     if above and above.workload.kind == entry.workload.kind:
         fields["workload"] = fields["workload"].split(" ")[0]
     if above and above.when == entry.when:
@@ -266,15 +316,19 @@ def _rounded(value: Any, digits: int | None) -> Any:
     return value if value is None or digits is None else float(f"{value:.{digits}g}")
 
 
-def _unpacked(row: object, kernel: Fields, place: str, above: tuple[str, str]) -> tuple[Entry, tuple[str, str]]:
-    """The entry in a row under a kernel whose fields are those of `checks.KERNEL`, and its kind and day: those `above`
-    where it says none. Raises ValueError.
+def _unpacked(
+    row: object, kernel: Fields, place: str, above: tuple[str, str]
+) -> tuple[Entry, tuple[str, str]]:
+    """The entry in a row under a kernel whose fields are those of `checks.KERNEL`, and its kind and
+    day: those `above` where it says none. Raises ValueError.
     """
     valid = checks.checked_row(row, checks.ENTRY, place)
     shape, _, kind = valid.pop("workload").partition(" ")
     kind, valid["when"] = above = (kind or above[0], valid["when"] or above[1])
     if not all(above):
-        raise ValueError(f"{place} is {shown(row)}, expected a kind of workload and a day in the first")
+        raise ValueError(
+            f"{place} is {shown(row)}, expected a kind of workload and a day in the first"
+        )
     workload = checks.workload_in(f"{shape} {kind}", f"{place}.workload")
     try:
         config = compact.applied(kernel["base"], valid.pop("changes"))
@@ -288,7 +342,9 @@ def _order(entry: Entry) -> tuple[Any, ...]:
 
 
 def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
-    """The object in `text`, its format, version, fields and checksum found right; fields not looked into."""
+    """The object in `text`, its format, version, fields and checksum found right; fields not looked
+    into.
+    """
     try:
         content = json.loads(text, object_pairs_hook=checks.once)
         found = _checksum(content) if type(content) is dict else ""
@@ -303,7 +359,8 @@ def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
     checks.check_names(content, ("format", "version", "sha256", *names), "the file")
     if content["sha256"] != found:
         raise ValueError(
-            f"sha256 is {shown(content['sha256'])}, expected {found!r}: the file was changed or is not whole"
+            f"sha256 is {shown(content['sha256'])}, expected {found!r}: the file was changed or is "
+            "not whole"
         )
     return content
 
@@ -311,7 +368,9 @@ def _opened(text: str, kind: str, names: tuple[str, ...]) -> Fields:
 def _checksum(content: Mapping[str, Any]) -> str:
     """Of everything but itself, however the file is laid out."""
     payload = {name: value for name, value in content.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def _text_of(path: Path) -> str:
@@ -331,15 +390,25 @@ def _text_of(path: Path) -> str:
 
 def _write(path: Path, payload: Fields) -> None:
     """Replaces the file at once; lists have one record a line, for diffs."""
-    head = {"format": payload["format"], "version": payload["version"], "sha256": _checksum(payload)}
-    text = ",\n".join(f"{json.dumps(name)}: {_laid_out(value)}" for name, value in (head | payload).items())
+    head = {
+        "format": payload["format"],
+        "version": payload["version"],
+        "sha256": _checksum(payload),
+    }
+    text = ",\n".join(
+        f"{json.dumps(name)}: {_laid_out(value)}" for name, value in (head | payload).items()
+    )
     with exports.replacing(path) as file:
         file.write(f"{{\n{text}\n}}\n".encode())
 
 
 def _laid_out(value: object) -> str:
     if isinstance(value, dict) and "entries" in value:
-        return "{" + ", ".join(f"{json.dumps(name)}: {_laid_out(each)}" for name, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(name)}: {_laid_out(each)}" for name, each in value.items())
+            + "}"
+        )
     if not isinstance(value, list) or not value or not isinstance(value[0], dict | list):
         return json.dumps(value, separators=(",", ":") if isinstance(value, list) else None)
     return "[\n" + ",\n".join(map(_laid_out, value)) + "\n]"

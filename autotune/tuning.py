@@ -26,9 +26,10 @@ SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 class Job:
     """What to tune: kernels that compete, one workload, and how far to go.
 
-    `trials`: as many configs of each kernel, the best by `ranker`; None: all that are valid. `top_k` go to the finals.
-    `seconds`: for all of it; None: until it is done. Without `resume` all is measured anew, with `retry_failed`
-    what has failed.
+    `trials`: as many configs of each kernel, the best by `ranker`; None: all that are valid.
+    `top_k` go to the finals.
+    `seconds`: for all of it; None: until it is done. Without `resume` all is measured anew, with
+    `retry_failed` what has failed.
     """
 
     subjects: tuple[Subject, ...]
@@ -43,10 +44,12 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What came of a job: its plan, all trials of it, in the store before or new, and the winners by kernel.
+    """What came of a job: its plan, all trials of it, in the store before or new, and the winners
+    by kernel.
 
-    `unmeasured`: configs of which nothing is known, because something else went wrong; the next sweep tries them again.
-    `failure` says why the job could not go on, if it could not, `unlocked` why the GPU was measured without its lock.
+    `unmeasured`: configs of which nothing is known, because something else went wrong; the next
+    sweep tries them again. `failure` says why the job could not go on, if it could not, `unlocked`
+    why the GPU was measured without its lock.
     """
 
     job: Job
@@ -77,9 +80,11 @@ def tune(
     label: str = "",
     stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the one that runs.
+    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the
+    one that runs.
 
-    `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for others.
+    `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for
+    others.
     """
     return _Tuning(job, gpu, bench, compilers, memory, report, label, stopped).run()
 
@@ -97,7 +102,9 @@ class _Tuning:
         stopped: Callable[[], bool],
     ) -> None:
         self.job, self.gpu, self.bench, self.stopped = job, gpu, bench, stopped
-        self.memory = JobView(memory, job.workload, resume=job.resume, retry_failed=job.retry_failed)
+        self.memory = JobView(
+            memory, job.workload, resume=job.resume, retry_failed=job.retry_failed
+        )
         self.compilers = compilers if gpu.arch else None
         self.sources = {subject.name: subject.fingerprint for subject in job.subjects}
         self.progress = Progress(job.workload, gpu=label or gpu.name)
@@ -149,8 +156,9 @@ class _Tuning:
 
     # Screening.
     def _screen(self, missing: Sequence[Candidate]) -> None:
-        """Measures configs as their compiles end: the kernels' own, which any other has to beat, then the best by the
-        model."""
+        """Measures configs as their compiles end: the kernels' own, which any other has to beat,
+        then the best by the model.
+        """
         ordered = sorted(missing, key=lambda candidate: not candidate.own)
         seconds = self.job.seconds
         until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
@@ -203,14 +211,24 @@ class _Tuning:
             self.progress.best = f"{trial.kernel}[{self._brief(trial.kernel, trial.config)}]"
 
     def _brief(self, kernel: str, config: str) -> str:
-        candidates = (c for c in self.outcome.plan.ranked if c.subject.name == kernel and c.text == config)
+        candidates = (
+            c for c in self.outcome.plan.ranked if c.subject.name == kernel and c.text == config
+        )
         return next((brief(c.config) for c in candidates), config)
 
     def _decided(self) -> bool:
-        """Whether an earlier sweep has had the finals of these trials: then its winners are this one's."""
-        earlier = {w.kernel: w for w in self._earlier()} if self.job.resume and not self.outcome.new else {}
+        """Whether an earlier sweep has had the finals of these trials: then its winners are this
+        one's.
+        """
+        earlier = (
+            {w.kernel: w for w in self._earlier()}
+            if self.job.resume and not self.outcome.new
+            else {}
+        )
         wanted = [subject.name for subject in self.job.subjects]
-        if not all(name in earlier and earlier[name].screened >= self._screened() for name in wanted):
+        if not all(
+            name in earlier and earlier[name].screened >= self._screened() for name in wanted
+        ):
             return False
         self.outcome.winners = [earlier[name] for name in wanted]
         best = self.outcome.winner
@@ -241,10 +259,13 @@ class _Tuning:
             self._crown(race)
 
     def _rivals(self) -> list[Candidate]:
-        """The fastest of the screen, the best of each kernel, and winners of before: their screen may have been
-        unlucky."""
+        """The fastest of the screen, the best of each kernel, and winners of before: their screen
+        may have been unlucky.
+        """
         by_text = {(c.subject.name, c.text): c for c in self.outcome.plan.ranked}
-        right = sorted((t for t in self.outcome.trials if t.ok and t.us is not None), key=lambda t: t.us or 0.0)
+        right = sorted(
+            (t for t in self.outcome.trials if t.ok and t.us is not None), key=lambda t: t.us or 0.0
+        )
         chosen = [(t.kernel, t.config) for t in right[: self.job.top_k]]
         for subject in self.job.subjects:
             chosen += [(t.kernel, t.config) for t in right if t.kernel == subject.name][:1]
@@ -261,27 +282,46 @@ class _Tuning:
                 self.memory.crown(winner)
                 self.outcome.winners.append(winner)
 
-    def _winner(self, race: Race[Candidate], own: Sequence[Candidate], finalists: tuple[Finalist, ...]) -> Winner:
+    def _winner(
+        self, race: Race[Candidate], own: Sequence[Candidate], finalists: tuple[Finalist, ...]
+    ) -> Winner:
         best, rival = own[0], own[1] if len(own) > 1 else None
         lead = race.lead(best, rival) if rival is not None else None
         spread = race.against_base(best)
         rounds = len(race.times[best])
         name = best.subject.name
         return Winner(
-            gpu=self.gpu, workload=self.job.workload, kernel=name, source=self.sources[name], config=best.text,
-            us=statistics.median(race.times[best]), cublas_us=statistics.median(race.base[:rounds]),
-            ratio=spread.median, ratio_low=spread.low, ratio_high=spread.high, rounds=rounds,
-            runner_up=rival.text if rival is not None else "", lead=lead.median if lead is not None else None,
+            gpu=self.gpu,
+            workload=self.job.workload,
+            kernel=name,
+            source=self.sources[name],
+            config=best.text,
+            us=statistics.median(race.times[best]),
+            cublas_us=statistics.median(race.base[:rounds]),
+            ratio=spread.median,
+            ratio_low=spread.low,
+            ratio_high=spread.high,
+            rounds=rounds,
+            runner_up=rival.text if rival is not None else "",
+            lead=lead.median if lead is not None else None,
             lead_low=lead.sure_low if lead is not None else None,
-            lead_high=lead.sure_high if lead is not None else None, confidence=race.confidence(best, own),
-            separated=race.ahead(best, own), screened=self._screened(), valid=self.outcome.plan.valid,
-            finalists=finalists, when=now(),
-        )  # fmt: skip
+            lead_high=lead.sure_high if lead is not None else None,
+            confidence=race.confidence(best, own),
+            separated=race.ahead(best, own),
+            screened=self._screened(),
+            valid=self.outcome.plan.valid,
+            finalists=finalists,
+            when=now(),
+        )
 
 
 def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
     spread = race.against_base(rival)
     return Finalist(
-        kernel=rival.subject.name, config=rival.text, us=statistics.median(race.times[rival]), ratio=spread.median,
-        ratio_low=spread.low, ratio_high=spread.high,
-    )  # fmt: skip
+        kernel=rival.subject.name,
+        config=rival.text,
+        us=statistics.median(race.times[rival]),
+        ratio=spread.median,
+        ratio_low=spread.low,
+        ratio_high=spread.high,
+    )

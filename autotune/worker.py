@@ -1,7 +1,8 @@
-"""What runs inside the isolated worker: the workload's operands, the oracle, the clocks; one config at a time.
+"""What runs inside the isolated worker: the workload's operands, the oracle, the clocks; one config
+at a time.
 
-Functions here are called by name from the driver (`isolated.Bench`) and return plain values. Whatever a config does to
-this process costs that config: the driver starts another.
+Functions here are called by name from the driver (`isolated.Bench`) and return plain values.
+Whatever a config does to this process costs that config: the driver starts another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _bench: _Bench | None = None
 
 @dataclass(frozen=True)
 class Screened:
-    """What came of a config; `lost`: this process is of no more use. Figures as in `records.Trial`."""
+    """What came of a config; `lost`: this process is of no more use. Figures as in
+    `records.Trial`.
+    """
 
     status: Status
     reason: str = ""
@@ -60,9 +63,13 @@ class _Bench:
         self.workload = workload
         self.device = "cuda" if on_gpu else "cpu"
         torch.set_float32_matmul_precision("high" if workload.dtype == "tf32" else "highest")
-        dtype, out_dtype = (getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype))
+        dtype, out_dtype = (
+            getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
+        )
         self.tensors = normal(workload.shape, workload.layout, dtype, out_dtype, self.device)
-        case = Case(*workload.shape, dtype, out_dtype, layout=workload.layout, tf32=workload.dtype == "tf32")
+        case = Case(
+            *workload.shape, dtype, out_dtype, layout=workload.layout, tf32=workload.dtype == "tf32"
+        )
         self.exact = Exact(case, self.device)
         self.clock = Clock() if on_gpu else None
         self.calls: dict[Entry, tuple[turn.Call, turn.Batch]] = {}
@@ -199,7 +206,9 @@ def _enter(entry: Entry) -> Callable[[_Bench], Screened]:
 
 
 def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-    """µs a call of cuBLAS and of each entry, by round, all taking turns under the burst protocol."""
+    """µs a call of cuBLAS and of each entry, by round, all taking turns under the burst
+    protocol.
+    """
     times, _ = _opened().rounds(entries, rounds, burst.IDLE_SECONDS)
     return times[None], [times[entry] for entry in entries]
 

@@ -20,12 +20,13 @@ ONE_SLOT = (None, None, 0)
 class HopperGemm:
     """C[M, N] = A[M, K] B[K, N], fp32 accumulate. A rung overrides `body`, or a policy method.
 
-    The layouts of A and B (either major), and the dtypes, come from the tensors that `cute.compile` is given; sizes and
-    strides stay symbolic. `width`: elements of a row of C that can be written at once, 1, 2, or what 16 bytes hold.
+    The layouts of A and B (either major), and the dtypes, come from the tensors that `cute.compile`
+    is given; sizes and strides stay symbolic. `width`: elements of a row of C that can be written
+    at once, 1, 2, or what 16 bytes hold.
     """
 
-    # Fields of HopperConfig that the rung itself brings in; it understands these and its parents'. The others must
-    # keep the value that HopperConfig gives them.
+    # Fields of HopperConfig that the rung itself brings in; it understands these and its parents'.
+    # The others must keep the value that HopperConfig gives them.
     introduces = frozenset({"tile_m", "tile_n", "tile_k", "mma_n", "jitter", "phases"})
     ring_type: type[sync.Ring] = sync.Ring
     persistent = False
@@ -48,7 +49,10 @@ class HopperGemm:
         for name, field in HopperConfig.__dataclass_fields__.items():
             value = getattr(config, name)
             if name not in understood and value != field.default:
-                return f"{name} is {value}, expected {field.default}: a later rung of the ladder brings it in"
+                return (
+                    f"{name} is {value}, expected {field.default}: a later rung of the ladder "
+                    "brings it in"
+                )
         return invalid_reason(config)
 
     # ---- policies
@@ -61,11 +65,15 @@ class HopperGemm:
         return tiles
 
     def loads(self):
-        """What TMA copies of A and of B are made of: the operation, and how many CTAs share one tile."""
+        """What TMA copies of A and of B are made of: the operation, and how many CTAs share one
+        tile.
+        """
         return (cpasync.CopyBulkTensorTileG2SOp(), 1), (cpasync.CopyBulkTensorTileG2SOp(), 1)
 
     def maps(self, a, b, major_a, major_b):
-        """Host: of A (M, K) and of B (N, K) the atom and tensor of its TMA loads, and the layout of its slots."""
+        """Host: of A (M, K) and of B (N, K) the atom and tensor of its TMA loads, and the layout of
+        its slots.
+        """
         config = self.config
         tile = (config.tile_m, config.slot_n, config.tile_k)
         layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
@@ -75,11 +83,16 @@ class HopperGemm:
             (a, b), (layout_a, layout_b), tile[:2], self.loads(), strict=True
         ):
             slot, box = cute.slice_(layout, ONE_SLOT), (rows, config.tile_k)
-            made += [*cpasync.make_tiled_tma_atom(load, tensor, slot, box, num_multicast=shared), layout]
+            made += [
+                *cpasync.make_tiled_tma_atom(load, tensor, slot, box, num_multicast=shared),
+                layout,
+            ]
         return made
 
     def share(self, k):
-        """Which part of a tile of A and of B this CTA loads, and the masks of the CTAs that receive it."""
+        """Which part of a tile of A and of B this CTA loads, and the masks of the CTAs that receive
+        it.
+        """
         k.part_a, k.part_b, k.mask_a, k.mask_b = 0, 0, None, None
 
     def maps_c(self, c):
@@ -114,9 +127,13 @@ class HopperGemm:
         roles.store_registers(k, m, n, min(self.width, 2), StoreCacheMode.WRITE_BACK)
 
     def become_consumer(self, k, consumer):
-        """Adds to `k` what consumer warpgroup `consumer` multiplies with: its rows of every slot, its accumulator."""
+        """Adds to `k` what consumer warpgroup `consumer` multiplies with: its rows of every slot,
+        its accumulator.
+        """
         c = self.config
-        thread = k.mma.get_slice(consumer * WARPGROUP)  # descriptors: all threads of a warpgroup hold the same
+        thread = k.mma.get_slice(
+            consumer * WARPGROUP
+        )  # descriptors: all threads of a warpgroup hold the same
         k.consumer = consumer
         k.consumer_thread = consumer * WARPGROUP + k.tidx % WARPGROUP
         k.tCrA = k.mma.make_fragment_A(thread.partition_A(k.sA))  # (MMA, MMA_M, MMA_K, SLOT)
@@ -126,11 +143,13 @@ class HopperGemm:
     # ---- host
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, table, trace, stream):
-        """a: (M, K), b: (K, N), c: (M, N). `table`: (steps, clusters) of cluster tiles, int32, or None; `trace`: int64
-        (CTAs, warpgroups, phases) or None.
+        """a: (M, K), b: (K, N), c: (M, N). `table`: (steps, clusters) of cluster tiles, int32, or
+        None; `trace`: int64 (CTAs, warpgroups, phases) or None.
         """
         config = self.config
-        b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))  # (N, K), as wgmma and TMA name B
+        b = cute.make_tensor(
+            b.iterator, cute.select(b.layout, mode=[1, 0])
+        )  # (N, K), as wgmma and TMA name B
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
         mma, mma_overwriting = (
@@ -151,15 +170,29 @@ class HopperGemm:
         tiles_n = cute.ceil_div(c.shape[1], config.tile_n * config.cluster_n)
         k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
         self.kernel(
-            tma_a, mA, tma_b, mB, c, a.element_type, mma, mma_overwriting, layout_a, layout_b,
-            tiles_m, tiles_n, k_tiles, table, trace, self.maps_c(c),
+            tma_a,
+            mA,
+            tma_b,
+            mB,
+            c,
+            a.element_type,
+            mma,
+            mma_overwriting,
+            layout_a,
+            layout_b,
+            tiles_m,
+            tiles_n,
+            k_tiles,
+            table,
+            trace,
+            self.maps_c(c),
         ).launch(
             grid=(self.grid(tiles_m * tiles_n, table), 1, 1),
             block=(WARPGROUP * self.warpgroups, 1, 1),
             cluster=(config.cluster, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
-        )  # fmt: skip
+        )
 
     # ---- device
     @cute.kernel
@@ -192,12 +225,27 @@ class HopperGemm:
 
         smem = SmemAllocator()
         bars = smem.allocate_array(Int64, 2 * config.slots)
-        sA = smem.allocate_tensor(dtype, layout_a.outer, 1024, swizzle=layout_a.inner)  # (bM, bK, SLOT)
-        sB = smem.allocate_tensor(dtype, layout_b.outer, 1024, swizzle=layout_b.inner)  # (bN, bK, SLOT)
-        landed = sum(cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT)) for layout in (layout_a, layout_b))
-        assert landed == config.slot_bytes, f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
+        sA = smem.allocate_tensor(
+            dtype, layout_a.outer, 1024, swizzle=layout_a.inner
+        )  # (bM, bK, SLOT)
+        sB = smem.allocate_tensor(
+            dtype, layout_b.outer, 1024, swizzle=layout_b.inner
+        )  # (bN, bK, SLOT)
+        landed = sum(
+            cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT))
+            for layout in (layout_a, layout_b)
+        )
+        assert landed == config.slot_bytes, (
+            f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
+        )
         ring = self.ring_type(
-            bars, bars + config.slots, config.slots, config.slot_bytes, config.consumers, config.cluster, config.jitter
+            bars,
+            bars + config.slots,
+            config.slots,
+            config.slot_bytes,
+            config.consumers,
+            config.cluster,
+            config.jitter,
         )
         k = SimpleNamespace(
             tidx=tidx,
@@ -221,13 +269,25 @@ class HopperGemm:
         )
         self.share(k)
         (_, share_a), (_, share_b) = self.loads()
-        gA = cute.local_tile(mA, (config.tile_m, config.tile_k), (None, None))  # (bM, bK, RestM, RestK)
-        gB = cute.local_tile(mB, (config.tile_n, config.tile_k), (None, None))  # (bN, bK, RestN, RestK)
+        gA = cute.local_tile(
+            mA, (config.tile_m, config.tile_k), (None, None)
+        )  # (bM, bK, RestM, RestK)
+        gB = cute.local_tile(
+            mB, (config.tile_n, config.tile_k), (None, None)
+        )  # (bN, bK, RestN, RestK)
         k.tAsA, k.tAgA = cpasync.tma_partition(
-            tma_a, k.part_a, cute.make_layout(share_a), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
+            tma_a,
+            k.part_a,
+            cute.make_layout(share_a),
+            cute.group_modes(sA, 0, 2),
+            cute.group_modes(gA, 0, 2),
         )
         k.tBsB, k.tBgB = cpasync.tma_partition(
-            tma_b, k.part_b, cute.make_layout(share_b), cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2)
+            tma_b,
+            k.part_b,
+            cute.make_layout(share_b),
+            cute.group_modes(sB, 0, 2),
+            cute.group_modes(gB, 0, 2),
         )
         self.prepare_store(k, smem, maps_c)
 

@@ -31,7 +31,10 @@ def extents(problem: Problem) -> str | None:
     if problem.K < 1:
         return f"it takes K from 1 on, and was given K = {problem.K}"
     if max(problem.M, problem.columns, problem.K) > LARGEST:
-        return f"it takes extents up to {LARGEST}, and was given {problem.M}x{problem.columns}x{problem.K}"
+        return (
+            f"it takes extents up to {LARGEST}, and was given "
+            f"{problem.M}x{problem.columns}x{problem.K}"
+        )
     if matrices(problem) > LARGEST:
         return f"it takes batches of up to {LARGEST} matrices, and was given {matrices(problem)}"
     return None
@@ -50,16 +53,25 @@ def tiles(problem: Problem, config: HopperConfig) -> str | None:
     pieces = min(config.split_k, slices)
     ends = rows * config.cluster_m * config.tile_m, columns * config.cluster_n * config.tile_n
     if max(ends) >= INT32:
-        return f"its tiles may end {INT32 - 1} rows and columns from the first, and would {ends[0]} and {ends[1]}"
+        return (
+            f"its tiles may end {INT32 - 1} rows and columns from the first, and would "
+            f"{ends[0]} and {ends[1]}"
+        )
     if config.stream_k and slices > MOST_SLICES:
         return f"stream_k takes up to {MOST_SLICES} slices of K, and was given K = {problem.K}"
     if config.split_k > 1:
         ctas = rows * columns * config.cluster * matrices(problem)
         sums = ctas * pieces * config.tile_m * config.tile_n
         if sums >= MOST_SUMS or pieces * slices >= INT32:
-            return f"split_k takes up to {MOST_SUMS} partial sums of K in 32-bit slices, and was given {sums}"
+            return (
+                f"split_k takes up to {MOST_SUMS} partial sums of K in 32-bit slices, and was "
+                f"given {sums}"
+            )
     if (count := rows * columns * matrices(problem) * pieces) > LARGEST:
         return f"it takes up to {LARGEST} cluster tiles, and was given {count}"
     if config.cluster_k * slices >= INT32:
-        return f"cluster_k takes up to {INT32 // config.cluster_k} slices of K, and was given K = {problem.K}"
+        return (
+            f"cluster_k takes up to {INT32 // config.cluster_k} slices of K, and was given K = "
+            f"{problem.K}"
+        )
     return None

@@ -1,11 +1,14 @@
 """hopper.cluster_multicast
 
-Idea: CTAs of a cluster that need the same slice load a part of it each, and TMA delivers every part to all of them.
+Idea: CTAs of a cluster that need the same slice load a part of it each, and TMA delivers every part
+to all of them.
 Parent: hopper.lean_barriers
-Changes: clusters of 2×1 CTAs share B; multicast loads with masks; a slot is released to every CTA that writes to it.
-Why it pays: B, the larger operand of a 128×256 tile, is read from L2 once for two SMs: a third fewer reads. 5% at 4096,
-    9% at 8192. Sharing A (`cluster_m=1,cluster_n=2`) saves half as much: 0.8% less. Clusters of four lose 17%: they do
-    not fit all 132 SMs, and every slot waits for the slowest of four CTAs.
+Changes: clusters of 2×1 CTAs share B; multicast loads with masks; a slot is released to every CTA
+that writes to it.
+Why it pays: B, the larger operand of a 128×256 tile, is read from L2 once for two SMs: a third
+    fewer reads. 5% at 4096, 9% at 8192. Sharing A (`cluster_m=1,cluster_n=2`) saves half as much:
+    0.8% less. Clusters of four lose 17%: they do not fit all 132 SMs, and every slot waits for the
+    slowest of four CTAs.
 Source: 001 kernel 8 (734 TFLOP/s of cuBLAS's 716), 004.
 """
 
@@ -27,8 +30,9 @@ class Config(lean_barriers.Config):
 
 @dataclass(frozen=True)
 class ClusterRing(lean_barriers.LeanRing):
-    """full[s]: as the parent's; `tx_bytes` are those of a whole slot, whoever loads them.
-    empty[s]: 1 by each consumer warpgroup of each CTA of the cluster: thread r of a warpgroup arrives at CTA r.
+    """full[s]: as the parent's; `tx_bytes` are those of a whole slot, whoever loads them. empty[s]:
+    1 by each consumer warpgroup of each CTA of the cluster: thread r of a warpgroup arrives at CTA
+    r.
     """
 
     def contract(self) -> dict[str, int]:
@@ -55,7 +59,9 @@ class ClusterMulticast(lean_barriers.LeanBarriers):
     def loads(self):
         """A is shared along a row of the cluster, B along a column."""
         one, many = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SMulticastOp()
-        return tuple((many if n > 1 else one, n) for n in (self.config.cluster_n, self.config.cluster_m))
+        return tuple(
+            (many if n > 1 else one, n) for n in (self.config.cluster_n, self.config.cluster_m)
+        )
 
     def share(self, k):
         rows, columns = self.config.cluster_m, self.config.cluster_n
@@ -92,4 +98,6 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, ClusterMulticast, Config)
+unsupported, plan, artifact, phases, precompile, space = host.entry(
+    KERNEL, ClusterMulticast, Config
+)

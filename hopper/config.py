@@ -9,7 +9,9 @@ BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swi
 WARPGROUP = 128
 REGISTERS = 65536  # of one SM
 MOST_SLOTS = BARRIER_BYTES // 16  # two mbarriers each
-ACCUMULATOR_LIMIT = 208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
+ACCUMULATOR_LIMIT = (
+    208  # registers of one thread that may hold accumulators: 255 less addresses and loop state
+)
 MOST_PIECES = 64
 SLAB = 64  # columns of C that are staged at once, 64 rows of one consumer (32 columns of fp32)
 SLAB_BYTES = 64 * 128
@@ -17,29 +19,33 @@ SLAB_BYTES = 64 * 128
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """What a Hopper kernel is made of; sizes in elements. A rung's own `Config` has the defaults of that rung.
+    """What a Hopper kernel is made of; sizes in elements. A rung's own `Config` has the defaults of
+    that rung.
 
     Tile: `tile_m`, `tile_n`, `tile_k` of one CTA. `mma_n`: columns of one wgmma (0: tile_n).
-    Pipeline: `slots` of the ring; `consumers`, the warpgroups that multiply, each tile_m / consumers rows; `in_flight`,
-    wgmma groups that may run on while the next slot is awaited; `producer_registers`, `consumer_registers` for
-    setmaxnreg (0: as compiled).
-    Schedule: `order` of the tiles, one of `device.raster.ORDERS`; `group_m` × `group_n` tiles of a super-group;
-    `sms`, the CTAs that share the tiles (0: one on each SM); `cluster_m` × `cluster_n` CTAs of a cluster that load for
-    each other.
-    Store: `reorder_stores` among the lanes of a quad, to write 16 bytes of a row each; `write_through` the L1 cache;
-    `accumulate_flag` of wgmma in place of zeroed accumulators; `store_buffers`, slabs of 64×64 of C staged in shared
-    memory by each consumer (0: registers straight to memory).
-    Production (`hopper.gemm`): `swap` computes C^T = B^T A^T, so that few rows of C become columns of the tile, which
-    come in steps of 8, and tiles may begin at any column where A's rows lie along K; `elastic` tiles are tile_n or
-    tile_n - 8 columns wide, so that whole columns of tiles cover N; `pingpong` consumers multiply a tile each in turn,
-    not halves of the same; `k_serpentine` walks K backwards in every other tile of a CTA, whose last slices are still
-    in L2; `split_k` pieces of K are added in their order by the CTA that ends last; `stream_k` cuts the tiles that fill
-    no whole wave into as many pieces as there are clusters; `cluster_k` CTAs of a cluster have a part of K each, and
-    add up in each other's shared memory; `gpc`: where each CTA has one whole tile, the SMs of a GPC have neighbouring
-    ones, whatever `order` says (`placement`); `pdl` lets a call start before the one ahead of it has ended
-    (programmatic dependent launch).
-    Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races; `phases` counts the
-    cycles of each role. Neither is for speed.
+    Pipeline: `slots` of the ring; `consumers`, the warpgroups that multiply, each tile_m /
+    consumers rows; `in_flight`, wgmma groups that may run on while the next slot is awaited;
+    `producer_registers`, `consumer_registers` for setmaxnreg (0: as compiled).
+    Schedule: `order` of the tiles, one of `device.raster.ORDERS`; `group_m` × `group_n` tiles of a
+    super-group; `sms`, the CTAs that share the tiles (0: one on each SM); `cluster_m` × `cluster_n`
+    CTAs of a cluster that load for each other.
+    Store: `reorder_stores` among the lanes of a quad, to write 16 bytes of a row each;
+    `write_through` the L1 cache; `accumulate_flag` of wgmma in place of zeroed accumulators;
+    `store_buffers`, slabs of 64×64 of C staged in shared memory by each consumer (0: registers
+    straight to memory).
+    Production (`hopper.gemm`): `swap` computes C^T = B^T A^T, so that few rows of C become columns
+    of the tile, which come in steps of 8, and tiles may begin at any column where A's rows lie
+    along K; `elastic` tiles are tile_n or tile_n - 8 columns wide, so that whole columns of tiles
+    cover N; `pingpong` consumers multiply a tile each in turn, not halves of the same;
+    `k_serpentine` walks K backwards in every other tile of a CTA, whose last slices are still in
+    L2; `split_k` pieces of K are added in their order by the CTA that ends last; `stream_k` cuts
+    the tiles that fill no whole wave into as many pieces as there are clusters; `cluster_k` CTAs of
+    a cluster have a part of K each, and add up in each other's shared memory; `gpc`: where each CTA
+    has one whole tile, the SMs of a GPC have neighbouring ones, whatever `order` says
+    (`placement`); `pdl` lets a call start before the one ahead of it has ended (programmatic
+    dependent launch).
+    Debugging: `jitter` makes every role sleep a random time at each barrier, to shake out races;
+    `phases` counts the cycles of each role. Neither is for speed.
     """
 
     tile_m: int = 64
@@ -105,7 +111,9 @@ class HopperConfig:
 
     @property
     def slot_n(self) -> int:
-        """Columns of B in a slot: those of a tile, in parts of whole swizzles for the CTAs that load it together."""
+        """Columns of B in a slot: those of a tile, in parts of whole swizzles for the CTAs that
+        load it together.
+        """
         part = 16 * self.cluster_m
         return -(-self.tile_n // part) * part if self.elastic else self.tile_n
 
@@ -126,8 +134,8 @@ class HopperConfig:
 
     @property
     def last(self) -> int:
-        """Slices that two consumers multiply in turn at a tile's end (`gemm`): slots hold them meanwhile, all but one,
-        in which the next thing comes.
+        """Slices that two consumers multiply in turn at a tile's end (`gemm`): slots hold them
+        meanwhile, all but one, in which the next thing comes.
         """
         return min(3, self.slots - 1)
 
@@ -137,8 +145,8 @@ class HopperConfig:
         return self.tile_m * self.tile_n // (self.sharing * WARPGROUP)
 
     def stored(self, gated: bool) -> "HopperConfig":
-        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of the columns; of gated
-        pairs there is one for two columns of B.
+        """The config of what a CTA stores: of a tile that CTAs share along K, each has a part of
+        the columns; of gated pairs there is one for two columns of B.
         """
         parts = self.cluster_k * (2 if gated else 1)
         return replace(self, tile_n=self.tile_n // parts, cluster_k=1) if parts > 1 else self
@@ -150,8 +158,8 @@ class HopperConfig:
 
 
 def unscheduled(config: HopperConfig) -> HopperConfig:
-    """The config whose compile serves this one too: the host makes the order of tiles, a table, and swaps operands;
-    the number of pieces of K is an argument.
+    """The config whose compile serves this one too: the host makes the order of tiles, a table, and
+    swaps operands; the number of pieces of K is an argument.
     """
     plain = HopperConfig
     pieces = 2 if config.split_k > 1 else 1
@@ -180,8 +188,8 @@ def invalid_reason(config: HopperConfig) -> str | None:
 
 
 def gated_reason(c: HopperConfig) -> str | None:
-    """Why tiles of this config cannot hold gated pairs: a slot has as many columns of either half of B, of which every
-    CTA that loads it has a part, and a thread both values of a pair.
+    """Why tiles of this config cannot hold gated pairs: a slot has as many columns of either half
+    of B, of which every CTA that loads it has a part, and a thread both values of a pair.
     """
     if c.swap or c.elastic or c.cluster_k > 1 or c.mma_n:
         return "gated pairs need swap and elastic False, cluster_k 1 and mma_n 0"
@@ -191,12 +199,18 @@ def gated_reason(c: HopperConfig) -> str | None:
 
 
 def promoted_reason(c: HopperConfig) -> str | None:
-    """Why sums of slots, of 128 products, cannot be added up in registers beside those of this config's tiles."""
+    """Why sums of slots, of 128 products, cannot be added up in registers beside those of this
+    config's tiles.
+    """
     if c.tile_k > 64:
         return f"tile_k is {c.tile_k}, expected at most 64 (128 of fp8) for promoted sums"
     limit = ACCUMULATOR_LIMIT if c.consumers == 2 else 128
     if 2 * c.accumulator_registers > limit:
-        return f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for sums and theirs of slots"
+        return (
+            f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for "
+            "sums "
+            "and theirs of slots"
+        )
     return None
 
 
@@ -204,45 +218,79 @@ def _tile(c: HopperConfig) -> str | None:
     if c.tile_m not in (64, 128, 192, 256, 320):
         return f"tile_m is {c.tile_m}, expected 64, 128, 192, 256 or 320 (wgmma has 64 rows)"
     if c.elastic and (c.tile_n not in range(24, 257, 8) or c.mma_n):
-        return f"tile_n is {c.tile_n} and mma_n {c.mma_n}, expected a multiple of 8 from 24 to 256 and 0 when elastic"
+        return (
+            f"tile_n is {c.tile_n} and mma_n {c.mma_n}, expected a multiple of 8 from 24 to "
+            "256 "
+            "and 0 when elastic"
+        )
     if not c.elastic and c.tile_n not in range(16, 513, 16):
         return f"tile_n is {c.tile_n}, expected a multiple of 16 from 16 to 512"
     if c.tile_k not in (16, 32, 64, 128):
-        return f"tile_k is {c.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA boxes of whole swizzles)"
+        return (
+            f"tile_k is {c.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA "
+            "boxes of "
+            "whole swizzles)"
+        )
     if c.elastic:
         return None
     if c.mma_n < 0 or c.instruction_n % 16 or c.tile_n % c.instruction_n:
-        return f"mma_n is {c.mma_n}, expected 0 or a multiple of 16 that divides tile_n ({c.tile_n})"
+        return (
+            f"mma_n is {c.mma_n}, expected 0 or a multiple of 16 that divides tile_n ({c.tile_n})"
+        )
     if c.instruction_n > 256:
         return f"tile_n is {c.tile_n}, expected at most 256 (one wgmma) unless mma_n divides it"
-    swizzle = next(columns for columns in (64, 32, 16) if c.tile_n % columns == 0)  # of a B stored by rows
+    swizzle = next(
+        columns for columns in (64, 32, 16) if c.tile_n % columns == 0
+    )  # of a B stored by rows
     if swizzle % c.instruction_n and c.instruction_n % swizzle:
-        return f"mma_n is {c.mma_n}, expected a divisor or a multiple of {swizzle} columns, which are swizzled together"
+        return (
+            f"mma_n is {c.mma_n}, expected a divisor or a multiple of {swizzle} columns, which "
+            "are swizzled together"
+        )
     return None
 
 
 def _pipeline(c: HopperConfig) -> str | None:
     if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.sharing):
-        return f"consumers is {c.consumers}, expected 1, 2 or 3 that share tile_m ({c.tile_m}) in multiples of 64 rows"
+        return (
+            f"consumers is {c.consumers}, expected 1, 2 or 3 that share tile_m ({c.tile_m}) in "
+            "multiples of 64 rows"
+        )
     if c.pingpong and (c.consumers != 2 or c.split):
-        return f"pingpong with {c.consumers} consumers and pieces of K, expected 2 that take turns, and whole tiles"
+        return (
+            f"pingpong with {c.consumers} consumers and pieces of K, expected 2 that take "
+            "turns, and whole tiles"
+        )
     if not 1 <= c.slots <= MOST_SLOTS:
         return f"slots is {c.slots}, expected 1 to {MOST_SLOTS}"
     if c.in_flight not in (0, 1) or c.in_flight >= c.slots:
-        return f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than slots ({c.slots}), which it keeps occupied"
+        return (
+            f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than slots ({c.slots}), "
+            "which it keeps occupied"
+        )
     given, taken = c.producer_registers, c.consumer_registers
     if given == taken == 0:
         return None
     compiled = REGISTERS // (WARPGROUP * (1 + c.consumers)) // 8 * 8
     if c.consumers == 1:
-        return f"consumer_registers is {taken}, expected 0 with one consumer: two warpgroups have 255 a thread already"
+        return (
+            f"consumer_registers is {taken}, expected 0 with one consumer: two warpgroups have "
+            "255 a thread already"
+        )
     if given % 8 or not 24 <= given <= compiled:
-        return f"producer_registers is {given}, expected a multiple of 8 from 24 to {compiled}, or 0 like the other"
+        return (
+            f"producer_registers is {given}, expected a multiple of 8 from 24 to "
+            f"{compiled}, or "
+            "0 like the other"
+        )
     if taken % 8 or not compiled <= taken <= 255:
         return f"consumer_registers is {taken}, expected a multiple of 8 from {compiled} to 248"
     held, wanted = compiled * (1 + c.consumers), given + c.consumers * taken
     if wanted > held:  # the last to ask would wait for ever
-        return f"setmaxnreg {given}/{taken} adds up to {wanted} over the warpgroups, expected at most {held}"
+        return (
+            f"setmaxnreg {given}/{taken} adds up to {wanted} over the warpgroups, expected at "
+            f"most {held}"
+        )
     return None
 
 
@@ -254,13 +302,23 @@ def _schedule(c: HopperConfig) -> str | None:
             return f"{name} is {getattr(c, name)}, expected at least 1"
     if c.sms < 0 or 0 < c.sms < c.cluster:
         return f"sms is {c.sms}, expected 0 (all) or at least the {c.cluster} CTAs of a cluster"
-    for name, extent, size in (("cluster_m", "tile_n", c.slot_n), ("cluster_n", "tile_m", c.tile_m)):
+    for name, extent, size in (
+        ("cluster_m", "tile_n", c.slot_n),
+        ("cluster_n", "tile_m", c.tile_m),
+    ):
         share = getattr(c, name)
         if share not in (1, 2, 4) or size % (16 * share):
-            return f"{name} is {share}, expected 1, 2 or 4 CTAs that load {extent} ({size}) in multiples of 16"
+            return (
+                f"{name} is {share}, expected 1, 2 or 4 CTAs that load {extent} ({size}) in "
+                "multiples of 16"
+            )
     if c.cluster > 8:
         parts = f" in {c.cluster_k} parts of K" if c.cluster_k > 1 else ""
-        return f"a cluster of {c.cluster_m}x{c.cluster_n}{parts} has {c.cluster} CTAs, expected at most 8"
+        return (
+            f"a cluster of {c.cluster_m}x{c.cluster_n}{parts} has {c.cluster} CTAs, "
+            "expected at "
+            "most 8"
+        )
     return None
 
 
@@ -268,33 +326,51 @@ def _production(c: HopperConfig) -> str | None:
     if not 1 <= c.split_k <= MOST_PIECES:
         return f"split_k is {c.split_k}, expected 1 to {MOST_PIECES} pieces of K"
     if c.stream_k and c.split_k > 1:
-        return f"split_k is {c.split_k} with stream_k, expected 1: either cuts every tile or those of the last wave"
+        return (
+            f"split_k is {c.split_k} with stream_k, expected 1: either cuts every tile or "
+            "those "
+            "of the last wave"
+        )
     if c.cluster_k == 1:
         return None
     if c.cluster_k not in (2, 4, 8) or c.tile_n % (8 * c.cluster_k):
         return (
-            f"cluster_k is {c.cluster_k}, expected 1, 2, 4 or 8 CTAs with a part of tile_n ({c.tile_n}) each, in eights"
+            f"cluster_k is {c.cluster_k}, expected 1, 2, 4 or 8 CTAs with a part of tile_n "
+            f"({c.tile_n}) each, in eights"
         )
     if c.split or c.pingpong or c.elastic or c.mma_n:
-        return f"cluster_k is {c.cluster_k}, expected 1 with split_k, stream_k, pingpong, elastic or mma_n"
+        return (
+            f"cluster_k is {c.cluster_k}, expected 1 with split_k, stream_k, pingpong, elastic "
+            "or mma_n"
+        )
     return None
 
 
 def _store(c: HopperConfig) -> str | None:
     if not 0 <= c.store_buffers <= c.slabs:
-        return f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, the slabs of a consumer"
+        return (
+            f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, the slabs of a consumer"
+        )
     return None
 
 
 def _budgets(c: HopperConfig) -> str | None:
-    limit = 256 if c.consumers == 1 else ACCUMULATOR_LIMIT  # with one consumer 001's spilling kernel can be built
+    limit = (
+        256 if c.consumers == 1 else ACCUMULATOR_LIMIT
+    )  # with one consumer 001's spilling kernel can be built
     if c.accumulator_registers > limit:
         return (
             f"tile {c.tile_m}x{c.tile_n} needs {c.accumulator_registers} accumulator registers, "
             f"expected at most {limit} a thread"
         )
     if c.consumers == 3 and c.accumulator_registers > 96:
-        return f"three consumers have 128 registers a thread and {c.accumulator_registers} accumulators, expected 96"
+        return (
+            f"three consumers have 128 registers a thread and {c.accumulator_registers} "
+            "accumulators, expected 96"
+        )
     if c.shared_memory_bytes > SHARED_MEMORY:
-        return f"the tiles need {c.shared_memory_bytes} bytes of shared memory, expected at most {SHARED_MEMORY}"
+        return (
+            f"the tiles need {c.shared_memory_bytes} bytes of shared memory, expected at most "
+            f"{SHARED_MEMORY}"
+        )
     return None

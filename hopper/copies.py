@@ -1,4 +1,6 @@
-"""Operands as TMA takes them: which it cannot stride over and are copied first, and how rows lie in lines of L2."""
+"""Operands as TMA takes them: which it cannot stride over and are copied first, and how rows lie in
+lines of L2.
+"""
 
 from dataclasses import replace
 
@@ -13,10 +15,22 @@ _GRANULE = 8  # of them, TMA's 16 bytes
 
 
 def copied(problem: Problem) -> tuple[bool, bool]:
-    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride of 1."""
-    a = host.tma_strides(problem.M, problem.K, problem.a[-2:]) if problem.alignment[0] >= 16 else None
-    b = host.tma_strides(problem.K, problem.columns, problem.b[-2:]) if problem.alignment[1] >= 16 else None
-    ragged = [any(stride % _GRANULE for stride in strides[:-2]) for strides in (problem.a, problem.b)]
+    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a
+    stride of 1.
+    """
+    a = (
+        host.tma_strides(problem.M, problem.K, problem.a[-2:])
+        if problem.alignment[0] >= 16
+        else None
+    )
+    b = (
+        host.tma_strides(problem.K, problem.columns, problem.b[-2:])
+        if problem.alignment[1] >= 16
+        else None
+    )
+    ragged = [
+        any(stride % _GRANULE for stride in strides[:-2]) for strides in (problem.a, problem.b)
+    ]
     return a is None or ragged[0], b is None or ragged[1]
 
 
@@ -28,7 +42,8 @@ def lines(problem: Problem) -> tuple[int, int]:
 def remarks(problem: Problem) -> list[str]:
     """What a call costs beside the product, for people."""
     said = [
-        f"{name} is copied first: TMA needs 16-byte addresses, one stride of 1 and others in multiples of 8, and "
+        f"{name} is copied first: TMA needs 16-byte addresses, one stride of 1 and others in "
+        "multiples of 8, and "
         f"{name} has strides {strides} at an address that is a multiple of {alignment}"
         for name, strides, alignment, is_copied in zip(
             "ab", (problem.a, problem.b), problem.alignment[:2], copied(problem), strict=True
@@ -47,13 +62,17 @@ def aligned(problem: Problem) -> Problem:
     a, b = copied(problem)
     strides_a = _strides(problem, problem.a, problem.M, problem.K) if a else problem.a
     strides_b = _strides(problem, problem.b, problem.K, problem.columns) if b else problem.b
-    alignment = (LINE if a else problem.alignment[0], LINE if b else problem.alignment[1], *problem.alignment[2:])
+    alignment = (
+        LINE if a else problem.alignment[0],
+        LINE if b else problem.alignment[1],
+        *problem.alignment[2:],
+    )
     return replace(problem, a=strides_a, b=strides_b, alignment=alignment)
 
 
 def _strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Strides:
-    """Of a copy: columns or rows contiguous, as they are nearer to it, and padded to whole lines, those shorter than
-    one to 16 bytes; what is broadcast over the batch stays so.
+    """Of a copy: columns or rows contiguous, as they are nearer to it, and padded to whole lines,
+    those shorter than one to 16 bytes; what is broadcast over the batch stays so.
     """
     by_columns = strides[-2] == 1 and strides[-1] != 1
     length = rows if by_columns else columns
@@ -68,7 +87,9 @@ def _strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Str
 
 def copy(t: torch.Tensor, shape: tuple[int, ...], source: Strides, made: Strides) -> torch.Tensor:
     """The operand in memory of its own, batches that it repeats once."""
-    kept = [1 if stride == 0 else extent for extent, stride in zip(shape[:-2], made[:-2], strict=True)]
+    kept = [
+        1 if stride == 0 else extent for extent, stride in zip(shape[:-2], made[:-2], strict=True)
+    ]
     kept += shape[-2:]
     room = 1 + sum((extent - 1) * stride for extent, stride in zip(kept, made, strict=True))
     new = torch.empty(room + _GRANULE, dtype=t.dtype, device=t.device)

@@ -1,4 +1,6 @@
-"""Where the cycles of a call go: runs a kernel compiled with `phases=True` and averages its stopwatches."""
+"""Where the cycles of a call go: runs a kernel compiled with `phases=True` and averages its
+stopwatches.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Role:
-    """Mean SM cycles of one warpgroup's first thread: `wait`, `load` and `tensor` for a step of tile_k along K,
-    `store` for a tile. A phase that the role does not have is 0. `total` is for a tile, all phases together.
+    """Mean SM cycles of one warpgroup's first thread: `wait`, `load` and `tensor` for a step of
+    tile_k along K, `store` for a tile. A phase that the role does not have is 0. `total` is for a
+    tile, all phases together.
     """
 
     name: str
@@ -30,10 +33,15 @@ class Role:
 
 
 def measure(
-    rung: Rung, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: HopperConfig | None = None
+    rung: Rung,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: HopperConfig | None = None,
 ) -> tuple[Role, ...]:
-    """Cycles of a warm call C[M, N] = A[M, K] B[K, N] on a GPU, by role: "all" where one warpgroup does everything,
-    else "producer" and each "consumer". Raises ValueError for what the kernel cannot take.
+    """Cycles of a warm call C[M, N] = A[M, K] B[K, N] on a GPU, by role: "all" where one warpgroup
+    does everything, else "producer" and each "consumer". Raises ValueError for what the kernel
+    cannot take.
     """
     from . import host, schedule
 
@@ -51,13 +59,19 @@ def measure(
     tiles = rows * columns * config.cluster
     steps = tiles * -(-asked.K // config.tile_k)
     sums = trace.sum(0).tolist()
-    names = ["all"] if len(sums) == 1 else ["producer", *(f"consumer {i}" for i in range(1, len(sums)))]
-    return tuple(_role(name, cycles, steps, tiles) for name, cycles in zip(names, sums, strict=True))
+    names = (
+        ["all"] if len(sums) == 1 else ["producer", *(f"consumer {i}" for i in range(1, len(sums)))]
+    )
+    return tuple(
+        _role(name, cycles, steps, tiles) for name, cycles in zip(names, sums, strict=True)
+    )
 
 
 def _role(name: str, cycles: list[int], steps: int, tiles: int) -> Role:
     wait, load, tensor, store = cycles
-    return Role(name, wait / steps, load / steps, tensor / steps, store / tiles, sum(cycles) / tiles)
+    return Role(
+        name, wait / steps, load / steps, tensor / steps, store / tiles, sum(cycles) / tiles
+    )
 
 
 assert PHASES == ("wait", "load", "tensor", "store")  # the fields of Role

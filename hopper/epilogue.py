@@ -1,8 +1,9 @@
-"""C of `hopper.gemm` on its way through shared memory: as `staging`, for tiles of any width, C by rows or by columns.
+"""C of `hopper.gemm` on its way through shared memory: as `staging`, for tiles of any width, C by
+rows or by columns.
 
-A slab has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest tile has. Where slabs do not divide
-a tile's width the last overlaps its neighbour: both write the same values there, and one TMA box serves every width.
-The contract of a slab's memory is `staging`'s.
+A slab has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest tile has. Where
+slabs do not divide a tile's width the last overlaps its neighbour: both write the same values
+there, and one TMA box serves every width. The contract of a slab's memory is `staging`'s.
 
 What is done to sums on the way is `transform`'s; what lies as C does comes as `fetched` says.
 """
@@ -40,14 +41,17 @@ def starts(width: int, columns: int) -> list[int]:
 
 
 def places(config, dtype, width: int) -> list[tuple[int, int]]:
-    """Row group and first column of each slab that a consumer stores of a tile so many columns wide."""
+    """Row group and first column of each slab that a consumer stores of a tile so many columns
+    wide.
+    """
     tall = config.tile_m // (64 * config.sharing)
     return [(i, start) for i in range(tall) for start in starts(width, slab_columns(config, dtype))]
 
 
 def buffers(config, dtype, form) -> int:
-    """Slabs of one consumer in shared memory. A CTA that has one tile lays all of them over the ring, whose slots it
-    has read by then; they fit unless K's slices are few and C's elements wide. Not where other slabs lie there.
+    """Slabs of one consumer in shared memory. A CTA that has one tile lays all of them over the
+    ring, whose slots it has read by then; they fit unless K's slices are few and C's elements wide.
+    Not where other slabs lie there.
     """
     slabs = max(len(places(config, dtype, width)) for width in config.widths)
     room = slabs * config.consumers * 64 * slab_columns(config, dtype) * dtype.width // 8
@@ -60,8 +64,9 @@ def over_ring(config, dtype, form) -> bool:
 
 
 def maps(config, c, aux, fetched, form):
-    """Host: atoms and tensors of the TMA store of C, of x if it leaves so, and of the loads of what is fetched (or
-    None), and the layouts of a slab and of all, (64, columns, BUFFER of all consumers).
+    """Host: atoms and tensors of the TMA store of C, of x if it leaves so, and of the loads of what
+    is fetched (or None), and the layouts of a slab and of all, (64, columns, BUFFER of all
+    consumers).
     """
     dtype = c.element_type
     columns = slab_columns(config, dtype)
@@ -82,8 +87,19 @@ def maps(config, c, aux, fetched, form):
 
 
 def place(k, config, smem, made, ring):
-    """Adds the slabs of all consumers to `k`, in shared memory of their own or in that of the ring's slots, `ring`."""
-    k.tma_c, k.gmem_c, k.tma_aux, k.gmem_aux, k.tma_fetched, k.gmem_fetched, k.slab_layout, slabs = made
+    """Adds the slabs of all consumers to `k`, in shared memory of their own or in that of the
+    ring's slots, `ring`.
+    """
+    (
+        k.tma_c,
+        k.gmem_c,
+        k.tma_aux,
+        k.gmem_aux,
+        k.tma_fetched,
+        k.gmem_fetched,
+        k.slab_layout,
+        slabs,
+    ) = made
     dtype = k.mC.element_type
     if over_ring(config, dtype, k.form):
         k.sC = cute.make_tensor(cute.recast_ptr(ring, slabs.inner, dtype), slabs.outer)
@@ -92,7 +108,9 @@ def place(k, config, smem, made, ring):
 
 
 def become_writer(k, config, consumer, by_columns: bool):
-    """Adds to `k` how one consumer's threads write slabs, and read them: by matrices of 16 bits, pairs of 32."""
+    """Adds to `k` how one consumer's threads write slabs, and read them: by matrices of 16 bits,
+    pairs of 32.
+    """
     dtype = k.mC.element_type
     columns = k.slab_columns = slab_columns(config, dtype)
     if dtype.width == 16:
@@ -102,9 +120,14 @@ def become_writer(k, config, consumer, by_columns: bool):
         atom = back = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
     major = cute.nvgpu.OperandMajorMode.K
     kind = k.operand_type
-    mma = hopper_helpers.make_trivial_tiled_mma(kind, kind, major, major, Float32, (1, 1, 1), (64, columns))
+    mma = hopper_helpers.make_trivial_tiled_mma(
+        kind, kind, major, major, Float32, (1, 1, 1), (64, columns)
+    )
     lie = cute.make_tiled_copy_C_atom(atom, mma)
-    k.to_shared, k.from_shared = cute.make_tiled_copy_S(atom, lie), cute.make_tiled_copy_S(back, lie)
+    k.to_shared, k.from_shared = (
+        cute.make_tiled_copy_S(atom, lie),
+        cute.make_tiled_copy_S(back, lie),
+    )
     thread = k.to_shared.get_slice(k.tidx % WARPGROUP)
     k.slabs = cute.local_tile(k.sC, (64, columns, buffers(config, dtype, k.form)), (0, 0, consumer))
     k.tSsC = thread.partition_D(k.slabs)  # (CPY, CPY_M, CPY_N, BUFFER)
@@ -113,18 +136,28 @@ def become_writer(k, config, consumer, by_columns: bool):
 
 @cute.jit
 def settle(k, config: cutlass.Constexpr):
-    """Every consumer, its products done: where C will lie over the ring, waits until all of them have read it. Not in
-    `store`, for consumers that share a tile may not all come there: whoever adds the pieces of K last does.
+    """Every consumer, its products done: where C will lie over the ring, waits until all of them
+    have read it. Not in `store`, for consumers that share a tile may not all come there: whoever
+    adds the pieces of K last does.
     """
     if cutlass.const_expr(config.sharing > 1 and over_ring(config, k.mC.element_type, k.form)):
         cute.arch.barrier(barrier_id=ALL, number_of_threads=config.sharing * WARPGROUP)
 
 
 @cute.jit
-def store(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, width: cutlass.Constexpr, ring, slot,
-          steps: cutlass.Constexpr):  # fmt: skip
-    """One consumer: its rows of the tile, x first where a call asks for it. `whole`: the kernel's config; `slot`: the
-    first of those in which something was fetched, if anything was; `steps`: a `transform.Steps`.
+def store(
+    k,
+    whole: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    work,
+    width: cutlass.Constexpr,
+    ring,
+    slot,
+    steps: cutlass.Constexpr,
+):
+    """One consumer: its rows of the tile, x first where a call asks for it. `whole`: the kernel's
+    config; `slot`: the first of those in which something was fetched, if anything was; `steps`: a
+    `transform.Steps`.
     """
     free = k.form.in_turn
     if cutlass.const_expr(k.form.aux == "staged"):
@@ -135,12 +168,22 @@ def store(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, width: c
 
 
 @cute.jit
-def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, width: cutlass.Constexpr, ring, slot,
-               steps: cutlass.Constexpr, what: cutlass.Constexpr, half: cutlass.Constexpr,
-               free: cutlass.Constexpr):  # fmt: skip
-    """Outputs, or a half of x, in rounds of as many slabs as there are buffers; a round leaves as one group of stores.
-    Slabs over the ring are written once, after `settle`. `free`: buffers are. What takes steps is made before buffers
-    are waited for.
+def store_pass(
+    k,
+    whole: cutlass.Constexpr,
+    config: cutlass.Constexpr,
+    work,
+    width: cutlass.Constexpr,
+    ring,
+    slot,
+    steps: cutlass.Constexpr,
+    what: cutlass.Constexpr,
+    half: cutlass.Constexpr,
+    free: cutlass.Constexpr,
+):
+    """Outputs, or a half of x, in rounds of as many slabs as there are buffers; a round leaves as
+    one group of stores. Slabs over the ring are written once, after `settle`. `free`: buffers are.
+    What takes steps is made before buffers are waited for.
     """
     dtype, together = k.mC.element_type, config.store_buffers
     columns, slabs = slab_columns(config, dtype), places(config, dtype, width)
@@ -159,7 +202,9 @@ def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, wid
             (i, start), come = batch[n], None
             take((i, start + columns))
             if cutlass.const_expr(fetches):
-                come = functools.partial(fetched.take, k, whole, config, ring, turns, first + n, slabs)
+                come = functools.partial(
+                    fetched.take, k, whole, config, ring, turns, first + n, slabs
+                )
             slab = rounded(k, config, batch[n], what, half, come)
             if cutlass.const_expr(n == 0 and waits and not k.form.plain):
                 pin(slab)
@@ -170,7 +215,9 @@ def store_pass(k, whole: cutlass.Constexpr, config: cutlass.Constexpr, work, wid
         if issuer:
             for n in cutlass.range_constexpr(len(batch)):
                 row = work.m * config.tile_m + (batch[n][0] * config.sharing + k.share) * 64
-                gC = tile_of(k, gmem, row, work.column + batch[n][1], work.matrix, (64, columns), half)
+                gC = tile_of(
+                    k, gmem, row, work.column + batch[n][1], work.matrix, (64, columns), half
+                )
                 sC, gC = cute.group_modes(k.slabs, 0, 2), cute.group_modes(gC, 0, 2)
                 tCsC, tCgC = cpasync.tma_partition(tma, 0, cute.make_layout(1), sC, gC)
                 cute.copy(tma, tCsC[None, buffer + n], tCgC)
@@ -193,24 +240,42 @@ def free_buffers(k):
 
 
 def pin(slab):
-    """What follows comes after these registers are made; compilers move that behind a wait if they may."""
+    """What follows comes after these registers are made; compilers move that behind a wait if they
+    may.
+    """
     words = cute.recast_tensor(slab, Uint32)
     for v in range(cute.size(words)):
-        words[v] = cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[words[v]])
+        words[v] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[words[v]]
+        )
 
 
 def tile_of(k, tensor, row, column, matrix, shape, half: int = 0):
-    """The part of C, or of a tensor of its shape, from (row, column) of one matrix on; of x's, in a half of columns."""
+    """The part of C, or of a tensor of its shape, from (row, column) of one matrix on; of x's, in a
+    half of columns.
+    """
     rest = (half,) * (cute.rank(tensor) - 2 - k.batched) + (matrix,) * k.batched
-    return cute.local_tile(cute.domain_offset((row, column, *(0 for _ in rest)), tensor), shape, (0, 0, *rest))
+    return cute.local_tile(
+        cute.domain_offset((row, column, *(0 for _ in rest)), tensor), shape, (0, 0, *rest)
+    )
 
 
 @cute.jit
-def rounded(k, config: cutlass.Constexpr, slab: cutlass.Constexpr, what: cutlass.Constexpr, half: cutlass.Constexpr,
-            come: cutlass.Constexpr):  # fmt: skip
-    """A slab in C's dtype, of outputs or of a half of x. `come`: as `transform.finished` takes it."""
+def rounded(
+    k,
+    config: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+    what: cutlass.Constexpr,
+    half: cutlass.Constexpr,
+    come: cutlass.Constexpr,
+):
+    """A slab in C's dtype, of outputs or of a half of x. `come`: as `transform.finished`
+    takes it.
+    """
     i, start = slab
-    which = transform.registers(config, k.width, i, start, slab_columns(config, k.mC.element_type), half)
+    which = transform.registers(
+        config, k.width, i, start, slab_columns(config, k.mC.element_type), half
+    )
     values = transform.values_of(k, which)
     if cutlass.const_expr(what == "out"):
         transform.finished(k, values, come)

@@ -1,12 +1,15 @@
-"""Partial sums within a cluster: `cluster_k` CTAs have a part of K each, and send each other their sums.
+"""Partial sums within a cluster: `cluster_k` CTAs have a part of K each, and send each other their
+sums.
 
-CTA r ends with the r-th part of the tile's columns, complete. The others' sums of it land in its shared memory, where
-only they write, while it may still multiply: nothing goes through L2, and nobody waits but for what it adds. Sums are
-added in the order of K, so bits do not depend on who was first. A consumer warpgroup exchanges with the same warpgroup
-of its peers, over two barriers of its own:
+CTA r ends with the r-th part of the tile's columns, complete. The others' sums of it land in its
+shared memory, where only they write, while it may still multiply: nothing goes through L2, and
+nobody waits but for what it adds. Sums are added in the order of K, so bits do not depend on who
+was first. A consumer warpgroup exchanges with the same warpgroup of its peers, over two barriers of
+its own:
 
 landed: 1 arrival a tile, by its first thread, which announces the bytes of all peers.
-free: 1 by each peer a tile but the last, when the peer has read what this one sent, and may be sent the next.
+free: 1 by each peer a tile but the last, when the peer has read what this one sent, and may be sent
+the next.
 """
 
 import cutlass
@@ -19,7 +22,9 @@ VECTOR = 4  # floats that a thread sends at once; those of a warpgroup lie side 
 
 
 def place(k, smem, config, barriers):
-    """Adds to `k` the memory in which sums land, and the barriers: landed of each consumer, then free."""
+    """Adds to `k` the memory in which sums land, and the barriers: landed of each consumer, then
+    free.
+    """
     k.received = cute.recast_ptr(smem.allocate(config.exchange_bytes, 16), dtype=Float32)
     k.exchanged = barriers
 
@@ -33,16 +38,20 @@ def init(k, config: cutlass.Constexpr):
 
 
 def registers(acc, parts: int, part: int) -> list[int]:
-    """Accumulators of one part of the columns: they lie ((2, 2, V), MMA_M), part after part in each MMA_M."""
+    """Accumulators of one part of the columns: they lie ((2, 2, V), MMA_M), part after part in each
+    MMA_M.
+    """
     rows = cute.size(acc, mode=[1])
     held = cute.size(acc) // rows
-    return [row * held + part * (held // parts) + v for row in range(rows) for v in range(held // parts)]
+    return [
+        row * held + part * (held // parts) + v for row in range(rows) for v in range(held // parts)
+    ]
 
 
 @cute.jit
 def combine(k, config: cutlass.Constexpr, turn: Int32, turns: Int32):
-    """One consumer, its products done: the sum of its part of the columns, as a list of registers. `turn`: of how many
-    tiles, `turns`, this is which.
+    """One consumer, its products done: the sum of its part of the columns, as a list of registers.
+    `turn`: of how many tiles, `turns`, this is which.
     """
     parts = config.cluster_k
     flat = cute.make_tensor(k.acc.iterator, cute.size(k.acc))
@@ -83,7 +92,8 @@ def combine(k, config: cutlass.Constexpr, turn: Int32, turns: Int32):
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         peer = lane < parts and lane != own
         if peer and turn + 1 < turns:
-            cute.arch.fence_acq_rel_cluster()  # what was read stays ahead of what the peer sends next
+            # what was read stays ahead of what the peer sends next
+            cute.arch.fence_acq_rel_cluster()
             cute.arch.mbarrier_arrive(free, k.first_part + lane * config.group)
     return sums
 

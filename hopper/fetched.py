@@ -1,7 +1,9 @@
-"""What an addend or a residual that lies as C does comes by: TMA, into slots of the ring behind a tile's last slices.
+"""What an addend or a residual that lies as C does comes by: TMA, into slots of the ring behind a
+tile's last slices.
 
-There it is on its way while the products run, and takes memory for as long as it waits to be read. A slot holds as many
-slabs of C (`epilogue`) for each consumer that shares the tile as fit in its part of A and in its part of B.
+There it is on its way while the products run, and takes memory for as long as it waits to be read.
+A slot holds as many slabs of C (`epilogue`) for each consumer that shares the tile as fit in its
+part of A and in its part of B.
 """
 
 import cutlass
@@ -23,7 +25,10 @@ def per_slot(config, stored, dtype) -> int:
     if config.tile_k < 64:
         return 0
     rows = config.tile_m, config.slot_n
-    return int(sum(extent * config.tile_k * 2 // slab_bytes(stored, dtype) for extent in rows) // config.sharing)
+    return int(
+        sum(extent * config.tile_k * 2 // slab_bytes(stored, dtype) for extent in rows)
+        // config.sharing
+    )
 
 
 def slots(config, stored, dtype) -> int:
@@ -43,13 +48,22 @@ def memory(k, config, stored, index, number: int):
 
 
 @cute.jit
-def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, work, issues: cutlass.Constexpr):
-    """One of the two warps that load, after a tile's slices. Returns the slot after the last. `issues`: it is the one
-    that loads these.
+def load(
+    k,
+    config: cutlass.Constexpr,
+    stored: cutlass.Constexpr,
+    ring,
+    slot,
+    work,
+    issues: cutlass.Constexpr,
+):
+    """One of the two warps that load, after a tile's slices. Returns the slot after the last.
+    `issues`: it is the one that loads these.
 
-    The other must not wait for these slots to be empty: nothing of them waits for it, so they may be filled, read and
-    released before it looks, and it would wait for a phase that has passed. Nor may it go on without knowing that they
-    were empty: by parity it would take the phase before for the one that it awaits next. So the two meet.
+    The other must not wait for these slots to be empty: nothing of them waits for it, so they may
+    be filled, read and released before it looks, and it would wait for a phase that has passed. Nor
+    may it go on without knowing that they were empty: by parity it would take the phase before for
+    the one that it awaits next. So the two meet.
     """
     for number in cutlass.range_constexpr(slots(config, stored, k.mC.element_type)):
         if cutlass.const_expr(issues):
@@ -62,15 +76,24 @@ def load(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
             else:
                 fill(k, config, stored, ring, slot, work, stored.tile_n, number)
         slot = ring.next(slot)
-    # Not `cute.arch.barrier`, which is `bar.sync`: where two warps meet at different `bar.sync` instructions,
-    # compute-sanitizer's synccheck reports divergent threads. It finds nothing where they meet at `barrier.sync`.
+    # Not `cute.arch.barrier`, which is `bar.sync`: where two warps meet at different `bar.sync`
+    # instructions, compute-sanitizer's synccheck reports divergent threads. It finds nothing where
+    # they meet at `barrier.sync`.
     cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")
     return slot
 
 
 @cute.jit
-def fill(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, work, width: cutlass.Constexpr,
-         number: cutlass.Constexpr):  # fmt: skip
+def fill(
+    k,
+    config: cutlass.Constexpr,
+    stored: cutlass.Constexpr,
+    ring,
+    slot,
+    work,
+    width: cutlass.Constexpr,
+    number: cutlass.Constexpr,
+):
     """The slabs of all consumers in slot `number` of those of a tile."""
     dtype, per = k.mC.element_type, per_slot(config, stored, k.mC.element_type)
     columns = epilogue.slab_columns(stored, dtype)
@@ -79,9 +102,13 @@ def fill(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot, wo
     for share in cutlass.range_constexpr(config.sharing):
         for i in cutlass.range_constexpr(len(batch)):
             at = memory(k, config, stored, slot.index, share * per + i)
-            sC = cute.make_tensor(cute.recast_ptr(at, k.slab_layout.inner, dtype), k.slab_layout.outer)
+            sC = cute.make_tensor(
+                cute.recast_ptr(at, k.slab_layout.inner, dtype), k.slab_layout.outer
+            )
             row = work.m * stored.tile_m + (batch[i][0] * stored.sharing + share) * 64
-            gC = epilogue.tile_of(k, k.gmem_fetched, row, work.column + batch[i][1], work.matrix, (64, columns))
+            gC = epilogue.tile_of(
+                k, k.gmem_fetched, row, work.column + batch[i][1], work.matrix, (64, columns)
+            )
             sC, gC = cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2)
             target, source = cpasync.tma_partition(k.tma_fetched, 0, cute.make_layout(1), sC, gC)
             cute.copy(k.tma_fetched, source, target, tma_bar_ptr=ring.full + slot.index)
@@ -97,19 +124,27 @@ def turns(k, config, stored, ring, slot):
 
 @cute.jit
 def await_full(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot):
-    """One consumer of pingpong, before the other multiplies: all that was fetched for its tile has landed. The other's
-    slices come into these slots next. While one of them is not full, its barrier is still in the phase before, and
-    by parity the other would take that for the phase that it waits for.
+    """One consumer of pingpong, before the other multiplies: all that was fetched for its tile has
+    landed. The other's slices come into these slots next. While one of them is not full, its
+    barrier is still in the phase before, and by parity the other would take that for the phase that
+    it waits for.
     """
     for each in turns(k, config, stored, ring, slot):
         ring.wait(each)
 
 
 @cute.jit
-def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, number: cutlass.Constexpr,
-         slabs: cutlass.Constexpr):  # fmt: skip
-    """One consumer: this thread's values of its slab `number`. C may lie where the addend does: what the next slab has
-    of the same columns must have come before this one leaves.
+def take(
+    k,
+    config: cutlass.Constexpr,
+    stored: cutlass.Constexpr,
+    ring,
+    turns,
+    number: cutlass.Constexpr,
+    slabs: cutlass.Constexpr,
+):
+    """One consumer: this thread's values of its slab `number`. C may lie where the addend does:
+    what the next slab has of the same columns must have come before this one leaves.
     """
     dtype = k.mC.element_type
     per = per_slot(config, stored, dtype)
@@ -119,7 +154,9 @@ def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, n
     ends = number + 1 == len(slabs)
     if cutlass.const_expr((number + 1) % per == 0 and not ends):
         (i, start), (next_i, next_start) = slabs[number : number + 2]
-        if cutlass.const_expr(i == next_i and next_start < start + epilogue.slab_columns(stored, dtype)):
+        if cutlass.const_expr(
+            i == next_i and next_start < start + epilogue.slab_columns(stored, dtype)
+        ):
             ring.wait(turns[(number + 1) // per])
     slab = memory(k, config, stored, slot.index, number % per).toint()
     for share in cutlass.range_constexpr(1, config.sharing):
@@ -136,7 +173,9 @@ def take(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, n
 
 
 @cute.jit
-def skip(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, count: cutlass.Constexpr):
+def skip(
+    k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, count: cutlass.Constexpr
+):
     """One consumer, after the last of `count` slabs: slots that a narrow tile leaves empty."""
     for slot in turns[-(-count // per_slot(config, stored, k.mC.element_type)) :]:
         ring.wait(slot)

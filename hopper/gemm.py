@@ -2,20 +2,24 @@
 
 Idea: one kernel for every shape and layout, tuned.
 Parent: hopper.hilbert
-Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): elastic widths, operands swapped for
-    few rows and for widths, batches, alpha and beta. K in parts: within a cluster through shared memory (`exchange`),
-    across the GPU through memory, added in their order by whoever ends last (`pieces`). Consumers share a tile or take
-    turns (pingpong); every other tile of a CTA may walk K backwards; a wgmma group stays in flight and its slot is
-    released one later. Where no CTA has two tiles, those of a GPC are neighbours (`placement`). Each operand has a warp
-    that loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves through shared memory at any width, by
-    rows or by columns (`epilogue`); what follows the product is done in registers (`transform`), and what lies as C
-    does comes through the ring (`fetched`). Two fp8 values are moved as one of 16 bits.
-Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of cuBLAS, 1.025
-    without. Walking K backwards in every other tile is worth 0.5% there. Neighbours in a GPC ask L2 for a line
-    together: 1024 in 64×128 tiles is 1.12 so, 0.89 without. Two parts of K in a cluster make 16×4096×4096 1.25, 0.89
-    without. What a short call does before its first product and after its last is 0.3 to 1.5 µs less than it was.
-    WORKLOG.md has each lever's figures.
-Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their limits.
+Changes: what a tile is, and who has it, is arithmetic on the problem (`work`): elastic widths,
+    operands swapped for few rows and for widths, batches, alpha and beta. K in parts: within a
+    cluster through shared memory (`exchange`), across the GPU through memory, added in their order
+    by whoever ends last (`pieces`). Consumers share a tile or take turns (pingpong); every other
+    tile of a CTA may walk K backwards; a wgmma group stays in flight and its slot is released one
+    later. Where no CTA has two tiles, those of a GPC are neighbours (`placement`). Each operand has
+    a warp that loads it (`loads`); CTAs end without a barrier (`group_ring`). C leaves through
+    shared memory at any width, by rows or by columns (`epilogue`); what follows the product is done
+    in registers (`transform`), and what lies as C does comes through the ring (`fetched`). Two fp8
+    values are moved as one of 16 bits.
+Why it pays: at 8192 elastic columns make 16 whole waves where 128×256 tiles make 15.5: 1.04 of
+    cuBLAS, 1.025 without. Walking K backwards in every other tile is worth 0.5% there. Neighbours
+    in a GPC ask L2 for a line together: 1024 in 64×128 tiles is 1.12 so, 0.89 without. Two parts of
+    K in a cluster make 16×4096×4096 1.25, 0.89 without. What a short call does before its first
+    product and after its last is 0.3 to 1.5 µs less than it was. WORKLOG.md has each lever's
+    figures.
+Source: beyond the seeds; the levers of 001's last kernels and of `hopper.hilbert`, without their
+limits.
 """
 
 from dataclasses import dataclass
@@ -31,7 +35,20 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from ..registry import Kernel
-from . import epilogue, exchange, fetched, gemm_host, hilbert, loads, pieces, roles, staging, tma_store, transform, work
+from . import (
+    epilogue,
+    exchange,
+    fetched,
+    gemm_host,
+    hilbert,
+    loads,
+    pieces,
+    roles,
+    staging,
+    tma_store,
+    transform,
+    work,
+)
 from .base import ONE_SLOT
 from .config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
 from .form import Form, halves, turned
@@ -64,7 +81,17 @@ class Gemm(tma_store.TmaStore):
 
     ring_type = GroupRing
     introduces = frozenset(
-        {"swap", "elastic", "pingpong", "k_serpentine", "split_k", "stream_k", "cluster_k", "gpc", "pdl"}
+        {
+            "swap",
+            "elastic",
+            "pingpong",
+            "k_serpentine",
+            "split_k",
+            "stream_k",
+            "cluster_k",
+            "gpc",
+            "pdl",
+        }
     )
 
     def __init__(self, config: HopperConfig, form: Form):
@@ -77,7 +104,10 @@ class Gemm(tma_store.TmaStore):
         if config.phases:
             return "phases is True, expected False: a rung of the ladder counts cycles"
         if config.slots > MOST_SLOTS - BESIDE:
-            return f"slots is {config.slots}, expected at most {MOST_SLOTS - BESIDE}: other words lie beside barriers"
+            return (
+                f"slots is {config.slots}, expected at most {MOST_SLOTS - BESIDE}: other words "
+                "lie beside barriers"
+            )
         return invalid_reason(config)
 
     @property
@@ -96,35 +126,63 @@ class Gemm(tma_store.TmaStore):
         k.part_b, k.part_a = rank % rows, rank // rows % columns
         k.part_k = rank // self.config.group
         k.first = k.part_k * self.config.group  # rank of the first CTA that has the same part of K
-        k.first_part = rank - k.first  # and of the one that has the first part of K of the same tile
+        k.first_part = (
+            rank - k.first
+        )  # and of the one that has the first part of K of the same tile
         k.mask_a = Int16(sum(1 << rows * i for i in range(columns))) << Int16(k.first + k.part_b)
         k.mask_b = Int16((1 << rows) - 1) << Int16(k.first + k.part_a * rows)
 
     def maps(self, a, b, major_a, major_b):
-        """Of gated pairs, a slot holds columns of B's first half, then as many of its second: B is (N, K, 2)."""
+        """Of gated pairs, a slot holds columns of B's first half, then as many of its second: B is
+        (N, K, 2).
+        """
         made = super().maps(a, b, major_a, major_b)
         if not self.form.gated:
             return made
         config, dtype = self.config, b.element_type
         half, along_k = config.slot_n // 2, major_b.is_k_major_b()
-        kind = hopper_helpers.get_smem_layout_atom(major_b, dtype, config.tile_k if along_k else half)
-        atom, order = warpgroup.make_smem_layout_atom(kind, dtype), (0, 1, 2) if along_k else (1, 0, 2)
+        kind = hopper_helpers.get_smem_layout_atom(
+            major_b, dtype, config.tile_k if along_k else half
+        )
+        atom, order = (
+            warpgroup.make_smem_layout_atom(kind, dtype),
+            (0, 1, 2) if along_k else (1, 0, 2),
+        )
         slots = cute.tile_to_shape(atom, (config.slot_n, config.tile_k, config.slots), order)
         one = cute.tile_to_shape(atom, (half, config.tile_k), order[:2])
         _, (load, shared) = self.loads()
-        loaded = cpasync.make_tiled_tma_atom(load, b, one, (half, config.tile_k), num_multicast=shared)
+        loaded = cpasync.make_tiled_tma_atom(
+            load, b, one, (half, config.tile_k), num_multicast=shared
+        )
         return *made[:3], *loaded, slots
 
     # host
     @cute.jit
     def __call__(
-        self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, table, addend, bias, residual, aux, scale_a, scale_b,
-        sums, counters, pieces: Int32, clusters: Int32, alpha: Float32, beta: Float32, stream,
-    ):  # fmt: skip
-        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed product the last
-        two of each change places. `table`: tiles in their order, int32, or None; `addend`, `bias`, `residual`, `aux`: a
-        vector, or as c, or None, as `form` says; of gated pairs they have 2 N columns as b has, but for the residual.
-        `sums`, fp32, and `counters`, int32 and 0: of pieces of K, or None. `clusters` at most are launched.
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        c: cute.Tensor,
+        table,
+        addend,
+        bias,
+        residual,
+        aux,
+        scale_a,
+        scale_b,
+        sums,
+        counters,
+        pieces: Int32,
+        clusters: Int32,
+        alpha: Float32,
+        beta: Float32,
+        stream,
+    ):
+        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed
+        product the last two of each change places. `table`: tiles in their order, int32, or None;
+        `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as `form` says; of gated
+        pairs they have 2 N columns as b has, but for the residual. `sums`, fp32, and `counters`,
+        int32 and 0: of pieces of K, or None. `clusters` at most are launched.
         """
         config, form = self.config, self.form
         a, c = turned(a, form.crossed), turned(c, form.crossed)
@@ -140,25 +198,61 @@ class Gemm(tma_store.TmaStore):
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
         fetched = addend if form.fetched == "addend" else residual
-        maps_c = epilogue.maps(self.stored, c, aux, fetched, form) if cutlass.const_expr(self.staged) else ()
+        maps_c = (
+            epilogue.maps(self.stored, c, aux, fetched, form)
+            if cutlass.const_expr(self.staged)
+            else ()
+        )
         tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
-        wide, columns = Int32(0), cute.ceil_div(c.shape[1] * (2 if form.gated else 1), config.tile_n)
+        wide, columns = (
+            Int32(0),
+            cute.ceil_div(c.shape[1] * (2 if form.gated else 1), config.tile_n),
+        )
         if cutlass.const_expr(config.elastic):
             columns = c.shape[1] // (config.tile_n - 8)
             columns += 1 if columns * config.tile_n < c.shape[1] else 0
-            wide = cutlass.min(cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8), columns)
+            wide = cutlass.min(
+                cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8),
+                columns,
+            )
         tiles_n = cute.ceil_div(columns, config.cluster_n)
         matrices = c.shape[2] if cutlass.const_expr(self.form.batched) else Int32(1)
         tiles = tiles_m * tiles_n * matrices
         k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
         line = tiles_n if cutlass.const_expr(self.form.ordered) else tiles_m
         divisors = tuple(
-            cute.fast_divmod_create_divisor_v2(divisor) for divisor in (line, tiles_m * tiles_n, clusters, pieces)
+            cute.fast_divmod_create_divisor_v2(divisor)
+            for divisor in (line, tiles_m * tiles_n, clusters, pieces)
         )
         self.kernel(
-            tma_a, mA, tma_b, mB, c, a.element_type, major_a, major_b, layout_a, layout_b, divisors, tiles,
-            wide, k_tiles, table, addend, bias, residual, aux, scale_a,
-            scale_b, sums, counters, pieces, clusters, alpha, beta, maps_c,
+            tma_a,
+            mA,
+            tma_b,
+            mB,
+            c,
+            a.element_type,
+            major_a,
+            major_b,
+            layout_a,
+            layout_b,
+            divisors,
+            tiles,
+            wide,
+            k_tiles,
+            table,
+            addend,
+            bias,
+            residual,
+            aux,
+            scale_a,
+            scale_b,
+            sums,
+            counters,
+            pieces,
+            clusters,
+            alpha,
+            beta,
+            maps_c,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
             block=(WARPGROUP * self.warpgroups, 1, 1),
@@ -166,17 +260,41 @@ class Gemm(tma_store.TmaStore):
             min_blocks_per_mp=1,
             stream=stream,
             use_pdl=config.pdl,
-        )  # fmt: skip
+        )
 
     # device
     @cute.kernel
     def kernel(
-        self, tma_a: cute.CopyAtom, mA: cute.Tensor, tma_b: cute.CopyAtom, mB: cute.Tensor, mC: cute.Tensor,
-        dtype: cutlass.Constexpr, major_a: cutlass.Constexpr, major_b: cutlass.Constexpr,
-        layout_a: cute.ComposedLayout, layout_b: cute.ComposedLayout, divisors: tuple[Any, ...], tiles: Int32,
-        wide: Int32, k_tiles: Int32, table, addend, bias, residual, aux, scale_a, scale_b, sums, counters,
-        pieces: Int32, clusters: Int32, alpha: Float32, beta: Float32, maps_c: tuple[Any, ...],
-    ):  # fmt: skip
+        self,
+        tma_a: cute.CopyAtom,
+        mA: cute.Tensor,
+        tma_b: cute.CopyAtom,
+        mB: cute.Tensor,
+        mC: cute.Tensor,
+        dtype: cutlass.Constexpr,
+        major_a: cutlass.Constexpr,
+        major_b: cutlass.Constexpr,
+        layout_a: cute.ComposedLayout,
+        layout_b: cute.ComposedLayout,
+        divisors: tuple[Any, ...],
+        tiles: Int32,
+        wide: Int32,
+        k_tiles: Int32,
+        table,
+        addend,
+        bias,
+        residual,
+        aux,
+        scale_a,
+        scale_b,
+        sums,
+        counters,
+        pieces: Int32,
+        clusters: Int32,
+        alpha: Float32,
+        beta: Float32,
+        maps_c: tuple[Any, ...],
+    ):
         config = self.config
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -195,18 +313,55 @@ class Gemm(tma_store.TmaStore):
         slots = smem.allocate(config.slots * config.slot_bytes, 1024)
         sA = at(slots, dtype, layout_a)  # (bM, bK, SLOT)
         sB = at(slots + cute.size_in_bytes(dtype, layout_a), dtype, layout_b)  # (bN, bK, SLOT)
-        landed = sum(cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT)) for layout in (layout_a, layout_b))
-        assert landed == config.slot_bytes, f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
+        landed = sum(
+            cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT))
+            for layout in (layout_a, layout_b)
+        )
+        assert landed == config.slot_bytes, (
+            f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
+        )
         k = SimpleNamespace(
-            tidx=tidx, cta=cta, warp=warp, warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
-            cluster=cluster, only=only, clusters=clusters, by=work.Divisors(*divisors), tiles=tiles, wide=wide,
-            k_tiles=k_tiles, tma_a=tma_a, tma_b=tma_b, mA=mA, mB=mB, mC=mC, sA=sA, sB=sB, table=table, addend=addend,
-            bias=bias, residual=residual, aux=aux, scale_a=scale_a, scale_b=scale_b, slots=slots, sums=sums,
-            counters=counters, pieces=pieces, alpha=alpha, beta=beta, operand_type=dtype, trace=None,
-            majors=(major_a.mma_major_mode(), major_b.mma_major_mode()), batched=self.form.batched,
-            once=self.form.once, form=self.form, columns=config.tile_n // (2 if self.form.gated else 1),
-            extents=mC.shape[:2], said=cute.make_tensor(said, 4),
-        )  # fmt: skip
+            tidx=tidx,
+            cta=cta,
+            warp=warp,
+            warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
+            cluster=cluster,
+            only=only,
+            clusters=clusters,
+            by=work.Divisors(*divisors),
+            tiles=tiles,
+            wide=wide,
+            k_tiles=k_tiles,
+            tma_a=tma_a,
+            tma_b=tma_b,
+            mA=mA,
+            mB=mB,
+            mC=mC,
+            sA=sA,
+            sB=sB,
+            table=table,
+            addend=addend,
+            bias=bias,
+            residual=residual,
+            aux=aux,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            slots=slots,
+            sums=sums,
+            counters=counters,
+            pieces=pieces,
+            alpha=alpha,
+            beta=beta,
+            operand_type=dtype,
+            trace=None,
+            majors=(major_a.mma_major_mode(), major_b.mma_major_mode()),
+            batched=self.form.batched,
+            once=self.form.once,
+            form=self.form,
+            columns=config.tile_n // (2 if self.form.gated else 1),
+            extents=mC.shape[:2],
+            said=cute.make_tensor(said, 4),
+        )
         k.kinds, k.multiplied = (dtype, dtype), (sA, sB)
         if cutlass.const_expr(self.form.formats != ""):
             k.kinds = tuple(FORMATS[name] for name in self.form.formats.split()[:2])
@@ -219,13 +374,25 @@ class Gemm(tma_store.TmaStore):
             k.multiplied = tuple(at(*each) for each in zip(starts, k.kinds, layouts, strict=True))
         self.share(k)
         ring = self.ring_type(
-            bars, bars + config.slots, config.slots, config.slot_bytes, config.sharing, config.group, config.jitter,
+            bars,
+            bars + config.slots,
+            config.slots,
+            config.slot_bytes,
+            config.sharing,
+            config.group,
+            config.jitter,
             first=k.first,
-        )  # fmt: skip
+        )
         (_, share_a), (_, share_b) = self.loads()
-        gA = cute.local_tile(mA, (config.tile_m, config.tile_k), (None,) * cute.rank(mA))  # (bM, bK, RestM, RestK, L)
+        gA = cute.local_tile(
+            mA, (config.tile_m, config.tile_k), (None,) * cute.rank(mA)
+        )  # (bM, bK, RestM, RestK, L)
         k.tAsA, k.tAgA = cpasync.tma_partition(
-            tma_a, k.part_a, cute.make_layout(share_a), cute.group_modes(sA, 0, 2), cute.group_modes(gA, 0, 2)
+            tma_a,
+            k.part_a,
+            cute.make_layout(share_a),
+            cute.group_modes(sA, 0, 2),
+            cute.group_modes(gA, 0, 2),
         )
         k.share_b = share_b
         k.slots_a_tile = k_tiles + self.fetches(k)
@@ -257,8 +424,8 @@ class Gemm(tma_store.TmaStore):
         staging.finish()
 
     def columns_of_b(self, k, column, matrix):
-        """Where the CTA's parts of B's slices go in shared memory, and come from: columns from `column` on, of gated
-        pairs those of either half.
+        """Where the CTA's parts of B's slices go in shared memory, and come from: columns from
+        `column` on, of gated pairs those of either half.
         """
         parts = 2 if self.form.gated else 1
         box = (self.config.slot_n // parts, self.config.tile_k)
@@ -267,9 +434,18 @@ class Gemm(tma_store.TmaStore):
         for part in range(parts):
             rest = (part,) * (parts - 1) + (matrix,) * self.form.batched
             from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), k.mB)
-            gB, sB = cute.local_tile(from_column, box, (0, None, *rest)), cute.local_tile(k.sB, box, (part, 0, None))
+            gB, sB = (
+                cute.local_tile(from_column, box, (0, None, *rest)),
+                cute.local_tile(k.sB, box, (part, 0, None)),
+            )
             found.append(
-                cpasync.tma_partition(k.tma_b, k.part_b, layout, cute.group_modes(sB, 0, 2), cute.group_modes(gB, 0, 2))
+                cpasync.tma_partition(
+                    k.tma_b,
+                    k.part_b,
+                    layout,
+                    cute.group_modes(sB, 0, 2),
+                    cute.group_modes(gB, 0, 2),
+                )
             )
         return found
 
@@ -294,7 +470,11 @@ class Gemm(tma_store.TmaStore):
             mine = work.at(k, self.config, step)
             back = step & 1 if cutlass.const_expr(self.config.k_serpentine) else Int32(0)
             if cutlass.const_expr(operand == 0):
-                source = k.tAgA[None, mine.m, None, mine.matrix] if self.form.batched else k.tAgA[None, mine.m, None]
+                source = (
+                    k.tAgA[None, mine.m, None, mine.matrix]
+                    if self.form.batched
+                    else k.tAgA[None, mine.m, None]
+                )
                 load = loads.Load(k.tma_a, ((k.tAsA, source),), k.mask_a)
             else:
                 load = loads.Load(k.tma_b, self.columns_of_b(k, mine.column, mine.matrix), k.mask_b)
@@ -321,22 +501,36 @@ class Gemm(tma_store.TmaStore):
         """`k` for tiles so many columns wide: instructions, fragments, accumulators."""
         config = self.config
         view = SimpleNamespace(**vars(k) | {"width": width})
-        view.mma, view.mma_overwriting = (self.instructions(k, config.mma_n or width) for _ in range(2))
+        view.mma, view.mma_overwriting = (
+            self.instructions(k, config.mma_n or width) for _ in range(2)
+        )
         view.mma.set(warpgroup.Field.ACCUMULATE, True)
         view.mma_overwriting.set(warpgroup.Field.ACCUMULATE, False)
-        thread = view.mma.get_slice(k.share * WARPGROUP)  # descriptors: all threads of a warpgroup hold the same
-        view.tCrA = view.mma.make_fragment_A(thread.partition_A(k.multiplied[0]))  # (MMA, MMA_M, MMA_K, SLOT)
-        whole = self.instructions(k, config.mma_n or config.slot_n)  # the slot's columns, of which a tile has the first
-        view.tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(k.multiplied[1]))  # (MMA, MMA_N, MMA_K, SLOT)
+        thread = view.mma.get_slice(
+            k.share * WARPGROUP
+        )  # descriptors: all threads of a warpgroup hold the same
+        view.tCrA = view.mma.make_fragment_A(
+            thread.partition_A(k.multiplied[0])
+        )  # (MMA, MMA_M, MMA_K, SLOT)
+        whole = self.instructions(
+            k, config.mma_n or config.slot_n
+        )  # the slot's columns, of which a tile has the first
+        view.tCrB = whole.make_fragment_B(
+            whole.get_slice(0).partition_B(k.multiplied[1])
+        )  # (MMA, MMA_N, MMA_K, SLOT)
         shape = view.mma.partition_shape_C((config.tile_m, width))
         view.acc = cute.make_rmem_tensor(shape, Float32)
         if self.form.promoted:
-            view.own = SimpleNamespace(**vars(view) | {"acc": cute.make_rmem_tensor(shape, Float32)})
+            view.own = SimpleNamespace(
+                **vars(view) | {"acc": cute.make_rmem_tensor(shape, Float32)}
+            )
         return view
 
     def instructions(self, k, columns):
         shape = (self.config.sharing, 1, 1)
-        return hopper_helpers.make_trivial_tiled_mma(*k.kinds, *k.majors, Float32, shape, (64, columns))
+        return hopper_helpers.make_trivial_tiled_mma(
+            *k.kinds, *k.majors, Float32, shape, (64, columns)
+        )
 
     @cute.jit
     def consumer(self, k, ring):
@@ -376,7 +570,11 @@ class Gemm(tma_store.TmaStore):
         if cutlass.const_expr(config.cluster_k > 1):
             own = mine._replace(column=mine.column + k.part_k * part)
         if cutlass.const_expr(self.form.promoted):
-            slot, in_flight, previous = roles.multiply_promoted(k, ring, slot, mine.count), 0, Int32(0)
+            slot, in_flight, previous = (
+                roles.multiply_promoted(k, ring, slot, mine.count),
+                0,
+                Int32(0),
+            )
         else:
             in_flight, last = config.in_flight, config.last if self.form.in_turn else 0
             slot, previous = roles.multiply_slots(k, ring, slot, mine.count - last, in_flight, True)
@@ -384,12 +582,16 @@ class Gemm(tma_store.TmaStore):
                 roles.drain(k, ring, previous, in_flight)
                 epilogue.free_buffers(k)
                 cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
-                rest = cutlass.min(mine.count, last)  # of a constant, compilers make what they take for divergent
+                rest = cutlass.min(
+                    mine.count, last
+                )  # of a constant, compilers make what they take for divergent
                 slot, previous = roles.multiply_slots(k, ring, slot, rest, in_flight, False)
         if cutlass.const_expr(config.pingpong and self.form.fetched != ""):
             fetched.await_full(k, config, self.stored, ring, slot)
         if cutlass.const_expr(config.pingpong or self.form.in_turn):
-            cute.arch.barrier_arrive(barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP)
+            cute.arch.barrier_arrive(
+                barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP
+            )
         steps = None
         if cutlass.const_expr(not config.split and config.cluster_k == 1):
             steps = transform.Steps(k, self.stored, mine, width)
@@ -413,7 +615,9 @@ class Gemm(tma_store.TmaStore):
 
     def fetches(self, k) -> int:
         """Slots of a tile in which what is fetched comes."""
-        return fetched.slots(self.config, self.stored, k.mC.element_type) if self.form.fetched else 0
+        return (
+            fetched.slots(self.config, self.stored, k.mC.element_type) if self.form.fetched else 0
+        )
 
     def held(self, k, registers, width):
         """`k` for a tile so many columns wide, whose accumulators are these registers."""
@@ -423,8 +627,8 @@ class Gemm(tma_store.TmaStore):
 
     @cute.jit
     def finish(self, k, mine, width: cutlass.Constexpr, ring, slot, steps):
-        """A complete accumulator becomes a tile of C. `slot`: the one after the tile's last slice; `steps`: those that
-        its epilogue has to take, if some of it was begun.
+        """A complete accumulator becomes a tile of C. `slot`: the one after the tile's last slice;
+        `steps`: those that its epilogue has to take, if some of it was begun.
         """
         config, form = self.stored, self.form
         steps = transform.Steps(k, config, mine, width) if steps is None else steps
@@ -449,7 +653,9 @@ class Gemm(tma_store.TmaStore):
         coordinates = cute.make_identity_tensor(k.extents)
         cC = cute.local_tile(cute.domain_offset((row, mine.column), coordinates), shape, (0, 0))
         together = self.form.width
-        if cutlass.const_expr(together > 2 and not (together == 8 and (config.mma_n or width) % 32 == 0)):
+        if cutlass.const_expr(
+            together > 2 and not (together == 8 and (config.mma_n or width) % 32 == 0)
+        ):
             together = 2
         roles.store_pieces(k, gC, cC, k.extents, together, StoreCacheMode.WRITE_THROUGH)
 

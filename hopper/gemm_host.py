@@ -1,7 +1,7 @@
 """The host side of `hopper.gemm`: what it takes, how operands are turned, compiling, launching.
 
-A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says `swap`; the two undo each other. An
-operand that TMA cannot stride over is copied first (`copies`).
+A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says `swap`; the two
+undo each other. An operand that TMA cannot stride over is copied first (`copies`).
 """
 
 import functools
@@ -20,12 +20,31 @@ from ..artifact import Artifact
 from ..device import clusters
 from ..epilogue import View
 from ..operands import Launch, Problem, oriented, transposed
-from . import bounds, copies, epilogue, fetched, gemm_space, host, partial_sums, placement, rules, schedule, transform
+from . import (
+    bounds,
+    copies,
+    epilogue,
+    fetched,
+    gemm_space,
+    host,
+    partial_sums,
+    placement,
+    rules,
+    schedule,
+    transform,
+)
 from .config import SLAB_BYTES, WARPGROUP, HopperConfig, gated_reason, promoted_reason, unscheduled
 
 MOST_SLICES = bounds.MOST_SLICES
 
-_ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"  # tensors of the epilogue, as the kernel takes them
+_ADDED = (
+    "addend",
+    "bias",
+    "residual",
+    "aux",
+    "scale_a",
+    "scale_b",
+)  # tensors of the epilogue, as the kernel takes them
 
 
 @dataclass(frozen=True)
@@ -44,21 +63,46 @@ class Variant:
         c, f = self.config, self.form
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
-            "elastic": c.elastic, "pingpong": c.pingpong, "split": c.split_k > 1, "stream": c.stream_k, "pdl": c.pdl,
-            "serpentine": c.k_serpentine, "columns": f.by_columns, "crossed": f.crossed, "batched": f.batched,
-            "ordered": f.ordered, "once": f.once, "scaled": f.scaled, f"by{f.width}": not f.staged,
-            "jitter": c.jitter, f"addend_{f.addend}": f.addend, f"bias_{f.bias}": f.bias, f.function: f.function,
-            f.formats.replace(" ", "_"): f.formats, "gated": f.gated, "in_turn": f.in_turn,
-            f"scales_{f.scale_a}_{f.scale_b}": f.formats, f"residual_{f.residual}": f.residual, f"aux_{f.aux}": f.aux,
-        }  # fmt: skip
+            "elastic": c.elastic,
+            "pingpong": c.pingpong,
+            "split": c.split_k > 1,
+            "stream": c.stream_k,
+            "pdl": c.pdl,
+            "serpentine": c.k_serpentine,
+            "columns": f.by_columns,
+            "crossed": f.crossed,
+            "batched": f.batched,
+            "ordered": f.ordered,
+            "once": f.once,
+            "scaled": f.scaled,
+            f"by{f.width}": not f.staged,
+            "jitter": c.jitter,
+            f"addend_{f.addend}": f.addend,
+            f"bias_{f.bias}": f.bias,
+            f.function: f.function,
+            f.formats.replace(" ", "_"): f.formats,
+            "gated": f.gated,
+            "in_turn": f.in_turn,
+            f"scales_{f.scale_a}_{f.scale_b}": f.formats,
+            f"residual_{f.residual}": f.residual,
+            f"aux_{f.aux}": f.aux,
+        }
         kinds = host.SHORT[self.dtype], host.SHORT[self.out_dtype]
-        parts = ["outblas_hopper_gemm", f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}", cluster, self.layout, *kinds]
+        parts = [
+            "outblas_hopper_gemm",
+            f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}",
+            cluster,
+            self.layout,
+            *kinds,
+        ]
         return host.full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
     def facts(self) -> dict[str, object]:
         """What the compiled kernel on disk depends on."""
-        return host.compile_facts(self.name, self.config, self.dtype, self.out_dtype) | {"form": str(self.form)}
+        return host.compile_facts(self.name, self.config, self.dtype, self.out_dtype) | {
+            "form": str(self.form)
+        }
 
 
 @dataclass(frozen=True)
@@ -71,27 +115,34 @@ class Rung:
 
 
 def entry(gemm: Any, form: Any, kind: type[HopperConfig]) -> tuple[Callable[..., Any], ...]:
-    """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile`, `space` and `remarks`."""
+    """What the kernel's module offers: `unsupported`, `plan`, `artifact`, `precompile`, `space` and
+    `remarks`.
+    """
     rung = Rung(gemm, form, kind())
     return (
         functools.partial(unsupported, gemm),
         functools.partial(plan, rung),
         functools.partial(artifact, rung),
         functools.partial(precompile, rung),
-        functools.partial(gemm_space.space, gemm, rung.config, functools.partial(unsupported, gemm)),
+        functools.partial(
+            gemm_space.space, gemm, rung.config, functools.partial(unsupported, gemm)
+        ),
         copies.remarks,
     )
 
 
 def unsupported(gemm: Any, problem: Problem, config: HopperConfig | None = None) -> str | None:
-    """Why the kernel cannot take this problem: what it needs, and what it was given. It takes any strides."""
+    """Why the kernel cannot take this problem: what it needs, and what it was given. It takes any
+    strides.
+    """
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
     if reason := bounds.extents(problem):
         return reason
     if problem.epilogue.gated and copies.aligned(problem).b[-1] == 1 and problem.N % 8:
         return (
-            f"it takes gated pairs in multiples of 8 columns where b's rows are contiguous, and was given {problem.N}"
+            "it takes gated pairs in multiples of 8 columns where b's rows are contiguous, and "
+            f"was given {problem.N}"
         )
     return None if config is None else _refused(problem, config)
 
@@ -107,13 +158,17 @@ def _refused(problem: Problem, config: HopperConfig) -> str | None:
         wanted = "split_k and cluster_k 1, stream_k and k_serpentine False"
         return f"batch_invariant needs one order of K ({wanted}), and was given another"
     if slices < config.cluster_k:
-        return f"cluster_k is {config.cluster_k}, and K = {problem.K} has fewer slices of {config.tile_k}"
+        return (
+            f"cluster_k is {config.cluster_k}, and K = {problem.K} has fewer slices of "
+            f"{config.tile_k}"
+        )
     return bounds.tiles(_turned(problem, config)[0], config)
 
 
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
-    """Compiles or loads what the problem needs and returns its launch. The problem must be supported. Raises ValueError
-    where its own config is none for the problem."""
+    """Compiles or loads what the problem needs and returns its launch. The problem must be
+    supported. Raises ValueError where its own config is none for the problem.
+    """
     if config is None:
         config = rules.config(problem, schedule.clusters(problem.device, 0, 1), rung.config)
         if reason := _refused(problem, config):
@@ -129,7 +184,9 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     fit = schedule.clusters(problem.device, config.sms, config.cluster)
     pieces = _pieces(problem, config)
     sms = schedule.clusters(problem.device, config.sms, 1)
-    variant = _variant(rung, problem, crossed, config, min(fit, clusters.at_once(sms, config.cluster)))
+    variant = _variant(
+        rung, problem, crossed, config, min(fit, clusters.at_once(sms, config.cluster))
+    )
     launched = min(fit, tiles * (-(-problem.K // config.tile_k) if config.stream_k else pieces))
     if not config.split:
         launched = schedule.level(launched, tiles)
@@ -139,7 +196,8 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         placed = placement.Placed(config, tiles // columns, columns, problem.device)
         table = placed.table
     elif variant.form.ordered:
-        # Only of "consecutive" does the number of clusters change more than where rows of the table end.
+        # Only of "consecutive" does the number of clusters change more than where rows of the table
+        # end.
         apart = launched if config.order == "consecutive" else fit
         table = schedule.table(config, rows, columns, apart, problem.device).view(-1)
     run = host.load(variant, lambda: compile_variant(rung.gemm, variant))
@@ -163,13 +221,24 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
 
     def call(a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any) -> None:
         space = partial_sums.NOTHING if sums is None else partial_sums.borrow(index, *sums)
-        tensors = (None if way is None else host.view(t, *way) for t, way in itertools.zip_longest((c, *extra), added))
+        tensors = (
+            None if way is None else host.view(t, *way)
+            for t, way in itertools.zip_longest((c, *extra), added)
+        )
         try:
             run(
-                host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides),
+                host.view(a, shape_a, a_strides),
+                host.view(b, shape_b, b_strides),
                 host.view(out, shape_out, out_strides),
-                table, *tensors, space.sums, space.counters, pieces, launched, alpha, beta,
-            )  # fmt: skip
+                table,
+                *tensors,
+                space.sums,
+                space.counters,
+                pieces,
+                launched,
+                alpha,
+                beta,
+            )
         finally:
             if space.done is not None:
                 space.launched()
@@ -188,7 +257,9 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         if len(lead) < 2:
             call(a, b, c, out, alpha, beta, *extra)
             return
-        for at in itertools.product(*(range(extent) for i, extent in enumerate(lead) if i != inner)):
+        for at in itertools.product(
+            *(range(extent) for i, extent in enumerate(lead) if i != inner)
+        ):
             a_, b_, out_, *others = (
                 way and t.as_strided(*way, t.storage_offset() + _offset(strides, at, inner))
                 for t, way, strides in (
@@ -207,13 +278,24 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
     nothing = (None,) * len(_ADDED)
 
     # Warm calls of matmul come here: `call` without what it looks up, in one frame.
-    def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def launch(
+        a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
+    ) -> None:
         if crossed:
             a, b = b, a
         run(
-            host.view(a, shape_a, a_strides), host.view(b, shape_b, b_strides), host.view(out, shape_out, out_strides),
-            table, *nothing, None, None, 1, launched, 1.0, 0.0,
-        )  # fmt: skip
+            host.view(a, shape_a, a_strides),
+            host.view(b, shape_b, b_strides),
+            host.view(out, shape_out, out_strides),
+            table,
+            *nothing,
+            None,
+            None,
+            1,
+            launched,
+            1.0,
+            0.0,
+        )
 
     return placement.watched(launch, placed, renew) if placed else launch
 
@@ -225,7 +307,9 @@ def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
 
 
 def _one_batch(problem: Problem) -> tuple[Problem, int]:
-    """The problem with its longest batch dimension alone, and which that is; the others are walked call by call."""
+    """The problem with its longest batch dimension alone, and which that is; the others are walked
+    call by call.
+    """
     inner = max(range(len(problem.batch)), key=lambda i: problem.batch[i])
 
     def keep(strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -264,7 +348,9 @@ def _shapes(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def _given(extents: tuple[int, ...], crossed: bool) -> tuple[int, ...]:
-    """Of a shape or strides, those of the tensor that a call gives: rows and columns the other way if crossed."""
+    """Of a shape or strides, those of the tensor that a call gives: rows and columns the other way
+    if crossed.
+    """
     return (*extents[:-2], extents[-1], extents[-2]) if crossed else extents
 
 
@@ -277,8 +363,8 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _out_strides(problem: Problem) -> tuple[int, ...]:
-    """C's rows or columns contiguous, as they are: those of a single row or column along its length. The stride of an
-    extent of 1 is free, and TMA takes 8.
+    """C's rows or columns contiguous, as they are: those of a single row or column along its
+    length. The stride of an extent of 1 is free, and TMA takes 8.
     """
     row, column = problem.out[-2:]
     by_rows, by_columns = column == 1 or problem.N == 1, row == 1 or problem.M == 1
@@ -293,13 +379,21 @@ def _out_strides(problem: Problem) -> tuple[int, ...]:
 def _view(problem: Problem, name: str) -> View | None:
     """Of a tensor of the epilogue, by its name in `gemm.Form`."""
     if name == "addend":
-        return View(problem.c, problem.alignment[3]) if problem.c is not None and problem.scaled else None
+        return (
+            View(problem.c, problem.alignment[3])
+            if problem.c is not None and problem.scaled
+            else None
+        )
     view: View | None = getattr(problem.epilogue, name)
     return view
 
 
-def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shape and strides in which a tensor of the epilogue is handed over, None for one that there is not."""
+def _added(
+    problem: Problem, form: Any, name: str
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Shape and strides in which a tensor of the epilogue is handed over, None for one that there
+    is not.
+    """
     kind, view = getattr(form, name), _view(problem, name)
     columns = problem.N if name == "residual" else problem.columns
     match kind:
@@ -312,13 +406,19 @@ def _added(problem: Problem, form: Any, name: str) -> tuple[tuple[int, ...], tup
     assert view, f"the form has {name}, and the problem has not"
     *batch, row, column = view.strides
     if kind == "staged":  # the stride of an extent of 1 is free, and TMA takes 8
-        row, column = (1, column if problem.N > 1 else 8) if form.by_columns else (row if problem.M > 1 else 8, 1)
+        row, column = (
+            (1, column if problem.N > 1 else 8)
+            if form.by_columns
+            else (row if problem.M > 1 else 8, 1)
+        )
     shape, strides = (*problem.batch, problem.M, columns), (*batch, row, column)
     return _given(shape, form.crossed), _given(strides, form.crossed)
 
 
 def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
-    """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be as C does."""
+    """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be
+    as C does.
+    """
     view, scale = _view(problem, name), "scale" in name
     if view is None:
         return ""
@@ -341,21 +441,27 @@ def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
 
 
 def _fetches(problem: Problem, config: HopperConfig) -> bool:
-    """Whether what lies as C does can come through the ring: slots have room, two at once, and a tile is one CTA's. In
-    pingpong all of a tile's must land before the other consumer multiplies, while the last slice is still in its slot.
+    """Whether what lies as C does can come through the ring: slots have room, two at once, and a
+    tile is one CTA's. In pingpong all of a tile's must land before the other consumer multiplies,
+    while the last slice is still in its slot.
     """
     stored, dtype = config.stored(problem.epilogue.gated), host.NUMERIC[problem.out_dtype]
     whole = not config.split and config.cluster_k == 1 and config.slots > 1
     if not whole or fetched.per_slot(config, stored, dtype) == 0:
         return False
-    return not config.pingpong or fetched.slots(config, stored, dtype) + config.in_flight <= config.slots
+    return (
+        not config.pingpong
+        or fetched.slots(config, stored, dtype) + config.in_flight <= config.slots
+    )
 
 
 def _pieces(problem: Problem, config: HopperConfig) -> int:
     return min(config.split_k, -(-problem.K // config.tile_k))
 
 
-def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, fit: int) -> Variant:
+def _variant(
+    rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, fit: int
+) -> Variant:
     """Of a problem as the kernel computes it. `fit`: clusters that surely run at the same time."""
     rows, columns = schedule.cluster_tiles(config, problem.M, problem.columns)
     items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
@@ -370,13 +476,17 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
     fits = [
         w
         for w in (whole, 2)
-        if 1 in (row, column) and start % (w * size) == 0 and all(s % w == 0 for s in (inner, outer, *batch))
+        if 1 in (row, column)
+        and start % (w * size) == 0
+        and all(s % w == 0 for s in (inner, outer, *batch))
     ]
     width = fits[0] if fits else 1
     staged = width == whole and (size == 2 or not by_columns) and config.store_buffers > 0
     added = problem.epilogue
     may = {"aux": staged, "residual": staged and _fetches(problem, config)}
-    may["addend"] = may["residual"] and not (added.residual or added.aux or added.gated)  # it is fetched once
+    may["addend"] = may["residual"] and not (
+        added.residual or added.aux or added.gated
+    )  # it is fetched once
     kinds = {name: _kind(problem, name, may.get(name, False), by_columns) for name in _ADDED}
     form = rung.form(
         width=whole if staged else 1 if by_columns else width,
@@ -387,7 +497,9 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
         ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
         once=once,
         scaled=problem.scaled,
-        function=transform.function(problem.epilogue.function, problem.out_dtype.itemsize, problem.K),
+        function=transform.function(
+            problem.epilogue.function, problem.out_dtype.itemsize, problem.K
+        ),
         gated=problem.epilogue.gated,
         formats=problem.formats,
         **kinds,
@@ -399,7 +511,9 @@ def _variant(rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, 
 
 
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
-    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
+    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads
+    nothing on one.
+    """
     del arch
     variant = example_variant(rung, problem, config)
     host.keep(variant, lambda: compile_variant(rung.gemm, variant))
@@ -409,7 +523,9 @@ def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int
     """What a GPU of so many SMs would run."""
     turned, crossed = _turned(copies.aligned(problem), config)
     turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    return _variant(rung, turned, crossed, config, clusters.at_once(min(sms, config.sms or sms), config.cluster))
+    return _variant(
+        rung, turned, crossed, config, clusters.at_once(min(sms, config.sms or sms), config.cluster)
+    )
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
@@ -419,7 +535,9 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     N = cute.sym_int(divisibility=form.granule(variant.layout, variant.out_dtype.itemsize))
     columns = cute.sym_int() if form.gated else N  # of B
 
-    def tensor(dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int) -> Any:
+    def tensor(
+        dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int
+    ) -> Any:
         shape, strides = _given((rows, columns), form.crossed), _given(pair, form.crossed)
         if form.batched:
             shape, strides = (L, *shape), (cute.sym_int64(divisibility=divisor), *strides)
@@ -433,7 +551,9 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     a, b = operand(M, K, variant.layout[0]), operand(K, columns, variant.layout[1])
 
     def like_c(columns: Any, width: int) -> Any:
-        """A matrix, or batch of them, of which so many elements of a row or column can be had at once."""
+        """A matrix, or batch of them, of which so many elements of a row or column can be had at
+        once.
+        """
         outer = cute.sym_int64(divisibility=width)
         pair = (1, outer) if form.by_columns else (outer, 1)
         if width == 1 and not form.by_columns:
@@ -473,13 +593,23 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     built = gemm(variant.config, form)
     with host.target_arch():
         return cute.compile(
-            built, a, b, c, table, *extra, sums, counters, *scalars, stream, options=f"{host.OPTIONS} {options}"
+            built,
+            a,
+            b,
+            c,
+            table,
+            *extra,
+            sums,
+            counters,
+            *scalars,
+            stream,
+            options=f"{host.OPTIONS} {options}",
         )
 
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Artifact:
-    """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none. Arguments and errors
-    are those of `host.compiled`.
+    """What `plan` would launch for aligned, row-major operands on a GPU of 132 SMs; needs none.
+    Arguments and errors are those of `host.compiled`.
     """
 
     built = []
@@ -489,13 +619,19 @@ def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Ar
         return compile_variant(rung.gemm, built[-1], options)
 
     made = host.compiled(
-        "hopper.gemm", config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked
+        "hopper.gemm",
+        config or rung.config,
+        functools.partial(unsupported, rung.gemm),
+        build,
+        **asked,
     )
     return replace(made, smem_bytes=shared_memory(rung.gemm, built[-1]))
 
 
 def shared_memory(gemm: Any, variant: Variant) -> int:
-    """Bytes of one CTA: of slabs of C only those that do not lie over the ring, narrow ones as they are."""
+    """Bytes of one CTA: of slabs of C only those that do not lie over the ring, narrow ones as they
+    are.
+    """
     config, form, dtype = variant.config, variant.form, host.NUMERIC[variant.out_dtype]
     stored = gemm(config, form).stored
     slab = 64 * epilogue.slab_columns(stored, dtype) * variant.out_dtype.itemsize

@@ -35,8 +35,8 @@ _FEW = 64  # rows or columns that may be better off as columns of the tile
 def space(
     gemm: Any, base: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
 ) -> Space[HopperConfig]:
-    """The configs for a problem, its own being the rule's; the GPU's own limits are sm_90's, in `invalid_reason`. Slots
-    and buffers are as many as fit, and no axes: they cost nothing else.
+    """The configs for a problem, its own being the rule's; the GPU's own limits are sm_90's, in
+    `invalid_reason`. Slots and buffers are as many as fit, and no axes: they cost nothing else.
     """
     refusal, own = unsupported(problem), rules.config(problem, machine.sms, base)
 
@@ -56,7 +56,9 @@ def space(
 
 
 def _compiled_as(config: HopperConfig) -> HopperConfig:
-    """For one problem `swap` turns the operands, and `gpc` asks for a table where others have none."""
+    """For one problem `swap` turns the operands, and `gpc` asks for a table where others
+    have none.
+    """
     return replace(unscheduled(config), swap=config.swap, gpc=config.gpc)
 
 
@@ -115,26 +117,48 @@ def _fitting(tile_m: int, M: int, N: int, sms: int) -> list[int]:
 
 
 def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None:
-    """Why a config that can be built cannot be the fastest, or is another one under another name."""
+    """Why a config that can be built cannot be the fastest, or is another one under
+    another name.
+    """
     M, N = (problem.N, problem.M) if c.swap else (problem.M, problem.N)
     if c.accumulator_registers > _ACCUMULATORS:
-        return f"{c.accumulator_registers} accumulators a thread spill, expected at most {_ACCUMULATORS}"
+        return (
+            f"{c.accumulator_registers} accumulators a thread spill, expected at most "
+            f"{_ACCUMULATORS}"
+        )
     parts = 8 * c.cluster_k if c.cluster_k > 1 else 1  # that a width must have
     if c.tile_m >= M + 64 or any(N <= width < c.tile_n and width % parts == 0 for width in _WIDTHS):
         return f"tile is {c.tile_m}x{c.tile_n}, expected no larger than it takes to cover {M}x{N}"
     if c.slots < 3:
         return f"slots is {c.slots}, expected at least 3: products wait for loads"
     if (c.cluster_m > 1 and c.tile_m >= M) or (c.cluster_n > 1 and c.tile_n >= N):
-        return f"a cluster of {c.cluster_m}x{c.cluster_n} for {M} rows and {N} columns, expected one that is filled"
+        return (
+            f"a cluster of {c.cluster_m}x{c.cluster_n} for {M} rows and {N} columns, expected "
+            "one that is filled"
+        )
     rows, columns = schedule.cluster_tiles(c, M, N)
     tiles, fit = rows * columns, max(1, machine.sms // c.cluster)
     read = (M + N) * problem.K * 2
     if c.order != "serpentine" and (tiles <= fit or read <= machine.l2_bytes // 4):
-        return f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {read} bytes, at once or held by L2"
-    if c.split_k > 1 and (tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)):
-        return f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with fewer pieces"
-    if c.cluster_k > 1 and (tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K):
-        return f"cluster_k is {c.cluster_k}, expected less: {tiles} tiles keep the GPU busy with fewer parts of K"
+        return (
+            f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {read} bytes, at "
+            "once or held by L2"
+        )
+    if c.split_k > 1 and (
+        tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)
+    ):
+        return (
+            f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with "
+            "fewer "
+            "pieces"
+        )
+    if c.cluster_k > 1 and (
+        tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K
+    ):
+        return (
+            f"cluster_k is {c.cluster_k}, expected less: {tiles} tiles keep the GPU busy with "
+            "fewer parts of K"
+        )
     if c.stream_k and (tiles <= fit or tiles % fit == 0):
         return f"stream_k is True, expected False: {tiles} tiles make no wave that is partly filled"
     if tiles <= fit and c.pingpong:
@@ -146,7 +170,9 @@ def footprint(problem: Problem, lines: tuple[int, int], c: HopperConfig) -> Foot
     across = problem.M if c.swap else problem.N
     f = replace(
         footprint_of(c, c.consumers + 1, persistent=True),
-        tile_n=-(-across // schedule.columns(c, across)) if c.elastic else c.tile_n,  # about the mean
+        tile_n=-(-across // schedule.columns(c, across))
+        if c.elastic
+        else c.tile_n,  # about the mean
         split_k=c.split_k,
         stream_k=c.stream_k,
         cluster_k=c.cluster_k,
@@ -156,4 +182,6 @@ def footprint(problem: Problem, lines: tuple[int, int], c: HopperConfig) -> Foot
     )
     if not c.swap:
         return f
-    return replace(f, tile_m=f.tile_n, tile_n=f.tile_m, cluster_m=f.cluster_n, cluster_n=f.cluster_m)
+    return replace(
+        f, tile_m=f.tile_n, tile_n=f.tile_m, cluster_m=f.cluster_n, cluster_n=f.cluster_m
+    )

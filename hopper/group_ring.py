@@ -1,8 +1,10 @@
-"""The ring of `hopper.gemm`: as a cluster's, among the CTAs that load for each other, and short to begin and to end.
+"""The ring of `hopper.gemm`: as a cluster's, among the CTAs that load for each other, and short to
+begin and to end.
 
-A call of a few µs waits for each of these: four warps initialise the barriers; a slot that no other CTA fills is
-released without mapping an address; and a CTA ends when its own barriers say that no peer will arrive any more. A
-barrier of the whole cluster would say so too, behind a fence of the GPU's memory.
+A call of a few µs waits for each of these: four warps initialise the barriers; a slot that no other
+CTA fills is released without mapping an address; and a CTA ends when its own barriers say that no
+peer will arrive any more. A barrier of the whole cluster would say so too, behind a fence of the
+GPU's memory.
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ from .config import WARPGROUP
 
 @dataclass(frozen=True)
 class GroupRing(cluster_multicast.ClusterRing):
-    """`cluster` is the number of CTAs that load for each other, `first` the rank of the first of them."""
+    """`cluster` is the number of CTAs that load for each other, `first` the rank of the first of
+    them.
+    """
 
     first: Int32 | int = 0
 
@@ -55,8 +59,8 @@ class GroupRing(cluster_multicast.ClusterRing):
 
     @cute.jit
     def close(self, slot: sync.Slot):
-        """Producer warp, after its last slot: waits until no peer will arrive here any more, so that the CTA may end.
-        What peers multicast into it, its consumers have waited for.
+        """Producer warp, after its last slot: waits until no peer will arrive here any more, so
+        that the CTA may end. What peers multicast into it, its consumers have waited for.
         """
         if cutlass.const_expr(self.cluster > 1):
             for _ in cutlass.range(self.slots, unroll=1):

@@ -1,7 +1,8 @@
 """The host side of the Hopper rungs: what they can take, compiling, the compile cache, launching.
 
-One compile serves every size of a layout and dtype: sizes and strides are symbolic, and TMA's demands on them are
-checked here, before anything compiles. A column-major C is computed as C^T = B^T A^T, without copies.
+One compile serves every size of a layout and dtype: sizes and strides are symbolic, and TMA's
+demands on them are checked here, before anything compiles. A column-major C is computed as C^T =
+B^T A^T, without copies.
 """
 
 import contextlib
@@ -21,7 +22,12 @@ import cutlass
 import cutlass.cute as cute
 import torch
 from cutlass.base_dsl.dsl import BaseDSL
-from cutlass.cute.runtime import load_module, make_fake_compact_tensor, make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import (
+    load_module,
+    make_fake_compact_tensor,
+    make_fake_stream,
+    make_fake_tensor,
+)
 
 from .. import cache
 from ..artifact import Artifact, cta_threads, example
@@ -40,7 +46,11 @@ ARCH = "sm_90a"
 OPTIONS = "--enable-tvm-ffi --opt-level 3"
 LONGEST_NAME = 200  # of a kernel
 
-NUMERIC = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
+NUMERIC = {
+    torch.bfloat16: cutlass.BFloat16,
+    torch.float16: cutlass.Float16,
+    torch.float32: cutlass.Float32,
+}
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
@@ -48,8 +58,8 @@ SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 class Variant:
     """What one compile serves. `layout` is that of A and B ("nt").
 
-    `row_major`: C's rows are contiguous; `width`: so many elements of a row can be written at once, 1, 2, or what 16
-    bytes hold.
+    `row_major`: C's rows are contiguous; `width`: so many elements of a row can be written at once,
+    1, 2, or what 16 bytes hold.
     """
 
     kernel: str
@@ -90,21 +100,29 @@ class Variant:
 
 
 def full_name(variant: Any, parts: Sequence[str]) -> str:
-    """What profilers show of a variant, an identifier of C: parts to read, cut off where they are long, then twelve
-    digits that every field of it takes part in, its config's and its form's, whether a part says it or not.
+    """What profilers show of a variant, an identifier of C: parts to read, cut off where they are
+    long, then twelve digits that every field of it takes part in, its config's and its form's,
+    whether a part says it or not.
     """
     readable = re.sub(r"\W+", "_", "_".join(part for part in parts if part), flags=re.ASCII)
     return f"{readable[: LONGEST_NAME - 13]}_{cache.digest(dataclasses.asdict(variant))[:12]}"
 
 
-def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None) -> str | None:
-    """Why this rung, TMA and wgmma cannot take this problem: what they need, and what they were given."""
+def unsupported(
+    gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None
+) -> str | None:
+    """Why this rung, TMA and wgmma cannot take this problem: what they need, and what they were
+    given.
+    """
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
     if problem.scaled:
         return "it computes A @ B alone, and was given an addend or a scale (addmm)"
     if problem.batch:
-        return f"it takes matrices, or a batch that shares B, and was given batches of shape {problem.batch}"
+        return (
+            "it takes matrices, or a batch that shares B, and was given batches of shape "
+            f"{problem.batch}"
+        )
     if reason := bounds.extents(problem):
         return reason
     if config is not None and (reason := bounds.tiles(oriented(problem)[0], config)):
@@ -114,7 +132,10 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
         ("b", problem.K, problem.N, problem.b, problem.alignment[1]),
     ):
         if alignment < 16:
-            return f"TMA needs addresses that are multiples of 16 bytes, and {name}'s is a multiple of {alignment}"
+            return (
+                f"TMA needs addresses that are multiples of 16 bytes, and {name}'s is a "
+                f"multiple of {alignment}"
+            )
         if tma_strides(rows, columns, strides) is None:
             return (
                 "TMA needs one stride of 1 and the other a multiple of 8 elements (16 bytes), "
@@ -124,7 +145,9 @@ def unsupported(gemm: type[HopperGemm], problem: Problem, config: HopperConfig |
 
 
 def tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int, int] | None:
-    """Strides under which TMA can read a matrix, the stride of an extent of 1 chosen freely; None if there are none."""
+    """Strides under which TMA can read a matrix, the stride of an extent of 1 chosen freely; None
+    if there are none.
+    """
     row, column = strides
 
     if (column == 1 or columns == 1) and (rows == 1 or row % 8 == 0):
@@ -145,8 +168,9 @@ Entry = tuple[
 
 
 def entry(kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]) -> Entry:
-    """What a rung's module offers: `unsupported`, `plan`, `artifact`, `phases`, `precompile` and `space`. `kind()` is
-    its own config."""
+    """What a rung's module offers: `unsupported`, `plan`, `artifact`, `phases`, `precompile` and
+    `space`. `kind()` is its own config.
+    """
     rung = Rung(kernel.name, gemm, kind())
     return (
         functools.partial(unsupported, gemm),
@@ -168,13 +192,17 @@ class Rung:
 
 
 def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> Launch:
-    """Compiles or loads what the problem needs and returns its launch. The problem must be supported."""
+    """Compiles or loads what the problem needs and returns its launch. The problem must be
+    supported.
+    """
     return trace(rung, problem, config)[0]
 
 
-def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> tuple[Launch, torch.Tensor | None]:
-    """As `plan`, with the tensor to which each call of a config with `phases` writes cycles, else None: int64
-    (CTAs, warpgroups, `phases.PHASES`).
+def trace(
+    rung: Rung, problem: Problem, config: HopperConfig | None = None
+) -> tuple[Launch, torch.Tensor | None]:
+    """As `plan`, with the tensor to which each call of a config with `phases` writes cycles, else
+    None: int64 (CTAs, warpgroups, `phases.PHASES`).
     """
     config = config or rung.config
     problem, swapped = oriented(problem)
@@ -186,7 +214,11 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
         fit = schedule.clusters(problem.device, config.sms, config.cluster)
         table = schedule.table(config, rows, columns, fit, problem.device)
     run = load(variant, lambda: compile_variant(rung.gemm, variant))
-    shape_a, shape_b, shape_out = (problem.M, problem.K), (problem.K, problem.N), (problem.M, problem.N)
+    shape_a, shape_b, shape_out = (
+        (problem.M, problem.K),
+        (problem.K, problem.N),
+        (problem.M, problem.N),
+    )
     out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
     laps = None
     if config.phases:
@@ -194,29 +226,45 @@ def trace(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> t
         warpgroups = rung.gemm(config, width=1).warpgroups
         laps = torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=problem.device)
 
-    def launch(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+    def launch(
+        a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
+    ) -> None:
         if swapped:
             a, b = b, a
-        run(view(a, shape_a, a_strides), view(b, shape_b, b_strides), view(out, shape_out, out_strides), table, laps)
+        run(
+            view(a, shape_a, a_strides),
+            view(b, shape_b, b_strides),
+            view(out, shape_out, out_strides),
+            table,
+            laps,
+        )
 
     return launch, laps
 
 
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
-    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads nothing on one."""
+    """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads
+    nothing on one.
+    """
     variant = _variant(rung.name, oriented(problem)[0], config)
     keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
-    """The compile that serves a supported problem: the order of tiles is a table, and no part of it."""
+    """The compile that serves a supported problem: the order of tiles is a table, and no part of
+    it.
+    """
     config = unscheduled(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
     row_major = by_rows(problem)
     size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
     # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
-    fits = [w for w in (16 // size, 2) if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0]
+    fits = [
+        w
+        for w in (16 // size, 2)
+        if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0
+    ]
     width = fits[0] if row_major and fits else 1
     return Variant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, width)
 
@@ -250,7 +298,9 @@ _loaded: dict[Compile, Callable[..., None]] = {}
 
 
 def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
-    """The compiled kernel, a function of what it was compiled for: from memory, from disk, or built."""
+    """The compiled kernel, a function of what it was compiled for: from memory, from disk, or
+    built.
+    """
     with schedule.compiling:
         if variant not in _loaded:
             _loaded[variant] = cache.fetch(
@@ -272,7 +322,9 @@ def _saver(variant: Compile) -> Callable[[Any, Path], None]:
     return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
 
 
-def compile_facts(name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype) -> dict[str, object]:
+def compile_facts(
+    name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype
+) -> dict[str, object]:
     """What a compiled kernel on disk depends on."""
     return {
         "kernel": name,
@@ -305,7 +357,9 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
 
     def matrix(dtype: torch.dtype, shape: tuple[Any, Any], row_major: bool) -> Any:
         outer = cute.sym_int64(divisibility=8)
-        return make_fake_tensor(NUMERIC[dtype], shape, (outer, 1) if row_major else (1, outer), assumed_align=16)
+        return make_fake_tensor(
+            NUMERIC[dtype], shape, (outer, 1) if row_major else (1, outer), assumed_align=16
+        )
 
     a = matrix(variant.dtype, (M, K), variant.layout[0] == "n")
     b = matrix(variant.dtype, (K, N), variant.layout[1] == "n")
@@ -329,12 +383,16 @@ def compact(dtype: Any, dims: int) -> Any:
 
 
 def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Artifact:
-    """What `plan` would launch for aligned, row-major operands; needs no GPU. Arguments and errors are `compiled`'s."""
+    """What `plan` would launch for aligned, row-major operands; needs no GPU. Arguments and errors
+    are `compiled`'s.
+    """
 
     def build(problem: Problem, config: HopperConfig, options: str) -> Any:
         return compile_variant(rung.gemm, _variant(rung.name, problem, config), options)
 
-    return compiled(rung.name, config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked)
+    return compiled(
+        rung.name, config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked
+    )
 
 
 def compiled(
@@ -349,7 +407,8 @@ def compiled(
     layout: str = "nt",
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Artifact:
-    """The machine code that `build` makes with the compiler's options for aligned, row-major operands.
+    """The machine code that `build` makes with the compiler's options for aligned, row-major
+    operands.
 
     Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
     """
@@ -362,7 +421,9 @@ def compiled(
         raise ValueError(reason)
     with tempfile.TemporaryDirectory() as folder, schedule.compiling:
         remarks = Path(folder) / "remarks.yaml"
-        keep = f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
+        keep = (
+            f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
+        )
         made = build(problem, config, keep)
         log = assembler_log(remarks.read_text(encoding="utf-8"))
     ptx = str(made.__ptx__)

@@ -2,11 +2,12 @@
 
 Idea: one arrival per warpgroup in place of one per thread.
 Parent: hopper.persistent
-Changes: the ring. Who waits no longer arrives; phase bits say which turn a barrier is in. 3 arrivals a turn for two
-    consumers, of 257 + 257.
-Why it pays: consumers need not wait for each other before they multiply, so one keeps the tensor cores busy while the
-    other is between two slots: from wgmma to release takes 834 cycles where it took 1035. 5% at 4096, 4% at 8192; with
-    the stores of `hopper.store_tuning` it would be 11%, for then nothing else is in the way.
+Changes: the ring. Who waits no longer arrives; phase bits say which turn a barrier is in. 3
+    arrivals a turn for two consumers, of 257 + 257.
+Why it pays: consumers need not wait for each other before they multiply, so one keeps the tensor
+    cores busy while the other is between two slots: from wgmma to release takes 834 cycles where it
+    took 1035. 5% at 4096, 4% at 8192; with the stores of `hopper.store_tuning` it would be 11%, for
+    then nothing else is in the way.
 Source: 001 kernel 7 (704 TFLOP/s of cuBLAS's 716), 004.
 """
 
@@ -24,8 +25,8 @@ Config = persistent.Config
 
 @dataclass(frozen=True)
 class LeanRing(sync.Ring):
-    """full[s]: 1 arrival a turn, by the producer, which announces `tx_bytes`.
-    empty[s]: 1 by each consumer warpgroup, once it has read the slot. Slots begin empty: the producer waits for the
+    """full[s]: 1 arrival a turn, by the producer, which announces `tx_bytes`. empty[s]: 1 by each
+    consumer warpgroup, once it has read the slot. Slots begin empty: the producer waits for the
     phase before the first.
     """
 

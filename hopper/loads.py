@@ -1,4 +1,6 @@
-"""How slices come into the ring: one warp loads A, another B, for each TMA load keeps a warp busy for 150 cycles."""
+"""How slices come into the ring: one warp loads A, another B, for each TMA load keeps a warp busy
+for 150 cycles.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +10,8 @@ from cutlass import Int32
 
 
 class Load(NamedTuple):
-    """An operand: its TMA atom; of each part of its slices of one tile where it goes and comes from, with the slot or
-    slice last; and which CTAs of the cluster receive what this one loads.
+    """An operand: its TMA atom; of each part of its slices of one tile where it goes and comes
+    from, with the slot or slice last; and which CTAs of the cluster receive what this one loads.
     """
 
     tma: Any
@@ -19,8 +21,9 @@ class Load(NamedTuple):
 
 @cute.jit
 def slices(load, ring, slot, begin: Int32, count: Int32, back, announces: cutlass.Constexpr):
-    """One warp: `count` slices of an operand from slice `begin` on, the last first where `back` is 1. Returns the slot
-    after the last. `announces`: by this warp a slot learns how many bytes will land, of either operand.
+    """One warp: `count` slices of an operand from slice `begin` on, the last first where `back` is
+    1. Returns the slot after the last. `announces`: by this warp a slot learns how many bytes will
+    land, of either operand.
     """
     for i in cutlass.range(count, unroll=1):
         ring.await_empty(slot)
@@ -29,6 +32,12 @@ def slices(load, ring, slot, begin: Int32, count: Int32, back, announces: cutlas
         at, full = begin + i + back * (count - 1 - 2 * i), ring.full + slot.index
         for part in cutlass.range_constexpr(len(load.parts)):
             target, source = load.parts[part]
-            cute.copy(load.tma, source[None, at], target[None, slot.index], tma_bar_ptr=full, mcast_mask=load.mask)
+            cute.copy(
+                load.tma,
+                source[None, at],
+                target[None, slot.index],
+                tma_bar_ptr=full,
+                mcast_mask=load.mask,
+            )
         slot = ring.next(slot)
     return slot

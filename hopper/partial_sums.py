@@ -55,7 +55,13 @@ class Workspace:
     refers to the workspace until it is enqueued, and calls `launched` then.
     """
 
-    def __init__(self, sums: torch.Tensor | None, counters: torch.Tensor | None, done: Any = None, stream: Any = None):
+    def __init__(
+        self,
+        sums: torch.Tensor | None,
+        counters: torch.Tensor | None,
+        done: Any = None,
+        stream: Any = None,
+    ):
         self.sums, self.counters, self.done, self.stream = sums, counters, done, stream
 
     def fits(self, floats: int, counters: int) -> bool:
@@ -70,7 +76,9 @@ class Workspace:
 
     def __del__(self, retired: deque[tuple[Any, ...]] = _retired) -> None:
         if self.done is not None:
-            retired.append((self.done, self.sums, self.counters))  # takes no lock: any thread may be anywhere
+            retired.append(
+                (self.done, self.sums, self.counters)
+            )  # takes no lock: any thread may be anywhere
 
 
 NOTHING = Workspace(None, None)  # of kernels without partial sums
@@ -122,11 +130,17 @@ def _grown(index: int, stream: Any, key: Hashable, floats: int, counters: int) -
     foreign = [other for other, kept in _held.items() if kept.done is not None]
     if key not in foreign and len(foreign) >= FOREIGN:
         del _held[foreign[0]]
-    if (before := _held.get(key)) is not None and before.sums is not None and before.counters is not None:
+    if (
+        (before := _held.get(key)) is not None
+        and before.sums is not None
+        and before.counters is not None
+    ):
         floats, counters = max(floats, before.sums.numel()), max(counters, before.counters.numel())
 
     def make() -> tuple[torch.Tensor, torch.Tensor, int | None]:
-        return *_tensors(index, floats, counters), driver.context()  # of a thread of its own: the primary one
+        return *_tensors(
+            index, floats, counters
+        ), driver.context()  # of a thread of its own: the primary one
 
     sums, zeros, primary = memory.for_good(torch.device("cuda", index), make)
     if _pooled(stream) or key == (index, 0, primary):

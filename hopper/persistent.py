@@ -1,14 +1,17 @@
 """hopper.persistent
 
-Idea: as many CTAs as SMs, each walking a list of tiles, so that the order of tiles is the kernel's own choice.
+Idea: as many CTAs as SMs, each walking a list of tiles, so that the order of tiles is the kernel's
+own choice.
 Parent: hopper.two_consumers
-Changes: producer and consumers loop over the column of a table (`device.raster.schedule`) that belongs to their CTA.
-    128 CTAs by default, dealt super-groups of 16×8 tiles: those 128 tiles run at the same time.
-Why it pays: the producer loads the next tile while the consumers store this one, barriers are set up once, and CTAs
-    that run together read the same rows of A and columns of B, so L2 serves them: 82% of requests at 4096 (the parent
-    76%), 83% at 8192. 0.81 of cuBLAS at 4096, 0.85 at 8192: 1.5% and 2% more than the parent.
-    In `order=consecutive,sms=0` each CTA has neighbouring tiles and different CTAs distant ones: 44% at 8192, and 0.74.
-    All 132 SMs (`sms=0`) spoil the groups: 0.80 and 0.81.
+Changes: producer and consumers loop over the column of a table (`device.raster.schedule`) that
+    belongs to their CTA. 128 CTAs by default, dealt super-groups of 16×8 tiles: those 128 tiles run
+    at the same time.
+Why it pays: the producer loads the next tile while the consumers store this one, barriers are set
+    up once, and CTAs that run together read the same rows of A and columns of B, so L2 serves them:
+    82% of requests at 4096 (the parent 76%), 83% at 8192. 0.81 of cuBLAS at 4096, 0.85 at 8192:
+    1.5% and 2% more than the parent. In `order=consecutive,sms=0` each CTA has neighbouring tiles
+    and different CTAs distant ones: 44% at 8192, and 0.74. All 132 SMs (`sms=0`) spoil the groups:
+    0.80 and 0.81.
 Source: 001 kernel 6 (660 TFLOP/s of cuBLAS's 716; consecutive 400, 132 SMs 655), 004.
 """
 
@@ -28,7 +31,9 @@ class Config(two_consumers.Config):
 
 
 class Persistent(two_consumers.TwoConsumers):
-    """`k.table[step, cluster]`: the cluster's tiles in order, as row · columns + column, -1 where it has none left."""
+    """`k.table[step, cluster]`: the cluster's tiles in order, as row · columns + column, -1 where
+    it has none left.
+    """
 
     introduces = frozenset({"order", "group_m", "group_n", "sms"})
     persistent = True
@@ -64,7 +69,9 @@ class Persistent(two_consumers.TwoConsumers):
         for step in cutlass.range(self.steps(k), unroll=1):
             m, n = self.tile(k, step)
             self.clear(k)
-            slot = roles.multiply_tile(k, ring, slot, self.config.in_flight, self.config.accumulate_flag)
+            slot = roles.multiply_tile(
+                k, ring, slot, self.config.in_flight, self.config.accumulate_flag
+            )
             self.store(k, m, n)
 
 

@@ -1,6 +1,8 @@
-"""Cycles by phase: a stopwatch in the registers of each thread, in compiles with `phases=True` only.
+"""Cycles by phase: a stopwatch in the registers of each thread, in compiles with `phases=True`
+only.
 
-Each role calls `lap` where a phase ends; the first thread of every warpgroup writes its sums at the end.
+Each role calls `lap` where a phase ends; the first thread of every warpgroup writes its sums at the
+end.
 """
 
 import cutlass
@@ -9,8 +11,8 @@ from cutlass import Int64
 
 from .config import WARPGROUP
 
-# WAIT: for a slot to become full, or empty. LOAD: issuing TMA loads (and, where nobody else loads, until they landed).
-# TENSOR: from the first wgmma of a slot to its completion. STORE: a tile of C.
+# WAIT: for a slot to become full, or empty. LOAD: issuing TMA loads (and, where nobody else loads,
+# until they landed). TENSOR: from the first wgmma of a slot to its completion. STORE: a tile of C.
 PHASES = ("wait", "load", "tensor", "store")
 WAIT, LOAD, TENSOR, STORE = range(len(PHASES))
 _LAST = len(PHASES)

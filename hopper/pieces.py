@@ -1,8 +1,10 @@
-"""Partial sums: CTAs that share a tile along K write theirs to memory, and the one that ends last adds them all.
+"""Partial sums: CTAs that share a tile along K write theirs to memory, and the one that ends last
+adds them all.
 
-It adds in the order of K, its own among them, so that the bits do not depend on who was last. Nobody waits for anyone:
-a counter says who is last, who sets it back to 0 for the next call. A consumer warpgroup shares its part of a tile with
-the same warpgroup of the other CTAs, and has counters and sums of its own.
+It adds in the order of K, its own among them, so that the bits do not depend on who was last.
+Nobody waits for anyone: a counter says who is last, who sets it back to 0 for the next call. A
+consumer warpgroup shares its part of a tile with the same warpgroup of the other CTAs, and has
+counters and sums of its own.
 """
 
 import cutlass
@@ -18,11 +20,12 @@ VECTOR = 4  # floats that a thread writes at once; those of a warpgroup lie side
 
 @cute.jit
 def combine(k, work, registers: cutlass.Constexpr):
-    """One consumer: leaves its accumulator with the others'. Returns whether it ended last, and holds the sum then.
+    """One consumer: leaves its accumulator with the others'. Returns whether it ended last, and
+    holds the sum then.
 
-    `registers`: accumulators a thread has in the widest tile. The sums are written, the barrier of the warpgroup
-    follows, and one thread fences for all of them, counts, and fences again; after the next barrier whoever is last
-    reads, past L1.
+    `registers`: accumulators a thread has in the widest tile. The sums are written, the barrier of
+    the warpgroup follows, and one thread fences for all of them, counts, and fences again; after
+    the next barrier whoever is last reads, past L1.
     """
     acc = k.acc
     mine = (work.place + work.piece) * k.parts + k.part
@@ -48,7 +51,9 @@ def combine(k, work, registers: cutlass.Constexpr):
     last = said[k.consumer] == work.pieces - 1
     if last:
         acc.fill(0.0)
-        reading = cute.make_copy_atom(CopyG2ROp(), Float32, num_bits_per_copy=128, load_cache_mode=LoadCacheMode.GLOBAL)
+        reading = cute.make_copy_atom(
+            CopyG2ROp(), Float32, num_bits_per_copy=128, load_cache_mode=LoadCacheMode.GLOBAL
+        )
         received = cute.make_rmem_tensor((VECTOR,), Float32)
         for p in cutlass.range(work.pieces, unroll=AHEAD if count <= AHEAD else 1):
             theirs = ((work.place + p) * k.parts + k.part) * stride

@@ -116,7 +116,10 @@ class Placed:
         """Whether it is time to look again, or another plan has seen more."""
         if self.look.version == self.version and time.monotonic() < self.look.due:
             return False
-        same = self.context is None or driver.context() in (self.context, None)  # none yet: the thread will get it
+        same = self.context is None or driver.context() in (
+            self.context,
+            None,
+        )  # none yet: the thread will get it
         return same and not capturing(self.device)
 
     def renewed(self) -> torch.Tensor:
@@ -126,7 +129,9 @@ class Placed:
 
     def _looked(self) -> torch.Tensor:
         with self.board.lock:
-            self.look = look = _look(self.board, self.device, self.cluster, self.rows * self.columns)
+            self.look = look = _look(
+                self.board, self.device, self.cluster, self.rows * self.columns
+            )
             self.version, places = look.version, look.places()
         if places:
             tiles = dealt(raster.order("serpentine", self.rows, self.columns, self.band), places)
@@ -135,7 +140,9 @@ class Placed:
         return schedule.kept(self.device, ("tiles", *tiles), lambda: tiles)
 
 
-def watched(launch: Callable[..., None], placed: Placed, renew: Callable[[torch.Tensor], None]) -> Callable[..., None]:
+def watched(
+    launch: Callable[..., None], placed: Placed, renew: Callable[[torch.Tensor], None]
+) -> Callable[..., None]:
     """The launch of a plan: itself where its table is final; else one that looks again from time to
     time, and gives what comes of it to `renew`.
     """
@@ -153,7 +160,9 @@ def watched(launch: Callable[..., None], placed: Placed, renew: Callable[[torch.
 def dealt(tiles: Sequence[int], places: Sequence[tuple[int, ...]]) -> list[int]:
     """The tile of each cluster: what are neighbours among tiles are neighbours by places."""
     made = [0] * len(tiles)
-    for tile, cluster in zip(tiles, sorted(range(len(tiles)), key=lambda at: places[at]), strict=True):
+    for tile, cluster in zip(
+        tiles, sorted(range(len(tiles)), key=lambda at: places[at]), strict=True
+    ):
         made[cluster] = tile
     return made
 
@@ -168,11 +177,14 @@ def _look(board: Board, device: torch.device, cluster: int, clusters: int) -> Lo
     seen.attempts += 1
     try:
         with driver.relaxed_capture():
-            sms, free = _probed(board, device, cluster, clusters, TRIES if seen.attempts == 1 else 1)
+            sms, free = _probed(
+                board, device, cluster, clusters, TRIES if seen.attempts == 1 else 1
+            )
     except Exception as error:  # whatever it is: for an order no product fails
         if seen.attempts == 1:
             fallback.complain(
-                f"tiles are dealt out to SMs as they come, and short calls take up to 1.7 times as long: {error}"
+                "tiles are dealt out to SMs as they come, and short calls take up to 1.7 times as "
+                f"long: {error}"
             )
     else:
         if (sms, board.homes) != (seen.sms, seen.homes):
@@ -184,7 +196,9 @@ def _look(board: Board, device: torch.device, cluster: int, clusters: int) -> Lo
     return seen
 
 
-def _probed(board: Board, device: torch.device, cluster: int, clusters: int, pairs: int) -> tuple[list[int], bool]:
+def _probed(
+    board: Board, device: torch.device, cluster: int, clusters: int, pairs: int
+) -> tuple[list[int], bool]:
     """The first SM of each cluster, and whether all SMs of the GPU were free before and after.
     Raises RuntimeError where no two probes in a row agree, and as a launch does.
     """
@@ -258,7 +272,13 @@ def _seen(device: torch.device, cluster: int, ctas: int, jitter: bool) -> list[i
 
 def compile_variant(variant: Variant) -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    probe.Probe.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    arguments = host.compact(cutlass.Int32, 1), cutlass.Int32(1), make_fake_stream(use_tvm_ffi_env_stream=True)
+    probe.Probe.kernel.set_name_prefix(
+        variant.name, remove_cutlass_symbol=True, keep_mangled_name=False
+    )
+    arguments = (
+        host.compact(cutlass.Int32, 1),
+        cutlass.Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
     with host.target_arch():
         return cute.compile(probe.Probe(variant.cluster), *arguments, options=host.OPTIONS)

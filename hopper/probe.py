@@ -8,7 +8,9 @@ STAY = 20_000  # cycles of a CTA, by when all others run
 
 
 class Probe:
-    """Each CTA writes the number of its SM, then stays: up to 8 times as long where `jitter` is 1."""
+    """Each CTA writes the number of its SM, then stays: up to 8 times as long where
+    `jitter` is 1.
+    """
 
     def __init__(self, cluster: int):
         self.cluster = cluster
@@ -16,7 +18,11 @@ class Probe:
     @cute.jit
     def __call__(self, sms, jitter: Int32, stream):
         self.kernel(sms, jitter).launch(
-            grid=(sms.shape[0], 1, 1), block=(32, 1, 1), cluster=(self.cluster, 1, 1), smem=SHARED, stream=stream
+            grid=(sms.shape[0], 1, 1),
+            block=(32, 1, 1),
+            cluster=(self.cluster, 1, 1),
+            smem=SHARED,
+            stream=stream,
         )
 
     @cute.kernel

@@ -1,4 +1,6 @@
-"""The config of `hopper.gemm` where none was tuned: of some tiles, clusters and pieces those whose waves cost least."""
+"""The config of `hopper.gemm` where none was tuned: of some tiles, clusters and pieces those whose
+waves cost least.
+"""
 
 import functools
 import math
@@ -11,7 +13,8 @@ from ..operands import Problem, oriented
 from . import copies, schedule
 from .config import SHARED_MEMORY, SLAB_BYTES, HopperConfig, gated_reason, promoted_reason
 
-# Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are estimates.
+# Cycles. START and GATHERED are from short calls' stamps and times (WORKLOG.md); the others are
+# estimates.
 START = 3500.0  # of a call beside its tiles: the first load 2000, the last store 1500
 BETWEEN = 600.0  # two tiles of a CTA
 COMBINE = 6000.0  # sums that go through memory, and
@@ -41,7 +44,10 @@ _ELASTIC = (
     (192, 3, 1, 2, range(192, 135, -8)),
     (256, 2, 1, 2, range(200, 127, -8)),
 )
-_REGISTERS = {1: (0, 0), 3: (32, 160)}  # for setmaxnreg, of consumers that take other than the config's own
+_REGISTERS = {
+    1: (0, 0),
+    3: (32, 160),
+}  # for setmaxnreg, of consumers that take other than the config's own
 _PARTS = (2, 4, 8)  # of K, in a cluster
 _FEWEST = 4  # slices of K that a CTA should have
 _DEEPEST = 16  # slots
@@ -50,8 +56,8 @@ _FEW = 64  # rows or columns that may be better off as columns of the tile
 
 @functools.lru_cache(maxsize=512)
 def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
-    """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in one order: tiles and
-    their shape, which it chooses by M, leave bits as they are.
+    """The config for a problem on a GPU of so many SMs. Where rows must not tell M it walks K in
+    one order: tiles and their shape, which it chooses by M, leave bits as they are.
     """
     problem = copies.aligned(problem)
     turned = oriented(problem)[0]
@@ -66,7 +72,9 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     return min(found, key=lambda c: _cycles(c, M, N, problem, sms, lines))
 
 
-def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -> Iterator[HopperConfig]:
+def _candidates(
+    problem: Problem, M: int, N: int, sms: int, own: HopperConfig
+) -> Iterator[HopperConfig]:
     free = any_column(problem)[:1]
     for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
         if swap and min(M, N) > _FEW:
@@ -83,19 +91,27 @@ def _candidates(problem: Problem, M: int, N: int, sms: int, own: HopperConfig) -
             yield from (filled(replace(c, tile_n=width)) for width in wide)
 
 
-def shaped(own: HopperConfig, tile_m: int, consumers: int, cluster_m: int, cluster_n: int) -> HopperConfig:
+def shaped(
+    own: HopperConfig, tile_m: int, consumers: int, cluster_m: int, cluster_n: int
+) -> HopperConfig:
     """The config with these fields, and with registers for as many consumers."""
     registers = _REGISTERS.get(consumers, (own.producer_registers, own.consumer_registers))
     return replace(
-        own, tile_m=tile_m, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
-        producer_registers=registers[0], consumer_registers=registers[1],
-    )  # fmt: skip
+        own,
+        tile_m=tile_m,
+        consumers=consumers,
+        cluster_m=cluster_m,
+        cluster_n=cluster_n,
+        producer_registers=registers[0],
+        consumer_registers=registers[1],
+    )
 
 
 def any_column(problem: Problem) -> list[bool]:
-    """Values of `swap` by which tiles may begin at any column, because B is stored by columns, the better one first:
-    where its rows are contiguous, a tile that does not begin at a whole 64 asks for twice the lines (1280 nn on an
-    H100: 17.3 µs, in 128 columns 8.8). The transpose of C must leave by TMA, which stores 16 bits by columns, no fp32.
+    """Values of `swap` by which tiles may begin at any column, because B is stored by columns, the
+    better one first: where its rows are contiguous, a tile that does not begin at a whole 64 asks
+    for twice the lines (1280 nn on an H100: 17.3 µs, in 128 columns 8.8). The transpose of C must
+    leave by TMA, which stores 16 bits by columns, no fp32.
     """
     turned = oriented(problem)[0]
     granules = turned.N % 8 == 0 and turned.out[-2] % 8 == 0 and turned.alignment[2] >= 16
@@ -107,7 +123,11 @@ def _cut(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Iterator[Ho
     """The config with parts of K, where its tiles leave SMs without work."""
     for parts in _PARTS:
         cut = replace(c, cluster_k=parts)
-        room = cut.cluster <= 8 and c.tile_n % (8 * parts) == 0 and parts * _FEWEST * c.tile_k <= problem.K
+        room = (
+            cut.cluster <= 8
+            and c.tile_n % (8 * parts) == 0
+            and parts * _FEWEST * c.tile_k <= problem.K
+        )
         if room and clusters.at_once(sms, cut.cluster) >= tiles:
             yield filled(cut)
     pieces = min(sms // (tiles * c.cluster), problem.K // (8 * c.tile_k), 32)
@@ -123,10 +143,13 @@ def _deep(c: HopperConfig, problem: Problem) -> HopperConfig:
 
 
 def filled(c: HopperConfig) -> HopperConfig:
-    """With as many buffers of C as help, and as many slots as fit beside them: one more of few counts for more than a
-    buffer.
+    """With as many buffers of C as help, and as many slots as fit beside them: one more of few
+    counts for more than a buffer.
     """
-    slabs, beside = c.slabs, c.shared_memory_bytes - c.slots * c.slot_bytes - c.store_buffers * c.consumers * SLAB_BYTES
+    slabs, beside = (
+        c.slabs,
+        c.shared_memory_bytes - c.slots * c.slot_bytes - c.store_buffers * c.consumers * SLAB_BYTES,
+    )
 
     def made(buffers: int) -> tuple[int, int]:
         room = SHARED_MEMORY - beside - buffers * c.consumers * SLAB_BYTES
@@ -143,7 +166,9 @@ def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
     return rows * columns * math.prod(problem.batch)
 
 
-def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int, lines: tuple[int, int]) -> float:
+def _cycles(
+    c: HopperConfig, M: int, N: int, problem: Problem, sms: int, lines: tuple[int, int]
+) -> float:
     """`lines`: of A and of B as they are turned, `l2.lines`."""
     waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(sms, c.cluster))
     across = M if c.swap else N
@@ -153,10 +178,18 @@ def _cycles(c: HopperConfig, M: int, N: int, problem: Problem, sms: int, lines: 
     asked = lines[::-1] if c.swap else lines
     sides = (c.tile_m, c.cluster_n, asked[0]), (c.tile_n, c.cluster_m, asked[1])
     apart = SPREAD if waves == 1 else LOADED
-    loaded = 2 * problem.K * sum(
-        rows / shared / BROKEN if each > 1 else rows / GATHERED if once else rows / shared / apart
-        for rows, shared, each in sides
-    )  # fmt: skip
+    loaded = (
+        2
+        * problem.K
+        * sum(
+            rows / shared / BROKEN
+            if each > 1
+            else rows / GATHERED
+            if once
+            else rows / shared / apart
+            for rows, shared, each in sides
+        )
+    )
     tile: float = (products**3 + loaded**3) ** (1 / 3) / (c.cluster_k * c.split_k) + BETWEEN
     if c.cluster_k > 1:
         tile += clusters.exchange(c.exchange_bytes)

@@ -8,7 +8,14 @@ from ..machines import Machine
 from ..operands import Problem
 from ..space import Axes, Footprint, Space
 from .base import HopperGemm
-from .config import ACCUMULATOR_LIMIT, MOST_SLOTS, SHARED_MEMORY, WARPGROUP, HopperConfig, unscheduled
+from .config import (
+    ACCUMULATOR_LIMIT,
+    MOST_SLOTS,
+    SHARED_MEMORY,
+    WARPGROUP,
+    HopperConfig,
+    unscheduled,
+)
 
 Unsupported = Callable[[Problem], str | None]
 
@@ -27,9 +34,15 @@ _AXES: Axes = {
 
 
 def space(
-    gemm: type[HopperGemm], own: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
+    gemm: type[HopperGemm],
+    own: HopperConfig,
+    unsupported: Unsupported,
+    problem: Problem,
+    machine: Machine,
 ) -> Space[HopperConfig]:
-    """The configs of a rung for a problem; the GPU's own limits are sm_90's, in `invalid_reason`."""
+    """The configs of a rung for a problem; the GPU's own limits are sm_90's, in
+    `invalid_reason`.
+    """
     understood = gemm.understood()
     axes: dict[str | tuple[str, ...], tuple[Any, ...]] = {}
     for axis, values in _AXES.items():
@@ -37,7 +50,9 @@ def space(
         kept = [i for i, field in enumerate(fields) if field in understood]
         tuples = [(value,) if isinstance(axis, str) else value for value in values]
         if kept:
-            axes[tuple(fields[i] for i in kept)] = tuple(dict.fromkeys(tuple(t[i] for i in kept) for t in tuples))
+            axes[tuple(fields[i] for i in kept)] = tuple(
+                dict.fromkeys(tuple(t[i] for i in kept) for t in tuples)
+            )
 
     refusal = unsupported(problem)
 
@@ -49,17 +64,34 @@ def space(
     def describe(config: HopperConfig) -> Footprint:
         return footprint(gemm, config)
 
-    return Space(own=own, axes=axes, invalid_reason=invalid_reason, footprint=describe, compiled_as=unscheduled)
+    return Space(
+        own=own,
+        axes=axes,
+        invalid_reason=invalid_reason,
+        footprint=describe,
+        compiled_as=unscheduled,
+    )
 
 
 def _hopeless(c: HopperConfig, ring: bool, machine: Machine, problem: Problem) -> str | None:
-    """Why a config that can be built cannot be the fastest, or is another one under another name."""
+    """Why a config that can be built cannot be the fastest, or is another one under
+    another name.
+    """
     if c.accumulator_registers > ACCUMULATOR_LIMIT:
-        return f"{c.accumulator_registers} accumulators a thread spill, expected at most {ACCUMULATOR_LIMIT}"
+        return (
+            f"{c.accumulator_registers} accumulators a thread spill, expected at most "
+            f"{ACCUMULATOR_LIMIT}"
+        )
     if ring and c.slots not in (deep := [slots for slots in _SLOTS if slots <= _deepest(c)][-2:]):
-        return f"slots is {c.slots}, expected {' or '.join(map(str, deep))}: so many fit, and depth costs nothing else"
+        return (
+            f"slots is {c.slots}, expected {' or '.join(map(str, deep))}: so many fit, and "
+            "depth costs nothing else"
+        )
     if c.store_buffers == 1 < c.slabs:
-        return f"store_buffers is {c.store_buffers} of {c.slabs} slabs, expected 2: each would wait for the one before"
+        return (
+            f"store_buffers is {c.store_buffers} of {c.slabs} slabs, expected 2: each would "
+            "wait for the one before"
+        )
     if c.sms and c.sms >= machine.sms:
         return f"sms is {c.sms}, expected fewer than the {machine.sms} of the GPU: 0 has them all"
     if c.cluster_m > 1 and c.tile_m >= problem.M:

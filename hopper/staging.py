@@ -1,8 +1,10 @@
-"""C on its way through shared memory: slabs of 64 rows and 128 bytes that a consumer writes and TMA stores.
+"""C on its way through shared memory: slabs of 64 rows and 128 bytes that a consumer writes and TMA
+stores.
 
-Contract of a slab: the consumer's 128 threads write it, each fences its writes for the async proxy, a named barrier of
-those 128 (its number is the consumer's, from 1) follows, and the first lane of the consumer's first warp issues the
-TMA store. Before the slab is written again, that lane waits until the store has read it, and the barrier follows.
+Contract of a slab: the consumer's 128 threads write it, each fences its writes for the async proxy,
+a named barrier of those 128 (its number is the consumer's, from 1) follows, and the first lane of
+the consumer's first warp issues the TMA store. Before the slab is written again, that lane waits
+until the store has read it, and the barrier follows.
 """
 
 import cutlass
@@ -20,10 +22,14 @@ def slab_shape(dtype):
 
 
 def maps(config, c):
-    """Host: the atom and tensor of C's TMA store, and the layout (64 · consumers, columns, BUFFER) of the slabs."""
+    """Host: the atom and tensor of C's TMA store, and the layout (64 · consumers, columns, BUFFER)
+    of the slabs.
+    """
     shape = slab_shape(c.element_type)
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.element_type)
-    slabs = cute.tile_to_shape(atom, (64 * config.consumers, shape[1], config.store_buffers), (0, 1, 2))
+    slabs = cute.tile_to_shape(
+        atom, (64 * config.consumers, shape[1], config.store_buffers), (0, 1, 2)
+    )
     one = cute.tile_to_shape(atom, shape, (0, 1))
     return *cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), c, one, shape), slabs
 
@@ -37,7 +43,9 @@ def place(k, smem, made):
 
 
 def become_writer(k, config, consumer):
-    """Adds to `k` how one consumer's threads write its slabs: stmatrix for 16 bits, pairs for 32."""
+    """Adds to `k` how one consumer's threads write its slabs: stmatrix for 16 bits, pairs
+    for 32.
+    """
     dtype = k.mC.element_type
     if dtype.width == 16:
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dtype)
@@ -55,8 +63,8 @@ def become_writer(k, config, consumer):
 
 @cute.jit
 def store(k, config: cutlass.Constexpr, m, n):
-    """One consumer: its rows of tile (m, n) in rounds of as many slabs as there are buffers; a round leaves as one
-    group of stores.
+    """One consumer: its rows of tile (m, n) in rounds of as many slabs as there are buffers; a
+    round leaves as one group of stores.
     """
     tall = config.tile_m // (64 * config.consumers)
     wide = config.tile_n // slab_shape(k.mC.element_type)[1]
@@ -68,20 +76,26 @@ def store(k, config: cutlass.Constexpr, m, n):
             finish()
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         for buffer in cutlass.range_constexpr(len(batch)):
-            cute.copy(k.to_shared, rounded(k, config, *batch[buffer]), k.tSsC[None, None, None, buffer])
+            cute.copy(
+                k.to_shared, rounded(k, config, *batch[buffer]), k.tSsC[None, None, None, buffer]
+            )
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         if issuer:
             for buffer in cutlass.range_constexpr(len(batch)):
                 row = (m * tall + batch[buffer][0]) * config.consumers + k.consumer
-                cute.copy(k.tma_c, k.tCsC[None, buffer], k.tCgC[None, row, n * wide + batch[buffer][1]])
+                cute.copy(
+                    k.tma_c, k.tCsC[None, buffer], k.tCgC[None, row, n * wide + batch[buffer][1]]
+                )
             cute.arch.cp_async_bulk_commit_group()
     lap(k, STORE)
 
 
 @cute.jit
 def rounded(k, config: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr):
-    """Slab (i, j) of the accumulator in C's dtype: accumulators lie ((2, 2, V), MMA_M, MMA_N), a column is half one."""
+    """Slab (i, j) of the accumulator in C's dtype: accumulators lie ((2, 2, V), MMA_M, MMA_N), a
+    column is half one.
+    """
     dtype, mma_n = k.mC.element_type, config.instruction_n
     column, tall = j * slab_shape(dtype)[1], config.tile_m // (64 * config.consumers)
     first = column % mma_n // 2 + mma_n // 2 * (i + tall * (column // mma_n))

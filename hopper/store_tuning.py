@@ -2,13 +2,15 @@
 
 Idea: three small changes to what happens between two tiles.
 Parent: hopper.cluster_multicast
-Changes: each its own flag. `reorder_stores`: the four lanes of a quad trade registers until each holds 16 bytes of one
-    row, and C leaves in whole 32-byte sectors, four times fewer stores (16-bit C whose rows are aligned to 16 bytes);
-    `write_through`: stores bypass L1 (st.global.wt); `accumulate_flag`: the first wgmma of a tile overwrites the
-    accumulator, which need not be zeroed.
-Why it pays: of 80000 cycles a tile the consumers store for 11000, in which they start no wgmma. Sixteen bytes a lane
-    make that 2100: 10% at 4096, 5% at 8192. The seed reorders single elements of a column-major C, and gains less.
-    Write-through alone gains 0.1%, the accumulate flag alone 0.3%.
+Changes: each its own flag. `reorder_stores`: the four lanes of a quad trade registers until each
+    holds 16 bytes of one row, and C leaves in whole 32-byte sectors, four times fewer stores
+    (16-bit C whose rows are aligned to 16 bytes); `write_through`: stores bypass L1 (st.global.wt);
+    `accumulate_flag`: the first wgmma of a tile overwrites the accumulator, which need not be
+    zeroed.
+Why it pays: of 80000 cycles a tile the consumers store for 11000, in which they start no wgmma.
+    Sixteen bytes a lane make that 2100: 10% at 4096, 5% at 8192. The seed reorders single elements
+    of a column-major C, and gains less. Write-through alone gains 0.1%, the accumulate flag alone
+    0.3%.
 Source: 001 kernel 9 (747 TFLOP/s of cuBLAS's 716: +5, +5 and +3), 004.
 """
 
@@ -41,9 +43,13 @@ class StoreTuning(cluster_multicast.ClusterMulticast):
 
     @cute.jit
     def store(self, k, m, n):
-        whole = self.config.reorder_stores and self.width == 8 and self.config.instruction_n % 32 == 0
+        whole = (
+            self.config.reorder_stores and self.width == 8 and self.config.instruction_n % 32 == 0
+        )
         width = 8 if whole else min(self.width, 2)
-        cache = StoreCacheMode.WRITE_THROUGH if self.config.write_through else StoreCacheMode.WRITE_BACK
+        cache = (
+            StoreCacheMode.WRITE_THROUGH if self.config.write_through else StoreCacheMode.WRITE_BACK
+        )
         roles.store_registers(k, m, n, width, cache)
 
 

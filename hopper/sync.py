@@ -1,8 +1,10 @@
-"""The mbarrier ring between TMA and wgmma: slots of shared memory that a producer fills and consumers empty.
+"""The mbarrier ring between TMA and wgmma: slots of shared memory that a producer fills and
+consumers empty.
 
-Each slot has a barrier `full` and a barrier `empty`. How many arrivals end a turn of either follows from the fields of
-the ring (`contract`), and every method that arrives notes what it emits. `settle` compares the two when the kernel has
-been traced, so a ring whose roles do not keep its contract fails to compile; it would hang otherwise.
+Each slot has a barrier `full` and a barrier `empty`. How many arrivals end a turn of either follows
+from the fields of the ring (`contract`), and every method that arrives notes what it emits.
+`settle` compares the two when the kernel has been traced, so a ring whose roles do not keep its
+contract fails to compile; it would hang otherwise.
 """
 
 from dataclasses import dataclass, field
@@ -22,13 +24,14 @@ class Slot(NamedTuple):
     phase: Int32
 
 
-@dataclass(frozen=True)  # a method call on an unfrozen object counts as a write to it inside a staged loop
+@dataclass(
+    frozen=True
+)  # a method call on an unfrozen object counts as a write to it inside a staged loop
 class Ring:
     """One warpgroup loads and multiplies, so a CTA barrier says that a slot may be filled again.
 
-    full[s]: 1 arrival a turn, by the thread that issues the loads, which announces `tx_bytes`; TMA subtracts the bytes
-    as they land; every thread that multiplies waits.
-    empty[s]: none.
+    full[s]: 1 arrival a turn, by the thread that issues the loads, which announces `tx_bytes`; TMA
+    subtracts the bytes as they land; every thread that multiplies waits. empty[s]: none.
     """
 
     full: cute.Pointer
@@ -51,9 +54,14 @@ class Ring:
     def settle(self) -> None:
         """Raises ValueError unless the arrivals that were traced are those of the contract."""
         for barrier, expected in self.contract().items():
-            traced = {by: arrivals for (name, by), arrivals in self.emitted.items() if name == barrier}
+            traced = {
+                by: arrivals for (name, by), arrivals in self.emitted.items() if name == barrier
+            }
             if sum(traced.values()) != expected:
-                raise ValueError(f"{barrier}[s] gets {traced or 'no'} arrivals a turn, its contract expects {expected}")
+                raise ValueError(
+                    f"{barrier}[s] gets {traced or 'no'} arrivals a turn, its contract expects "
+                    f"{expected}"
+                )
 
     @cute.jit
     def init(self):
@@ -82,13 +90,17 @@ class Ring:
 
     @cute.jit
     def acquire(self, slot: Slot):
-        """Producer warp: wait until the slot may be filled, then announce the bytes that will land in it."""
+        """Producer warp: wait until the slot may be filled, then announce the bytes that will land
+        in it.
+        """
         jitter(self.jitter)
         self.announce(slot)
 
     @cute.jit
     def announce(self, slot: Slot, tx_bytes: cutlass.Constexpr = None):
-        """One elected thread arrives and says how many bytes will land: those of a slice, if it is not told."""
+        """One elected thread arrives and says how many bytes will land: those of a slice, if it is
+        not told.
+        """
         self.note("full", "producer", 1)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(
@@ -110,11 +122,13 @@ class Ring:
 
 @dataclass(frozen=True)
 class TokenRing(Ring):
-    """As with cuda::barrier, everyone who waits on a barrier arrives at it too: 257 arrivals for two consumers.
+    """As with cuda::barrier, everyone who waits on a barrier arrives at it too: 257 arrivals for
+    two consumers.
 
-    full[s]: 1 by the producer, which announces `tx_bytes`, and 128 by each consumer warpgroup, before it waits.
-    empty[s]: 128 by each consumer warpgroup once it has read the slot, and 1 by the producer once it has waited. Slots
-    begin empty: the producer waits for the phase before the first.
+    full[s]: 1 by the producer, which announces `tx_bytes`, and 128 by each consumer warpgroup,
+    before it waits. empty[s]: 128 by each consumer warpgroup once it has read the slot, and 1 by
+    the producer once it has waited. Slots begin empty: the producer waits for the phase before the
+    first.
     """
 
     def contract(self) -> dict[str, int]:

@@ -1,8 +1,10 @@
-"""What `hopper.gemm` does to sums before it rounds them: `outblas.epilogue` in registers, where the sums lie.
+"""What `hopper.gemm` does to sums before it rounds them: `outblas.epilogue` in registers, where the
+sums lie.
 
-A thread has four values of every eight columns of 64 rows: two neighbours of one row, and those of the row eight below.
-`Steps` are taken for as many columns at a time as a slab has. What lies in memory is read an element or a pair at a
-time, at the edge of a matrix the last once more, so that no load waits for a comparison.
+A thread has four values of every eight columns of 64 rows: two neighbours of one row, and those of
+the row eight below. `Steps` are taken for as many columns at a time as a slab has. What lies in
+memory is read an element or a pair at a time, at the edge of a matrix the last once more, so that
+no load waits for a comparison.
 """
 
 import cutlass
@@ -13,35 +15,54 @@ from .config import WARPGROUP
 
 END = (1 << 30, 0)  # behind every column of every row group
 
-# gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²), and so are tanh's variant and silu: coefficients of p from the
-# constant on, in bits. Φ's are a fit: its gelu is within 1.6e-7 |x| in fp32 arithmetic, below -6 within 1e-9 of 0.
+# gelu(x) = x Φ(x) = x / (1 + 2^-v) with v = x p(x²), and so are tanh's variant and silu:
+# coefficients of p from the constant on, in bits. Φ's are a fit: its gelu is within 1.6e-7 |x| in
+# fp32 arithmetic, below -6 within 1e-9 of 0.
 _LOG2E = 1.4426950408889634
 _ERF = (
-    1.5957692618786827, 0.07266804902870688, -6.684545669869996e-05, -0.0001100166672455707, 7.831996633362428e-06,
-    -2.573994760121863e-07, 3.3259117274699695e-09,
-)  # fmt: skip
+    1.5957692618786827,
+    0.07266804902870688,
+    -6.684545669869996e-05,
+    -0.0001100166672455707,
+    7.831996633362428e-06,
+    -2.573994760121863e-07,
+    3.3259117274699695e-09,
+)
 _SQUARE = {
     "gelu": tuple(_LOG2E * c for c in _ERF),
     "gelu_tanh": (_LOG2E * 1.5957691216057308, _LOG2E * 1.5957691216057308 * 0.044715),
     "silu": (_LOG2E,),
 }
-# "gelu_fit": gelu(x) = max(x, 0) - t Φ(-t), t = min(|x|, 6), by one special function. log2 Φ(-t) in powers of -t:
-# within FIT of gelu's value for bf16, 4.1e-6 for fp16, and 6e-9 of 0 below -5.
+# "gelu_fit": gelu(x) = max(x, 0) - t Φ(-t), t = min(|x|, 6), by one special function. log2 Φ(-t) in
+# powers of -t: within FIT of gelu's value for bf16, 4.1e-6 for fp16, and 6e-9 of 0 below -5.
 FIT = 1.3e-5
 _TAIL = {
     BFloat16: (
-        -1.0000170469284058, 1.150876760482788, -0.4596008360385895, 0.05262960121035576, 0.007755917496979237,
-        0.0007107094279490411, 2.9597849788842723e-05,
+        -1.0000170469284058,
+        1.150876760482788,
+        -0.4596008360385895,
+        0.05262960121035576,
+        0.007755917496979237,
+        0.0007107094279490411,
+        2.9597849788842723e-05,
     ),
     Float16: (
-        -0.9999961256980896, 1.1512305736541748, -0.45854493975639343, 0.053845521062612534, 0.008432507514953613,
-        0.0009056261042132974, 5.759354098699987e-05, 1.585459131092648e-06,
+        -0.9999961256980896,
+        1.1512305736541748,
+        -0.45854493975639343,
+        0.053845521062612534,
+        0.008432507514953613,
+        0.0009056261042132974,
+        5.759354098699987e-05,
+        1.585459131092648e-06,
     ),
-}  # fmt: skip
+}
 
 
 def function(name: str, size: int, K: int) -> str:
-    """As it is computed: gelu by a fit for 16 bits, where the bound of K roundings in fp32 is above the fit's."""
+    """As it is computed: gelu by a fit for 16 bits, where the bound of K roundings in fp32 is above
+    the fit's.
+    """
     return "gelu_fit" if name == "gelu" and size == 2 and K * 2**-23 > FIT else name
 
 
@@ -61,17 +82,22 @@ def activate(name: cutlass.Constexpr, values, dtype: cutlass.Constexpr):
         if cutlass.const_expr(name == "relu"):
             values[i] = Float32(0.0) if x < 0.0 else x  # NaN stays
         elif cutlass.const_expr(name == "gelu_fit"):
-            below, above = cute.arch.fmax(-cute.math.absf(x), -6.0, nan=True), cute.arch.fmax(x, 0.0, nan=True)
-            values[i] = cute.math.fma(below, cute.math.exp2(polynomial(_TAIL[dtype], below), fastmath=True), above)
+            below, above = (
+                cute.arch.fmax(-cute.math.absf(x), -6.0, nan=True),
+                cute.arch.fmax(x, 0.0, nan=True),
+            )
+            values[i] = cute.math.fma(
+                below, cute.math.exp2(polynomial(_TAIL[dtype], below), fastmath=True), above
+            )
         else:
             v = x * polynomial(_SQUARE[name], x * x)
             values[i] = x * cute.arch.rcp_approx(1.0 + cute.math.exp2(-v, fastmath=True))
 
 
 def each(k, tensor, kind, place, half, count: int):
-    """The element of a tensor that belongs to each of so many values, in the first or second half of the columns, in
-    fp32. `kind`: "one" for all, "columns" or "rows" of one each, "pairs" of columns, which begin at whole pairs,
-    "matrix", or "batch" of matrices.
+    """The element of a tensor that belongs to each of so many values, in the first or second half
+    of the columns, in fp32. `kind`: "one" for all, "columns" or "rows" of one each, "pairs" of
+    columns, which begin at whole pairs, "matrix", or "batch" of matrices.
     """
     if kind == "pairs":
         return of_pairs(pairs(k, tensor, place, half, count))
@@ -84,7 +110,11 @@ def each(k, tensor, kind, place, half, count: int):
         if kind == "one":
             four = [tensor[0]] * 4
         else:
-            ways = {"rows": lambda r, c: r, "columns": lambda r, c: c, "matrix": lambda r, c: (r, c)}
+            ways = {
+                "rows": lambda r, c: r,
+                "columns": lambda r, c: c,
+                "matrix": lambda r, c: (r, c),
+            }
             way = ways.get(kind, lambda r, c: (r, c, matrix))
             four = [tensor[way(rows[i // 2], columns[i % 2])] for i in range(4)]
         found += [value.to(Float32) for value in four]
@@ -108,14 +138,20 @@ def of_pairs(pairs):
 def warm(k, work):
     """A warp that loads: a tile's bias comes to L1, 32 times 8 columns, while its products run."""
     column = cutlass.min(work.column + k.tidx % 32 * 8, k.extents[1] - 1)
-    cute.arch.inline_ptx("prefetch.global.L1 [{$r0}];", read_only_args=[(k.bias.iterator + column).toint()])
+    cute.arch.inline_ptx(
+        "prefetch.global.L1 [{$r0}];", read_only_args=[(k.bias.iterator + column).toint()]
+    )
 
 
 def plus(values, factor, others):
-    """values += factor · others, 1 if None. Compilers would round a product in a sum, or not, by what is around it."""
+    """values += factor · others, 1 if None. Compilers would round a product in a sum, or not, by
+    what is around it.
+    """
     for v, other in enumerate(others):
         if factor is None:
-            values[v] = cute.math.add(values[v], other, rounding=cute.math.RoundingMode.NEAREST_EVEN)
+            values[v] = cute.math.add(
+                values[v], other, rounding=cute.math.RoundingMode.NEAREST_EVEN
+            )
         else:
             values[v] = cute.math.fma(factor, other, values[v])
 
@@ -135,7 +171,9 @@ def scale(k, values, tensor, kind: cutlass.Constexpr, place, half: cutlass.Const
 
 
 def widened(values):
-    """Registers in fp32. Of bf16 it is the upper half of the bits: one instruction each, for two of conversions."""
+    """Registers in fp32. Of bf16 it is the upper half of the bits: one instruction each, for two of
+    conversions.
+    """
     count, dtype = cute.size(values), values.element_type
     if dtype is not BFloat16 or count % 2:
         return [values[v].to(Float32) for v in range(count)]
@@ -149,22 +187,31 @@ def widened(values):
 def held(pointer, count: int):
     """So many neighbours in memory, in registers: they begin at a multiple of their size."""
     dtype = pointer.dtype
-    at = cute.make_ptr(dtype, pointer.toint(), pointer.memspace, assumed_align=count * dtype.width // 8)
+    at = cute.make_ptr(
+        dtype, pointer.toint(), pointer.memspace, assumed_align=count * dtype.width // 8
+    )
     registers = cute.make_rmem_tensor((count,), dtype)
     cute.autovec_copy(cute.make_tensor(at, count), registers)
     return registers
 
 
 def place(k, config, work, i: int, start: int):
-    """Row, column and matrix of the first value that a thread has in row group i from column `start` of the tile on."""
+    """Row, column and matrix of the first value that a thread has in row group i from column
+    `start` of the tile on.
+    """
     lane = k.tidx % 32
-    row = work.m * config.tile_m + (i * config.sharing + k.share) * 64 + k.tidx % WARPGROUP // 32 * 16 + lane // 4
+    row = (
+        work.m * config.tile_m
+        + (i * config.sharing + k.share) * 64
+        + k.tidx % WARPGROUP // 32 * 16
+        + lane // 4
+    )
     return row, work.column + start + lane % 4 * 2, work.matrix
 
 
 class Steps:
-    """What a consumer has yet to do to its sums of a tile `width` columns wide: for each piece of so many columns of a
-    row group first those of x, of gated pairs in both halves, then the others.
+    """What a consumer has yet to do to its sums of a tile `width` columns wide: for each piece of
+    so many columns of a row group first those of x, of gated pairs in both halves, then the others.
     """
 
     def __init__(self, k, config, work, width: int):
@@ -209,12 +256,16 @@ class Steps:
 
 
 def registers(config, width: int, i: int, start: int, columns: int, half: int = 0) -> list[int]:
-    """Which accumulators hold so many columns of row group i, of gated pairs in one half of the tile. They lie
-    ((2, 2, V), MMA_M, MMA_N), four to eight columns.
+    """Which accumulators hold so many columns of row group i, of gated pairs in one half of the
+    tile. They lie ((2, 2, V), MMA_M, MMA_N), four to eight columns.
     """
     mma_n, tall = config.mma_n or width, config.tile_m // (64 * config.sharing)
     starts = range(start + half * config.tile_n, start + half * config.tile_n + columns, 8)
-    return [c % mma_n // 2 + mma_n // 2 * (i + tall * (c // mma_n)) + v for c in starts for v in range(4)]
+    return [
+        c % mma_n // 2 + mma_n // 2 * (i + tall * (c // mma_n)) + v
+        for c in starts
+        for v in range(4)
+    ]
 
 
 def values_of(k, which):
@@ -230,10 +281,15 @@ def put_back(k, which, values):
 
 
 @cute.jit
-def become_x(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half: cutlass.Constexpr, bias):
+def become_x(
+    k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half: cutlass.Constexpr, bias
+):
     """`bias`: as it was read, if it was."""
     (i, start, columns), form = piece, k.form
-    at, which = place(k, config, work, i, start), registers(config, k.width, i, start, columns, half)
+    at, which = (
+        place(k, config, work, i, start),
+        registers(config, k.width, i, start, columns, half),
+    )
     values = values_of(k, which)
     if cutlass.const_expr(form.formats != ""):
         scale(k, values, k.scale_a, form.scale_a, at, half)
@@ -298,7 +354,9 @@ def store_sums(k, config, work, steps):
 
 
 @cute.jit
-def store_piece(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half: cutlass.Constexpr):
+def store_piece(
+    k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, half: cutlass.Constexpr
+):
     i, start, columns = piece
     aux, (M, N) = k.aux, k.extents
     row, column, matrix = place(k, config, work, i, start)
@@ -306,5 +364,9 @@ def store_piece(k, config: cutlass.Constexpr, work, piece: cutlass.Constexpr, ha
     for v in cutlass.range_constexpr(len(which)):
         r, c = row + v % 4 // 2 * 8, column + v // 4 * 8 + v % 2
         if r < M and c < N:
-            at = (r, c + half * N, matrix) if cutlass.const_expr(k.form.batched) else (r, c + half * N)
+            at = (
+                (r, c + half * N, matrix)
+                if cutlass.const_expr(k.form.batched)
+                else (r, c + half * N)
+            )
             aux[at] = k.acc[which[v]].to(k.mC.element_type)

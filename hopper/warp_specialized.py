@@ -2,14 +2,15 @@
 
 Idea: one warpgroup only loads, another only multiplies, and a ring of slots lies between them.
 Parent: hopper.large_tile
-Changes: the body splits into `producer` and `consumer`; five slots; each slot gets a second barrier, "empty".
-Why it pays: TMA fills up to five slices ahead while wgmma reads, so latency is paid once a tile and not once a slice.
-    0.70 of cuBLAS at 4096, 1.07 of the parent. It gains no more because L2 gives no more: 128×128 tiles ask it for
-    2.15 GB, at its peak of 5120 bytes a clock 237 µs, and this takes 250; one group in flight (`in_flight=1`) 239.
-    Everyone who waits on a barrier also arrives at it, as with cuda::barrier (`sync.TokenRing`).
-    At 8192 it loses 7%: 132 CTAs run at a time where the parent has 396, so the same order of tiles shares fewer
-    columns of B; L2 serves 54% of requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB. `hopper.persistent` orders
-    the tiles.
+Changes: the body splits into `producer` and `consumer`; five slots; each slot gets a second
+barrier, "empty".
+Why it pays: TMA fills up to five slices ahead while wgmma reads, so latency is paid once a tile and
+    not once a slice. 0.70 of cuBLAS at 4096, 1.07 of the parent. It gains no more because L2 gives
+    no more: 128×128 tiles ask it for 2.15 GB, at its peak of 5120 bytes a clock 237 µs, and this
+    takes 250; one group in flight (`in_flight=1`) 239. Everyone who waits on a barrier also arrives
+    at it, as with cuda::barrier (`sync.TokenRing`). At 8192 it loses 7%: 132 CTAs run at a time
+    where the parent has 396, so the same order of tiles shares fewer columns of B; L2 serves 54% of
+    requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB. `hopper.persistent` orders the tiles.
 Source: 001 kernel 4 (498 TFLOP/s of cuBLAS's 716), 004 kernel C.
 """
 
@@ -64,7 +65,9 @@ class WarpSpecialized(large_tile.LargeTile):
     def consumer(self, k, ring):
         m, n = self.tile(k)
         self.clear(k)
-        roles.multiply_tile(k, ring, ring.start(), self.config.in_flight, self.config.accumulate_flag)
+        roles.multiply_tile(
+            k, ring, ring.start(), self.config.in_flight, self.config.accumulate_flag
+        )
         self.store(k, m, n)
 
 

@@ -1,9 +1,10 @@
 """Which piece of the product a cluster computes at each of its steps.
 
-Tiles of C are numbered by `k.table`, an order made by the host, or down the columns of the grid. Where each cluster has
-one tile, of any matrix, `k.only` is its entry of that table. Without pieces of K, cluster c has tiles c, c + clusters,
-and so on. With `split_k` the pieces of a tile count as tiles do. With `stream_k` the tiles that fill no whole wave are
-one long row of slices, of which every cluster has an equal part: pieces of one or two tiles, after its whole ones.
+Tiles of C are numbered by `k.table`, an order made by the host, or down the columns of the grid.
+Where each cluster has one tile, of any matrix, `k.only` is its entry of that table. Without pieces
+of K, cluster c has tiles c, c + clusters, and so on. With `split_k` the pieces of a tile count as
+tiles do. With `stream_k` the tiles that fill no whole wave are one long row of slices, of which
+every cluster has an equal part: pieces of one or two tiles, after its whole ones.
 """
 
 from typing import Any, NamedTuple
@@ -14,9 +15,9 @@ from cutlass import Int32
 
 
 class Work(NamedTuple):
-    """A tile, or a piece of it: row tile `m` of the CTA, first column, index of its width, matrix of the batch, slices
-    of K from `begin` on. It is one of `pieces`, number `piece`, of the `shared`-th tile that is cut; `place` is where
-    the partial sums of the tile's first piece lie.
+    """A tile, or a piece of it: row tile `m` of the CTA, first column, index of its width, matrix
+    of the batch, slices of K from `begin` on. It is one of `pieces`, number `piece`, of the
+    `shared`-th tile that is cut; `place` is where the partial sums of the tile's first piece lie.
     """
 
     m: Int32
@@ -32,9 +33,9 @@ class Work(NamedTuple):
 
 
 class Divisors(NamedTuple):
-    """What numbers of tiles are divided by, made by the host: a division by anything else is 30 instructions in a row,
-    and the first load waits for two. `line`: tiles side by side in the order in which they are numbered; `matrix`: of
-    one.
+    """What numbers of tiles are divided by, made by the host: a division by anything else is 30
+    instructions in a row, and the first load waits for two. `line`: tiles side by side in the order
+    in which they are numbered; `matrix`: of one.
     """
 
     line: Any
@@ -89,10 +90,14 @@ def at(k, config: cutlass.Constexpr, step):
             low = shared * k.k_tiles
             begin = cutlass.max(first - low, 0)
             count = cutlass.min(end - low, k.k_tiles) - begin
-            begins_in = ((low + 1) * count_of + slices - 1) // slices - 1  # the cluster with the tile's first slice
+            begins_in = (
+                (low + 1) * count_of + slices - 1
+            ) // slices - 1  # the cluster with the tile's first slice
             ends_in = ((low + k.k_tiles) * count_of + slices - 1) // slices - 1
             piece, pieces = k.cluster - begins_in, ends_in - begins_in + 1
-            place = begins_in + shared  # tile after tile, cluster after cluster: no two pieces have one sum
+            place = (
+                begins_in + shared
+            )  # tile after tile, cluster after cluster: no two pieces have one sum
             index = whole * k.clusters + shared
     elif cutlass.const_expr(config.cluster_k > 1):
         begin = k.part_k * k.k_tiles // config.cluster_k

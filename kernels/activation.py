@@ -31,7 +31,9 @@ def _value_and_slope(x, FUNCTION: tl.constexpr):  # type: ignore[no-untyped-def]
         below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
         return x * below, below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     elif FUNCTION == "gelu_tanh":
-        s = 1 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))  # (1 + tanh) / 2, nothing cancelled
+        s = 1 / (
+            1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))
+        )  # (1 + tanh) / 2, nothing cancelled
         return x * s, s + x * s * (1 - s) * (1.5957691216057308 + 0.21406447 * x * x)
     else:
         tl.static_assert(FUNCTION == "silu")
@@ -41,10 +43,19 @@ def _value_and_slope(x, FUNCTION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def backward_kernel(  # type: ignore[no-untyped-def]
-    grad, x, out, elements, columns,
-    FUNCTION: tl.constexpr, GATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """`elements` of grad, in rows of `columns`; rows of x and out are twice as wide where it is gated."""
+    grad,
+    x,
+    out,
+    elements,
+    columns,
+    FUNCTION: tl.constexpr,
+    GATE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`elements` of grad, in rows of `columns`; rows of x and out are twice as wide where it is
+    gated.
+    """
     start = tl.program_id(0)
     if WIDE:
         start = start.to(tl.int64)
@@ -52,7 +63,9 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     inside = i < elements
     g = tl.load(grad + i, mask=inside, other=0.0).to(tl.float32)
     at = i + i // columns * columns if GATE else i
-    value, slope = _value_and_slope(tl.load(x + at, mask=inside, other=0.0).to(tl.float32), FUNCTION)
+    value, slope = _value_and_slope(
+        tl.load(x + at, mask=inside, other=0.0).to(tl.float32), FUNCTION
+    )
     if GATE:
         other = tl.load(x + at + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + at + columns, (g * value).to(out.dtype.element_ty), mask=inside)
@@ -70,7 +83,9 @@ def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     elements, columns, gate = grad.numel(), grad.shape[-1] if grad.dim() else 1, activation in GATED
     wide = x.numel() > INT32_MAX - BLOCK
     # out is new memory, and as aligned as can be
-    divisors = tuple(math.gcd(value, 16) for value in (grad.data_ptr(), x.data_ptr(), elements, columns))
+    divisors = tuple(
+        math.gcd(value, 16) for value in (grad.data_ptr(), x.data_ptr(), elements, columns)
+    )
     key = GATED.get(activation, activation), gate, wide, TYPES[x.dtype], divisors
     with torch.cuda.device(x.device):
         run = _loaded(key, arch_of(x.device), x.device.index)
@@ -87,16 +102,23 @@ def _loaded(key: tuple[Any, ...], arch: int, device: int) -> CompiledKernel:
 
 
 def compile_for(key: tuple[Any, ...], arch: int) -> CompiledKernel:
-    """The kernel for a function, whether it is gated and wide, a pointer's type and divisors; needs no GPU."""
+    """The kernel for a function, whether it is gated and wide, a pointer's type and divisors; needs
+    no GPU.
+    """
     *constants, pointer, (grad, x, elements, columns) = key
     size = "i64" if constants[2] else "i32"
     names = ("grad", "x", "out", "elements", "columns"), ("FUNCTION", "GATE", "WIDE", "BLOCK")
     signature = dict(zip(names[0], (pointer, pointer, pointer, size, size), strict=True))
     signature |= dict.fromkeys(names[1], "constexpr")
     values = {(i,): value for i, value in enumerate((*constants, BLOCK), start=len(names[0]))}
-    divisors = {(i,): [["tt.divisibility", value]] for i, value in enumerate((grad, x, 16, elements, columns))}
+    divisors = {
+        (i,): [["tt.divisibility", value]]
+        for i, value in enumerate((grad, x, 16, elements, columns))
+    }
     with language.lock:
         source = ASTSource(backward_kernel, signature, values, divisors)
         return triton.compile(
-            source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4, "enable_fp_fusion": True}
+            source,
+            target=GPUTarget("cuda", arch, 32),
+            options={"num_warps": 4, "enable_fp_fusion": True},
         )

@@ -3,8 +3,8 @@
 Idea: neighbouring lanes compute neighbouring columns.
 Parent: simt.naive
 Changes: a warp walks along a row of C in place of down a column: one swap of the two indices.
-Why it pays: the lanes' elements of B, and of C, are one line of 128 bytes, one transaction in place of 32; those of A
-    are one element, which is broadcast. 0.090 of cuBLAS, 9.3 times its parent.
+Why it pays: the lanes' elements of B, and of C, are one line of 128 bytes, one transaction in place
+    of 32; those of A are one element, which is broadcast. 0.090 of cuBLAS, 9.3 times its parent.
 Source: 002 coalescing (6.352 TFLOP/s), 003 v01 (0.465 on a T4), 000 kernels 1 and 2.
 """
 

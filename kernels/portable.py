@@ -2,9 +2,11 @@
 
 Idea: leave tiles, pipelines and instructions to Triton; any strides, any sizes, any architecture.
 Parent: none.
-Changes: none to a parent. Edges are masked only where a tile can overhang, and offsets are 64-bit only where they must
-    be: both are decided on the host, per call, as is all that the compiler is told about alignment.
-Why it pays: it is the fallback of every other kernel, and through Triton's interpreter the one that runs without a GPU.
+Changes: none to a parent. Edges are masked only where a tile can overhang, and offsets are 64-bit
+    only where they must be: both are decided on the host, per call, as is all that the compiler is
+    told about alignment.
+Why it pays: it is the fallback of every other kernel, and through Triton's interpreter the one that
+runs without a GPU.
 Source: beyond the seeds.
 """
 
@@ -24,11 +26,27 @@ from .. import machines
 from ..artifact import Artifact, example
 from ..device import language, launch
 from ..device.fused import finish, halves, pair, quarters
-from ..device.grid import MAX_PROGRAMS, group_m, max_registers, needs_int64, out_columns, pieces_of, tiles
+from ..device.grid import (
+    MAX_PROGRAMS,
+    group_m,
+    max_registers,
+    needs_int64,
+    out_columns,
+    pieces_of,
+    tiles,
+)
 from ..device.launch import Specialization
 from ..operands import Launch, Problem, dtype_name
 from ..registry import Kernel
-from .portable_config import CANDIDATES, INTERPRETED, PortableConfig, choose, invalid_reason, space, uses_fma
+from .portable_config import (
+    CANDIDATES,
+    INTERPRETED,
+    PortableConfig,
+    choose,
+    invalid_reason,
+    space,
+    uses_fma,
+)
 
 __all__ = [
     "CANDIDATES",
@@ -45,35 +63,71 @@ __all__ = [
 ]
 
 Config = PortableConfig
-BATCH_INVARIANT = True  # one config for all rows, and every element sums over K in the order of its slabs
+BATCH_INVARIANT = (
+    True  # one config for all rows, and every element sums over K in the order of its slabs
+)
 EPILOGUES = True
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
 
 def _readable_name(specialization: Any) -> str:
-    blocks = "x".join(str(specialization.constants[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    blocks = "x".join(
+        str(specialization.constants[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")
+    )
     return f"outblas_portable_{blocks}_{specialization.signature['a'].removeprefix('*')}"
 
 
 @triton.jit(repr=_readable_name)  # type: ignore[untyped-decorator]
 def matmul_kernel(  # type: ignore[no-untyped-def]
-    a, b, c, out, alpha, beta,
-    M, N, K, inner,
-    a_outer, a_inner, a_m, a_k,
-    b_outer, b_inner, b_k, b_n,
-    c_outer, c_inner, c_m, c_n,
-    out_outer, out_inner, out_m, out_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, INTERPRETED_K: tl.constexpr, FUNCTION: tl.constexpr, GATED: tl.constexpr, extra,
-):  # fmt: skip
-    """One tile of out[outer, inner, M, N] = alpha A B + beta C (c is None without one), or what `fused.finish` makes of
-    that; of a gated pair from BLOCK_N // 2 columns of B and as many of its second half.
+    a,
+    b,
+    c,
+    out,
+    alpha,
+    beta,
+    M,
+    N,
+    K,
+    inner,
+    a_outer,
+    a_inner,
+    a_m,
+    a_k,
+    b_outer,
+    b_inner,
+    b_k,
+    b_n,
+    c_outer,
+    c_inner,
+    c_m,
+    c_n,
+    out_outer,
+    out_inner,
+    out_m,
+    out_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INTERPRETED_K: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    GATED: tl.constexpr,
+    extra,
+):
+    """One tile of out[outer, inner, M, N] = alpha A B + beta C (c is None without one), or what
+    `fused.finish` makes of that; of a gated pair from BLOCK_N // 2 columns of B and as many of its
+    second half.
 
-    Masked lanes may compute offsets that wrap around; every offset that is used is in range. The interpreter needs K as
-    a Python number to walk a range (INTERPRETED_K, 0 when compiled), and operands in fp64: its bf16 products are wrong,
-    and bits of fp32 sums may depend on a row's place in a tile.
+    Masked lanes may compute offsets that wrap around; every offset that is used is in range. The
+    interpreter needs K as a Python number to walk a range (INTERPRETED_K, 0 when compiled), and
+    operands in fp64: its bf16 products are wrong, and bits of fp32 sums may depend on a row's place
+    in a tile.
     """
     tiles_m = (M + BLOCK_M - 1) // BLOCK_M
     WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -101,11 +155,20 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     inside_m = tl.full((BLOCK_M, 1), 1, tl.int1) if EVEN_M else m[:, None] < M
     inside_n = tl.full((1, BLOCK_N), 1, tl.int1) if EVEN_N else n[None, :] < N
 
-    a_tile_ptr = a + outer_index * a_outer + inner_index * a_inner + (m[:, None] * a_m + k[None, :] * a_k)
-    b_tile_ptr = b + outer_index * b_outer + inner_index * b_inner + (k[:, None] * b_k + b_column[None, :] * b_n)
+    a_tile_ptr = (
+        a + outer_index * a_outer + inner_index * a_inner + (m[:, None] * a_m + k[None, :] * a_k)
+    )
+    b_tile_ptr = (
+        b
+        + outer_index * b_outer
+        + inner_index * b_inner
+        + (k[:, None] * b_k + b_column[None, :] * b_n)
+    )
     acc = tl.full((BLOCK_M, BLOCK_N), 0, tl.float32)
     ones = tl.full((BLOCK_M, BLOCK_N), 1, tl.float32)
-    slab = tl.full((), BLOCK_K, tl.int64) if WIDE else BLOCK_K  # a step of so many strides can be wider than they are
+    slab = (
+        tl.full((), BLOCK_K, tl.int64) if WIDE else BLOCK_K
+    )  # a step of so many strides can be wider than they are
     # A `while` loop would not be pipelined.
     for start in range(0, INTERPRETED_K if INTERPRETED_K else K, BLOCK_K):
         inside_k = tl.full((BLOCK_K,), 1, tl.int1) if EVEN_K else k < K - start
@@ -113,13 +176,19 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         b_tile = tl.load(b_tile_ptr, mask=inside_k[:, None] & inside_n, other=0.0)
         if PRECISION == "tf32":
             # Tensor cores would drop the low bits: twice cuBLAS's error, and a bias towards zero.
-            a_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1)
-            b_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1)
+            a_tile = tl.inline_asm_elementwise(
+                _ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1
+            )
+            b_tile = tl.inline_asm_elementwise(
+                _ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1
+            )
         if INTERPRETED_K:
-            acc += tl.dot(a_tile.to(tl.float64), b_tile.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
+            acc += tl.dot(a_tile.to(tl.float64), b_tile.to(tl.float64), out_dtype=tl.float64).to(
+                tl.float32
+            )
         elif a_tile.dtype == tl.float32 and PRECISION == "ieee":
-            # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As an addition the
-            # compiler would fold it into the product.
+            # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As
+            # an addition the compiler would fold it into the product.
             acc = tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
         else:
             acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
@@ -138,7 +207,19 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         inside_n = tl.full((1, PART), 1, tl.int1) if EVEN_N else n[None, :] < N
         place = (m[:, None], n[None, :], inside_m, inside_n, outer_index, inner_index)
         sums = (parts[part], parts[part + COUNT // 2]) if GATED else (parts[part],)
-        finish(sums, c_view, out_view, extra, alpha, beta, N, place, FUNCTION, GATED, INTERPRETED_K != 0)
+        finish(
+            sums,
+            c_view,
+            out_view,
+            extra,
+            alpha,
+            beta,
+            N,
+            place,
+            FUNCTION,
+            GATED,
+            INTERPRETED_K != 0,
+        )
 
 
 _interpreted = language.interpreted(matmul_kernel)
@@ -162,10 +243,11 @@ def unsupported(problem: Problem, config: PortableConfig | None = None) -> str |
 
 
 def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
-    """Compiles for a call and returns its launch. Raises ValueError when the call or the config is not supported.
+    """Compiles for a call and returns its launch. Raises ValueError when the call or the config is
+    not supported.
 
-    The launch takes the tensors of any call with this `Problem`, on the current device and its current stream. Without
-    a config, `choose` picks one for the device.
+    The launch takes the tensors of any call with this `Problem`, on the current device and its
+    current stream. Without a config, `choose` picks one for the device.
     """
     if reason := unsupported(problem, config):
         raise ValueError(f"kernel 'portable': {reason}")
@@ -175,11 +257,21 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
         return launch.bind(problem, pieces_of(problem, config), _interpreter, constants)
     arch = launch.arch_of(problem.device)
     if config is None:
-        config = choose(problem, launch.sm_count(problem.device), arch, launch.shared_memory_limit(problem.device))
+        config = choose(
+            problem,
+            launch.sm_count(problem.device),
+            arch,
+            launch.shared_memory_limit(problem.device),
+        )
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
     with torch.cuda.device(problem.device):
         compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
-        return launch.bind(problem, pieces_of(problem, config), lambda programs: compiled[programs, 1, 1], constants)
+        return launch.bind(
+            problem,
+            pieces_of(problem, config),
+            lambda programs: compiled[programs, 1, 1],
+            constants,
+        )
 
 
 def precompile(problem: Problem, config: PortableConfig, arch: int) -> None:
@@ -188,7 +280,9 @@ def precompile(problem: Problem, config: PortableConfig, arch: int) -> None:
 
 
 def compile_for(problem: Problem, config: PortableConfig, arch: int) -> CompiledKernel:
-    """The kernel that `plan` would launch on an architecture (90 is sm_90); needs no GPU, and loads nothing on one."""
+    """The kernel that `plan` would launch on an architecture (90 is sm_90); needs no GPU, and loads
+    nothing on one.
+    """
     return _compile(_specialize(problem, config, arch), arch, None)
 
 
@@ -201,9 +295,11 @@ def artifact(
     layout: str = "nt",
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Artifact:
-    """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no GPU.
+    """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no
+    GPU.
 
-    Without a config, `choose` picks one for `shape`. Raises ValueError for what the kernel cannot take.
+    Without a config, `choose` picks one for `shape`. Raises ValueError for what the kernel cannot
+    take.
     """
     from ..device import triton_artifact  # imports Gluon, which no launch needs
 
@@ -229,16 +325,21 @@ def artifact(
 
 @cache
 def _compile(specialization: Specialization, arch: int, device: int | None) -> CompiledKernel:
-    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
+    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel
+    belongs to one.
+    """
     signature, constants = dict(specialization.signature), dict(specialization.constants)
     source = ASTSource(matmul_kernel, signature, constants, specialization.attributes)
     with language.lock:
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=specialization.options)
+        return triton.compile(
+            source, target=GPUTarget("cuda", arch, 32), options=specialization.options
+        )
 
 
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
-    # Without a limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels with masks take all of them.
+    # Without a limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels with
+    # masks take all of them.
     masked = not (constants["EVEN_M"] and constants["EVEN_N"] and constants["EVEN_K"])
     unlimited = masked and arch >= 80 and uses_fma(problem, arch)
     return launch.specialize(
@@ -253,17 +354,24 @@ def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Speciali
     )
 
 
-def _constants(problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool) -> dict[str, Any]:
+def _constants(
+    problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool
+) -> dict[str, Any]:
     """Arguments of the kernel after those of every kernel, in order."""
     M, N, K = problem.M, problem.N, problem.K
     return {
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
         "GROUP_M": group_m(config, problem),
-        "EVEN_M": M % config.block_m == 0, "EVEN_N": N % out_columns(config, problem) == 0,
+        "EVEN_M": M % config.block_m == 0,
+        "EVEN_N": N % out_columns(config, problem) == 0,
         "EVEN_K": K % config.block_k == 0,
-        "WIDE": needs_int64(problem, config), "PRECISION": precision, "INTERPRETED_K": K if interpreted else 0,
+        "WIDE": needs_int64(problem, config),
+        "PRECISION": precision,
+        "INTERPRETED_K": K if interpreted else 0,
         **launch.fused(problem),
-    }  # fmt: skip
+    }
 
 
 def _interpreter(programs: int) -> Callable[..., None]:
@@ -281,7 +389,11 @@ def _precision(problem: Problem, arch: int) -> str:
 KERNEL = Kernel(
     name="portable",
     ladder="portable",
-    idea="plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU through the interpreter",
+    idea=(
+        "plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU "
+        "through "
+        "the interpreter"
+    ),
     parent=None,
     source="beyond the seeds",
     dtypes=("bfloat16", "float16", "float32"),

@@ -1,4 +1,6 @@
-"""Plans of the portable kernel: tile configs, their budgets, the presets, the rule that picks one."""
+"""Plans of the portable kernel: tile configs, their budgets, the presets, the rule that
+picks one.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,17 +16,21 @@ from ..space import Axes, Footprint, Space
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
-WIDE_B = 0.75  # share of the tensor cores' rate at 256 columns of a B that is not stored by rows: measured on an H100
+# share of the tensor cores' rate at 256 columns of a B that is not stored by rows: measured on an
+# H100
+WIDE_B = 0.75
 _TYPICAL_ROWS = 512  # of a batch-invariant product, where one preset serves a row and thousands
-_MAX_ACCUMULATORS = 128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
+_MAX_ACCUMULATORS = (
+    128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
+)
 
 
 @dataclass(frozen=True)
 class PortableConfig:
     """One CTA computes block_m × block_n outputs, block_k terms a step, in `num_warps` warps.
 
-    `group_m` tile rows are walked together, column by column, so that neighbours in time share operands in L2;
-    `num_stages` is the depth of Triton's software pipeline.
+    `group_m` tile rows are walked together, column by column, so that neighbours in time share
+    operands in L2; `num_stages` is the depth of Triton's software pipeline.
     """
 
     block_m: int = 128
@@ -45,22 +51,33 @@ class PortableConfig:
 
     @property
     def widened_operands(self) -> float:
-        """Registers a thread for one step of operands: FMA on 16-bit operands widens them ahead of the products."""
+        """Registers a thread for one step of operands: FMA on 16-bit operands widens them ahead of
+        the products.
+        """
         return 2 * math.sqrt(self.accumulators) * self.block_k
 
     def shared_memory(self, dtype: torch.dtype) -> int:
-        """Bytes of shared memory, at most: barriers, and the stages or an fp32 tile of outputs before wide stores."""
+        """Bytes of shared memory, at most: barriers, and the stages or an fp32 tile of outputs
+        before wide stores.
+        """
         stage = (self.block_m + self.block_n) * self.block_k * dtype.itemsize
         return _BARRIERS + max(self.num_stages * stage, self.block_m * self.block_n * 4)
 
     def registers(self, vector_a: int, vector_b: int) -> int:
-        """Registers a thread that accumulators and load addresses hold, for loads of that many elements."""
-        addresses = self.block_m * self.block_k // vector_a + self.block_k * self.block_n // vector_b
+        """Registers a thread that accumulators and load addresses hold, for loads of that many
+        elements.
+        """
+        addresses = (
+            self.block_m * self.block_k // vector_a + self.block_k * self.block_n // vector_b
+        )
         return self.accumulators + 2 * addresses // self.threads
 
 
-def invalid_reason(config: PortableConfig, dtype: torch.dtype, shared_memory_limit: int | None) -> str | None:
-    """Why a config cannot run on operands of `dtype` with so many bytes of shared memory a CTA; None if it can.
+def invalid_reason(
+    config: PortableConfig, dtype: torch.dtype, shared_memory_limit: int | None
+) -> str | None:
+    """Why a config cannot run on operands of `dtype` with so many bytes of shared memory a CTA;
+    None if it can.
 
     Without a limit (the interpreter) only the form of the config is judged.
     """
@@ -75,12 +92,16 @@ def invalid_reason(config: PortableConfig, dtype: torch.dtype, shared_memory_lim
             return f"{name} is {getattr(config, name)}, expected 1 to {most}"
     if config.accumulators > _MAX_ACCUMULATORS:
         return (
-            f"block_m x block_n in {config.num_warps} warps is {config.accumulators} accumulators a thread, "
+            f"block_m x block_n in {config.num_warps} warps is {config.accumulators} accumulators "
+            "a thread, "
             f"expected at most {_MAX_ACCUMULATORS}"
         )
     needed = config.shared_memory(dtype)
     if shared_memory_limit is not None and needed > shared_memory_limit:
-        return f"{to_text(config)} needs {needed} bytes of shared memory, the device has {shared_memory_limit}"
+        return (
+            f"{to_text(config)} needs {needed} bytes of shared memory, the device has "
+            f"{shared_memory_limit}"
+        )
     return None
 
 
@@ -92,7 +113,9 @@ def _presets(*rows: tuple[int, int, int, int, int]) -> tuple[PortableConfig, ...
     return tuple(PortableConfig(m, n, k, 8, warps, stages) for m, n, k, warps, stages in rows)
 
 
-INTERPRETED = PortableConfig(64, 64, 64, 8, 4, 1)  # the interpreter pays per operation, not per element
+INTERPRETED = PortableConfig(
+    64, 64, 64, 8, 4, 1
+)  # the interpreter pays per operation, not per element
 
 # For tensor cores. Of configs with equal cost, `choose` takes the first that fits.
 TENSOR_CORE = _presets(
@@ -147,7 +170,9 @@ CANDIDATES: tuple[PortableConfig, ...] = tuple(dict.fromkeys(TENSOR_CORE + FMA))
 
 
 def uses_fma(problem: Problem, arch: int) -> bool:
-    """Whether tl.dot becomes fused multiply-adds on this architecture (90 is sm_90) instead of tensor-core products."""
+    """Whether tl.dot becomes fused multiply-adds on this architecture (90 is sm_90) instead of
+    tensor-core products.
+    """
     return arch < 80 or (problem.dtype == torch.float32 and not problem.tf32)
 
 
@@ -159,12 +184,18 @@ def candidates(problem: Problem, arch: int, shared_memory_limit: int) -> tuple[P
         for config in (FMA if uses_fma(problem, arch) else TENSOR_CORE)
         if invalid_reason(config, problem.dtype, shared_memory_limit) is None
         and config.registers(*vectors) <= _register_budget(problem, arch, min(vectors))
-        and not (uses_fma(problem, arch) and problem.dtype.itemsize == 2 and config.widened_operands > 192)
+        and not (
+            uses_fma(problem, arch)
+            and problem.dtype.itemsize == 2
+            and config.widened_operands > 192
+        )
     )
 
 
 def _register_budget(problem: Problem, arch: int, narrowest: int) -> int:
-    """Registers for accumulators and addresses; the rest of the 255 holds operands and what else a step needs."""
+    """Registers for accumulators and addresses; the rest of the 255 holds operands and what else a
+    step needs.
+    """
     if uses_fma(problem, arch):
         return 80 if problem.dtype == torch.float32 else 64
     if not _reads_shared_memory(arch):
@@ -175,12 +206,16 @@ def _register_budget(problem: Problem, arch: int, narrowest: int) -> int:
 
 
 def _reads_shared_memory(arch: int) -> bool:
-    """Whether tensor cores read operands from shared memory (wgmma, tcgen05) and not from registers (mma.sync)."""
+    """Whether tensor cores read operands from shared memory (wgmma, tcgen05) and not from registers
+    (mma.sync).
+    """
     return 90 <= arch < 120
 
 
 def vector(problem: Problem, operand: str, arch: int) -> int:
-    """Elements (a power of two, at most 16 bytes) that one copy of operand "a" or "b" moves to shared memory."""
+    """Elements (a power of two, at most 16 bytes) that one copy of operand "a" or "b" moves to
+    shared memory.
+    """
     strides = problem.a if operand == "a" else problem.b
     along_k = strides[-1 if operand == "a" else -2] == 1
     if problem.tf32 and _reads_shared_memory(arch) and not along_k:
@@ -191,28 +226,35 @@ def vector(problem: Problem, operand: str, arch: int) -> int:
 def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:
     """The cheapest preset by `cycles`. Raises ValueError when none fits.
 
-    For a batch-invariant product that is one preset for every A and every output: by N, K, dtype and the layout of B.
+    For a batch-invariant product that is one preset for every A and every output: by N, K, dtype
+    and the layout of B.
     """
     if problem.batch_invariant:
         problem = _representative(problem)
     fitting = candidates(problem, arch, shared_memory_limit)
     if not fitting:
-        raise ValueError(f"no preset of the portable kernel fits {shared_memory_limit} bytes of shared memory")
+        raise ValueError(
+            f"no preset of the portable kernel fits {shared_memory_limit} bytes of shared memory"
+        )
     return min(fitting, key=lambda config: cycles(config, problem, sm_count, arch))
 
 
 def _representative(problem: Problem) -> Problem:
     """One product for all that share B: with rows that fill a GPU, packed and aligned."""
     packed_a, packed_out, aligned = (problem.K, 1), (problem.N, 1), (LINE, LINE, 16)
-    shared = replace(problem, M=_TYPICAL_ROWS, batch=(), b=problem.b[-2:], c=None, alignment=aligned)
+    shared = replace(
+        problem, M=_TYPICAL_ROWS, batch=(), b=problem.b[-2:], c=None, alignment=aligned
+    )
     return replace(shared, a=packed_a, out=packed_out)
 
 
 def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -> float:
-    """Estimated SM cycles of a call: waves of tiles, times the steps of a tile, times products plus loads of a step."""
+    """Estimated SM cycles of a call: waves of tiles, times the steps of a tile, times products plus
+    loads of a step.
+    """
     if uses_fma(problem, arch):
-        # A term costs a thread its products and reads of 4 operands, 4 cycles each. Copies and the ends of a tile hide
-        # behind other CTAs, unless one CTA fills the registers of an SM.
+        # A term costs a thread its products and reads of 4 operands, 4 cycles each. Copies and the
+        # ends of a tile hide behind other CTAs, unless one CTA fills the registers of an SM.
         alone = 1.2 if config.accumulators > 32 else 1
         reads = 2 * math.sqrt(config.accumulators)
         if problem.b[-1] != 1:
@@ -242,7 +284,9 @@ _AXES: Axes = {
     "num_stages": (2, 3, 4, 5),
     "group_m": (1, 8),
 }
-_INTERPRETED: Axes = {name: _AXES[name] for name in ("block_m", "block_n", "block_k")}  # the rest has no effect there
+_INTERPRETED: Axes = {
+    name: _AXES[name] for name in ("block_m", "block_n", "block_k")
+}  # the rest has no effect there
 
 
 def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
@@ -258,9 +302,15 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             return None
         held, budget = config.registers(*vectors), _register_budget(problem, arch, min(vectors))
         if held > budget:
-            return f"accumulators and addresses take {held} registers a thread, expected at most {budget}"
+            return (
+                f"accumulators and addresses take {held} registers a thread, expected at most "
+                f"{budget}"
+            )
         if fma and problem.dtype.itemsize == 2 and config.widened_operands > 192:
-            return f"widened operands take {config.widened_operands:.0f} registers a thread, expected at most 192"
+            return (
+                f"widened operands take {config.widened_operands:.0f} registers a thread, "
+                "expected at most 192"
+            )
         return None
 
     lines = (1, 1) if fma else l2.lines(problem)
@@ -278,13 +328,19 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             shared_memory=c.shared_memory(problem.dtype),
             groups=max(1, c.num_warps // 4),
             in_flight=True,
-            issue=WIDE_B if arch >= 90 and not fma and c.block_n > 128 and problem.b[-1] != 1 else 1.0,
+            issue=WIDE_B
+            if arch >= 90 and not fma and c.block_n > 128 and problem.b[-1] != 1
+            else 1.0,
             group_m=c.group_m,
             store="wide",
             lines=lines,
         )
 
-    own = INTERPRETED if machine is None else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)
+    own = (
+        INTERPRETED
+        if machine is None
+        else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)
+    )
     axes = _INTERPRETED if machine is None else _AXES
     also = () if machine is None else CANDIDATES
     return Space(own=own, axes=axes, invalid_reason=reason, footprint=footprint, also=also)

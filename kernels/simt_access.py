@@ -1,7 +1,9 @@
-"""What the layouts of a CUDA-core rung cost in memory, predicted without a GPU and without compiling.
+"""What the layouts of a CUDA-core rung cost in memory, predicted without a GPU and without
+compiling.
 
-Shared memory: wavefronts of one warp for one slab. Global memory: transactions and sectors of one request of a warp.
-Products of aligned, row-major or transposed matrices without an edge; 16-bit operands are widened in shared memory.
+Shared memory: wavefronts of one warp for one slab. Global memory: transactions and sectors of one
+request of a warp. Products of aligned, row-major or transposed matrices without an edge; 16-bit
+operands are widened in shared memory.
 """
 
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from .simt_maps import maps
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a warp to global memory: bytes a lane asks for, lines of 128 and sectors of 32 bytes touched; and
-    how many of them move the warp's part of a tile."""
+    """One request of a warp to global memory: bytes a lane asks for, lines of 128 and sectors of 32
+    bytes touched; and how many of them move the warp's part of a tile.
+    """
 
     bytes: int
     transactions: int
@@ -45,7 +48,9 @@ def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
     return {
         "A store": access.shared(held.a, of_a),
         "B store": access.shared(held.b, of_b),
-        "A load": access.shared(access.slab_of(held.outputs, c.block_k, 0), lambda k, m: of_a(m, k)),
+        "A load": access.shared(
+            access.slab_of(held.outputs, c.block_k, 0), lambda k, m: of_a(m, k)
+        ),
         "B load": access.shared(access.slab_of(held.outputs, c.block_k, 1), of_b),
     }
 
@@ -74,11 +79,17 @@ def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
 
 
 def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
-    """Of all warps of a CTA for one slab: transactions of its loads by "l1", wavefronts of all its accesses by "shared"
-    (absent for a rung that stages nothing)."""
-    loads = [request for access, request in in_global(config, problem).items() if access != "out store"]
+    """Of all warps of a CTA for one slab: transactions of its loads by "l1", wavefronts of all its
+    accesses by "shared" (absent for a rung that stages nothing).
+    """
+    loads = [
+        request for access, request in in_global(config, problem).items() if access != "out store"
+    ]
     staged = in_shared(config, problem).values()
-    warp = {"l1": sum(of.count * of.transactions for of in loads), "shared": sum(of.wavefronts for of in staged)}
+    warp = {
+        "l1": sum(of.count * of.transactions for of in loads),
+        "shared": sum(of.wavefronts for of in staged),
+    }
     return {level: float(each * config.num_warps) for level, each in warp.items() if each}
 
 
@@ -88,5 +99,7 @@ def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> Re
     width = size
     while width in steps and width < most * size:
         width *= 2
-    lines, sectors = (access.touched(mapping, byte, width, unit) for unit in (access.LINE, access.SECTOR))
+    lines, sectors = (
+        access.touched(mapping, byte, width, unit) for unit in (access.LINE, access.SECTOR)
+    )
     return Request(width, lines, sectors, 2 ** len(steps) * size // width)

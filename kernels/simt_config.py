@@ -1,4 +1,6 @@
-"""The configuration of every rung of the CUDA-core ladder: tiles of a CTA, a warp, a thread, and their budgets."""
+"""The configuration of every rung of the CUDA-core ladder: tiles of a CTA, a warp, a thread, and
+their budgets.
+"""
 
 from dataclasses import dataclass, fields
 
@@ -6,24 +8,29 @@ from ..device.grid import MAX_THREADS, WARP, max_registers
 from ..space import Axes
 
 SM_THREADS = 2048
-MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
+MAX_ACCUMULATORS = (
+    128  # registers a thread; fragments, slabs on their way and addresses share the other 127
+)
 FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on their way there
 
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults of that rung.
+    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults
+    of that rung.
 
-    CTA: `block_m` × `block_n` outputs, `block_k` terms a slab (1: operands are not staged in shared memory).
-    Warp: `warp_m` × `warp_n` adjacent outputs. Thread: `thread_m` × `thread_n` outputs, in pieces of `piece_m` ×
-    `piece_n` adjacent ones that alternate with those of the other lanes. `interleave`: neighbouring lanes step along
-    columns and rows in turn, in place of columns first.
-    Copies: at most `vector` elements of a row a load. `transpose_a`: A's slab lies in shared memory as B's does, term
-    by term; `pad` words lengthen the rows of A's slab, and of B's where they then still start at 16 bytes. `prefetch`:
-    the next slab is loaded while one is multiplied; `store_at`: the term at which it goes to shared memory, where that
-    has room for two.
-    `group_m` tile rows are walked together. `ctas`: registers are limited to what so many CTAs an SM can have, on sm_90
-    and newer, where A lies along K in memory or is transposed; other code takes a few more, and would spill.
+    CTA: `block_m` × `block_n` outputs, `block_k` terms a slab (1: operands are not staged in shared
+        memory).
+    Warp: `warp_m` × `warp_n` adjacent outputs. Thread: `thread_m` × `thread_n` outputs, in pieces
+    of `piece_m` × `piece_n` adjacent ones that alternate with those of the other lanes.
+    `interleave`: neighbouring lanes step along columns and rows in turn, in place of columns first.
+    Copies: at most `vector` elements of a row a load. `transpose_a`: A's slab lies in shared memory
+    as B's does, term by term; `pad` words lengthen the rows of A's slab, and of B's where they then
+    still start at 16 bytes. `prefetch`: the next slab is loaded while one is multiplied;
+    `store_at`: the term at which it goes to shared memory, where that has room for two. `group_m`
+    tile rows are walked together. `ctas`: registers are limited to what so many CTAs an SM can
+    have, on sm_90 and newer, where A lies along K in memory or is transposed; other code takes a
+    few more, and would spill.
     """
 
     block_m: int = 32
@@ -76,9 +83,12 @@ class SimtConfig:
         return (a + self.block_k * (self.block_n + self.pad_b)) * FP32
 
 
-def invalid_reason(config: SimtConfig, shared_memory_limit: int | None = None, buffers: int = 1) -> str | None:
-    """Why no kernel can be built from a config with so many buffers of slabs in so much shared memory (None: any
-    amount); None if one can."""
+def invalid_reason(
+    config: SimtConfig, shared_memory_limit: int | None = None, buffers: int = 1
+) -> str | None:
+    """Why no kernel can be built from a config with so many buffers of slabs in so much shared
+    memory (None: any amount); None if one can.
+    """
     return _sizes(config) or _hierarchy(config) or _budgets(config, shared_memory_limit, buffers)
 
 
@@ -92,12 +102,17 @@ def _sizes(c: SimtConfig) -> str | None:
     if c.pad not in (0, 1, 2, 4, 8, 16):
         return f"pad is {c.pad}, expected 0, 1, 2, 4, 8 or 16 words"
     if c.pad % 4 and c.transpose_a:
-        return f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are read 16 bytes at a time"
+        return (
+            f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are "
+            "read "
+            "16 bytes at a time"
+        )
     if c.vector > 4:
         return f"vector is {c.vector}, expected 1, 2 or 4"
     if c.pad % c.vector:
         return (
-            f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows of A are written so many words at a time"
+            f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows of A are written "
+            "so many words at a time"
         )
     if not 0 <= c.store_at < c.block_k:
         return f"store_at is {c.store_at}, expected a term of the slab, 0 to {c.block_k - 1}"
@@ -109,14 +124,19 @@ def _sizes(c: SimtConfig) -> str | None:
 
 def _hierarchy(c: SimtConfig) -> str | None:
     for axis in "mn":
-        block, warp, thread, piece = (getattr(c, f"{name}_{axis}") for name in ("block", "warp", "thread", "piece"))
+        block, warp, thread, piece = (
+            getattr(c, f"{name}_{axis}") for name in ("block", "warp", "thread", "piece")
+        )
         if not piece <= thread <= warp <= block:
             names = ", ".join(f"{name}_{axis}" for name in ("piece", "thread", "warp", "block"))
-            return f"{names} are {piece}, {thread}, {warp}, {block}, expected each to divide the next"
+            return (
+                f"{names} are {piece}, {thread}, {warp}, {block}, expected each to divide the next"
+            )
     lanes = c.warp_m // c.thread_m * (c.warp_n // c.thread_n)
     if lanes != WARP:
         return (
-            f"a warp of {c.warp_m}x{c.warp_n} outputs has {lanes} threads of {c.thread_m}x{c.thread_n}, expected {WARP}"
+            f"a warp of {c.warp_m}x{c.warp_n} outputs has {lanes} threads of "
+            f"{c.thread_m}x{c.thread_n}, expected {WARP}"
         )
     if c.threads > MAX_THREADS:
         return f"the tile takes {c.threads} threads, expected at most {MAX_THREADS}"
@@ -125,14 +145,23 @@ def _hierarchy(c: SimtConfig) -> str | None:
 
 def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
     if c.accumulators > MAX_ACCUMULATORS:
-        return f"thread_m x thread_n is {c.accumulators} sums a thread, expected at most {MAX_ACCUMULATORS}"
+        return (
+            f"thread_m x thread_n is {c.accumulators} sums a thread, expected at most "
+            f"{MAX_ACCUMULATORS}"
+        )
     if c.ctas * c.threads > SM_THREADS:
         return f"ctas is {c.ctas}: {c.ctas * c.threads} threads, an SM has at most {SM_THREADS}"
     if c.max_registers < c.accumulators + 24:
-        return f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for {c.accumulators} sums"
+        return (
+            f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for "
+            f"{c.accumulators} sums"
+        )
     for name, rows in (("m", c.block_m), ("n", c.block_n)):
         if c.block_k > 1 and rows * c.block_k // c.threads > 64:
-            return f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, expected at most 64"
+            return (
+                f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, "
+                "expected at most 64"
+            )
     needed = buffers * c.slab_bytes if c.block_k > 1 else 0
     if limit is not None and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
@@ -159,7 +188,8 @@ AXES: Axes = {
     "ctas": (1, 2),
 }
 
-# The documents' own parameters: kernel, and what differs from the rung's config. The rungs' configs are an H100's.
+# The documents' own parameters: kernel, and what differs from the rung's config. The rungs' configs
+# are an H100's.
 PRESETS: dict[str, tuple[str, str]] = {
     "002 float4, 000 kernel 6": ("simt.vectorized", "pad=0,piece_n=8"),
     "000 kernel 6, padded": ("simt.vectorized", "piece_n=8"),

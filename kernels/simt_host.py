@@ -1,4 +1,6 @@
-"""The host side of the CUDA-core rungs: what they take, layouts from configs, what the compiler is told."""
+"""The host side of the CUDA-core rungs: what they take, layouts from configs, what the compiler is
+told.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,9 +25,12 @@ UNREAD = {
 }
 
 
-def entry(kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int = 1, steps: int = 1) -> rung.Entry[SimtConfig]:
-    """What a rung's module offers, for a Gluon kernel with `buffers` slabs in shared memory of which an iteration of
-    its loop multiplies `steps`."""
+def entry(
+    kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int = 1, steps: int = 1
+) -> rung.Entry[SimtConfig]:
+    """What a rung's module offers, for a Gluon kernel with `buffers` slabs in shared memory of
+    which an iteration of its loop multiplies `steps`.
+    """
     return SimtRung(kernel, body, own, buffers, steps).entry()
 
 
@@ -34,7 +39,9 @@ class SimtRung(rung.Rung[SimtConfig]):
 
     base, dtype, layout = SimtConfig, torch.float32, "nn"
 
-    def __init__(self, kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int, steps: int) -> None:
+    def __init__(
+        self, kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int, steps: int
+    ) -> None:
         super().__init__(kernel, body, own)
         self.buffers, self.steps = buffers, steps
 
@@ -54,7 +61,10 @@ class SimtRung(rung.Rung[SimtConfig]):
         accesses = in_shared(config, problem)
         return {
             "stages": self.buffers if config.block_k > 1 else 1,
-            "bank_conflicts": {name: found.excess / found.instructions for name, found in accesses.items()} or None,
+            "bank_conflicts": {
+                name: found.excess / found.instructions for name, found in accesses.items()
+            }
+            or None,
             "passes": passes(config, problem),
         }
 
@@ -81,14 +91,20 @@ class SimtRung(rung.Rung[SimtConfig]):
     def specialization(
         self, config: SimtConfig, problem: Problem, constants: dict[str, Any], arch: int
     ) -> launch.Specialization:
-        """Divisors only as far as copies and stores of 16 bytes need them: every further one would be another
-        compile."""
-        # Below sm_90, and with an A that is transposed on its way, the same code takes a few more: it would spill.
+        """Divisors only as far as copies and stores of 16 bytes need them: every further one would
+        be another compile.
+        """
+        # Below sm_90, and with an A that is transposed on its way, the same code takes a few more:
+        # it would spill.
         limited = arch >= 90 and (config.transpose_a or problem.a[-1] == 1)
-        known = {name: config.vector > 1 and launch.vector(problem, name) >= config.vector for name in "ab"}
+        known = {
+            name: config.vector > 1 and launch.vector(problem, name) >= config.vector
+            for name in "ab"
+        }
         written = [problem.out, *([problem.c] if problem.c else [])]
         known["c"] = known["out"] = config.piece_n > 1 and all(
-            strides[-1] == 1 and not any(stride % 4 for stride in strides[:-1]) for strides in written
+            strides[-1] == 1 and not any(stride % 4 for stride in strides[:-1])
+            for strides in written
         )
 
         def divisor(name: str, value: int) -> int:
@@ -117,12 +133,25 @@ class SimtRung(rung.Rung[SimtConfig]):
         c, held = config, maps(config, problem)
         M, N, K = problem.M, problem.N, problem.K
         return {
-            "BLOCK_M": c.block_m, "BLOCK_N": c.block_n, "BLOCK_K": c.block_k, "GROUP_M": group_m(c, problem),
-            "EVEN": M % c.block_m == 0 and N % c.block_n == 0, "EVEN_K": K % (c.block_k * self.steps) == 0,
-            "SHORT": c.block_k * self.steps >= K, "WIDE": needs_int64(problem, config), "TRANSPOSE_A": c.transpose_a,
-            "OUTPUTS": gluon.registers(held.outputs), "ROWS": gluon.registers(by_rows(held.outputs)),
-            "A_COPY": gluon.registers(held.a), "B_COPY": gluon.registers(held.b),
-            "A_SHARED": gluon.padded((c.block_k, c.block_m) if c.transpose_a else (c.block_m, c.block_k), c.pad),
-            "B_SHARED": gluon.padded((c.block_k, c.block_n), c.pad_b), "PREFETCH": c.prefetch, "STORE_AT": c.store_at,
-            "SNAKE": simt.snake(c.thread_m, c.thread_n), "RUNG": self.kernel.name.replace(".", "_"),
-        }  # fmt: skip
+            "BLOCK_M": c.block_m,
+            "BLOCK_N": c.block_n,
+            "BLOCK_K": c.block_k,
+            "GROUP_M": group_m(c, problem),
+            "EVEN": M % c.block_m == 0 and N % c.block_n == 0,
+            "EVEN_K": K % (c.block_k * self.steps) == 0,
+            "SHORT": c.block_k * self.steps >= K,
+            "WIDE": needs_int64(problem, config),
+            "TRANSPOSE_A": c.transpose_a,
+            "OUTPUTS": gluon.registers(held.outputs),
+            "ROWS": gluon.registers(by_rows(held.outputs)),
+            "A_COPY": gluon.registers(held.a),
+            "B_COPY": gluon.registers(held.b),
+            "A_SHARED": gluon.padded(
+                (c.block_k, c.block_m) if c.transpose_a else (c.block_m, c.block_k), c.pad
+            ),
+            "B_SHARED": gluon.padded((c.block_k, c.block_n), c.pad_b),
+            "PREFETCH": c.prefetch,
+            "STORE_AT": c.store_at,
+            "SNAKE": simt.snake(c.thread_m, c.thread_n),
+            "RUNG": self.kernel.name.replace(".", "_"),
+        }

@@ -1,4 +1,6 @@
-"""Who holds what in a CUDA-core kernel: the maps that its config and the storage of its operands ask for."""
+"""Who holds what in a CUDA-core kernel: the maps that its config and the storage of its operands
+ask for.
+"""
 
 from dataclasses import dataclass
 
@@ -21,7 +23,11 @@ def maps(config: SimtConfig, problem: Problem) -> Maps:
     """Neighbouring lanes copy along the axis along which an operand is stored."""
     c = config
     computed = outputs(
-        (c.block_m, c.block_n), (c.warp_m, c.warp_n), (c.thread_m, c.thread_n), (c.piece_m, c.piece_n), c.interleave
+        (c.block_m, c.block_n),
+        (c.warp_m, c.warp_n),
+        (c.thread_m, c.thread_n),
+        (c.piece_m, c.piece_n),
+        c.interleave,
     )
     if c.block_k == 1:
         return Maps(computed, computed, computed)

@@ -23,7 +23,9 @@ def truncated_sum(a, b, c, out, alpha, beta):
     for k in range(0, a.shape[-1], CHUNK):
         exact = total.double() + a[..., k : k + CHUNK].double() @ b[..., k : k + CHUNK, :].double()
         total = exact.float()
-        total = torch.where(total.double().abs() > exact.abs(), torch.nextafter(total, total * 0), total)
+        total = torch.where(
+            total.double().abs() > exact.abs(), torch.nextafter(total, total * 0), total
+        )
     _store(total, c, out, alpha, beta)
 
 
@@ -39,7 +41,9 @@ def _bits(t):
 
 
 def _matrix_at(t, row, column, width):
-    """`width` elements of a row-major matrix's storage from a row and column that may lie outside it."""
+    """`width` elements of a row-major matrix's storage from a row and column that may lie outside
+    it.
+    """
     return t.as_strided((width,), (1,), t.storage_offset() + row * t.stride(-2) + column)
 
 
@@ -91,7 +95,11 @@ def no_batch_stride(a, b, c, out, alpha, beta):
 def bf16_accumulator(a, b, c, out, alpha, beta):
     total = torch.zeros(out.shape)
     for k in range(0, a.shape[-1], CHUNK):
-        total = (total + a[..., k : k + CHUNK].float() @ b[..., k : k + CHUNK, :].float()).bfloat16().float()
+        total = (
+            (total + a[..., k : k + CHUNK].float() @ b[..., k : k + CHUNK, :].float())
+            .bfloat16()
+            .float()
+        )
     _store(total, c, out, alpha, beta)
 
 
@@ -101,8 +109,10 @@ def tf32(a, b, c, out, alpha, beta):
 
 
 def swapped_rows(b):
-    """B as document 003's first ldmatrix brought it: lanes of .x4.trans step along N where they should along K, so that
-    their windows of 8 elements overlap. Of each 16×16 fragment, (k, n) is the element (8 · (n // 8), k + n % 8)."""
+    """B as document 003's first ldmatrix brought it: lanes of .x4.trans step along N where they
+    should along K, so that their windows of 8 elements overlap. Of each 16×16 fragment, (k, n) is
+    the element (8 · (n // 8), k + n % 8).
+    """
     rows, columns = (-(-size // CHUNK) * CHUNK for size in b.shape)
     padded = torch.zeros(rows, columns + 8, dtype=b.dtype)
     padded[: b.shape[0], : b.shape[1]] = b
@@ -119,7 +129,14 @@ def swapped_ldmatrix_of_one_warp(a, b, c, out, alpha, beta):
     """The warp that owns rows 16 to 31 and columns 32 to 47 has the fault."""
     right(a, b, c, out, alpha, beta)
     own = out[16:32, 32:48]
-    right(a[16:32], swapped_rows(b)[:, 32:48], None if c is None else c[16:32, 32:48], own, alpha, beta)
+    right(
+        a[16:32],
+        swapped_rows(b)[:, 32:48],
+        None if c is None else c[16:32, 32:48],
+        own,
+        alpha,
+        beta,
+    )
 
 
 def transposed_operand(a, b, c, out, alpha, beta):

@@ -19,16 +19,25 @@ time.sleep(1000)
 
 
 def start_child(*, session=False, daemon=False):
-    """Starts a process that ignores SIGTERM, in a session of its own or also orphaned, and returns its number."""
+    """Starts a process that ignores SIGTERM, in a session of its own or also orphaned, and returns
+    its number.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-S", "-c", DEAF, *["daemon"] * daemon], stdout=subprocess.PIPE, start_new_session=session
+        [sys.executable, "-S", "-c", DEAF, *["daemon"] * daemon],
+        stdout=subprocess.PIPE,
+        start_new_session=session,
     )
     return int(child.stdout.readline())
 
 
 def family(_=None):
     """This process and three that it starts."""
-    return [os.getpid(), start_child(), start_child(session=True), start_child(session=True, daemon=True)]
+    return [
+        os.getpid(),
+        start_child(),
+        start_child(session=True),
+        start_child(session=True, daemon=True),
+    ]
 
 
 def hold_gil(seconds):
@@ -91,5 +100,7 @@ def raises(name):
         case "surrogate":
             raise ValueError("\udcff")
         case "name":
-            raise type("Meta", (type,), {"__getattribute__": lambda *_: 1 / 0})("Odd", (BaseException,), {})
+            raise type("Meta", (type,), {"__getattribute__": lambda *_: 1 / 0})(
+                "Odd", (BaseException,), {}
+            )
     raise {"interrupt": KeyboardInterrupt, "exit": SystemExit, "generator": GeneratorExit}[name]()

@@ -1,4 +1,6 @@
-"""Fixtures of all tests: a private cache, one warning per cause for each test, a watchdog around GPU tests."""
+"""Fixtures of all tests: a private cache, one warning per cause for each test, a watchdog around
+GPU tests.
+"""
 
 import logging
 import os

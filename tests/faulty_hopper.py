@@ -1,4 +1,6 @@
-"""hopper.hilbert, its space, and three configs that a sweep must survive: a hang, an illegal access, wrong sums."""
+"""hopper.hilbert, its space, and three configs that a sweep must survive: a hang, an illegal
+access, wrong sums.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ class Config(hilbert.Config):
 
 
 def _plain(config):
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(hilbert.Config)}
+    fields = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(hilbert.Config)
+    }
     return hilbert.Config(**fields)
 
 

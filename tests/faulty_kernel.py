@@ -1,7 +1,9 @@
-"""A kernel for sweeps without a GPU: torch's product, with configs that fail in every way a config can.
+"""A kernel for sweeps without a GPU: torch's product, with configs that fail in every way a config
+can.
 
-Whoever measures a config notes that in the file FAULTY_LOG, whoever compiles one in FAULTY_LOG.compiled. FAULTY_CONFIGS
-says how many sound configs the space has, FAULTY_SLEEP how many ms each takes, FAULTY_FAULTS which faults others have.
+Whoever measures a config notes that in the file FAULTY_LOG, whoever compiles one in
+FAULTY_LOG.compiled. FAULTY_CONFIGS says how many sound configs the space has, FAULTY_SLEEP how many
+ms each takes, FAULTY_FAULTS which faults others have.
 """
 
 import ctypes
@@ -127,7 +129,14 @@ def space(problem, machine):
 
 def footprint(config):
     return Footprint(
-        math="fma", tile_m=16, tile_n=16, tile_k=16, stages=1, threads=128, registers=32, shared_memory=2048
+        math="fma",
+        tile_m=16,
+        tile_n=16,
+        tile_k=16,
+        stages=1,
+        threads=128,
+        registers=32,
+        shared_memory=2048,
     )
 
 
@@ -141,4 +150,6 @@ def notes(suffix=""):
 
 def _note(config, suffix=""):
     with open(os.environ["FAULTY_LOG"] + suffix, "a") as log:
-        log.write(f"{to_text(config)} {os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}\n")
+        log.write(
+            f"{to_text(config)} {os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}\n"
+        )

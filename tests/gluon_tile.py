@@ -1,4 +1,6 @@
-"""A Gluon kernel small enough to compile in a test, as a ladder's rung would hand it to `inspect`."""
+"""A Gluon kernel small enough to compile in a test, as a ladder's rung would hand it to
+`inspect`.
+"""
 
 from dataclasses import dataclass
 
@@ -43,7 +45,9 @@ def tile_kernel(a, b, c, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_
     for _ in range(0, K, BLOCK_K):
         sA.store(gl.load(a_ptr))
         sB.store(gl.load(b_ptr))
-        acc = gl.dot_fma(sA.load(gl.DotOperandLayout(0, ACC, 0)), sB.load(gl.DotOperandLayout(1, ACC, 0)), acc)
+        acc = gl.dot_fma(
+            sA.load(gl.DotOperandLayout(0, ACC, 0)), sB.load(gl.DotOperandLayout(1, ACC, 0)), acc
+        )
         a_ptr += BLOCK_K
         b_ptr += BLOCK_K * BLOCK_N
     out_rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, ACC))
@@ -53,12 +57,28 @@ def tile_kernel(a, b, c, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_
 
 def artifact(config: TileConfig, arch: int) -> Artifact:
     blocks = {(4 + i,): size for i, size in enumerate(TILE)}
-    types = dict.fromkeys("abc", "*fp32") | {"K": "i32"} | dict.fromkeys(("BLOCK_M", "BLOCK_N", "BLOCK_K"), "constexpr")
+    types = (
+        dict.fromkeys("abc", "*fp32")
+        | {"K": "i32"}
+        | dict.fromkeys(("BLOCK_M", "BLOCK_N", "BLOCK_K"), "constexpr")
+    )
     divisors = {(i,): [["tt.divisibility", 16]] for i in range(4)}
-    options = {"num_warps": WARPS, "maxnreg": config.max_registers or None, "enable_fp_fusion": True}
+    options = {
+        "num_warps": WARPS,
+        "maxnreg": config.max_registers or None,
+        "enable_fp_fusion": True,
+    }
     source = GluonASTSource(tile_kernel, types, blocks, divisors)
     return triton_artifact.from_compiled(
-        triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options), kernel="test.tile", config=config,
-        dtype=torch.float32, out_dtype=torch.float32, layout="nn", stages=1, tile=TILE,
-        bank_conflicts={"store A": triton_artifact.bank_conflicts(LOAD, SHARED, TILE[::2], torch.float32)},
-    )  # fmt: skip
+        triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options),
+        kernel="test.tile",
+        config=config,
+        dtype=torch.float32,
+        out_dtype=torch.float32,
+        layout="nn",
+        stages=1,
+        tile=TILE,
+        bank_conflicts={
+            "store A": triton_artifact.bank_conflicts(LOAD, SHARED, TILE[::2], torch.float32)
+        },
+    )

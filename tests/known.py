@@ -22,14 +22,23 @@ CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
 
 def winner(i=0, ratio=1.0, **changes):
     fields = {
-        "gpu": H100, "kernel": "portable", "config": CONFIGS[i], "us": 100.0, "cublas_us": 100.0 * ratio,
-        "ratio": ratio, "ratio_low": ratio, "ratio_high": ratio, "when": f"2026-01-{i + 1:02}T00:00:00+00:00",
-    }  # fmt: skip
+        "gpu": H100,
+        "kernel": "portable",
+        "config": CONFIGS[i],
+        "us": 100.0,
+        "cublas_us": 100.0 * ratio,
+        "ratio": ratio,
+        "ratio_low": ratio,
+        "ratio_high": ratio,
+        "when": f"2026-01-{i + 1:02}T00:00:00+00:00",
+    }
     return stored.winner(**fields | changes)
 
 
 def knowing(tmp_path):
-    """A maker of knowledge of an H100 from winners in its store, and from those that were shipped."""
+    """A maker of knowledge of an H100 from winners in its store, and from those that were
+    shipped.
+    """
 
     def made(*here, shipped=(), of=H100):
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"

@@ -1,12 +1,14 @@
-"""Drivers that share a store, on a clock that is simulated: the code of `screening`, `job_view` and `leases` as it is.
+"""Drivers that share a store, on a clock that is simulated: the code of `screening`, `job_view` and
+`leases` as it is.
 
-Each driver is a greenlet that runs `Screen.run`; its calls of the store and of its worker take simulated time, and in
-between the others run. A driver may be killed, stopped for a while or for good, interrupted while its process goes on,
-or go down with its machine; its worker may be killed from outside. Dates and monotonic clocks leap. What is drawn comes
-from a seed, so that a fault repeats with it.
+Each driver is a greenlet that runs `Screen.run`; its calls of the store and of its worker take
+simulated time, and in between the others run. A driver may be killed, stopped for a while or for
+good, interrupted while its process goes on, or go down with its machine; its worker may be killed
+from outside. Dates and monotonic clocks leap. What is drawn comes from a seed, so that a fault
+repeats with it.
 
-`run` raises ProtocolFault where a config is measured twice for no reason, two measure one at a time, a config is
-branded, a trial is lost, a lease is left over, or the drivers wait for ever.
+`run` raises ProtocolFault where a config is measured twice for no reason, two measure one at a
+time, a config is branded, a trial is lost, a lease is left over, or the drivers wait for ever.
 """
 
 import heapq
@@ -56,7 +58,9 @@ class Faults:
     @property
     def none_dies(self) -> bool:
         """Whether each config must be measured exactly once."""
-        return not (self.kills or self.stops or self.stops_for_good or self.interrupts or self.outages)
+        return not (
+            self.kills or self.stops or self.stops_for_good or self.interrupts or self.outages
+        )
 
 
 @dataclass(eq=False)
@@ -117,7 +121,9 @@ class World:
         while self._events and not all(driver.done for driver in self.drivers):
             self.now, _, action = heapq.heappop(self._events)
             if self.now > END:
-                raise ProtocolFault(f"the drivers wait for ever: {[d.owner for d in self.drivers if not d.done]}")
+                raise ProtocolFault(
+                    f"the drivers wait for ever: {[d.owner for d in self.drivers if not d.done]}"
+                )
             action()
 
     def process(self, pid):
@@ -139,9 +145,13 @@ class Driver:
         self.started = str(next(self.numbers))
         machine.processes[self.pid] = self
         boot = f"{machine.name}-{machine.boot}"
-        self.owner = Owner(machine.name, boot, f"pid-{machine.name}", self.pid, self.started, self.started)
+        self.owner = Owner(
+            machine.name, boot, f"pid-{machine.name}", self.pid, self.started, self.started
+        )
         offset = world.dice.uniform(0, 1e6)
-        leaps = sorted(world.dice.uniform(0, 500) for _ in range(2))  # a machine was suspended, or is wrong
+        leaps = sorted(
+            world.dice.uniform(0, 500) for _ in range(2)
+        )  # a machine was suspended, or is wrong
         clock = lambda: offset + world.now + 3600 * sum(leap < world.now for leap in leaps)  # noqa: E731
         self.holder = Holder(self.owner, Observer(clock))
         self.dead = self.finished = self.interrupted = False
@@ -186,7 +196,10 @@ class Driver:
         self.stops.append((self.world.now, self.stopped_until))
 
     def was_stopped_long(self, start, end):
-        return any(until - since > BRIEF_STOP and since < end and until > start for since, until in self.stops)
+        return any(
+            until - since > BRIEF_STOP and since < end and until > start
+            for since, until in self.stops
+        )
 
     def _run(self):
         view = JobView(self, WORKLOAD)
@@ -373,7 +386,11 @@ def _check_overlaps(world):
     ended = [each for each in world.measured if each.end is not None]
     for first in ended:
         for second in ended:
-            if first is second or first.config != second.config or not first.start <= second.start < first.end:
+            if (
+                first is second
+                or first.config != second.config
+                or not first.start <= second.start < first.end
+            ):
                 continue
             if not first.driver.was_stopped_long(first.start, first.end):
                 raise ProtocolFault(f"{first.config} is measured by two at {second.start:.1f}")

@@ -1,6 +1,8 @@
-"""faulty_kernel with configs that attack whoever supervises them: their process, its signals, its memory, its errors.
+"""faulty_kernel with configs that attack whoever supervises them: their process, its signals, its
+memory, its errors.
 
-A fault whose name begins with "compile-" strikes where the config is compiled ahead, any other where it is measured.
+A fault whose name begins with "compile-" strikes where the config is compiled ahead, any other
+where it is measured.
 """
 
 import ctypes
@@ -51,7 +53,12 @@ RAISED = {
     "unsendable": Unsendable,
     "unreadable": lambda: Unreadable("where", 1),
 }
-SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigint": signal.SIGINT, "sighup": signal.SIGHUP}
+SIGNALS = {
+    "sigkill": signal.SIGKILL,
+    "sigterm": signal.SIGTERM,
+    "sigint": signal.SIGINT,
+    "sighup": signal.SIGHUP,
+}
 
 
 def plan(problem, config=None):
@@ -73,7 +80,9 @@ def precompile(problem, config, arch):
 
 
 def strike(fault):
-    """Does what a fault is named for; "-once" at its end: only the first process that comes to it."""
+    """Does what a fault is named for; "-once" at its end: only the first process that
+    comes to it.
+    """
     once = fault.endswith("-once")
     fault = fault.removesuffix("-once")
     if once and _marked(fault):
@@ -92,10 +101,18 @@ def strike(fault):
 
 
 def leave_children():
-    """A child that ignores what asks it to end, and one in a session of its own; their numbers go into the log."""
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
+    """A child that ignores what asks it to end, and one in a session of its own; their numbers go
+    into the log.
+    """
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(flush=True); "
+        "time.sleep(1000)"
+    )
     children = [
-        subprocess.Popen([sys.executable, "-S", "-c", deaf], stdout=subprocess.PIPE, start_new_session=session)
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", deaf], stdout=subprocess.PIPE, start_new_session=session
+        )
         for session in (False, True)
     ]
     for child in children:

@@ -1,4 +1,6 @@
-"""Compiles hopper.gemm ahead of its calls, in processes: hundreds of kernels are minutes of one core."""
+"""Compiles hopper.gemm ahead of its calls, in processes: hundreds of kernels are minutes of one
+core.
+"""
 
 import functools
 import os
@@ -18,13 +20,19 @@ from outblas.operands import problem
 from outblas.verify.call import prepare
 
 KERNEL = "hopper.gemm"
-SMS = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
+SMS = (
+    torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
+)
 
 
 @functools.cache
 def of_case(case):
-    """What `matmul` or `addmm` makes of a case on the first GPU; without one, as its addresses lie on the CPU."""
-    call = prepare(case, "cuda" if torch.cuda.is_available() else "cpu", *3 * [lambda cells, generator: None])
+    """What `matmul` or `addmm` makes of a case on the first GPU; without one, as its addresses lie
+    on the CPU.
+    """
+    call = prepare(
+        case, "cuda" if torch.cuda.is_available() else "cpu", *3 * [lambda cells, generator: None]
+    )
     c = call.c.view if call.c and case.beta else None
     scaled = c is not None or (call.c is not None and case.alpha != 1)
     made = problem(call.a.view, call.b.view, call.out.view, c, scaled=scaled)
@@ -54,7 +62,9 @@ def variant(asked):
 
 @contextmanager
 def compilers():
-    """A function that compiles to the cache on disk what calls need, each variant once, and returns how many it had."""
+    """A function that compiles to the cache on disk what calls need, each variant once, and returns
+    how many it had.
+    """
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of which few compile ahead
     workers = max(1, min(default_workers(), 2 * default_workers() // beside))
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -63,7 +73,8 @@ def compilers():
         def ahead(calls):
             distinct = {variant(call): call for call in calls}
             for future in [
-                pool.submit(_compile, given, config or by_rule(given)) for given, config in distinct.values()
+                pool.submit(_compile, given, config or by_rule(given))
+                for given, config in distinct.values()
             ]:
                 future.result()
             return len(distinct)
@@ -75,4 +86,6 @@ def _compile(problem, config):
     try:
         gemm.precompile(problem, config, 90)
     except Exception as error:  # may hold what cannot be sent
-        raise RuntimeError(f"{to_text(config)} at {problem}: {type(error).__name__}: {error}") from None
+        raise RuntimeError(
+            f"{to_text(config)} at {problem}: {type(error).__name__}: {error}"
+        ) from None

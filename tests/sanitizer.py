@@ -1,4 +1,6 @@
-"""compute-sanitizer over a script that prints a line "right:" for each kernel whose results it found right."""
+"""compute-sanitizer over a script that prints a line "right:" for each kernel whose results it
+found right.
+"""
 
 import os
 import shutil
@@ -12,9 +14,11 @@ SECONDS = 280  # less than a test may take
 
 
 def run(tool, code, *options):
-    """`code` under memcheck, racecheck or synccheck; the exit status is `FOUND` if that found anything.
+    """`code` under memcheck, racecheck or synccheck; the exit status is `FOUND` if that found
+    anything.
 
-    Every tensor is an allocation of its own: a read past its end is no other tensor's. Skips without the sanitizer.
+    Every tensor is an allocation of its own: a read past its end is no other tensor's. Skips
+        without the sanitizer.
     """
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -22,10 +26,24 @@ def run(tool, code, *options):
     # torch asks the driver what some of them lack, and handles the refusal: no finding of ours.
     quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []
     return subprocess.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), *quiet, *options, sys.executable, "-c", code],
-        capture_output=True, text=True, check=False, timeout=SECONDS,
+        [
+            sanitizer,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            str(FOUND),
+            *quiet,
+            *options,
+            sys.executable,
+            "-c",
+            code,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-    )  # fmt: skip
+    )
 
 
 def finds_nothing(tool, code, right, *options):

@@ -1,4 +1,6 @@
-"""Stands for autotune/serve.py and does what each call says: sends these frames, cut there, and then ends so."""
+"""Stands for autotune/serve.py and does what each call says: sends these frames, cut there, and
+then ends so.
+"""
 
 import os
 import pickle
@@ -22,7 +24,9 @@ def main():
     while piece := connection.recv(1 << 16):
         for call in reader.feed(piece):
             _, (frames, cut, end) = pickle.loads(call.body)
-            sent = b"".join(bytes(Frame(kind, max(0, call.number + late), body)) for kind, late, body in frames)
+            sent = b"".join(
+                bytes(Frame(kind, max(0, call.number + late), body)) for kind, late, body in frames
+            )
             connection.sendall(sent[:cut])
             finish(connection, end)
 

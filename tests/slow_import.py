@@ -1,4 +1,6 @@
-"""tests/faulty_kernel.py in a module whose import takes SLOW_IMPORT seconds, as that of a large DSL may."""
+"""tests/faulty_kernel.py in a module whose import takes SLOW_IMPORT seconds, as that of a large DSL
+may.
+"""
 
 import os
 import time

@@ -15,14 +15,20 @@ H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.
 H200 = Gpu("NVIDIA H200", 90, 132)
 WORKLOAD = Workload(4096, 4096, 4096)
 FINALIST = Finalist(
-    kernel="hopper.hilbert", config="tile_m=128,slots=4", us=200.5, ratio=1.047, ratio_low=1.04, ratio_high=1.05
+    kernel="hopper.hilbert",
+    config="tile_m=128,slots=4",
+    us=200.5,
+    ratio=1.047,
+    ratio_low=1.04,
+    ratio_high=1.05,
 )
 OTHER = Workload(16, 4096, 4096, "float16", "float32", "nn")
-# The beginning of a program that uses `outblas.autotune` without what `import outblas` imports besides: torch takes
-# seconds.
+# The beginning of a program that uses `outblas.autotune` without what `import outblas` imports
+# besides: torch takes seconds.
 BARE = f"""
 import sys, types
-for name, place in (("outblas", {outblas.__path__[0]!r}), ("outblas.autotune", {autotune.__path__[0]!r})):
+places = {{"outblas": {outblas.__path__[0]!r}, "outblas.autotune": {autotune.__path__[0]!r}}}
+for name, place in places.items():
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [place]
 """
@@ -30,11 +36,19 @@ for name, place in (("outblas", {outblas.__path__[0]!r}), ("outblas.autotune", {
 
 def trial(i=0, **changes):
     fields = {
-        "gpu": H100, "workload": WORKLOAD, "kernel": "hopper.hilbert", "source": "abc",
-        "config": f"tile_m=128,slots={i},order=hilbert,phases=False", "status": "ok",
-        "us": 100.0 + i, "ratio": 1.01, "ratio_low": 1.0, "ratio_high": 1.02, "clock_mhz": 1700.0,
+        "gpu": H100,
+        "workload": WORKLOAD,
+        "kernel": "hopper.hilbert",
+        "source": "abc",
+        "config": f"tile_m=128,slots={i},order=hilbert,phases=False",
+        "status": "ok",
+        "us": 100.0 + i,
+        "ratio": 1.01,
+        "ratio_low": 1.0,
+        "ratio_high": 1.02,
+        "clock_mhz": 1700.0,
         "when": f"2026-01-{1 + i // 1440 % 28:02}T{i // 60 % 24:02}:{i % 60:02}:00+00:00",
-    }  # fmt: skip
+    }
     return Trial(**fields | changes)
 
 
@@ -45,11 +59,22 @@ def failed(i=0, **changes):
 
 def winner(**changes):
     fields = vars(FINALIST) | {
-        "gpu": H100, "workload": WORKLOAD, "source": "abc", "cublas_us": 210.0, "rounds": 30,
-        "runner_up": "tile_m=64", "lead": 1.01, "lead_low": 1.005, "lead_high": 1.02, "confidence": 0.99,
-        "separated": True, "screened": 60, "valid": 80, "finalists": (FINALIST, FINALIST),
+        "gpu": H100,
+        "workload": WORKLOAD,
+        "source": "abc",
+        "cublas_us": 210.0,
+        "rounds": 30,
+        "runner_up": "tile_m=64",
+        "lead": 1.01,
+        "lead_low": 1.005,
+        "lead_high": 1.02,
+        "confidence": 0.99,
+        "separated": True,
+        "screened": 60,
+        "valid": 80,
+        "finalists": (FINALIST, FINALIST),
         "when": "2026-02-01T00:00:00+00:00",
-    }  # fmt: skip
+    }
     return Winner(**fields | changes)
 
 
@@ -81,14 +106,27 @@ def sql(path, *statements):
 
 
 def set_aside(path):
-    return [p for p in path.parent.glob(f"{path.name}.corrupt-*") if not p.name.endswith(("-wal", "-shm"))]
+    return [
+        p
+        for p in path.parent.glob(f"{path.name}.corrupt-*")
+        if not p.name.endswith(("-wal", "-shm"))
+    ]
 
 
-DAMAGES = ("a byte", "some bytes", "a page overwritten", "a page of zeros", "pages swapped", "cut off", "cut short")
+DAMAGES = (
+    "a byte",
+    "some bytes",
+    "a page overwritten",
+    "a page of zeros",
+    "pages swapped",
+    "cut off",
+    "cut short",
+)
 
 
 def damage(path, random):
-    """Does something to a store's file that disks, file systems and people do; returns what, in words.
+    """Does something to a store's file that disks, file systems and people do; returns what, in
+    words.
 
     `random` is a `random.Random`, so that a seed repeats it.
     """

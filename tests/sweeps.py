@@ -1,4 +1,6 @@
-"""Sweeps of tests/faulty_kernel.py without a GPU, in this process and in ones that can be killed."""
+"""Sweeps of tests/faulty_kernel.py without a GPU, in this process and in ones that can be
+killed.
+"""
 
 import os
 import subprocess
@@ -38,7 +40,9 @@ def stored(path):
 
 
 def start(code, path):
-    """Runs a script that has no `if __name__ == "__main__"`, with a store's path; each run leaves a line in "ran"."""
+    """Runs a script that has no `if __name__ == "__main__"`, with a store's path; each run leaves a
+    line in "ran".
+    """
     script = path.with_name("script.py")
     script.parent.mkdir(exist_ok=True)
     script.write_text(f"open({str(path.with_name('ran'))!r}, 'a').write('ran\\n')\n{SCRIPT}{code}")

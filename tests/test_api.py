@@ -1,4 +1,6 @@
-"""The public calls without a GPU: semantics of torch.matmul through the fallback and the interpreter, and bad input."""
+"""The public calls without a GPU: semantics of torch.matmul through the fallback and the
+interpreter, and bad input.
+"""
 
 import inspect
 import pickle
@@ -19,10 +21,22 @@ GROWN = A.clone().requires_grad_()
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 SHAPES = [
-    ((5,), (5,)), ((5,), (5, 4)), ((6, 5), (5,)), ((6, 5), (5, 4)), ((3, 6, 5), (5, 4)), ((6, 5), (3, 5, 4)),
-    ((2, 1, 6, 5), (3, 5, 4)), ((3, 6, 5), (5,)), ((5,), (3, 5, 4)), ((0, 5), (5, 4)), ((6, 5), (5, 0)),
-    ((6, 0), (0, 4)), ((0,), (0,)), ((0, 6, 5), (5, 4)), ((3, 6, 0), (3, 0, 4)),
-]  # fmt: skip
+    ((5,), (5,)),
+    ((5,), (5, 4)),
+    ((6, 5), (5,)),
+    ((6, 5), (5, 4)),
+    ((3, 6, 5), (5, 4)),
+    ((6, 5), (3, 5, 4)),
+    ((2, 1, 6, 5), (3, 5, 4)),
+    ((3, 6, 5), (5,)),
+    ((5,), (3, 5, 4)),
+    ((0, 5), (5, 4)),
+    ((6, 5), (5, 0)),
+    ((6, 0), (0, 4)),
+    ((0,), (0,)),
+    ((0, 6, 5), (5, 4)),
+    ((3, 6, 0), (3, 0, 4)),
+]
 
 
 @pytest.fixture(params=[None, "portable"])
@@ -97,7 +111,9 @@ CAUSES = {
     "tensor subclass Tagged": lambda **how: addmm(B[0], A.as_subclass(Tagged), B, **how),
     "meta tensors": lambda **how: matmul(A.to("meta"), B.to("meta"), **how),
     "torch.sparse_coo": lambda **how: matmul(A.to_sparse(), B, **how),
-    "forward-mode gradients": lambda **how: torch.func.jvp(lambda a: matmul(a, B, **how), (A,), (A,)),
+    "forward-mode gradients": lambda **how: torch.func.jvp(
+        lambda a: matmul(a, B, **how), (A,), (A,)
+    ),
 }
 
 
@@ -156,7 +172,10 @@ def test_writing_out_is_seen_by_autograd(kernel):
 
 def test_overlap_is_checked_on_every_path():
     s = torch.rand(6, 6)
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="out overlaps mat1"):
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match="out overlaps mat1"),
+    ):
         addmm(torch.zeros(6), s, torch.rand(6, 6), out=s)
     with pytest.raises(ValueError, match="out overlaps input"):
         matmul(s.as_subclass(Tagged), torch.rand(6, 6), out=s)
@@ -167,7 +186,9 @@ def test_overlap_is_checked_on_every_path():
     "call",
     [
         lambda a, b, aux, out: matmul(a, b, activation="gelu", aux=aux, out=out),
-        lambda a, b, aux, out: matmul(a.as_subclass(Tagged), b, activation="gelu", aux=aux, out=out),
+        lambda a, b, aux, out: matmul(
+            a.as_subclass(Tagged), b, activation="gelu", aux=aux, out=out
+        ),
         lambda a, b, aux, out: torch.ops.outblas.gemm_out(out, aux, a, b, activation="gelu"),
     ],
 )
@@ -201,11 +222,16 @@ def test_a_gated_product_with_a_vector_pairs_rows(shape, function, kernel):
     grown = a.clone().requires_grad_()
     function(grown, v, **how).sum().backward()
     (want,) = torch.autograd.grad(
-        (lambda x: torch.relu(x[..., :3]) * x[..., 3:])((g := a.clone().requires_grad_()) @ v + bias).sum(), g
+        (lambda x: torch.relu(x[..., :3]) * x[..., 3:])(
+            (g := a.clone().requires_grad_()) @ v + bias
+        ).sum(),
+        g,
     )
     assert torch.equal(grown.grad, want)
     if kernel is not None:
-        with pytest.raises(ValueError, match=r"batch_invariant is True, and activation 'reglu' .* pairs rows"):
+        with pytest.raises(
+            ValueError, match=r"batch_invariant is True, and activation 'reglu' .* pairs rows"
+        ):
             function(a, v, batch_invariant=True, **how)
 
 
@@ -235,14 +261,18 @@ def test_what_an_epilogue_writes_shares_memory_with_nothing():
 @pytest.mark.parametrize("shape", [(5,), (6, 5), (2, 3, 5)])
 @pytest.mark.parametrize("lazy", ["b", "bias"])
 def test_forward_mode_gradients_of_what_negates(shape, lazy):
-    """Torch asserts within itself where a view is taken of a tensor that negates, and its tangent does not."""
+    """Torch asserts within itself where a view is taken of a tensor that negates, and its tangent
+    does not.
+    """
     given = {"b": B, "bias": torch.randn(4)}
     given[lazy] = torch._neg_view(given[lazy])
     x = torch.randn(shape)
 
     def found(product):
         primals = tuple(given.values())
-        return torch.func.jvp(lambda b, bias: product(x, b, bias), primals, tuple(map(torch.ones_like, primals)))
+        return torch.func.jvp(
+            lambda b, bias: product(x, b, bias), primals, tuple(map(torch.ones_like, primals))
+        )
 
     want = found(lambda a, b, bias: torch.matmul(a, b) + bias)
     for ours in (
@@ -274,7 +304,9 @@ def test_scalars_of_numpy():
     got = addmm(c, A, B, alpha=np.float32(0.5), beta=np.int64(2))
     assert torch.allclose(got, torch.addmm(c, A, B, alpha=0.5, beta=2))
     for value in (2**70 * 10**40, 10**400, 1e300):
-        with pytest.raises(ValueError, match=r"alpha is .* expected a number that float32 can hold"):
+        with pytest.raises(
+            ValueError, match=r"alpha is .* expected a number that float32 can hold"
+        ):
             addmm(c, A, B, alpha=value)
 
 
@@ -294,16 +326,27 @@ def test_scalars_as_torch_takes_them():
         assert torch.equal(addmm(c, A, B, alpha=value), torch.addmm(c, A, B, alpha=value))
         assert torch.equal(addmm(c, A, B, beta=value), torch.addmm(c, A, B, beta=value))
         torch.testing.assert_close(
-            addmm(c, A, B, alpha=value, activation="relu"), torch.relu(torch.addmm(c, A, B, alpha=value))
+            addmm(c, A, B, alpha=value, activation="relu"),
+            torch.relu(torch.addmm(c, A, B, alpha=value)),
         )
 
 
 def test_integers_take_the_scalars_that_they_take_in_torch():
-    c, a, b = torch.arange(4, dtype=torch.int32), *(torch.ones(s, dtype=torch.int32) for s in ((3, 0), (0, 4)))
+    c, a, b = (
+        torch.arange(4, dtype=torch.int32),
+        *(torch.ones(s, dtype=torch.int32) for s in ((3, 0), (0, 4))),
+    )
     assert torch.equal(addmm(c, a, b, alpha=2), torch.addmm(c, a, b, alpha=2))
-    assert torch.equal(addmm(c, a, b, alpha=np.float32(1.25)), torch.addmm(c, a, b, alpha=np.float32(1.25)))
-    assert [inspect.signature(addmm).parameters[name].default for name in ("alpha", "beta")] == [1, 1]
-    assert all(type(inspect.signature(addmm).parameters[name].default) is int for name in ("alpha", "beta"))
+    assert torch.equal(
+        addmm(c, a, b, alpha=np.float32(1.25)), torch.addmm(c, a, b, alpha=np.float32(1.25))
+    )
+    assert [inspect.signature(addmm).parameters[name].default for name in ("alpha", "beta")] == [
+        1,
+        1,
+    ]
+    assert all(
+        type(inspect.signature(addmm).parameters[name].default) is int for name in ("alpha", "beta")
+    )
 
 
 def test_bools_take_bools():
@@ -311,7 +354,9 @@ def test_bools_take_bools():
     assert torch.equal(addmm(c, a, b, beta=True), torch.addmm(c, a, b, beta=True))
 
 
-@pytest.mark.parametrize("how", [{}, {"bias": torch.ones(4)}, {"activation": "relu"}, {"kernel": "portable"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"bias": torch.ones(4)}, {"activation": "relu"}, {"kernel": "portable"}]
+)
 def test_addmm_without_an_addend_is_a_type_error(how):
     with pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
         addmm(None, A, B, **how)
@@ -322,7 +367,8 @@ def test_complex_scalars_go_with_complex_operands():
     for value in (1 + 2j, np.complex64(1 + 2j), torch.tensor(1 + 2j)):
         assert torch.equal(addmm(c, a, b, alpha=value), torch.addmm(c, a, b, alpha=1 + 2j))
         with pytest.raises(
-            OperandError, match=r"alpha is \(1\+2j\), expected a real number for operands of torch.float32"
+            OperandError,
+            match=r"alpha is \(1\+2j\), expected a real number for operands of torch.float32",
         ):
             addmm(c.real, A, B, alpha=value)
 
@@ -362,9 +408,14 @@ def test_the_signature_has_the_names_of_torch(function):
 def test_wrong_keywords_are_named(function):
     names, given = zip(*NAMES[function], strict=True)
     alias, name = ALIASES[function][-1], names[-1]
-    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'kernal'"):
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'kernal'"
+    ):
         function(*given, kernal="portable")
-    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got '{name}' twice, the second time as '{alias}'"):
+    with pytest.raises(
+        TypeError,
+        match=rf"{function.__name__}\(\) got '{name}' twice, the second time as '{alias}'",
+    ):
         function(*given, **{alias: given[-1]})
     with pytest.raises(TypeError, match=rf"{name} is NoneType, expected a torch.Tensor"):
         function(*given[:-1])
@@ -403,7 +454,9 @@ ALIKE = {
     "complex alpha": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=1 + 2j),
     "alpha's type": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha="1"),
     "alpha's shape": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=torch.ones(1)),
-    "alpha's gradient": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=torch.tensor(1.0, requires_grad=True)),
+    "alpha's gradient": lambda f: f.addmm(
+        torch.zeros(6, 4), A, B, alpha=torch.tensor(1.0, requires_grad=True)
+    ),
     "alpha is None": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=None),
     "alpha is an array": lambda f: f.addmm(torch.zeros(6, 4), A, B, alpha=np.ones(())),
     "weight's dimensions": lambda f: f.linear(A, B.t().expand(2, 4, 5)),
@@ -429,7 +482,9 @@ def test_who_catches_what_torch_raises_catches_ours(name):
 
 
 def test_an_operand_error_is_of_both_kinds_and_travels():
-    with pytest.raises(OperandError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 4") as caught:
+    with pytest.raises(
+        OperandError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 4"
+    ) as caught:
         matmul(A, B[:4])
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, RuntimeError)
@@ -442,7 +497,11 @@ def test_linear_names_its_own_parameters():
         r"input.shape is \(6, 5\), expected \(..., 4\) for weight.shape \(5, 4\)": (A, B),
         r"weight has 3 dimensions, expected 2 \(N, K\) or 1 \(K\)": (A, B.t().expand(2, 4, 5)),
         "weight.dtype is torch.float16 but input.dtype is torch.float32": (A, B.t().half()),
-        r"bias.shape is \(3,\), expected a shape that broadcasts to \(6, 4\)": (A, B.t(), torch.zeros(3)),
+        r"bias.shape is \(3,\), expected a shape that broadcasts to \(6, 4\)": (
+            A,
+            B.t(),
+            torch.zeros(3),
+        ),
     }
     for message, given in bad.items():
         with pytest.raises(OperandError, match=message):
@@ -471,12 +530,16 @@ BAD = {
         r"input.shape\[:-2\] is \(2,\) but other.shape\[:-2\] is \(3,\)": lambda o: matmul(
             A.expand(2, 6, 5), B.expand(3, 5, 4)
         ),
-        "other.dtype is torch.float16 but input.dtype is torch.float32": lambda o: matmul(A, B.half(), out=o),
+        "other.dtype is torch.float16 but input.dtype is torch.float32": lambda o: matmul(
+            A, B.half(), out=o
+        ),
         "other is on meta but input is on cpu": lambda o: matmul(A, B.to("meta"), out=o),
         "input has 0 dimensions, expected at least 1": lambda o: matmul(torch.tensor(1.0), B),
         "other has 0 dimensions, expected at least 1": lambda o: matmul(A, torch.tensor(1.0)),
         r"out.shape is \(4, 6\), expected \(6, 4\)": lambda o: matmul(A, B, out=torch.empty(4, 6)),
-        "out.dtype is torch.float64, expected torch.float32": lambda o: matmul(A, B, out=o.double()),
+        "out.dtype is torch.float64, expected torch.float32": lambda o: matmul(
+            A, B, out=o.double()
+        ),
         "out is on meta but input is on cpu": lambda o: matmul(A, B, out=o.to("meta")),
         "out overlaps input in memory": lambda o: matmul(BUFFER[:6, :5], B, out=BUFFER[3:9, 4:8]),
         "out overlaps other in memory": lambda o: matmul(A, BUFFER[:5, :4], out=BUFFER[:6, :4]),
@@ -484,18 +547,16 @@ BAD = {
         "out is given with inputs that need gradients": lambda o: matmul(GROWN, B, out=o),
         "out.layout is torch.sparse_coo": lambda o: matmul(A, B, out=torch.zeros(6, 4).to_sparse()),
         "out requires grad": lambda o: matmul(A, B, out=torch.empty(6, 4, requires_grad=True)),
-        "out_dtype is torch.float16, expected torch.float32 for operands of torch.float32$": lambda o: matmul(
-            A, B, out_dtype=torch.float16
-        ),
+        "out_dtype is torch.float16, expected torch.float32 for operands of "
+        "torch.float32$": lambda o: matmul(A, B, out_dtype=torch.float16),
         "kernel is 'hopper.nothing', expected one of: simt.naive, simt.coalesced": lambda o: matmul(
             A, B, out=o, kernel="hopper.nothing"
         ),
-        "kernel 'hopper.tma_wgmma' needs an NVIDIA GPU, and was given CPU tensors": lambda o: matmul(
-            A, B, out=o, kernel="hopper.tma_wgmma"
+        "kernel 'hopper.tma_wgmma' needs an NVIDIA GPU, and was given CPU tensors": lambda o: (
+            matmul(A, B, out=o, kernel="hopper.tma_wgmma")
         ),
-        "kernel 'portable' needs operands of dtype bfloat16 or float16 or float32, and was given float64": lambda o: (
-            matmul(A.double(), B.double(), kernel="portable")
-        ),
+        "kernel 'portable' needs operands of dtype bfloat16 or float16 or float32, and was given "
+        "float64": lambda o: matmul(A.double(), B.double(), kernel="portable"),
         "kernel 'portable' needs plain tensors, and was given meta tensors": lambda o: matmul(
             A.to("meta"), B.to("meta"), kernel="portable"
         ),
@@ -507,7 +568,9 @@ BAD = {
         r"input.shape is \(5, 4\), expected a shape that broadcasts to \(6, 4\)": lambda o: addmm(
             torch.zeros(5, 4), A, B, out=o
         ),
-        "input.dtype is torch.float64 but mat1.dtype is torch.float32": lambda o: addmm(o.double(), A, B, out=o),
+        "input.dtype is torch.float64 but mat1.dtype is torch.float32": lambda o: addmm(
+            o.double(), A, B, out=o
+        ),
         "name is 'nothing', expected a ladder": lambda o: ladder("nothing"),
     },
     TypeError: {
@@ -521,15 +584,19 @@ BAD = {
             A, B, out=o, kernel="portable", config=HopperConfig()
         ),
         "alpha is str, expected a number": lambda o: addmm(o, A, B, alpha="1"),
-        r"beta is a tensor of shape \(1,\), expected a number or one of shape \(\)": lambda o: addmm(
-            o, A, B, beta=torch.ones(1)
+        r"beta is a tensor of shape \(1,\), expected a number or one of shape \(\)": lambda o: (
+            addmm(o, A, B, beta=torch.ones(1))
         ),
-        "beta is a tensor that requires grad": lambda o: addmm(o, A, B, beta=torch.ones((), requires_grad=True)),
+        "beta is a tensor that requires grad": lambda o: addmm(
+            o, A, B, beta=torch.ones((), requires_grad=True)
+        ),
     },
 }
 
 
-@pytest.mark.parametrize(("kind", "message"), [(kind, message) for kind in BAD for message in BAD[kind]])
+@pytest.mark.parametrize(
+    ("kind", "message"), [(kind, message) for kind in BAD for message in BAD[kind]]
+)
 def test_bad_input_names_the_argument_and_writes_nothing(kind, message):
     out = torch.full((6, 4), 7.0)
     before = BUFFER.clone()

@@ -97,7 +97,9 @@ def test_matmul_takes_the_best_that_takes_the_call(taken, monkeypatch, know):
     )
     assert taken(known) == best
     assert taken(known, failing={best[1]: ValueError("a field is gone")}) == second
-    with pytest.warns(RuntimeWarning, match=r"portable\[block_m=.*\], which was tuned for this call, fails: bad"):
+    with pytest.warns(
+        RuntimeWarning, match=r"portable\[block_m=.*\], which was tuned for this call, fails: bad"
+    ):
         assert taken(known, failing={best[1]: RuntimeError("bad")}) == second
     assert taken(known, failing=dict.fromkeys((best[1], second[1]), ImportError("no DSL"))) == OWN
     assert taken(known, "off") == OWN
@@ -105,13 +107,17 @@ def test_matmul_takes_the_best_that_takes_the_call(taken, monkeypatch, know):
     assert taken(known) == OWN
     assert taken(known, "lookup") == best
     monkeypatch.setenv("OUTBLAS_TUNE", "always")
-    with pytest.raises(ValueError, match="OUTBLAS_TUNE is 'always', expected one of off, lookup, on"):
+    with pytest.raises(
+        ValueError, match="OUTBLAS_TUNE is 'always', expected one of off, lookup, on"
+    ):
         taken(known)
 
 
 @pytest.mark.parametrize("gpu", [H100, A100])
 def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkeypatch, know):
-    """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not turned."""
+    """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not
+    turned.
+    """
     a, b, out = empty(96, 64), empty(64, 128), empty(128, 96).t()
     call = replace(problem(a, b, out), device=torch.device("cuda", 0))
     given, other = Workload(96, 128, 64, layout="nn"), Workload(128, 96, 64, layout="tt")
@@ -130,7 +136,9 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkey
 def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch):
     """No kernel can be compiled there, nor its tiles ordered."""
     prepared = []
-    monkeypatch.setattr(dispatch, "_prepare", lambda call: prepared.append(call) or (lambda *_: call.a))
+    monkeypatch.setattr(
+        dispatch, "_prepare", lambda call: prepared.append(call) or (lambda *_: call.a)
+    )
     monkeypatch.setattr(dispatch, "_plans", {})
     buffer = torch.empty(1024)
     buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
@@ -164,7 +172,9 @@ def test_batches_and_empty_calls_ask_nothing(on_gpu, monkeypatch):
 
 
 def test_tuning_when_first_met(on_gpu, monkeypatch, know):
-    """Once for a shape, with what the environment grants; a failure is said once, and then forgotten."""
+    """Once for a shape, with what the environment grants; a failure is said once, and then
+    forgotten.
+    """
     swept = []
     known = [know()]
 
@@ -199,7 +209,9 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
 
 
 def test_a_store_that_keeps_nothing_is_no_callers_concern(on_gpu, monkeypatch, know):
-    """A shape is tuned once, and not at every call, where the winner cannot be looked up afterwards."""
+    """A shape is tuned once, and not at every call, where the winner cannot be looked up
+    afterwards.
+    """
     swept = []
     monkeypatch.setattr(automatic, "_given_up", set())
     monkeypatch.setattr(automatic, "_sweep", lambda *facts, **options: swept.append(options))
@@ -236,16 +248,31 @@ def test_modes():
 A, B = torch.randn(6, 5), torch.randn(5, 4)
 
 
-@pytest.mark.parametrize(("error", "message", "call"), [
-    (ValueError, "tune is 'yes', expected one of off, lookup, on", lambda: outblas.matmul(A, B, tune="yes")),
-    (ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune="")),
-    (TypeError, "tune is bool, expected a str: off, lookup, on", lambda: outblas.matmul(A, B, tune=True)),
-    (ValueError, "tune is 'yes'", lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes")),
-    (ValueError, "a is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
-    (TypeError, "a is list, expected a torch.Tensor", lambda: outblas.tune([1.0], B)),
-    (ValueError, r"a.shape\[1\] is 5 but b.shape\[0\] is 4", lambda: outblas.tune(A, B[:4])),
-    (ValueError, "out_dtype is torch.float16", lambda: outblas.tune(A, B, out_dtype=torch.float16)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (
+            ValueError,
+            "tune is 'yes', expected one of off, lookup, on",
+            lambda: outblas.matmul(A, B, tune="yes"),
+        ),
+        (ValueError, "tune is ''", lambda: outblas.matmul(A, B, tune="")),
+        (
+            TypeError,
+            "tune is bool, expected a str: off, lookup, on",
+            lambda: outblas.matmul(A, B, tune=True),
+        ),
+        (ValueError, "tune is 'yes'", lambda: outblas.addmm(torch.zeros(4), A, B, tune="yes")),
+        (ValueError, "a is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
+        (TypeError, "a is list, expected a torch.Tensor", lambda: outblas.tune([1.0], B)),
+        (ValueError, r"a.shape\[1\] is 5 but b.shape\[0\] is 4", lambda: outblas.tune(A, B[:4])),
+        (
+            ValueError,
+            "out_dtype is torch.float16",
+            lambda: outblas.tune(A, B, out_dtype=torch.float16),
+        ),
+    ],
+)
 def test_bad_arguments(error, message, call):
     with pytest.raises(error, match=message):
         call()

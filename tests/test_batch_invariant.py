@@ -1,4 +1,6 @@
-"""Batch-invariance: a row of the product has the same bits alone, in any batch and beside any rows."""
+"""Batch-invariance: a row of the product has the same bits alone, in any batch and beside
+any rows.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,7 +11,17 @@ import torch
 from test_api import CAUSES
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from outblas import FallbackWarning, addmm, batch_invariant, choice, dispatch, invariance, machines, matmul, registry
+from outblas import (
+    FallbackWarning,
+    addmm,
+    batch_invariant,
+    choice,
+    dispatch,
+    invariance,
+    machines,
+    matmul,
+    registry,
+)
 from outblas.autotune import automatic
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
@@ -34,7 +46,9 @@ def _as_if_for_the_first_time(monkeypatch):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """CPU tensors as on a GPU: a kernel of ours takes them. What was planned: batch-invariant or not."""
+    """CPU tensors as on a GPU: a kernel of ours takes them. What was planned: batch-invariant or
+    not.
+    """
     asked = []
     launcher = dispatch._best_launcher
 
@@ -54,7 +68,9 @@ ROWS = (1, 2, 3, 16, 17, 64, 65, 130)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["n", "t"])
-@pytest.mark.parametrize(("dtype", "out_dtype"), [(FP32, None), (BF16, None), (BF16, FP32)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"), [(FP32, None), (BF16, None), (BF16, FP32)], ids=str
+)
 def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
     a, b = normal(130, 97, dtype=dtype), normal(97, 33, dtype=dtype)
     if transposed:
@@ -84,11 +100,24 @@ def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("wide", [False, True], ids=["row", "matrix"])
 def test_rows_of_addmm_have_the_same_bits(dtype, wide):
-    a, b, c = normal(130, 70, dtype=dtype), normal(70, 33, dtype=dtype), normal(130 if wide else 1, 33, dtype=dtype)
+    a, b, c = (
+        normal(130, 70, dtype=dtype),
+        normal(70, 33, dtype=dtype),
+        normal(130 if wide else 1, 33, dtype=dtype),
+    )
 
     def product(rows, out=None):
         addend = c[rows] if wide else c
-        return addmm(addend, a[rows], b, alpha=0.7, beta=-1.3, out=out, kernel="portable", batch_invariant=True)
+        return addmm(
+            addend,
+            a[rows],
+            b,
+            alpha=0.7,
+            beta=-1.3,
+            out=out,
+            kernel="portable",
+            batch_invariant=True,
+        )
 
     whole = product(slice(None))
     for rows in ROWS:
@@ -99,10 +128,15 @@ def test_rows_of_addmm_have_the_same_bits(dtype, wide):
 
 # ---- what is chosen
 def asked(M, dtype=BF16, **changed):
-    a, b = torch.empty(M, 512, dtype=dtype, device="meta"), torch.empty(384, 512, dtype=dtype, device="meta").t()
+    a, b = (
+        torch.empty(M, 512, dtype=dtype, device="meta"),
+        torch.empty(384, 512, dtype=dtype, device="meta").t(),
+    )
     out = torch.empty(M, 384, dtype=dtype, device="meta")
     found = problem(a, b, out, batch_invariant=True)
-    return replace(found, **{"device": torch.device("cuda", 0), "alignment": (16, 16, 16), **changed})
+    return replace(
+        found, **{"device": torch.device("cuda", 0), "alignment": (16, 16, 16), **changed}
+    )
 
 
 @pytest.mark.parametrize("arch", [75, 80, 90])
@@ -138,7 +172,9 @@ def test_the_kernel_is_fixed_by_architecture_and_dtype():
 def test_what_was_tuned_is_not_asked(monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
-    monkeypatch.setattr(dispatch, "_launcher", lambda kernel, config, problem, *, nothing: (kernel, config))
+    monkeypatch.setattr(
+        dispatch, "_launcher", lambda kernel, config, problem, *, nothing: (kernel, config)
+    )
     assert dispatch._best_launcher(asked(64), "on", nothing=False) == ("portable", "")
 
 
@@ -149,7 +185,11 @@ def test_a_kernel_that_promises_nothing_is_refused(monkeypatch):
     with batch_invariant(), pytest.raises(ValueError, match="kernel 'portable' does not promise"):
         addmm(B[0], A, B, kernel="portable")
     matmul(A, B, kernel="portable")
-    promising = [k.name for k in registry.ladder() if getattr(registry.load(k.name), "BATCH_INVARIANT", False)]
+    promising = [
+        k.name
+        for k in registry.ladder()
+        if getattr(registry.load(k.name), "BATCH_INVARIANT", False)
+    ]
     assert set(promising) <= {"portable", "hopper.gemm"}
 
 
@@ -175,7 +215,10 @@ def test_what_torch_takes_is_refused(cause):
 
 
 def test_the_argument_is_a_bool():
-    for call in (lambda: matmul(A, B, batch_invariant=1), lambda: addmm(B[0], A, B, batch_invariant=1)):
+    for call in (
+        lambda: matmul(A, B, batch_invariant=1),
+        lambda: addmm(B[0], A, B, batch_invariant=1),
+    ):
         with pytest.raises(TypeError, match="batch_invariant is int, expected a bool"):
             call()
     with pytest.raises(TypeError, match="enabled is str, expected a bool"):
@@ -245,7 +288,9 @@ def test_graphs_carry_it(on_cpu):
 
 
 def test_compiled_calls_carry_it(on_cpu):
-    named = torch.compile(lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True)
+    named = torch.compile(
+        lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True
+    )
     named(A, B)
     assert on_cpu == [True]
     asks = torch.compile(lambda a, b: matmul(a, b) + 1, backend="eager", fullgraph=True)

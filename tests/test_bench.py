@@ -1,4 +1,6 @@
-"""The bench without a GPU: statistics, schedules and protocols on synthetic timings, providers, records, command."""
+"""The bench without a GPU: statistics, schedules and protocols on synthetic timings, providers,
+records, command.
+"""
 
 import dataclasses
 import itertools
@@ -11,7 +13,18 @@ import torch
 from commands import invoke, refuses
 
 from outblas import shapes
-from outblas.bench import burst, campaign, chart, clock, power, providers, record, schedule, sustained, turn
+from outblas.bench import (
+    burst,
+    campaign,
+    chart,
+    clock,
+    power,
+    providers,
+    record,
+    schedule,
+    sustained,
+    turn,
+)
 from outblas.bench.providers import Provider
 from outblas.bench.record import Device, Record
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, _rank, ratio
@@ -21,7 +34,9 @@ from outblas.verify.kernels import Refused
 
 
 class Machine:
-    """A GPU that heats up: every call slows as the run goes on, each turn suffers from what ran before it."""
+    """A GPU that heats up: every call slows as the run goes on, each turn suffers from what ran
+    before it.
+    """
 
     def __init__(self, us, *, seed, drift=0.1, noise=0.005):
         """`noise` is relative; with any, one turn in twenty also stumbles."""
@@ -49,12 +64,14 @@ class Machine:
 
 
 def verdicts(us, runs=200, **machine):
-    """What is said of a provider of `us` beside a base of 100 and a bystander, over machines of different luck."""
+    """What is said of a provider of `us` beside a base of 100 and a bystander, over machines of
+    different luck.
+    """
     found = Counter()
     for seed in range(runs):
-        times = Machine({"base": 100.0, "other": us, "bystander": 180.0}, seed=seed, **machine).burst(
-            schedule.whole_rounds(3, 15)
-        )
+        times = Machine(
+            {"base": 100.0, "other": us, "bystander": 180.0}, seed=seed, **machine
+        ).burst(schedule.whole_rounds(3, 15))
         found[ratio(times["base"], times["other"]).verdict(BURST_TOLERANCE)] += 1
     return found
 
@@ -122,7 +139,9 @@ def test_rounds_complete_the_design():
 
 
 def test_what_a_provider_does_to_the_next_one_is_shared():
-    """One provider leaves the device 10% slower: with a plain rotation the same one would always pay for it."""
+    """One provider leaves the device 10% slower: with a plain rotation the same one would always
+    pay for it.
+    """
     machine = Machine({"base": 100.0, "hot": 100.0, "other": 100.0}, seed=3, drift=0.0, noise=0.0)
     machine.after["hot"] = 0.1
     times = machine.burst(12)
@@ -133,13 +152,31 @@ def test_what_a_provider_does_to_the_next_one_is_shared():
 
 def test_turns_put_the_base_around_every_other():
     order = schedule.turns("base", ["a", "b"], 3)
-    assert order == ["base", "a", "base", "b", "base", "b", "base", "a", "base", "a", "base", "b", "base"]
+    assert order == [
+        "base",
+        "a",
+        "base",
+        "b",
+        "base",
+        "b",
+        "base",
+        "a",
+        "base",
+        "a",
+        "base",
+        "b",
+        "base",
+    ]
     assert schedule.turns("base", [], 2) == ["base", "base", "base"]
 
 
 def test_burst_keeps_rounds_together(monkeypatch):
     seen = []
-    monkeypatch.setattr(burst, "_turn", lambda warm, batch, clock, idle: seen.append(batch) or (float(batch), 1500.0))
+    monkeypatch.setattr(
+        burst,
+        "_turn",
+        lambda warm, batch, clock, idle: seen.append(batch) or (float(batch), 1500.0),
+    )
     batches = {"a": (None, 1), "b": (None, 2)}
     ticks = []
     samples = burst.run(batches, None, rounds=4, progress=lambda: ticks.append(1))
@@ -150,9 +187,13 @@ def test_burst_keeps_rounds_together(monkeypatch):
 
 
 def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch):
-    """A board that slows down all the time: neighbours cancel what a mean over the run would not."""
+    """A board that slows down all the time: neighbours cancel what a mean over the run
+    would not.
+    """
     machine = Machine({"cublas": 100.0, "ours": 90.0}, seed=0, drift=3.0, noise=0.0)
-    monkeypatch.setattr(sustained, "_turn", lambda batch, *rest: Turn(machine.time(batch), 1400.0, 700.0))
+    monkeypatch.setattr(
+        sustained, "_turn", lambda batch, *rest: Turn(machine.time(batch), 1400.0, 700.0)
+    )
     batches = {"cublas": "cublas", "ours": "ours"}
     done = sustained.run(batches, "cublas", None, None, passes=3)
     assert [name for name, _ in done] == ["cublas", "ours"] * 3 + ["cublas"]
@@ -190,11 +231,16 @@ def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch):
 
 def test_figures():
     spread = ratio([200.0, 200.0], [100.0, 100.0])
-    found = record.figures((1024, 2048, 512), [100.0, 100.0], [1500.0, 1500.0], spread, Device(4096 * 132))
+    found = record.figures(
+        (1024, 2048, 512), [100.0, 100.0], [1500.0, 1500.0], spread, Device(4096 * 132)
+    )
     assert found["tflops"] == pytest.approx(2 * 1024 * 2048 * 512 / 100e-6 / 1e12)
     assert found["utilisation"] == pytest.approx(found["tflops"] * 1e12 / (4096 * 132 * 1500e6))
     assert (found["ratio"], found["us"], found["clock_mhz"]) == (2.0, 100.0, 1500.0)
-    assert record.figures((8, 8, 8), [1.0, 1.0], [1.0, 1.0], spread, Device(None))["utilisation"] is None
+    assert (
+        record.figures((8, 8, 8), [1.0, 1.0], [1.0, 1.0], spread, Device(None))["utilisation"]
+        is None
+    )
 
 
 def test_energy():
@@ -214,24 +260,40 @@ def test_providers_by_name():
     assert providers.parse("cublas").trusted
     plain = providers.parse("hopper.tma_wgmma")
     assert (plain.label, plain.trusted) == ("hopper.tma_wgmma", False)
-    assert providers.parse("hopper.tma_wgmma[tile_m=128,tile_k=64]").label == "hopper.tma_wgmma[tile_m=128]"
+    assert (
+        providers.parse("hopper.tma_wgmma[tile_m=128,tile_k=64]").label
+        == "hopper.tma_wgmma[tile_m=128]"
+    )
     twice = campaign.distinct([providers.parse("cublas")] * 3 + [plain, plain])
-    assert [
-        p.label for p in twice
-    ] == ["cublas", "cublas (2)", "cublas (3)", "hopper.tma_wgmma", "hopper.tma_wgmma (2)"]  # fmt: skip
+    assert [p.label for p in twice] == [
+        "cublas",
+        "cublas (2)",
+        "cublas (3)",
+        "hopper.tma_wgmma",
+        "hopper.tma_wgmma (2)",
+    ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("--kernels", "hopper.nothing"), "--kernels is 'hopper.nothing', expected one of"),
-    (("--kernels", "portable[block_m=7"), "expected NAME or NAME"), (("--kernels", "cublas[a=1]"), "takes no config"),
-    (("--kernels", "portable[nothing=1]"), "config has 'nothing=1'"),
-    (("--kernels", "portable[block_m=x]"), "expected an integer"), (("--ladder", "nothing"), "expected a ladder"),
-    (("--shapes", "12x"), "--shapes is '12x'"), (("--shapes", "0"), "expected sizes of at least 1"),
-    (("--dtype", "int8"), "--dtype is 'int8'"), (("--layout", "xx"), "--layout is 'xx'"),
-    (("--layout", ","), "--layout is ','"), (("--mode", "fast"), "--mode is 'fast'"), (("--rounds", "1"), "--rounds"),
-    (("--save", "/nowhere/file.json"), "--save is '/nowhere/file.json'"),
-    (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--kernels", "hopper.nothing"), "--kernels is 'hopper.nothing', expected one of"),
+        (("--kernels", "portable[block_m=7"), "expected NAME or NAME"),
+        (("--kernels", "cublas[a=1]"), "takes no config"),
+        (("--kernels", "portable[nothing=1]"), "config has 'nothing=1'"),
+        (("--kernels", "portable[block_m=x]"), "expected an integer"),
+        (("--ladder", "nothing"), "expected a ladder"),
+        (("--shapes", "12x"), "--shapes is '12x'"),
+        (("--shapes", "0"), "expected sizes of at least 1"),
+        (("--dtype", "int8"), "--dtype is 'int8'"),
+        (("--layout", "xx"), "--layout is 'xx'"),
+        (("--layout", ","), "--layout is ','"),
+        (("--mode", "fast"), "--mode is 'fast'"),
+        (("--rounds", "1"), "--rounds"),
+        (("--save", "/nowhere/file.json"), "--save is '/nowhere/file.json'"),
+        (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
+    ],
+)
 def test_bad_arguments_are_usage_errors(arguments, message):
     refuses(message, "bench", *arguments)
 
@@ -263,7 +325,9 @@ def fake(name, *, fault=None, refusal=None, us=100.0, crash=""):
 
 @pytest.fixture
 def board(monkeypatch):
-    """A campaign whose device is synthetic: only what is timed, when, and what is made of it are real."""
+    """A campaign whose device is synthetic: only what is timed, when, and what is made of it are
+    real.
+    """
     machine = Machine({}, seed=0, drift=0.02)
 
     class NoClock:
@@ -282,7 +346,9 @@ def board(monkeypatch):
 
     monkeypatch.setattr(campaign, "Clock", NoClock)
     monkeypatch.setattr(campaign, "EnergyMeter", no_meter)
-    monkeypatch.setattr(campaign, "normal", lambda *rest: (torch.empty(1, dtype=torch.bfloat16),) * 3)
+    monkeypatch.setattr(
+        campaign, "normal", lambda *rest: (torch.empty(1, dtype=torch.bfloat16),) * 3
+    )
     monkeypatch.setattr(Device, "current", lambda dtype: Device(None))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(turn, "rough_us", lambda call: call())
@@ -290,7 +356,9 @@ def board(monkeypatch):
     monkeypatch.setattr(turn, "eager", lambda call, calls=8: turn.Batch(call, calls))
     monkeypatch.setattr(turn, "graph", lambda call, calls: turn.Batch(call, calls))
     monkeypatch.setattr(
-        turn, "graph_apart", lambda call, calls: turn.Batch((lambda: 5 + call()) if call else (lambda: 5), calls)
+        turn,
+        "graph_apart",
+        lambda call, calls: turn.Batch((lambda: 5 + call()) if call else (lambda: 5), calls),
     )
     monkeypatch.setattr(burst, "_turn", turn_of)
     monkeypatch.setattr(sustained, "_turn", lambda batch, *rest: Turn(*turn_of(None, batch), None))
@@ -298,7 +366,9 @@ def board(monkeypatch):
 
 
 def run(*entrants, modes=("burst",)):
-    base = dataclasses.replace(fake("cublas", us=entrants[0].prepare(None, None, None)()), trusted=True)
+    base = dataclasses.replace(
+        fake("cublas", us=entrants[0].prepare(None, None, None)()), trusted=True
+    )
     found = campaign.Campaign([base, *entrants]).run([(512, 512, 512)], ["nt"], modes)
     return {(r.provider, r.mode): r for r in found}
 
@@ -313,7 +383,9 @@ def test_a_kernel_that_fails_its_check_is_not_timed(board):
     assert records["other", "burst"].check == "refused: TMA needs 16 bytes"
     assert all(records[name, "burst"].us is None for name in ("wrong", "other", "crash"))
     assert not {"1.0", "2.0", "3.0"} & set(board.us)
-    assert [name for name in ("cublas", "right", "wrong", "other") if not records[name, "burst"].passed] == ["wrong"]
+    assert [
+        name for name in ("cublas", "right", "wrong", "other") if not records[name, "burst"].passed
+    ] == ["wrong"]
     assert records["right", "burst"].check == "exact"
     assert records["right", "burst"].verdict == "tied"
 
@@ -337,14 +409,35 @@ def test_sustained_reports_no_watts_without_a_counter(board):
 
 
 RECORD = Record(
-    provider="portable", config="block_m=64", shape=(512, 512, 512), dtype="bfloat16", layout="nt", mode="burst",
-    check="exact", rounds=15, calls=300, graph=True, ratio=1.02, ratio_low=1.01, ratio_high=1.03, verdict="faster",
-    ratio_apart=1.0, us_apart=3.3, tflops=80.0, us=3.3, host_us=20.0, clock_mhz=1790.0, utilisation=0.08,
-)  # fmt: skip
+    provider="portable",
+    config="block_m=64",
+    shape=(512, 512, 512),
+    dtype="bfloat16",
+    layout="nt",
+    mode="burst",
+    check="exact",
+    rounds=15,
+    calls=300,
+    graph=True,
+    ratio=1.02,
+    ratio_low=1.01,
+    ratio_high=1.03,
+    verdict="faster",
+    ratio_apart=1.0,
+    us_apart=3.3,
+    tflops=80.0,
+    us=3.3,
+    host_us=20.0,
+    clock_mhz=1790.0,
+    utilisation=0.08,
+)
 
 
 def test_records():
-    keys = "ratio ratio_low ratio_high tflops us host_us clock_mhz utilisation watts joules pj_per_flop mode check"
+    keys = (
+        "ratio ratio_low ratio_high tflops us host_us clock_mhz utilisation watts joules "
+        "pj_per_flop mode check"
+    )
     assert set(keys.split()) <= set(RECORD.record())
     assert json.loads(json.dumps(RECORD.record()))["shape"] == [512, 512, 512]
     cells = dict(zip(COLUMNS, row(RECORD), strict=True))
@@ -354,11 +447,21 @@ def test_records():
 
 
 def test_chart(tmp_path):
-    base = dataclasses.replace(RECORD, provider="cublas", config="", ratio=1.0, ratio_low=1.0, ratio_high=1.0)
+    base = dataclasses.replace(
+        RECORD, provider="cublas", config="", ratio=1.0, ratio_low=1.0, ratio_high=1.0
+    )
     slow = dataclasses.replace(RECORD, mode="sustained", watts=700.0, joules=0.1, pj_per_flop=1.1)
     large = dataclasses.replace(slow, shape=(1024, 1024, 1024))
     skinny = dataclasses.replace(RECORD, shape=(16, 512, 512))
-    failed = Record(provider="x", config="", shape=(8, 8, 8), dtype="bfloat16", layout="nt", mode="burst", check="no")
+    failed = Record(
+        provider="x",
+        config="",
+        shape=(8, 8, 8),
+        dtype="bfloat16",
+        layout="nt",
+        mode="burst",
+        check="no",
+    )
     report = {
         "environment": {"gpu": "G", "torch": "2", "cuda": "13", "driver": "5"},
         "results": [r.record() for r in (base, RECORD, slow, large, skinny, failed)],
@@ -397,7 +500,9 @@ def test_torch_compile_compiles_every_shape(monkeypatch):
         compiled.append(inputs)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=backend, dynamic=False))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: compile(f, backend=backend, dynamic=False)
+    )
     for n in range(2, 14):
         out = torch.empty(n, n)
         providers.parse("torch.compile").prepare(torch.eye(n), torch.full((n, n), float(n)), out)()

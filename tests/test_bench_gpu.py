@@ -1,4 +1,6 @@
-"""The bench on a GPU: cuBLAS against itself, cuBLASLt's alternatives, clocks, energy, a wrong kernel."""
+"""The bench on a GPU: cuBLAS against itself, cuBLASLt's alternatives, clocks, energy, a wrong
+kernel.
+"""
 
 import json
 
@@ -45,7 +47,9 @@ def test_cublaslt_best_is_right(dtype):
 
 def test_sustained(monkeypatch):
     """Turns too short to be worth anything, but with every figure."""
-    monkeypatch.setattr(sustained.run, "__kwdefaults__", {**sustained.run.__kwdefaults__, "seconds": 1.0})
+    monkeypatch.setattr(
+        sustained.run, "__kwdefaults__", {**sustained.run.__kwdefaults__, "seconds": 1.0}
+    )
     first, ours = Campaign([BASE, providers.kernel("portable")], rounds={"sustained": 2}).run(
         [(2048, 2048, 2048)], ["nt"], ["sustained"]
     )
@@ -69,16 +73,23 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch):
 
     monkeypatch.setattr(campaign.turn, "host_us", lambda call, us: 0.0)
     wrong = providers.Provider("wrong", "", prepare)
-    _, record = Campaign([BASE, wrong], rounds={"burst": 2}).run([(256, 256, 256)], ["nn"], ["burst"])
+    _, record = Campaign([BASE, wrong], rounds={"burst": 2}).run(
+        [(256, 256, 256)], ["nn"], ["burst"]
+    )
     assert record.check.startswith("wrong: 1 of 65536 elements, first at [255, 255]")
     assert record.us is None
     assert not record.passed
 
 
 def test_command():
-    result = CliRunner().invoke(app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"])
+    result = CliRunner().invoke(
+        app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"]
+    )
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["environment"]["gpu"] == torch.cuda.get_device_name()
-    assert [(r["provider"], r["check"]) for r in report["results"]] == [("cublas", "–"), ("portable", "exact")]
+    assert [(r["provider"], r["check"]) for r in report["results"]] == [
+        ("cublas", "–"),
+        ("portable", "exact"),
+    ]
     assert all(r["us"] > 0 and r["clock_mhz"] > 0 for r in report["results"])

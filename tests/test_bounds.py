@@ -16,7 +16,10 @@ from outblas.hopper import bounds, gemm, schedule, tma_wgmma, two_consumers
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
-SMALL = "tile_m=64,tile_n=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=8,cluster_m=1"
+SMALL = (
+    "tile_m=64,tile_n=64,consumers=1,producer_registers=0,consumer_registers=0,"
+    "store_buffers=1,slots=8,cluster_m=1"
+)
 ELASTIC = configs.from_text(gemm.Config, f"{SMALL},tile_n=24,elastic=True")
 
 
@@ -25,20 +28,38 @@ def asked(M, N, K, *batch, **changed):
     given = example(BF16, None, "nt", (64, 64, 64))
     out = (*(0,) * len(batch), N, 1)
     zeros = (0,) * len(batch)
-    return replace(given, M=M, N=N, K=K, batch=batch, a=(*zeros, K, 1), b=(*zeros, 1, K), out=out, **changed)
+    return replace(
+        given, M=M, N=N, K=K, batch=batch, a=(*zeros, K, 1), b=(*zeros, 1, K), out=out, **changed
+    )
 
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(
     ("problem", "config", "reason"),
     [
-        (asked(1, 1, 8, 2**31 + 8), OWN, "batches of up to 2147481600 matrices, and was given 2147483656"),
-        (asked(1, 1, 8, 5, 2**31 - 2047), OWN, "batches of up to 2147481600 matrices, and was given 2147481601"),
+        (
+            asked(1, 1, 8, 2**31 + 8),
+            OWN,
+            "batches of up to 2147481600 matrices, and was given 2147483656",
+        ),
+        (
+            asked(1, 1, 8, 5, 2**31 - 2047),
+            OWN,
+            "batches of up to 2147481600 matrices, and was given 2147481601",
+        ),
         (asked(2**31 - 2047, 1, 8), OWN, "extents up to 2147481600, and was given 2147481601x1x8"),
         (asked(64, 64, 0), OWN, "K from 1 on, and was given K = 0"),
-        (asked(65, 65, 8, 2**30), SMALL, "up to 2147481600 cluster tiles, and was given 4294967296"),
+        (
+            asked(65, 65, 8, 2**30),
+            SMALL,
+            "up to 2147481600 cluster tiles, and was given 4294967296",
+        ),
         (asked(2**22, 2**22, 8), SMALL, "up to 2147481600 cluster tiles, and was given 4294967296"),
-        (asked(64, 64, 2**30), f"{SMALL},stream_k=True", "slices of K, and was given K = 1073741824"),
+        (
+            asked(64, 64, 2**30),
+            f"{SMALL},stream_k=True",
+            "slices of K, and was given K = 1073741824",
+        ),
         (asked(64, 64, 8192, 2**14), f"{SMALL},split_k=64", "2147483648 partial sums"),
     ],
     ids=["batch", "batches", "rows", "no K", "tiles of a batch", "tiles", "stream_k", "split_k"],
@@ -55,7 +76,9 @@ def test_wide_columns_that_end_beyond_32_bits_are_refused():
     """`Gemm.__call__` asks whether as many wide columns as there are reach N."""
     fits, beyond = asked(1, 1_400_000_000, 8), asked(1, 1_440_000_000, 8)
     assert gemm.unsupported(fits, ELASTIC) is None
-    assert "its tiles may end 2147483647 rows and columns from the first" in str(gemm.unsupported(beyond, ELASTIC))
+    assert "its tiles may end 2147483647 rows and columns from the first" in str(
+        gemm.unsupported(beyond, ELASTIC)
+    )
     assert gemm.unsupported(beyond, replace(ELASTIC, elastic=False, tile_n=32)) is None
 
 
@@ -91,8 +114,18 @@ def test_the_rule_s_own_config_is_checked_before_it_is_planned(monkeypatch):
         gemm.plan(many)
 
 
-EDGE = st.sampled_from([1, 63, 64, 1000, 2**16 + 1, 2**24, 2**27, 2**30, 1_431_655_000, 2**31 - 2049, 2**31 - 2048])
-CUTS = ("", "split_k=64", "split_k=3", "stream_k=True", "elastic=True", "elastic=True,tile_n=24", "cluster_k=8")
+EDGE = st.sampled_from(
+    [1, 63, 64, 1000, 2**16 + 1, 2**24, 2**27, 2**30, 1_431_655_000, 2**31 - 2049, 2**31 - 2048]
+)
+CUTS = (
+    "",
+    "split_k=64",
+    "split_k=3",
+    "stream_k=True",
+    "elastic=True",
+    "elastic=True,tile_n=24",
+    "cluster_k=8",
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -117,7 +150,10 @@ def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
         steps = Word(arithmetic.steps(k, config))
         for step in {Word(0), steps - 1} if steps else ():
             mine = arithmetic.at(k, config, step)
-            row, column = mine.m * config.tile_m + Word(config.tile_m - 1), mine.column + (config.tile_n - 1)
+            row, column = (
+                mine.m * config.tile_m + Word(config.tile_m - 1),
+                mine.column + (config.tile_n - 1),
+            )
             assert row >= 0
             assert column >= 0
             if config.split and mine.pieces > 1:

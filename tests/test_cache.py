@@ -1,4 +1,6 @@
-"""The store of compiled kernels: one builder at a time, whole files only, nothing that others can write."""
+"""The store of compiled kernels: one builder at a time, whole files only, nothing that others can
+write.
+"""
 
 import os
 import subprocess
@@ -23,7 +25,10 @@ def folder(tmp_path, monkeypatch):
 
 def fetch(value="built", facts=FACTS):
     return cache.fetch(
-        facts, build=lambda: value, save=lambda built, path: path.write_text(built) and None, load=Path.read_text
+        facts,
+        build=lambda: value,
+        save=lambda built, path: path.write_text(built) and None,
+        load=Path.read_text,
     )
 
 
@@ -91,7 +96,12 @@ def test_objects_that_cannot_be_loaded_are_built_anew(folder):
 
     fetch("first")
     with pytest.warns(UserWarning, match="cannot map"):
-        got = cache.fetch(FACTS, build=lambda: "second", save=lambda b, p: p.write_text(b) and None, load=unloadable)
+        got = cache.fetch(
+            FACTS,
+            build=lambda: "second",
+            save=lambda b, p: p.write_text(b) and None,
+            load=unloadable,
+        )
     assert got == "second"
 
 
@@ -125,7 +135,8 @@ print(cache.fetch({"kernel": "x"}, build=build, save=save, load=Path.read_text))
 """
     log = folder.parent / "log"
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True) for _ in range(8)
+        subprocess.Popen([sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
     ]
     assert [process.communicate(timeout=120)[0] for process in processes] == ["object\n"] * 8
     assert log.read_text() == "built\n"

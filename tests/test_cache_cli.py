@@ -23,11 +23,21 @@ def home(path, tmp_path, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     monkeypatch.setattr(transfer, "TABLES", tmp_path / "tables")
     with Store() as store:
-        for each in (trial(0), failed(1), trial(2, us=90.0), trial(3, workload=OTHER, gpu=H200, kernel="simt.naive")):
+        for each in (
+            trial(0),
+            failed(1),
+            trial(2, us=90.0),
+            trial(3, workload=OTHER, gpu=H200, kernel="simt.naive"),
+        ):
             store.add(each)
         store.crown(winner(config="tile_m=128,slots=2"))
     for i in range(2):
-        cache.fetch({"i": i}, build=lambda: "x", save=lambda x, at: at.write_text(x) and None, load=Path.read_text)
+        cache.fetch(
+            {"i": i},
+            build=lambda: "x",
+            save=lambda x, at: at.write_text(x) and None,
+            load=Path.read_text,
+        )
     return tmp_path
 
 
@@ -45,14 +55,24 @@ def refusal(*arguments):
 
 def test_ls(path):
     text = shown("ls")
-    for piece in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "4096 bfloat16 nt", "16x4096x4096 float16 to float32 nn"):
+    for piece in (
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
+        "4096 bfloat16 nt",
+        "16x4096x4096 float16 to float32 nn",
+    ):
         assert piece in text
     assert "Compiled kernels: 2, 0.0 MiB" in text
     report = json.loads(shown("ls", "--json"))
     assert report["store"] == str(path)
     assert report["compiled"] == {"objects": 2, "bytes": 2}
     first, second = report["rows"]
-    assert (first["kernel"], first["trials"], first["ok"], first["failed"]) == ("hopper.hilbert", 3, 2, 1)
+    assert (first["kernel"], first["trials"], first["ok"], first["failed"]) == (
+        "hopper.hilbert",
+        3,
+        2,
+        1,
+    )
     assert first["best_us"] == 90.0
     assert first["winner"]["ratio"] == 1.047
     assert first["workload"] == dataclasses.asdict(WORKLOAD)
@@ -98,7 +118,10 @@ def test_export_ship(home):
     assert path.name == "NVIDIA_H100_80GB_HBM3.json"
     (entry,) = transfer.read_table(path).entries
     assert entry.workload == WORKLOAD
-    assert entry.config in ("slots=2", "tile_m=128,slots=2")  # the whole where the kernel cannot be loaded
+    assert entry.config in (
+        "slots=2",
+        "tile_m=128,slots=2",
+    )  # the whole where the kernel cannot be loaded
     invoke("export", home / "folder", "--ship")
     assert (home / "folder" / path.name).exists()
 
@@ -127,8 +150,14 @@ def test_verify_of_a_damaged_store(path):
 
 
 def test_prune_command(path, monkeypatch):
-    monkeypatch.setattr(command, "fingerprints", lambda kernels: dict.fromkeys(kernels, "abc") | {"simt.naive": "new"})
-    assert shown("prune", "--stale", "--kernel", "hopper.hilbert") == "0 trials and winners removed\n"
+    monkeypatch.setattr(
+        command,
+        "fingerprints",
+        lambda kernels: dict.fromkeys(kernels, "abc") | {"simt.naive": "new"},
+    )
+    assert (
+        shown("prune", "--stale", "--kernel", "hopper.hilbert") == "0 trials and winners removed\n"
+    )
     assert shown("prune", "--stale") == "1 trials and winners removed\n"
     text = shown("prune", "--compiled", "--older-than", "1h")
     assert text == "4 trials and winners removed\n0 compiled kernels removed, 0.0 MiB\n"
@@ -143,19 +172,29 @@ def test_fingerprints(capsys):
     assert "nothing.here is not here to compare with" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("show", "nothing"), "kernel is 'nothing'"), (("show", "4x4"), "MxNxK is '4x4'"),
-    (("show", "4096", "--dtype", "int8"), "--dtype is 'int8'"),
-    (("show", "4096", "--layout", "xy"), "--layout is 'xy'"), (("show", "\udcff"), "kernel is"),
-    (("ls", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
-    (("export",), "expected a FILE to write, or --ship"), (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
-    (("export", "--shapes", "x", "f.json"), "--shapes is 'x'"),
-    (("export", "--kernels", "nothing", "f.json"), "kernel is 'nothing'"),
-    (("import", "/nowhere/x.json"), "is no file"), (("prune",), "expected at least one of"),
-    (("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
-    (("prune", "--older-than", "soon"), "--older-than is 'soon'"),
-    (("prune", "--older-than", "99999w"), "expected a number from 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("show", "nothing"), "kernel is 'nothing'"),
+        (("show", "4x4"), "MxNxK is '4x4'"),
+        (("show", "4096", "--dtype", "int8"), "--dtype is 'int8'"),
+        (("show", "4096", "--layout", "xy"), "--layout is 'xy'"),
+        (("show", "\udcff"), "kernel is"),
+        (("ls", "--store", "/nowhere/x.sqlite"), "--store is '/nowhere/x.sqlite'"),
+        (("export",), "expected a FILE to write, or --ship"),
+        (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
+        (("export", "--shapes", "x", "f.json"), "--shapes is 'x'"),
+        (("export", "--kernels", "nothing", "f.json"), "kernel is 'nothing'"),
+        (("import", "/nowhere/x.json"), "is no file"),
+        (("prune",), "expected at least one of"),
+        (
+            ("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"),
+            "--store is '/nowhere/x.sqlite'",
+        ),
+        (("prune", "--older-than", "soon"), "--older-than is 'soon'"),
+        (("prune", "--older-than", "99999w"), "expected a number from 0"),
+    ],
+)
 def test_usage_errors(arguments, message):
     assert message in refusal(*arguments)
 
@@ -174,7 +213,9 @@ def test_import_into_what_cannot_be_written_is_an_error(home):
 
 # Names that others chose.
 
-ESCAPES = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202egnp.exe\u2066 \u200b \r\b [bold]b[/bold] \\[red]"
+ESCAPES = (
+    "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202egnp.exe\u2066 \u200b \r\b [bold]b[/bold] \\[red]"
+)
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -189,15 +230,29 @@ def foreign(home):
     return file
 
 
-@pytest.mark.parametrize("arguments", [
-    ("ls",), ("show", "4096"), ("show", "hopper.hilbert"), ("verify",), ("export", "--ship"),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls",),
+        ("show", "4096"),
+        ("show", "hopper.hilbert"),
+        ("verify",),
+        ("export", "--ship"),
+    ],
+    ids=" ".join,
+)
 def test_control_characters_are_shown_escaped(foreign, arguments):
     result = invoke(*arguments)
     assert not RAW.search(result.stdout.replace("\t", "")), result.stdout
     assert not RAW.search(result.stderr)
     if arguments[0] in ("ls", "show"):
-        for piece in (r"\x1b[31mred\x1b]0;title\x07", r"\x9b2J", r"\u202egnp.exe\u2066", "[bold]b[/bold]", r"\[red]"):
+        for piece in (
+            r"\x1b[31mred\x1b]0;title\x07",
+            r"\x9b2J",
+            r"\u202egnp.exe\u2066",
+            "[bold]b[/bold]",
+            r"\[red]",
+        ):
             assert piece in result.stdout.replace("\n", "")
 
 
@@ -205,7 +260,10 @@ def test_control_characters_in_json_are_escapes(foreign):
     text = shown("ls", "--json")
     assert not RAW.search(text)
     assert {row["gpu"] for row in json.loads(text)["rows"]} >= {f"GPU {ESCAPES}"}
-    assert json.loads(shown("show", "4096", "--json"))[-1]["gpu"]["driver"] in (ESCAPES, H100.driver)
+    assert json.loads(shown("show", "4096", "--json"))[-1]["gpu"]["driver"] in (
+        ESCAPES,
+        H100.driver,
+    )
 
 
 def test_control_characters_in_problems_and_paths(home, path):
@@ -270,7 +328,9 @@ def test_defaults_are_read_from_the_source(kernel):
     own = configs.to_text(module.Config())
     assert config_source.brief(kernel, own) == ""
     name, value = configs.items(own)[0]
-    assert config_source.brief(kernel, own.replace(f"{name}={value}", f"{name}=7", 1)) == f"{name}=7"
+    assert (
+        config_source.brief(kernel, own.replace(f"{name}={value}", f"{name}=7", 1)) == f"{name}=7"
+    )
     assert config_source.brief(kernel, f"{own},unheard_of=1") == f"{own},unheard_of=1"
     assert config_source.brief("no.kernel", own) == own
 
@@ -286,7 +346,8 @@ def test_results_of_the_interpreter_are_not_shipped(home):
     assert [path.name for path in (home / "tables").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]
     assert result.stdout.endswith("1 winners\n")
     with pytest.raises(
-        ValueError, match=r"winners\[0\] is of CPU, interpreted, x86_64, expected one that was measured"
+        ValueError,
+        match=r"winners\[0\] is of CPU, interpreted, x86_64, expected one that was measured",
     ):
         transfer.ship([winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0))], home)
 
@@ -302,6 +363,10 @@ def test_an_installed_package_is_not_written_to(home, monkeypatch):
 
 def test_kernels_and_shapes_of_an_export_are_chosen_in_the_store(home):
     file = home / "found.json"
-    assert "1 trials, 0 winners" in shown("export", file, "--kernels", "simt.naive", "--shapes", "16x4096x4096")
+    assert "1 trials, 0 winners" in shown(
+        "export", file, "--kernels", "simt.naive", "--shapes", "16x4096x4096"
+    )
     assert transfer.read(file)[0][0].kernel == "simt.naive"
-    assert "0 trials, 0 winners" in shown("export", file, "--kernels", "simt.naive", "--shapes", "512")
+    assert "0 trials, 0 winners" in shown(
+        "export", file, "--kernels", "simt.naive", "--shapes", "512"
+    )

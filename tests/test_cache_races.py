@@ -1,4 +1,6 @@
-"""Processes that write, read and evict compiled kernels at once, and what killed ones leave behind."""
+"""Processes that write, read and evict compiled kernels at once, and what killed ones
+leave behind.
+"""
 
 import errno
 import fcntl
@@ -42,7 +44,9 @@ def fetch(number, build=None, save=None):
 
 
 def storm(seconds, seed):
-    """Fetches and evicts objects at random for a while; returns what went wrong, and how often it fetched."""
+    """Fetches and evicts objects at random for a while; returns what went wrong, and how often it
+    fetched.
+    """
     draw, wrong, count, end = random.Random(seed), [], 0, time.monotonic() + seconds
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -66,7 +70,9 @@ def _save(built, path):
 
 
 def evict_beside_others(seconds, processes):
-    """Lets processes fetch and evict at once; returns what went wrong, and how often they fetched."""
+    """Lets processes fetch and evict at once; returns what went wrong, and how often they
+    fetched.
+    """
     context = multiprocessing.get_context("fork")
     with context.Pool(processes) as pool:
         found = pool.starmap(storm, [(seconds, seed) for seed in range(processes)])

@@ -16,14 +16,17 @@ FACTS = {"kernel": "x", "arch": "sm_90a", "dtypes": ("bfloat16", "float32")}
 OTHER = {**FACTS, "arch": "sm_100a"}
 PLANTED = b"planted"
 
-# Whoever uses the cache: root or an ordinary user, where the tests run as root; else the user who runs them.
+# Whoever uses the cache: root or an ordinary user, where the tests run as root; else the user who
+# runs them.
 OWN = os.geteuid() if hasattr(os, "geteuid") else None
 USERS = [pytest.param(0, id="root"), pytest.param(VICTIM, id="user")] if OWN == 0 else [OWN]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _imported(tmp_path_factory):
-    """A process that has given up root may find no module any more: all that is needed is loaded before."""
+    """A process that has given up root may find no module any more: all that is needed is loaded
+    before.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path_factory.mktemp("first")))
         fetch()
@@ -41,7 +44,10 @@ def place(monkeypatch):
 
 def fetch(value=b"built", facts=FACTS):
     return cache.fetch(
-        facts, build=lambda: value, save=lambda built, path: path.write_bytes(built) and None, load=Path.read_bytes
+        facts,
+        build=lambda: value,
+        save=lambda built, path: path.write_bytes(built) and None,
+        load=Path.read_bytes,
     )
 
 
@@ -154,7 +160,9 @@ def test_a_link_to_a_folder_is_judged_where_it_leads(place, user, monkeypatch):
 
 
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("kind", ["symlink", "symlink to own", "fifo", "socket", "folder", "hard link", "mode"])
+@pytest.mark.parametrize(
+    "kind", ["symlink", "symlink to own", "fifo", "socket", "folder", "hard link", "mode"]
+)
 @pytest.mark.parametrize("which", [".o", ".json"])
 def test_only_regular_files_of_ones_own_are_loaded(place, user, kind, which, monkeypatch):
     if user != OWN:
@@ -189,7 +197,9 @@ def test_only_regular_files_of_ones_own_are_loaded(place, user, kind, which, mon
     as_user(user, change)
     found, said = as_user(user, with_warnings(lambda: fetch(b"anew")))
     assert found == b"anew"
-    expected = {"hard link": "2 names", "mode": "can be written by others"}.get(kind, "regular file")
+    expected = {"hard link": "2 names", "mode": "can be written by others"}.get(
+        kind, "regular file"
+    )
     assert any(expected in line for line in said)
     assert all(str(path.parent) in line for line in said)
 
@@ -202,7 +212,10 @@ def test_the_record_of_another_kernel_is_refused(place, user):
     as_user(user, lambda: fetch(b"other", OTHER))
     wanted, other = object_path(place), object_path(place, OTHER)
     for suffix in (".o", ".json"):
-        as_user(user, lambda suffix=suffix: os.rename(other.with_suffix(suffix), wanted.with_suffix(suffix)))
+        as_user(
+            user,
+            lambda suffix=suffix: os.rename(other.with_suffix(suffix), wanted.with_suffix(suffix)),
+        )
     found, said = as_user(user, with_warnings(fetch))
     assert found == b"built"
     assert "the record of another kernel" in said[0]
@@ -220,7 +233,9 @@ def test_facts_are_compared_even_where_digests_agree(place, monkeypatch):
 def test_a_record_is_no_program(place):
     """Whatever JSON it is, the kernel is built anew."""
     fetch()
-    for i, text in enumerate(["[]", "3", "null", "{}", '{"sha256": 3}', "[" * 100_000, '{"sha256": "', "\0"]):
+    for i, text in enumerate(
+        ["[]", "3", "null", "{}", '{"sha256": 3}', "[" * 100_000, '{"sha256": "', "\0"]
+    ):
         object_path(place).with_suffix(".json").write_text(text)
         assert fetch(b"%d" % i) == b"%d" % i
 
@@ -243,12 +258,17 @@ def test_loads_without_files_in_memory(place, monkeypatch, missing):
     fetch(b"sound")
     if missing == "proc":
         exists = os.path.exists
-        monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path))
+        monkeypatch.setattr(
+            os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path)
+        )
     else:
         monkeypatch.delattr(os, "memfd_create")
     seen = []
     found = cache.fetch(
-        FACTS, build=lambda: b"new", save=lambda *_: None, load=lambda path: (seen.append(path), path.read_bytes())[1]
+        FACTS,
+        build=lambda: b"new",
+        save=lambda *_: None,
+        load=lambda path: (seen.append(path), path.read_bytes())[1],
     )
     assert found == b"sound"
     assert seen[0].parent == cache.objects_folder()
@@ -267,7 +287,9 @@ def test_whatever_the_umask_others_cannot_write(place):
 
 
 def test_advice_is_to_remove_what_is_ours_alone(place):
-    """Not to change modes, which leaves what was planted, and nothing of a system's folder or a parent."""
+    """Not to change modes, which leaves what was planted, and nothing of a system's folder or a
+    parent.
+    """
     folder = place / "cache"
     folder.mkdir()
     folder.chmod(0o777)

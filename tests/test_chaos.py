@@ -1,4 +1,6 @@
-"""The harness of `make chaos`: it sees the faults that it looks for, and a tiny run of it finds none."""
+"""The harness of `make chaos`: it sees the faults that it looks for, and a tiny run of it finds
+none.
+"""
 
 import json
 import os
@@ -30,7 +32,12 @@ def setting(tmp_path):
 
 
 def trial(config=SOUND, **changes):
-    return replace(examine.trial(1), config=to_text(config), workload=Workload(16, 16, 16, "float32"), **changes)
+    return replace(
+        examine.trial(1),
+        config=to_text(config),
+        workload=Workload(16, 16, 16, "float32"),
+        **changes,
+    )
 
 
 def failed(status, config=SOUND):
@@ -55,13 +62,16 @@ def test_the_last_report_of_a_config_counts():
     assert world.lost([to_record(trial()), to_record(trial(us=1.0))], [trial(us=1.0)]) == []
 
 
-@pytest.mark.parametrize(("stored", "promises"), [
-    ([trial(), failed("crash", GUILTY)], []),
-    ([failed("crash"), failed("crash", GUILTY)], ["innocent branded"]),
-    ([trial(), failed("hang", GUILTY)], ["wrong verdict"]),
-    ([trial(), trial(GUILTY)], ["wrong verdict"]),
-    ([trial()], ["config without a trial"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stored", "promises"),
+    [
+        ([trial(), failed("crash", GUILTY)], []),
+        ([failed("crash"), failed("crash", GUILTY)], ["innocent branded"]),
+        ([trial(), failed("hang", GUILTY)], ["wrong verdict"]),
+        ([trial(), trial(GUILTY)], ["wrong verdict"]),
+        ([trial()], ["config without a trial"]),
+    ],
+)
 def test_verdicts_are_checked(setting, monkeypatch, stored, promises):
     made, found = world.World(setting, [SOUND, GUILTY]), Episode()
     monkeypatch.setattr(made, "check_verify", lambda episode: None)
@@ -93,7 +103,11 @@ def test_damage_is_that_of_its_seed(kind, tmp_path):
         before = damages.snapshot(path.parent)
         damages.apply(kind, "7", path)
         found.append(before != damages.snapshot(path.parent))
-    assert found[0] == found[1] == ("log" not in kind or kind in ("log of another", "log and index swapped"))
+    assert (
+        found[0]
+        == found[1]
+        == ("log" not in kind or kind in ("log of another", "log and index swapped"))
+    )
 
 
 def examined(tmp_path, kind="a table added"):
@@ -104,15 +118,33 @@ def examined(tmp_path, kind="a table added"):
 
 def test_a_store_that_is_sound_passes_its_examination(tmp_path):
     found = examined(tmp_path)
-    assert found == {"faults": [], "refused": False, "there": 44, "readable": 44, "salvaged": 44, "of": 44}
+    assert found == {
+        "faults": [],
+        "refused": False,
+        "there": 44,
+        "readable": 44,
+        "salvaged": 44,
+        "of": 44,
+    }
 
 
-@pytest.mark.parametrize(("method", "faulty", "promise"), [
-    ("trials", lambda real: [replace(each, us=each.us and each.us + 1) for each in real], "altered record returned"),
-    ("trials", lambda real: [replace(each, source="other") for each in real], "altered record returned"),
-    ("trials", lambda real: 1 / 0, "reading raises"),
-    ("winners", lambda real: [], "new results lost"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "faulty", "promise"),
+    [
+        (
+            "trials",
+            lambda real: [replace(each, us=each.us and each.us + 1) for each in real],
+            "altered record returned",
+        ),
+        (
+            "trials",
+            lambda real: [replace(each, source="other") for each in real],
+            "altered record returned",
+        ),
+        ("trials", lambda real: 1 / 0, "reading raises"),
+        ("winners", lambda real: [], "new results lost"),
+    ],
+)
 def test_a_store_that_is_not_fails(method, faulty, promise, tmp_path, monkeypatch):
     real = getattr(Store, method)
     monkeypatch.setattr(Store, method, lambda self, **options: faulty(real(self, **options)))
@@ -129,7 +161,9 @@ def test_success_without_trials_on_disk_is_seen(setting):
     assert [failure.promise for failure in found.failures] == ["success though trials are not kept"]
     Driver.poll, found = staticmethod(lambda: 1), Episode()
     disks._judge(made, Driver, found)
-    assert [failure.promise for failure in found.failures] == ["trials neither in the file nor exported"]
+    assert [failure.promise for failure in found.failures] == [
+        "trials neither in the file nor exported"
+    ]
 
 
 def test_an_altered_object_is_seen(tmp_path, monkeypatch):
@@ -178,9 +212,19 @@ def test_bad_options(capsys):
 
 def test_a_tiny_run_finds_nothing(tmp_path):
     """Of each campaign that is over in seconds; `make chaos` runs all."""
-    command = [sys.executable, "-m", "tests.chaos", "--scale", "0.004", "--only", "kills,damage,objects,disks:5"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos",
+        "--scale",
+        "0.004",
+        "--only",
+        "kills,damage,objects,disks:5",
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    found = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     assert "no failures" in found.stdout
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""What matmul takes from what is known: places in order, refusals, damage; and its arguments. No GPU needed."""
+"""What matmul takes from what is known: places in order, refusals, damage; and its arguments. No
+GPU needed.
+"""
 
 import json
 import os
@@ -46,7 +48,9 @@ def test_nothing_known():
     assert known.choices(SQUARE) == ()
     assert [place for place, _ in known.steps(SQUARE)] == [HERE, MODEL, SHIPPED, COUSIN, "model"]
     nothing = "nothing for bfloat16 bfloat16 nt"
-    assert [said for _, said in known.steps(SQUARE)] == [nothing] * 4 + ["no config that won somewhere runs here"]
+    assert [said for _, said in known.steps(SQUARE)] == [nothing] * 4 + [
+        "no config that won somewhere runs here"
+    ]
 
 
 def test_places_in_order(know):
@@ -62,7 +66,9 @@ def test_places_in_order(know):
     assert configs(know(shipped=shipped[1:])) == [3, 4]
     assert configs(know(shipped=shipped[2:])) == [4]
     near = know(here[1]).choices(SQUARE)
-    assert near[0].why.startswith(f"{HERE}, neighbour 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, ")
+    assert near[0].why.startswith(
+        f"{HERE}, neighbour 2048x4096x4096 bfloat16 nt, 1.000 of cuBLAS there, "
+    )
     assert 195 < float(near[0].why.split()[-4]) < 205  # twice the 100 µs there
 
 
@@ -74,23 +80,35 @@ def test_other_software_of_the_same_model_counts_less(know):
 
 
 def test_the_newest_of_two_sources_counts(know):
-    assert configs(know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))) == [1]
+    assert configs(
+        know(winner(1, source="new", ratio=0.9), winner(0, source="old", ratio=1.1))
+    ) == [1]
 
 
 def test_kernels_compete_at_one_workload(know):
     """The faster by cuBLAS's time, though one was tuned here and the other shipped."""
     slow, fast = winner(0, ratio=0.95), winner(**HILBERT, ratio=1.05)
-    for here, shipped in (((slow, fast), ()), ((slow,), (fast,)), ((fast,), (slow,)), ((), (slow, fast))):
+    for here, shipped in (
+        ((slow, fast), ()),
+        ((slow,), (fast,)),
+        ((fast,), (slow,)),
+        ((), (slow, fast)),
+    ):
         assert kernels(know(*here, shipped=shipped)) == ["hopper.hilbert", "portable"]
 
 
 def test_kernels_compete_at_the_nearest_workload(know):
     near = winner(0, workload=NEAR, ratio=0.9), winner(**HILBERT, workload=NEAR)
-    assert kernels(know(*near, winner(1, workload=FAR, ratio=2.0))) == ["hopper.hilbert", "portable"]
+    assert kernels(know(*near, winner(1, workload=FAR, ratio=2.0))) == [
+        "hopper.hilbert",
+        "portable",
+    ]
 
 
 def test_what_won_at_neighbours_is_weighed_by_the_model(know):
-    """Of two winners at neighbours, what it took there and how well it fits here decide, not which is nearer."""
+    """Of two winners at neighbours, what it took there and how well it fits here decide, not which
+    is nearer.
+    """
     tall, flat = (to_text(gemm.Config(tile_n=n)) for n in (256, 128))
     asked = replace(SQUARE, N=4096 - 256)
     near, farther = replace(asked, N=4096 - 512), replace(asked, M=2048)
@@ -100,7 +118,10 @@ def test_what_won_at_neighbours_is_weighed_by_the_model(know):
     assert [c.config for c in found if c.config] == [tall, flat]
     (ruled,) = (choice for choice in found if not choice.config)
     assert ruled.why.startswith("its own rule, ")
-    assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [flat, tall]
+    assert [c.config for c in know(replace(slow, us=120.0), fast).choices(asked) if c.config] == [
+        flat,
+        tall,
+    ]
 
 
 def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines():
@@ -119,7 +140,9 @@ def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines():
 def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know):
     even, odd = Workload(16, 4096, 4096), Workload(16, 4096, 4095)
     text = to_text(gemm.Config())
-    known = know(*(winner(workload=each, kernel="hopper.gemm", config=text) for each in (even, odd)))
+    known = know(
+        *(winner(workload=each, kernel="hopper.gemm", config=text) for each in (even, odd))
+    )
     packed = prune.problem(even)
     offset = replace(packed, alignment=(16, 2, 16))  # B is copied: 16 rows do not pay for it
     assert known.objection("hopper.gemm", even, packed) is None
@@ -143,9 +166,11 @@ def test_distance():
 
 def test_other_dtypes_and_layouts_are_no_neighbours(know):
     kinds = (
-        {"dtype": "float16", "out_dtype": "float16"}, {"out_dtype": "float32"}, {"layout": "nn"},
+        {"dtype": "float16", "out_dtype": "float16"},
+        {"out_dtype": "float32"},
+        {"layout": "nn"},
         {"dtype": "tf32", "out_dtype": "float32"},
-    )  # fmt: skip
+    )
     known = know(*(winner(i, workload=replace(SQUARE, **kind)) for i, kind in enumerate(kinds)))
     assert all(choice.why.startswith("analytic model") for choice in known.choices(SQUARE))
     assert all(said == "nothing for bfloat16 bfloat16 nt" for _, said in known.steps(SQUARE)[:4])
@@ -167,7 +192,9 @@ def test_the_model_knows_what_won_elsewhere_and_runs_here(know):
         winner(1, workload=replace(far, N=8192), config=to_text(large)),
         winner(2, workload=replace(far, K=8192), config="block_m=17"),
         winner(3, workload=replace(far, M=8192), kernel="no.kernel", config=""),
-        winner(4, workload=replace(far, M=4096), kernel="simt.pipelined", config="block_k=nonsense"),
+        winner(
+            4, workload=replace(far, M=4096), kernel="simt.pipelined", config="block_k=nonsense"
+        ),
     )
     found = known.choices(SQUARE)
     assert [choice.config for choice in found] == [to_text(large), to_text(small)]
@@ -176,7 +203,10 @@ def test_the_model_knows_what_won_elsewhere_and_runs_here(know):
 
 
 def test_steps_say_what_each_place_has(know):
-    known = know(winner(0, ratio=1.234), shipped=(winner(1, workload=NEAR), winner(2, gpu=H200, workload=FAR)))
+    known = know(
+        winner(0, ratio=1.234),
+        shipped=(winner(1, workload=NEAR), winner(2, gpu=H200, workload=FAR)),
+    )
     steps = dict(known.steps(SQUARE))
     assert steps[HERE] == "portable[group_m=1] 1.234 of cuBLAS"
     assert steps[MODEL] == "nothing for bfloat16 bfloat16 nt"
@@ -199,7 +229,10 @@ def test_lookups_are_cheap(know):
 
 
 def test_first_lookups_among_many_winners_are_quick(know):
-    many = [winner(i % 11, workload=Workload(64 * (i % 40 + 1), 64 * (i // 40 + 1), 4096)) for i in range(1000)]
+    many = [
+        winner(i % 11, workload=Workload(64 * (i % 40 + 1), 64 * (i // 40 + 1), 4096))
+        for i in range(1000)
+    ]
     known = know(shipped=tuple(many))
     began = time.process_time()
     assert known.choices(Workload(100, 100, 5000))
@@ -286,7 +319,9 @@ def test_shipped_tables_name_configs_that_exist():
     assert tables
     for table in tables:
         for entry in table.entries:
-            assert choose.refusal(entry.kernel, entry.config, entry.workload, table.gpu) is None, entry
+            assert choose.refusal(entry.kernel, entry.config, entry.workload, table.gpu) is None, (
+                entry
+            )
 
 
 def test_a_winner_of_a_wrong_clock_does_not_count_as_the_newest(path):

@@ -32,7 +32,9 @@ def test_doctor():
     versions = {row["name"]: row for row in report["versions"]}
     assert versions["torch"]["installed"] == torch.__version__
     assert versions["triton"]["tested"] == "<3.10,>=3.6"
-    assert {kernel["name"] for kernel in report["kernels"]} == {kernel.name for kernel in registry.ladder()}
+    assert {kernel["name"] for kernel in report["kernels"]} == {
+        kernel.name for kernel in registry.ladder()
+    }
     assert report["cache"]["problem"] is None
     assert "hopper.tma_wgmma" in invoke("doctor").stdout
 
@@ -41,7 +43,9 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
     from outblas import requirements
 
     installed = requirements.installed
-    monkeypatch.setattr(requirements, "installed", lambda name: "3.5.0" if name == "triton" else installed(name))
+    monkeypatch.setattr(
+        requirements, "installed", lambda name: "3.5.0" if name == "triton" else installed(name)
+    )
     result = invoke("doctor", code=1)
     assert "triton: outside the tested range: pip install 'triton" in result.stdout
 
@@ -50,13 +54,27 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
 @pytest.mark.no_gpu
 def test_verify(tmp_path):
     saved = tmp_path / "verify.json"
-    invoke("verify", "portable", "--shapes", "33,20x30x40", "--dtype", "float16", "--save", saved, code=0)
+    invoke(
+        "verify",
+        "portable",
+        "--shapes",
+        "33,20x30x40",
+        "--dtype",
+        "float16",
+        "--save",
+        saved,
+        code=0,
+    )
     report = json.loads(saved.read_text())
     assert report == {
         "device": "cpu",
-        "results": [{"kernel": "portable", "dtype": "float16", "passed": 24, "failed": [], "refused": {}}],
+        "results": [
+            {"kernel": "portable", "dtype": "float16", "passed": 24, "failed": [], "refused": {}}
+        ],
     }
-    assert json.loads(invoke("verify", "--shapes", "8", "--layout", "tt", "--dtype", "float32", "--json").stdout)
+    assert json.loads(
+        invoke("verify", "--shapes", "8", "--layout", "tt", "--dtype", "float32", "--json").stdout
+    )
 
 
 @pytest.mark.interpreter
@@ -74,35 +92,57 @@ def test_verify_reports_a_broken_kernel(monkeypatch):
         return run
 
     monkeypatch.setattr(portable, "plan", broken)
-    result = invoke("verify", "portable", "--shapes", "23", "--dtype", "float32", "--layout", "nn", code=1)
-    assert "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]" in result.stdout
+    result = invoke(
+        "verify", "portable", "--shapes", "23", "--dtype", "float32", "--layout", "nn", code=1
+    )
+    assert (
+        "portable exact 23x23x23-fp32-nn: wrong: 1 of 529 elements, first at [0, 0]"
+        in result.stdout
+    )
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("nothing",), "kernel is 'nothing'"), (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
-    (("portable", "--dtype", "int8"), "--dtype is 'int8'"), (("portable", "--layout", "xy"), "--layout is 'xy'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing",), "kernel is 'nothing'"),
+        (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
+        (("portable", "--dtype", "int8"), "--dtype is 'int8'"),
+        (("portable", "--layout", "xy"), "--layout is 'xy'"),
+    ],
+)
 def test_verify_usage_errors(arguments, message):
     refuses(message, "verify", *arguments)
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    ("verify --shapes=", "--shapes is '', expected a value"), ("verify --dtype=", "--dtype is ''"),
-    ("verify --layout ,", "--layout is ','"), ("verify portable simt.naive --dtype int8", "--dtype is 'int8'"),
-    ("bench --kernels nothing", "--kernels is 'nothing', expected one of"),
-    ("bench --ladder nothing", "--ladder is 'nothing', expected a ladder"),
-    ("list nothing", "ladder is 'nothing', expected a ladder"),
-    ("report ladder --ladder nothing", "--ladder is 'nothing', expected one of"),
-    ("report roofline --gpu B200", "--gpu is 'B200', expected one of"),
-    ("report roofline --ladder nothing", "--ladder is 'nothing', expected a ladder"),
-    ("tune --dry-run --gpu B200", "--gpu is 'B200', expected one of"), ("inspect --arch=", "--arch is ''"),
-    ("tune --dry-run --out-dtype float16", "--out-dtype is 'float16', expected bfloat16 or float32"),
-    ("inspect portable --config x=1", "--config has 'x=1', expected name=value"),
-    ("inspect hopper.hilbert --arch sm_80", "--arch is 80, expected for hopper.hilbert"),
-    ("inspect portable --arch 75a", "--arch is '75a', expected one of 75, 80, 90, sm_75, sm_80, sm_90a"),
-    ("inspect portable --layout nm", "--layout is 'nm', expected one of"),
-    ("profile portable --layout nm", "--layout is 'nm', expected one of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("verify --shapes=", "--shapes is '', expected a value"),
+        ("verify --dtype=", "--dtype is ''"),
+        ("verify --layout ,", "--layout is ','"),
+        ("verify portable simt.naive --dtype int8", "--dtype is 'int8'"),
+        ("bench --kernels nothing", "--kernels is 'nothing', expected one of"),
+        ("bench --ladder nothing", "--ladder is 'nothing', expected a ladder"),
+        ("list nothing", "ladder is 'nothing', expected a ladder"),
+        ("report ladder --ladder nothing", "--ladder is 'nothing', expected one of"),
+        ("report roofline --gpu B200", "--gpu is 'B200', expected one of"),
+        ("report roofline --ladder nothing", "--ladder is 'nothing', expected a ladder"),
+        ("tune --dry-run --gpu B200", "--gpu is 'B200', expected one of"),
+        ("inspect --arch=", "--arch is ''"),
+        (
+            "tune --dry-run --out-dtype float16",
+            "--out-dtype is 'float16', expected bfloat16 or float32",
+        ),
+        ("inspect portable --config x=1", "--config has 'x=1', expected name=value"),
+        ("inspect hopper.hilbert --arch sm_80", "--arch is 80, expected for hopper.hilbert"),
+        (
+            "inspect portable --arch 75a",
+            "--arch is '75a', expected one of 75, 80, 90, sm_75, sm_80, sm_90a",
+        ),
+        ("inspect portable --layout nm", "--layout is 'nm', expected one of"),
+        ("profile portable --layout nm", "--layout is 'nm', expected one of"),
+    ],
+)
 def test_messages_name_the_option_that_was_given(line, message, monkeypatch):
     monkeypatch.setattr("outblas.cli.verify._tally", lambda *_, **__: pytest.fail("runs"))
     refuses(message, *line.split())
@@ -129,9 +169,17 @@ def test_demo():
 
 
 def test_saved_json_has_a_short_line_for_each_record(tmp_path):
-    records = [{"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]}, said({"us": 1e300, "ratio": None, "check": "exact"})]
+    records = [
+        {"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]},
+        said({"us": 1e300, "ratio": None, "check": "exact"}),
+    ]
     save_json(tmp_path / "saved.json", {"environment": {"sms": 132}, "results": records})
     assert (tmp_path / "saved.json").read_text().splitlines() == [
-        "{", '"environment": {"sms":132},', '"results": [', '{"us":12,"ratio":0.3333333,"shape":[1,2]},',
-        '{"us":1e+300,"check":"exact"}', "]", "}",
-    ]  # fmt: skip
+        "{",
+        '"environment": {"sms":132},',
+        '"results": [',
+        '{"us":12,"ratio":0.3333333,"shape":[1,2]},',
+        '{"us":1e+300,"check":"exact"}',
+        "]",
+        "}",
+    ]

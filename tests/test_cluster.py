@@ -35,13 +35,20 @@ def folder(tmp_path_factory):
         patch.setenv(tuned.FOLDER, str(found))
         patch.setenv("PYTHONPATH", str(Path(tuned.__file__).parent))
         patch.setenv("RAY_worker_niceness", "0")  # else other tests starve it
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the home directory
+        patch.setenv(
+            "RAY_AUTH_TOKEN", secrets.token_hex(32)
+        )  # else Ray keeps one in the home directory
         patch.setenv("RAY_AUTH_MODE", "")  # so that it is restored: Ray sets it where it is not set
         patch.delenv("RAY_AUTH_MODE")
         ray.init(
-            address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False,
-            logging_level="error", object_store_memory=80_000_000,
-        )  # fmt: skip
+            address="local",
+            num_cpus=2,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            object_store_memory=80_000_000,
+        )
         yield found
         ray.shutdown()
 
@@ -54,9 +61,17 @@ def store(tmp_path):
 
 def run(store, report=silent, *, shapes=1, kernel=TUNED, **options):
     return sweep(
-        kernel, SHAPES[:shapes], dtype="float32", layout="nn", trials=TRIALS, top_k=2, engine="ray", store=store,
-        progress=report, **options,
-    )  # fmt: skip
+        kernel,
+        SHAPES[:shapes],
+        dtype="float32",
+        layout="nn",
+        trials=TRIALS,
+        top_k=2,
+        engine="ray",
+        store=store,
+        progress=report,
+        **options,
+    )
 
 
 def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
@@ -70,13 +85,17 @@ def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
     assert {winner.workload.shape for winner in found.winners} == set(SHAPES)
     assert all(outcome.new == len(outcome.trials) == TRIALS for outcome in found.outcomes)
     assert {outcome.gpu for outcome in found.outcomes} == {trial.gpu for trial in store.trials()}
-    assert sorted(winner.workload for winner in store.winners()) == sorted(w.workload for w in found.winners)
+    assert sorted(winner.workload for winner in store.winners()) == sorted(
+        w.workload for w in found.winners
+    )
 
     trials = store.trials()
     assert len(trials) == len(SHAPES) * TRIALS
     assert all(trial.ok for trial in trials)
     victim = (folder / "victim").read_text()
-    assert [trial.config for trial in trials if trial.workload.shape == (32, 32, 32)][-1] == victim  # it was put off
+    assert [trial.config for trial in trials if trial.workload.shape == (32, 32, 32)][
+        -1
+    ] == victim  # it was put off
     assert rows_of(store, "leases") == []
 
     mine = [progress for progress in heard if progress.workload.shape == (32, 32, 32)]
@@ -98,12 +117,16 @@ def rows_of(store, table):
 
 
 def test_a_config_with_which_two_workers_die_is_left_unmeasured(folder, store):
-    """Their deaths say nothing about it; the others are measured meanwhile, and the next sweep measures it too."""
+    """Their deaths say nothing about it; the others are measured meanwhile, and the next sweep
+    measures it too.
+    """
     for name in ("kill-32x32x32", "kill-again"):
         (folder / name).touch()
     found = run(store)
     (outcome,) = found.outcomes
-    assert [left.reason for left in outcome.unmeasured] == ["2 workers of the cluster died while they measured it"]
+    assert [left.reason for left in outcome.unmeasured] == [
+        "2 workers of the cluster died while they measured it"
+    ]
     assert (found.failures, found.finished) == ([], False)
     assert {trial.status for trial in store.trials()} == {"ok"}
     assert len(store.trials()) == outcome.new == TRIALS - 1
@@ -120,9 +143,15 @@ def test_what_has_failed_is_measured_anew_on_a_cluster(folder, store):
     run(store)
     fine = store.trials()
     broken = replace(
-        fine[0], status="out of memory", reason="no luck", us=None, ratio=None, ratio_low=None, ratio_high=None,
+        fine[0],
+        status="out of memory",
+        reason="no luck",
+        us=None,
+        ratio=None,
+        ratio_low=None,
+        ratio_high=None,
         clock_mhz=None,
-    )  # fmt: skip
+    )
     store.add(broken, replace=True)
     assert run(store).outcomes[0].new == 0
     assert run(store, retry_failed=True).outcomes[0].new == 1

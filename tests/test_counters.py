@@ -1,7 +1,8 @@
 """ncu's counters read from a recording, and how the launches of a call add up.
 
-`data/ncu_h100.csv` is what ncu 2025.3.1 printed on an H100, less the columns that are not read: 4096³ and then
-16×4096×4096 in bf16, each by cuBLAS, portable and hopper.tma_wgmma; at the second shape cuBLAS launches two kernels.
+`data/ncu_h100.csv` is what ncu 2025.3.1 printed on an H100, less the columns that are not read:
+4096³ and then 16×4096×4096 in bf16, each by cuBLAS, portable and hopper.tma_wgmma; at the second
+shape cuBLAS launches two kernels.
 """
 
 from dataclasses import replace
@@ -32,7 +33,9 @@ def check(found, **figures):
 def test_the_recording_is_read_in_base_units():
     launches = parse(RECORDING.read_text())
     providers = ["cublas", "portable", "hopper.tma_wgmma"]
-    assert [launch.ranges for launch in launches] == [(p,) for p in (*providers, "cublas", *providers)]
+    assert [launch.ranges for launch in launches] == [
+        (p,) for p in (*providers, "cublas", *providers)
+    ]
     cublas = launches[0]
     assert cublas.kernel == "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
     assert (cublas.grid, cublas.block) == ((2, 66, 1), (384, 1, 1))
@@ -46,11 +49,20 @@ def test_the_recording_is_read_in_base_units():
 
 @pytest.mark.parametrize(
     ("unit", "cell", "value"),
-    [("us", "1,234.5", 1234.5), ("msecond", "2", 2000.0), ("ns", "n/a", None), ("ns", "nan", None), ("s", "", None)],
+    [
+        ("us", "1,234.5", 1234.5),
+        ("msecond", "2", 2000.0),
+        ("ns", "n/a", None),
+        ("ns", "nan", None),
+        ("s", "", None),
+    ],
 )
 def test_units_and_values(unit, cell, value):
     header = '"ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum"'
-    text = f'{header}\n"","","","","{unit}"\n==PROF== Disconnected\n"0","k","(1, 1, 1)","(2, 3, 4)","{cell}"\n'
+    text = (
+        f'{header}\n"","","","","{unit}"\n==PROF== Disconnected\n"0","k","(1, 1, 1)","(2, 3, '
+        f'4)","{cell}"\n'
+    )
     assert parse(text) == [Launch((), "k", (2, 3, 4), (1, 1, 1), {counters.TIME: value})]
 
 
@@ -59,7 +71,9 @@ def test_an_unknown_unit_is_an_error():
         parse(RECORDING.read_text().replace('"byte"', '"furlong"'))
 
 
-@pytest.mark.parametrize("text", ["", "==WARNING== No kernels were profiled.\n", '"ID","Kernel Name"\n'])
+@pytest.mark.parametrize(
+    "text", ["", "==WARNING== No kernels were profiled.\n", '"ID","Kernel Name"\n']
+)
 def test_output_without_launches(text):
     assert parse(text) == []
 
@@ -71,7 +85,9 @@ def test_counters_of_one_launch():
     check(c, flop_per_dram_byte=FLOP / dram, flop_per_l2_byte=FLOP / 1_610_624_896)
     check(c, not_selected_share=c.stalls["not_selected"] / (1 + sum(c.stalls.values())))
     assert (c.registers, c.ffma) == (168, 0)
-    assert (c.l1_gbs, c.l2_gbs, c.global_load_requests) == (None, None, None), "the recording has none"
+    assert (c.l1_gbs, c.l2_gbs, c.global_load_requests) == (None, None, None), (
+        "the recording has none"
+    )
     assert c.shared["st"].wavefronts == 660_937
     assert c.shared["st"].excess == pytest.approx(141_824 / 660_937)
     assert c.stalls["gmma"] == pytest.approx(3.66)
@@ -113,7 +129,11 @@ def test_split_k_and_its_reduction_add_up():
     assert c.l2_hit_rate is None
 
     def with_counts(launch, sectors, active):
-        extra = {"lts__t_sectors.sum": sectors, "l1tex__t_sectors.sum": 0.0, "sm__cycles_active.avg": active}
+        extra = {
+            "lts__t_sectors.sum": sectors,
+            "l1tex__t_sectors.sum": 0.0,
+            "sm__cycles_active.avg": active,
+        }
         return replace(launch, values={**launch.values, **extra})
 
     c = combine([with_counts(split, 300, 20_000), with_counts(reduce, 100, 5_000)], 1.0)
@@ -122,7 +142,12 @@ def test_split_k_and_its_reduction_add_up():
 
 
 def test_missing_columns_are_none_and_not_zero():
-    dropped = ("dram__bytes_read.sum", "sm__cycles_elapsed.max", counters.conflicts("st"), counters.stall("wait"))
+    dropped = (
+        "dram__bytes_read.sum",
+        "sm__cycles_elapsed.max",
+        counters.conflicts("st"),
+        counters.stall("wait"),
+    )
     text = RECORDING.read_text()
     for name in dropped:
         assert f'"{name}"' in text

@@ -1,4 +1,6 @@
-"""The short way of an eager call: taken when warm, and not where somebody would see or change the operator."""
+"""The short way of an eager call: taken when warm, and not where somebody would see or change the
+operator.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +19,9 @@ from outblas import FallbackWarning, addmm, dispatch, linear, matmul, ops
 OPERATORS = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))
 
-pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
+)
 
 
 @pytest.fixture(params=["torch's product", "portable"], autouse=True)
@@ -63,7 +67,10 @@ CALLS = {
     "vector": (lambda: matmul(A[0], B), lambda: A[0] @ B),
     "batch": (lambda: matmul(A.expand(3, 6, 5), B), lambda: A.expand(3, 6, 5) @ B),
     "out": (lambda: matmul(A, B, out=torch.full((6, 4), torch.nan, device="cpu")), lambda: A @ B),
-    "addmm": (lambda: addmm(C, A, B, alpha=0.5, beta=2), lambda: torch.addmm(C, A, B, alpha=0.5, beta=2)),
+    "addmm": (
+        lambda: addmm(C, A, B, alpha=0.5, beta=2),
+        lambda: torch.addmm(C, A, B, alpha=0.5, beta=2),
+    ),
     "addmm beta 0": (lambda: addmm(C, A, B, beta=0), lambda: A @ B),
     "addmm out": (
         lambda: addmm(C, A, B, out=torch.full((6, 4), torch.nan, device="cpu")),
@@ -136,7 +143,10 @@ def test_dispatch_modes_see_the_operator():
             return func(*args, **(kwargs or {}))
 
     out = torch.empty(6, 4)
-    calls = {OPERATORS.matmul.default: product, OPERATORS.matmul_out.default: lambda: matmul(A, B, out=out)}
+    calls = {
+        OPERATORS.matmul.default: product,
+        OPERATORS.matmul_out.default: lambda: matmul(A, B, out=out),
+    }
     for operator, call in calls.items():
         warm(call)
         seen.clear()
@@ -154,7 +164,11 @@ def test_function_modes_see_the_function_once():
             return func(*args, **(kwargs or {}))
 
     w = B.t().contiguous()
-    calls = {matmul: product, addmm: lambda: addmm(C, A, B), linear: lambda: linear(A, w, C, activation="relu")}
+    calls = {
+        matmul: product,
+        addmm: lambda: addmm(C, A, B),
+        linear: lambda: linear(A, w, C, activation="relu"),
+    }
     for function, call in calls.items():
         warm(call)
         seen.clear()
@@ -199,7 +213,9 @@ def test_training_is_warm_under_a_default_device(operators, default_device):
 def test_a_default_device_is_asked_about_nothing(default_device, monkeypatch):
     warm(product)
     asked = []
-    monkeypatch.setattr(DeviceContext, "__torch_function__", lambda mode, func, *_: asked.append(func))
+    monkeypatch.setattr(
+        DeviceContext, "__torch_function__", lambda mode, func, *_: asked.append(func)
+    )
     product()
     assert asked == []
 
@@ -247,7 +263,9 @@ def test_what_torch_transforms_stays_transformed():
         assert matmul(A, B).dtype == torch.bfloat16
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(A, torch.ones_like(A))
-        assert torch.allclose(forward_ad.unpack_dual(matmul(dual, B)).tangent, torch.ones_like(A) @ B)
+        assert torch.allclose(
+            forward_ad.unpack_dual(matmul(dual, B)).tangent, torch.ones_like(A) @ B
+        )
     grown = A.clone().requires_grad_()
     with torch.no_grad():
         warm(lambda: matmul(grown, B))
@@ -285,7 +303,11 @@ def test_other_tensors_are_not_taken_for_warm_ones():
         matmul(A, B, out=torch.empty(24).untyped_storage())
     nested = torch.nested.nested_tensor([A, A])
     with pytest.raises(ValueError, match=r"out\.\w+ is"):
-        matmul(A.expand(2, 6, 5), B, out=torch.nested.nested_tensor([A @ B, A @ B]).to_padded_tensor(0.0)[:1])
+        matmul(
+            A.expand(2, 6, 5),
+            B,
+            out=torch.nested.nested_tensor([A @ B, A @ B]).to_padded_tensor(0.0)[:1],
+        )
     assert torch.equal(matmul(nested, torch.nested.nested_tensor([B, B])).unbind()[0], A @ B)
 
 
@@ -297,7 +319,12 @@ def test_out_is_checked_and_its_version_moves(operators):
     assert matmul(A, B, out=out) is out
     assert out._version > before
     buffer = torch.zeros(64)
-    a, b, apart, c = buffer[:30].view(6, 5), buffer[30:50].view(5, 4), torch.zeros(6, 4), torch.zeros(6, 4)
+    a, b, apart, c = (
+        buffer[:30].view(6, 5),
+        buffer[30:50].view(5, 4),
+        torch.zeros(6, 4),
+        torch.zeros(6, 4),
+    )
     warm(lambda: matmul(a, B, out=apart), operators)
     with pytest.raises(ValueError, match="out overlaps input"):
         matmul(a, B, out=buffer[20:44].view(6, 4))
@@ -352,7 +379,10 @@ def test_strict_mode_is_read_on_every_call(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
 def test_warm_calls_keep_to_their_device_and_stream(index, operators):
-    a, b = torch.randn(256, 256, device=f"cuda:{index}").bfloat16(), torch.randn(256, 256, device=f"cuda:{index}")
+    a, b = (
+        torch.randn(256, 256, device=f"cuda:{index}").bfloat16(),
+        torch.randn(256, 256, device=f"cuda:{index}"),
+    )
     b, out = b.bfloat16(), torch.empty_like(a)
     want = matmul(a, b)
     for call in (lambda: matmul(a, b), lambda: matmul(a, b, out=out)):
@@ -369,7 +399,9 @@ def test_warm_calls_keep_to_their_device_and_stream(index, operators):
     assert torch.equal(got, want)
     with torch.cuda.device(index):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):  # the default one is of the device that captured first
+        with torch.cuda.graph(
+            graph, stream=stream
+        ):  # the default one is of the device that captured first
             kept = matmul(a, b)
             matmul(a, b, out=out)
     a.zero_()

@@ -1,4 +1,6 @@
-"""Nonsense in the environment is told in a line: commands end with it, and products go on without a cache."""
+"""Nonsense in the environment is told in a line: commands end with it, and products go on without a
+cache.
+"""
 
 import os
 import subprocess
@@ -60,7 +62,9 @@ def test_commands_say_what_is_wrong(environment, command):
 @pytest.mark.filterwarnings("error")
 def test_compiled_kernels_are_built_with_one_warning(environment):
     def fetch():
-        return cache.fetch({"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text)
+        return cache.fetch(
+            {"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text
+        )
 
     if environment == "relative":
         assert cache.directory() == Path.cwd() / VALUES[environment]
@@ -103,7 +107,9 @@ def test_a_mode_that_is_none_is_told_in_short():
 @pytest.mark.parametrize("text", ["soon", LONG, "nan", "-1", "0", "1e", "\x1b"])
 def test_a_budget_that_is_none_is_told(monkeypatch, text):
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", text)
-    with pytest.raises(ValueError, match=r"OUTBLAS_TUNE_BUDGET is .*, expected a number of s") as it:
+    with pytest.raises(
+        ValueError, match=r"OUTBLAS_TUNE_BUDGET is .*, expected a number of s"
+    ) as it:
         automatic.first_seconds()
     assert len(str(it.value)) < 300
 
@@ -183,7 +189,9 @@ def test_network_file_systems_are_recognised(tmp_path, monkeypatch, path, kind):
 
 
 def test_a_link_lies_where_it_leads(tmp_path, monkeypatch):
-    (tmp_path / "mountinfo").write_text(f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path}/far rw - nfs x rw\n")
+    (tmp_path / "mountinfo").write_text(
+        f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path}/far rw - nfs x rw\n"
+    )
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to("far")
     monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")

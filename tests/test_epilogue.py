@@ -1,4 +1,6 @@
-"""Epilogues of `portable`, run by Triton's interpreter, and of `turing.cp_async`: what both compile to."""
+"""Epilogues of `portable`, run by Triton's interpreter, and of `turing.cp_async`: what both compile
+to.
+"""
 
 import math
 import re
@@ -35,7 +37,9 @@ def test_every_activation(activation: str | None) -> None:
 @pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)])
 @pytest.mark.parametrize("activation", ["reglu", "swiglu"])
 def test_a_gated_pair_without_columns(activation: str, shape: tuple[int, ...]) -> None:
-    """Where B is a vector, the halves are those of a column, and no memory behind the output is written."""
+    """Where B is a vector, the halves are those of a column, and no memory behind the output is
+    written.
+    """
     a, b, bias = torch.randn(shape), torch.randn(5), torch.randn(shape[:-1])
     want = apply(a @ b + bias, activation, None)
     memory = torch.full((want.numel() + 64,), 7.0)
@@ -72,15 +76,21 @@ def test_every_form(case: Fused, activation: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["bias", "activation", "residual", "aux"])
 def test_what_is_wrong_is_found(name: str) -> None:
     with pytest.raises(AssertionError, match=r"Fused\("):
-        Fused(20, 24, 8, FP16, "silu", **ALL).check("portable", run=lambda *a, **b: run(*a, **b | {name: None}))
+        Fused(20, 24, 8, FP16, "silu", **ALL).check(
+            "portable", run=lambda *a, **b: run(*a, **b | {name: None})
+        )
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_is_not_finite_goes_the_way_of_torch(function: str) -> None:
-    x = torch.tensor([math.inf, -math.inf, math.nan, -0.0, 3e38, -3e38, 90.0, -90.0, 20.0, -20.0])[:, None]
+    x = torch.tensor([math.inf, -math.inf, math.nan, -0.0, 3e38, -3e38, 90.0, -90.0, 20.0, -20.0])[
+        :, None
+    ]
     got = outblas.matmul(x, torch.ones(1, 1), activation=function, kernel="portable").double()
-    torch.testing.assert_close(got, FUNCTIONS[function](x.double()), rtol=1e-5, atol=1e-30, equal_nan=True)
+    torch.testing.assert_close(
+        got, FUNCTIONS[function](x.double()), rtol=1e-5, atol=1e-30, equal_nan=True
+    )
 
 
 @pytest.mark.interpreter
@@ -96,16 +106,39 @@ def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n
         plan(given, config)(a, b, c, out, *scales[:2], *Extra(**extra)[1:])
 
     for activation in ("relu", "reglu"):
-        case = Fused(20, 3 + block_n // 2, 17, FP32, activation, "matrix", "matrix", True, batch=(2, 3), pad=1)
+        case = Fused(
+            20,
+            3 + block_n // 2,
+            17,
+            FP32,
+            activation,
+            "matrix",
+            "matrix",
+            True,
+            batch=(2, 3),
+            pad=1,
+        )
         case.check("", run=planned)
 
 
 def form(
-    M: int, N: int, K: int, activation: str, dtype: torch.dtype = BF16, layout: str = "nt", *,
-    result: torch.dtype | None = None, addend: bool = False, tf32: bool = False,
-) -> Problem:  # fmt: skip
+    M: int,
+    N: int,
+    K: int,
+    activation: str,
+    dtype: torch.dtype = BF16,
+    layout: str = "nt",
+    *,
+    result: torch.dtype | None = None,
+    addend: bool = False,
+    tf32: bool = False,
+) -> Problem:
     wide, result = N * halves(activation), result or dtype
-    a, b, out = operand(M, K, layout[0], dtype), operand(K, wide, layout[1], dtype), operand(M, N, "n", result)
+    a, b, out = (
+        operand(M, K, layout[0], dtype),
+        operand(K, wide, layout[1], dtype),
+        operand(M, N, "n", result),
+    )
     x, c = operand(M, wide, "n", result), operand(M, wide, "n", dtype) if addend else None
     return problem(a, b, out, c, tf32=tf32, scaled=addend, extra=Extra(activation, x[0], out, x))
 
@@ -136,7 +169,9 @@ def test_unaligned_products_and_those_of_fma() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("activation", "layout"), [("gelu", "nt"), ("swiglu", "nn"), ("geglu", "tt")])
+@pytest.mark.parametrize(
+    ("activation", "layout"), [("gelu", "nt"), ("swiglu", "nn"), ("geglu", "tt")]
+)
 @pytest.mark.parametrize("config", [SIZES[0][0], SIZES[-1][0]], ids=str)
 def test_cp_async_compiles_without_spills(config: Any, activation: str, layout: str) -> None:
     given = form(1000, 1000, 1000, activation, FP16, layout, addend=True)
@@ -145,14 +180,18 @@ def test_cp_async_compiles_without_spills(config: Any, activation: str, layout: 
     code = read_cubin(compiled.asm["cubin"])
     assert (code.stack, code.spills) == (0, 0)
     assert set(copies(compiled)) == {16}
-    assert not re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"]), "narrower than 16 bytes"
+    assert not re.search(r"[ls][td]\.global(\.v2)?\.b\d", compiled.asm["ptx"]), (
+        "narrower than 16 bytes"
+    )
 
 
 def test_what_an_epilogue_is_refused_for() -> None:
     given = form(*SQUARE, "swiglu", FP16)
     reason = "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
     assert rung("turing.ldmatrix").unsupported(given) == reason
-    assert "stage_out" in str(rung("turing.cp_async").refusal(given, own("turing.cp_async", stage_out=False), 80))
+    assert "stage_out" in str(
+        rung("turing.cp_async").refusal(given, own("turing.cp_async", stage_out=False), 80)
+    )
 
 
 def test_offsets_of_an_epilogue_are_64_bit_where_they_must_be() -> None:

@@ -1,4 +1,6 @@
-"""Epilogues on a GPU: any steps together, on any dtypes and layouts, by every kernel that has them."""
+"""Epilogues on a GPU: any steps together, on any dtypes and layouts, by every kernel that
+has them.
+"""
 
 from pathlib import Path
 
@@ -18,26 +20,42 @@ EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])
 
 @st.composite
 def calls(draw):
-    """Batches have no addend, which is addmm's; a product in fp32 of 16-bit operands has none either."""
+    """Batches have no addend, which is addmm's; a product in fp32 of 16-bit operands has none
+    either.
+    """
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
     addend = draw(st.booleans())
     batch = () if addend else draw(st.sampled_from([(), (), (3,), (2, 3)]))
-    form, layout = st.sampled_from(["", "row", "column", "matrix"]), st.sampled_from(["nn", "nt", "tn", "tt"])
+    form, layout = (
+        st.sampled_from(["", "row", "column", "matrix"]),
+        st.sampled_from(["nn", "nt", "tn", "tt"]),
+    )
     scales = {"alpha": 2.0, "beta": 0.5} if addend else {}
     if not addend and dtype != torch.float32 and draw(st.booleans()):
         scales = {"out_dtype": torch.float32}
     return Fused(
-        draw(EXTENTS), max(2, draw(EXTENTS)), draw(EXTENTS), dtype, draw(st.sampled_from([None, *ACTIVATIONS])),
-        bias=draw(form), residual=draw(form), aux=draw(st.booleans()), batch=batch,
-        layout=draw(layout) + draw(st.sampled_from("nts")), pad=draw(st.sampled_from([0, 8, 3])),
-        offset=draw(st.sampled_from([0, 8, 1])), **scales,
-    )  # fmt: skip
+        draw(EXTENTS),
+        max(2, draw(EXTENTS)),
+        draw(EXTENTS),
+        dtype,
+        draw(st.sampled_from([None, *ACTIVATIONS])),
+        bias=draw(form),
+        residual=draw(form),
+        aux=draw(st.booleans()),
+        batch=batch,
+        layout=draw(layout) + draw(st.sampled_from("nts")),
+        pad=draw(st.sampled_from([0, 8, 3])),
+        offset=draw(st.sampled_from([0, 8, 1])),
+        **scales,
+    )
 
 
 HOPPER = pytest.param("hopper.gemm", 90, marks=pytest.mark.sm90)
 
 
-@pytest.mark.parametrize(("kernel", "examples"), [(None, 90), ("portable", 90), ("turing.cp_async", 30), HOPPER])
+@pytest.mark.parametrize(
+    ("kernel", "examples"), [(None, 90), ("portable", 90), ("turing.cp_async", 30), HOPPER]
+)
 def test_any_combination(kernel, examples):
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(call=calls())
@@ -52,8 +70,8 @@ def test_any_combination(kernel, examples):
     right()
 
 
-# Several tiles a CTA: consumers in turn, slots that carry residuals between those of two tiles, slabs used again,
-# "elastic" ones that overlap but come in other slots.
+# Several tiles a CTA: consumers in turn, slots that carry residuals between those of two tiles,
+# slabs used again, "elastic" ones that overlap but come in other slots.
 WAYS = {
     "two": "tile_n=256,sms=8",
     "elastic": "tile_n=160,elastic=True,sms=8",
@@ -113,14 +131,18 @@ def test_jittered_calls_give_equal_bits(way, steps):
 def test_rows_have_the_same_bits_in_all_batches(activation, dtype):
     columns = 776 * halves(activation)
     x, w = (torch.randn(n, 520, device="cuda").bfloat16() for n in (1024, columns))
-    bias, residual = (torch.randn(shape, device="cuda").to(dtype) for shape in ((columns,), (1024, 776)))
+    bias, residual = (
+        torch.randn(shape, device="cuda").to(dtype) for shape in ((columns,), (1024, 776))
+    )
 
     def product(rows):
         how = {"activation": activation, "residual": residual[rows], "out_dtype": dtype}
         return matmul(x[rows], w.t(), bias=bias, **how, batch_invariant=True)
 
     whole = product(slice(None))
-    for rows in [slice(n) for n in (1, 17, 64, 200, 1000)] + [slice(1024 - n, None) for n in (1, 63, 520)]:
+    for rows in [slice(n) for n in (1, 17, 64, 200, 1000)] + [
+        slice(1024 - n, None) for n in (1, 63, 520)
+    ]:
         assert torch.equal(product(rows), whole[rows]), rows
 
 

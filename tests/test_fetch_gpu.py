@@ -1,4 +1,6 @@
-"""`addmm` in pingpong where the addend comes late: from the host's memory it takes longer than a tile's products."""
+"""`addmm` in pingpong where the addend comes late: from the host's memory it takes longer than a
+tile's products.
+"""
 
 import pytest
 import torch
@@ -60,7 +62,9 @@ def test_an_addend_that_comes_late_is_added_and_never_multiplied(name, where):
     want = (torch.mm(a.float(), b.float()) + c.float()).to(torch.bfloat16)
     addend = mapped(c) if where == "host" else c
     for _ in range(5):
-        got = addmm(addend, a, b, kernel="hopper.gemm", config=configs.from_text(gemm.Config, config))
+        got = addmm(
+            addend, a, b, kernel="hopper.gemm", config=configs.from_text(gemm.Config, config)
+        )
         assert torch.equal(got, want)
 
 
@@ -69,5 +73,12 @@ def test_an_addend_in_place_that_comes_late():
     a, b, c = integers(M, K), integers(K, N), integers(M, N, most=100)
     want = (torch.mm(a.float(), b.float()) + c.float()).to(torch.bfloat16)
     addend = mapped(c)
-    got = addmm(addend, a, b, out=addend, kernel="hopper.gemm", config=configs.from_text(gemm.Config, config))
+    got = addmm(
+        addend,
+        a,
+        b,
+        out=addend,
+        kernel="hopper.gemm",
+        config=configs.from_text(gemm.Config, config),
+    )
     assert torch.equal(got.cpu(), want.cpu())

@@ -1,4 +1,6 @@
-"""The finals on made-up times: who wins, how soon, how surely, and what noise and drift that all share do to it."""
+"""The finals on made-up times: who wins, how soon, how surely, and what noise and drift that all
+share do to it.
+"""
 
 import math
 import random
@@ -13,7 +15,9 @@ TIE = {"one": 50.0, "other": 50.0}
 
 
 def run(us, *, seed=0, noise=0.0, common=(1.0,) * MOST_ROUNDS, until=MOST_ROUNDS):
-    """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of each one's own."""
+    """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of
+    each one's own.
+    """
     dice, race = random.Random(seed), Race(list(us))
 
     def measured(name, round):
@@ -21,7 +25,10 @@ def run(us, *, seed=0, noise=0.0, common=(1.0,) * MOST_ROUNDS, until=MOST_ROUNDS
 
     while race.alive and not race.over and race.rounds < until:
         rounds = range(race.rounds, race.rounds + BATCH)
-        race.add([measured("cuBLAS", i) for i in rounds], [[measured(name, i) for i in rounds] for name in race.alive])
+        race.add(
+            [measured("cuBLAS", i) for i in rounds],
+            [[measured(name, i) for i in rounds] for name in race.alive],
+        )
     return race
 
 
@@ -72,7 +79,10 @@ def test_ties_are_not_separated_before_the_end():
 
 
 def test_small_leads_take_more_rounds():
-    rounds = [run({"fast": 50.0, "slow": 50.0 * lead}, noise=0.01, seed=2).rounds for lead in (1.05, 1.006)]
+    rounds = [
+        run({"fast": 50.0, "slow": 50.0 * lead}, noise=0.01, seed=2).rounds
+        for lead in (1.05, 1.006)
+    ]
     assert rounds[0] == ROUNDS
     assert ROUNDS < rounds[1] < MOST_ROUNDS
 
@@ -101,7 +111,9 @@ def test_alone():
 def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran():
     """Drift of the clock after they left does not count for or against them."""
     race = run(
-        TIE | {"third": 60.0, "fourth": 70.0}, common=[1.0] * ROUNDS + [3.0] * (MOST_ROUNDS - ROUNDS), noise=0.0002
+        TIE | {"third": 60.0, "fourth": 70.0},
+        common=[1.0] * ROUNDS + [3.0] * (MOST_ROUNDS - ROUNDS),
+        noise=0.0002,
     )
     assert race.rounds > ROUNDS
     assert len(race.times["third"]) == len(race.times["fourth"]) == ROUNDS
@@ -130,6 +142,8 @@ def test_what_all_share_changes_nothing(seed, leads, drift, jumps):
 
 
 def test_equal_rivals_are_rarely_called_different():
-    """A rival as fast as the leader drops out by chance: looks every few rounds make 95% intervals err more often."""
+    """A rival as fast as the leader drops out by chance: looks every few rounds make 95% intervals
+    err more often.
+    """
     errors = sum(len(run(TIE, noise=0.01, seed=seed).alive) < 2 for seed in range(200))
     assert errors / 200 < 0.25

@@ -91,7 +91,9 @@ def test_fork_while_another_thread_runs_the_interpreter():
 
 
 def taken(lock, seconds=5.0):
-    """Whether the lock can be had, from another thread: who forked may take it again in any case."""
+    """Whether the lock can be had, from another thread: who forked may take it again in
+    any case.
+    """
     got = []
 
     def take():

@@ -35,7 +35,10 @@ FAULTS = {  # what a wrong product might do, and the difference that says so
     "shape": (lambda a, b: torch.matmul(a, b)[:, :-1], {}),
     "dtype": (lambda a, b: torch.matmul(a, b).double(), {}),
     "strides": (lambda a, b: torch.matmul(a, b).t().contiguous().t(), {}),
-    "requires_grad": (lambda a, b: torch.matmul(a, b).detach(), {"of": ["a"], "layout": "contiguous", "seed": 1}),
+    "requires_grad": (
+        lambda a, b: torch.matmul(a, b).detach(),
+        {"of": ["a"], "layout": "contiguous", "seed": 1},
+    ),
     "only outblas raises": (lambda a, b: torch.matmul(b, a), {}),
     "memory": (lambda a, b: torch.matmul(a, b.mul_(1.5)), {}),
 }
@@ -102,11 +105,18 @@ def test_an_error_that_torchs_users_do_not_catch_is_seen(monkeypatch):
 
 
 def test_bounds_hold_for_torch_itself_and_not_for_half_the_precision():
-    """Of an epilogue in bfloat16: the exact result rounded once passes, one rounded twice as coarsely does not."""
-    tensors = {name: t | {"dtype": "bfloat16"} for name, t in {"a": A, "b": B, "bias": tensor(5)}.items()}
+    """Of an epilogue in bfloat16: the exact result rounded once passes, one rounded twice as
+    coarsely does not.
+    """
+    tensors = {
+        name: t | {"dtype": "bfloat16"} for name, t in {"a": A, "b": B, "bias": tensor(5)}.items()
+    }
     made = call("matmul", tensors, activation="gelu")
     (exact,), _ = calls.truth(made, magnitude=False)
     theirs = calls.make(made, calls.by_torch)
     for wrong, passes in ((0, True), (0.05, False)):
         ours = calls.Outcome(results=[(exact * (1 + wrong)).bfloat16()])
-        assert (compare.of_results(made, ours.results[0], theirs.results[0], 0, compare.Truths(made)) == []) is passes
+        assert (
+            compare.of_results(made, ours.results[0], theirs.results[0], 0, compare.Truths(made))
+            == []
+        ) is passes

@@ -23,30 +23,93 @@ from outblas.shapes import LAYOUTS
 BF16, FP32 = torch.bfloat16, torch.float32
 OWN = gemm.Config()
 FLAT = torch.empty(1 << 20, dtype=BF16, device="meta")
-SMALL = "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=16,cluster_m=1"
+SMALL = (
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,"
+    "slots=16,cluster_m=1"
+)
 MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"
 SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
 
 
 # ---- machine code
 @pytest.mark.compile
-@pytest.mark.parametrize(("text", "layout", "out_dtype", "has", "lacks"), [
-    ("tile_n=192,elastic=True", "nt", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, "STSM.16.M88.4": 24}, ()),
-    ("tile_n=192,elastic=True", "nn", "", {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, TMA_STORE: 6}, ()),
-    ("tile_m=64,pingpong=True", "nt", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4, MULTICAST: 1}, (SUMS,)),
-    ("tile_m=64,pingpong=True", "nn", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4}, (SUMS,)),
-    ("split_k=4,k_serpentine=False", "nt", "", {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32}, ()),
-    ("stream_k=True,k_serpentine=False", "nn", "", {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32}, ()),
-    (f"{SMALL},tile_n=32,swap=True", "nt", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
-    (f"{SMALL},tile_n=32,swap=True", "nn", "", {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2}, (MULTICAST, "STG")),
-    ("", "nn", "float32", {"HGMMA.64x256x16": 8, "STS.64": 64, TMA_STORE: 8}, ("STSM", "STG")),
-    (
-        f"{SMALL},tile_n=32,cluster_k=4", "nt", "", {"HGMMA.64x32x16": 8, "STAS.128": 4, "LDS.128": 3, TMA_STORE: 1},
-        (MULTICAST, "STG", SUMS),
-    ),
-    (f"{SMALL},tile_n=16", "nt", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
-    (f"{SMALL},tile_n=16", "nn", "", {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1}, (MULTICAST, "STG")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "layout", "out_dtype", "has", "lacks"),
+    [
+        (
+            "tile_n=192,elastic=True",
+            "nt",
+            "",
+            {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, "STSM.16.M88.4": 24},
+            (),
+        ),
+        (
+            "tile_n=192,elastic=True",
+            "nn",
+            "",
+            {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, TMA_STORE: 6},
+            (),
+        ),
+        (
+            "tile_m=64,pingpong=True",
+            "nt",
+            "",
+            {"HGMMA.64x256x16": 8, TMA_STORE: 4, MULTICAST: 1},
+            (SUMS,),
+        ),
+        ("tile_m=64,pingpong=True", "nn", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4}, (SUMS,)),
+        (
+            "split_k=4,k_serpentine=False",
+            "nt",
+            "",
+            {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32},
+            (),
+        ),
+        (
+            "stream_k=True,k_serpentine=False",
+            "nn",
+            "",
+            {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32},
+            (),
+        ),
+        (
+            f"{SMALL},tile_n=32,swap=True",
+            "nt",
+            "",
+            {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2},
+            (MULTICAST, "STG"),
+        ),
+        (
+            f"{SMALL},tile_n=32,swap=True",
+            "nn",
+            "",
+            {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2},
+            (MULTICAST, "STG"),
+        ),
+        ("", "nn", "float32", {"HGMMA.64x256x16": 8, "STS.64": 64, TMA_STORE: 8}, ("STSM", "STG")),
+        (
+            f"{SMALL},tile_n=32,cluster_k=4",
+            "nt",
+            "",
+            {"HGMMA.64x32x16": 8, "STAS.128": 4, "LDS.128": 3, TMA_STORE: 1},
+            (MULTICAST, "STG", SUMS),
+        ),
+        (
+            f"{SMALL},tile_n=16",
+            "nt",
+            "",
+            {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1},
+            (MULTICAST, "STG"),
+        ),
+        (
+            f"{SMALL},tile_n=16",
+            "nn",
+            "",
+            {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1},
+            (MULTICAST, "STG"),
+        ),
+    ],
+)
 def test_levers_show_in_the_machine_code(text, layout, out_dtype, has, lacks):
     """No spills and no warnings of the assembler either."""
     inspect("hopper.gemm", config=text, layout=layout, out_dtype=out_dtype or None).require(
@@ -55,13 +118,22 @@ def test_levers_show_in_the_machine_code(text, layout, out_dtype, has, lacks):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("shape", "text"), [
-    ((512, 512, 512), f"{SMALL},tile_n=32,slots=8"),
-    ((1024, 1024, 1024), "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,slots=8"),
-    ((2048, 2048, 2048), ""), ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((512, 512, 512), f"{SMALL},tile_n=32,slots=8"),
+        (
+            (1024, 1024, 1024),
+            "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,slots=8",
+        ),
+        ((2048, 2048, 2048), ""),
+        ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
+    ],
+)
 def test_short_calls_neither_divide_nor_fence(shape, text):
-    """Nor wait for the cluster a second time: who has one tile ends when nobody will reach into its memory."""
+    """Nor wait for the cluster a second time: who has one tile ends when nobody will reach into its
+    memory.
+    """
     code = inspect("hopper.gemm", config=text, shape=shape)
     code.require(stack=0, lacks=("MUFU", "MEMBAR.ALL.GPU", "MEMBAR.SC.GPU", "LDL", "STL"))
     assert code.count("UCGABAR_WAIT") <= 1
@@ -85,13 +157,21 @@ def test_consumers_meet_before_pieces_of_k_are_counted(text):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("text", "N", "slabs"), [
-    ("", 8192, 0), ("", 2048, 32768), ("", 8191, 32768),  # TMA cannot write it
-    ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0), (f"{SMALL},tile_n=32", 8192, 4096),
-    (f"{SMALL},tile_n=16", 8192, 6144),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "N", "slabs"),
+    [
+        ("", 8192, 0),
+        ("", 2048, 32768),
+        ("", 8191, 32768),  # TMA cannot write it
+        ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0),
+        (f"{SMALL},tile_n=32", 8192, 4096),
+        (f"{SMALL},tile_n=16", 8192, 6144),
+    ],
+)
 def test_shared_memory_is_what_the_formula_says(text, N, slabs):
-    """Less what C's slabs do not take, where there are none, they lie over the ring, or they are narrow."""
+    """Less what C's slabs do not take, where there are none, they lie over the ring, or they are
+    narrow.
+    """
     config = configs.from_text(gemm.Config, text)
     asked = variant(example(BF16, None, "nt", (-(-N // 8) * 8, N, 1024)), config)
     assert gemm_host.shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
@@ -100,19 +180,27 @@ def test_shared_memory_is_what_the_formula_says(text, N, slabs):
 
 
 def test_words_beside_the_barriers_have_room():
-    refused = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61"))
+    refused = configs.from_text(
+        gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61")
+    )
     assert "slots is 61, expected at most 60" in str(gemm.unsupported(product(64, 64, 64), refused))
 
 
 # ---- the host
 def asked(a, b, out=None, **changed):
     shape = (*a.shape[:-1], b.shape[-1])
-    return replace(problem(a, b, torch.empty(shape, dtype=BF16, device="meta") if out is None else out), **changed)
+    return replace(
+        problem(a, b, torch.empty(shape, dtype=BF16, device="meta") if out is None else out),
+        **changed,
+    )
 
 
 def product(M, N, K, out_dtype=BF16, **changed):
     out = torch.empty(M, N, dtype=out_dtype, device="meta")
-    a, b = torch.empty(M, K, dtype=BF16, device="meta"), torch.empty(N, K, dtype=BF16, device="meta").t()
+    a, b = (
+        torch.empty(M, K, dtype=BF16, device="meta"),
+        torch.empty(N, K, dtype=BF16, device="meta").t(),
+    )
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
@@ -122,25 +210,43 @@ def variant(given, config=OWN):
 
 ODD = {
     "K no multiple of 8": (product(64, 64, 63), (True, True)),
-    "N no multiple of 8": (asked(FLAT[:4096].view(64, 64), FLAT[: 64 * 60].view(64, 60)), (False, True)),
-    "no unit stride": (asked(FLAT.as_strided((64, 64), (512, 2)), FLAT[:4096].view(64, 64)), (True, False)),
+    "N no multiple of 8": (
+        asked(FLAT[:4096].view(64, 64), FLAT[: 64 * 60].view(64, 60)),
+        (False, True),
+    ),
+    "no unit stride": (
+        asked(FLAT.as_strided((64, 64), (512, 2)), FLAT[:4096].view(64, 64)),
+        (True, False),
+    ),
     "odd address": (product(64, 64, 64, alignment=(2, 16, 16)), (True, False)),
     "both odd": (product(64, 64, 64, alignment=(8, 4, 2)), (True, True)),
     "a row": (product(1, 63, 64), (False, False)),
     "a batch": (
-        asked(FLAT[: 3 * 4096].view(3, 64, 64), FLAT[: 3 * 4096].view(3, 64, 64), alignment=(16, 16, 16)),
+        asked(
+            FLAT[: 3 * 4096].view(3, 64, 64),
+            FLAT[: 3 * 4096].view(3, 64, 64),
+            alignment=(16, 16, 16),
+        ),
         (False, False),
     ),
     "a batch that starts anywhere": (
-        asked(FLAT.as_strided((3, 64, 64), (4100, 64, 1)), FLAT.as_strided((3, 64, 64), (4104, 64, 1))),
+        asked(
+            FLAT.as_strided((3, 64, 64), (4100, 64, 1)), FLAT.as_strided((3, 64, 64), (4104, 64, 1))
+        ),
         (True, False),
     ),
     "one odd B for a batch": (
-        asked(FLAT.as_strided((3, 64, 63), (63, 200, 1)), FLAT[: 63 * 60].view(63, 60).expand(3, 63, 60)),
+        asked(
+            FLAT.as_strided((3, 64, 63), (63, 200, 1)),
+            FLAT[: 63 * 60].view(63, 60).expand(3, 63, 60),
+        ),
         (True, True),
     ),
     "two batch dimensions": (
-        asked(FLAT.as_strided((2, 5, 64, 64), (7, 4096 * 3, 64, 1)), FLAT.as_strided((2, 5, 64, 8), (0, 520, 1, 65))),
+        asked(
+            FLAT.as_strided((2, 5, 64, 64), (7, 4096 * 3, 64, 1)),
+            FLAT.as_strided((2, 5, 64, 8), (0, 520, 1, 65)),
+        ),
         (True, True),
     ),
 }
@@ -150,7 +256,9 @@ ODD = {
 def test_copies_are_said(case):
     given, which = ODD[case]
     said = [line for line in gemm.remarks(given) if "twice" not in line]
-    assert [line[0] for line in said] == [name for name, is_copied in zip("ab", which, strict=True) if is_copied]
+    assert [line[0] for line in said] == [
+        name for name, is_copied in zip("ab", which, strict=True) if is_copied
+    ]
     assert all("is copied first" in line and "has strides" in line for line in said)
 
 
@@ -167,36 +275,58 @@ def test_any_strides_are_taken(case, config):
         before, after = getattr(given, name), getattr(made, name)
         if is_copied:
             assert 1 in after[-2:]
-            assert all(stride % 8 == 0 for i, stride in enumerate(after) if i < len(after) - 2 or stride != 1)
+            assert all(
+                stride % 8 == 0
+                for i, stride in enumerate(after)
+                if i < len(after) - 2 or stride != 1
+            )
             assert [stride == 0 for stride in before[:-2]] == [stride == 0 for stride in after[:-2]]
         else:
             assert after == before
     turned, crossed = gemm_host._turned(made, config)
     assert crossed == config.swap
-    a, b = gemm_host._operand_strides(gemm_host._one_batch(turned)[0] if len(turned.batch) > 1 else turned)
+    a, b = gemm_host._operand_strides(
+        gemm_host._one_batch(turned)[0] if len(turned.batch) > 1 else turned
+    )
     assert 1 in a[-2:]
     assert 1 in b[-2:]
     assert variant(given, config).layout[0] in "nt"
 
 
-@pytest.mark.parametrize(("given", "asked_for"), [
-    (product(64, 64, 64), (1, 1)), (product(64, 64, 1000), (2, 2)),
-    (example(BF16, None, "nn", (512, 1000, 512)), (1, 2)), (example(BF16, None, "tn", (1000, 512, 512)), (2, 1)),
-    (product(64, 64, 64, alignment=(16, LINE, 16)), (2, 1)), (product(64, 64, 64, alignment=(LINE, 16, 2)), (1, 2)),
-    (product(64, 64, 1001), (1, 1)),  # copies' rows are whole lines
-    (product(64, 64, 64, alignment=(2, 16, 16)), (1, 2)), (product(1, 64, 1000), (1, 2)),  # of one row there is no next
-    (replace(product(64, 64, 64), batch=(3,), a=(0, 64, 1), b=(4104, 1, 64), out=(4096, 64, 1)), (1, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "asked_for"),
+    [
+        (product(64, 64, 64), (1, 1)),
+        (product(64, 64, 1000), (2, 2)),
+        (example(BF16, None, "nn", (512, 1000, 512)), (1, 2)),
+        (example(BF16, None, "tn", (1000, 512, 512)), (2, 1)),
+        (product(64, 64, 64, alignment=(16, LINE, 16)), (2, 1)),
+        (product(64, 64, 64, alignment=(LINE, 16, 2)), (1, 2)),
+        (product(64, 64, 1001), (1, 1)),  # copies' rows are whole lines
+        (product(64, 64, 64, alignment=(2, 16, 16)), (1, 2)),
+        (product(1, 64, 1000), (1, 2)),  # of one row there is no next
+        (
+            replace(
+                product(64, 64, 64), batch=(3,), a=(0, 64, 1), b=(4104, 1, 64), out=(4096, 64, 1)
+            ),
+            (1, 2),
+        ),
+    ],
+)
 def test_lines_that_rows_lie_in(given, asked_for):
     assert copies.lines(given) == asked_for
     assert copies.lines(transposed(given)) == asked_for[::-1]
     said = [line for line in copies.remarks(given) if "twice the requests" in line]
-    assert [line[0] for line in said] == [name for name, lines in zip("ab", asked_for, strict=True) if lines == 2]
+    assert [line[0] for line in said] == [
+        name for name, lines in zip("ab", asked_for, strict=True) if lines == 2
+    ]
 
 
 @pytest.mark.parametrize("size", [1000, 1024, 2048])
 def test_rows_inside_of_lines_are_loaded_for_each_other(size):
-    """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines do not merge."""
+    """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines
+    do not merge.
+    """
     own = rules.config(product(size, size, 1024), 132, OWN)
     beside = rules.config(product(size, size, 1032), 132, OWN)
     assert own.group == 1
@@ -218,7 +348,11 @@ def test_a_copy_has_the_elements(data):
     made = copies._strides(given, source, *shape[-2:])
     copy = copies.copy(t, shape, source, made)
     assert copy.stride() == made
-    assert all(stride % (64 if 70 in shape[-2:] and max(made[-2:]) > 64 else 8) == 0 for stride in made if stride > 1)
+    assert all(
+        stride % (64 if 70 in shape[-2:] and max(made[-2:]) > 64 else 8) == 0
+        for stride in made
+        if stride > 1
+    )
     assert torch.equal(copy, t.as_strided(shape, source))
 
 
@@ -235,7 +369,13 @@ def test_a_product_is_turned_for_each_of_two_reasons(swap, by_columns):
 
 
 def test_the_longest_batch_dimension_is_the_kernels():
-    given = replace(product(64, 64, 64), batch=(2, 7, 3), a=(9, 8, 0, 64, 1), b=(0, 24, 7, 1, 64), out=(1, 2, 3, 64, 1))
+    given = replace(
+        product(64, 64, 64),
+        batch=(2, 7, 3),
+        a=(9, 8, 0, 64, 1),
+        b=(0, 24, 7, 1, 64),
+        out=(1, 2, 3, 64, 1),
+    )
     made, inner = gemm_host._one_batch(given)
     assert inner == 1
     assert (made.batch, made.a, made.b, made.out) == ((7,), (8, 64, 1), (24, 1, 64), (2, 64, 1))
@@ -244,17 +384,34 @@ def test_the_longest_batch_dimension_is_the_kernels():
     assert gemm_host._offset(given.out, (1, 2), inner) == 7
 
 
-@pytest.mark.parametrize(("given", "width", "by_columns", "staged"), [
-    (product(64, 64, 64), 8, False, True), (product(64, 64, 64, FP32), 4, False, True),
-    (product(64, 68, 64, FP32), 4, False, True), (product(64, 66, 64, FP32), 2, False, False),
-    (product(64, 66, 64), 2, False, False), (product(64, 65, 64), 1, False, False),
-    (product(64, 64, 64, alignment=(16, 16, 2)), 1, False, False),
-    (product(64, 64, 64, alignment=(16, 16, 8)), 2, False, False),
-    (product(64, 60, 64, out=(72, 1)), 2, False, False),  # TMA would write up to column 64
-    (product(64, 64, 64, out=(512, 2)), 1, False, False), (product(1, 64, 64, out=(1, 1)), 8, False, True),
-    (product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4097, 64, 1)), 1, False, False),
-    (product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4104, 64, 1)), 8, False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "width", "by_columns", "staged"),
+    [
+        (product(64, 64, 64), 8, False, True),
+        (product(64, 64, 64, FP32), 4, False, True),
+        (product(64, 68, 64, FP32), 4, False, True),
+        (product(64, 66, 64, FP32), 2, False, False),
+        (product(64, 66, 64), 2, False, False),
+        (product(64, 65, 64), 1, False, False),
+        (product(64, 64, 64, alignment=(16, 16, 2)), 1, False, False),
+        (product(64, 64, 64, alignment=(16, 16, 8)), 2, False, False),
+        (product(64, 60, 64, out=(72, 1)), 2, False, False),  # TMA would write up to column 64
+        (product(64, 64, 64, out=(512, 2)), 1, False, False),
+        (product(1, 64, 64, out=(1, 1)), 8, False, True),
+        (
+            product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4097, 64, 1)),
+            1,
+            False,
+            False,
+        ),
+        (
+            product(64, 64, 64, batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(4104, 64, 1)),
+            8,
+            False,
+            True,
+        ),
+    ],
+)
 def test_how_c_is_written(given, width, by_columns, staged):
     form = variant(given).form
     assert (form.width, form.by_columns, form.staged) == (width, by_columns, staged)
@@ -262,10 +419,14 @@ def test_how_c_is_written(given, width, by_columns, staged):
     assert (unstaged.width, unstaged.staged) == (width, False)
 
 
-@pytest.mark.parametrize(("given", "width", "staged"), [
-    (product(16, 64, 64), 8, True), (product(16, 66, 64), 1, False),
-    (product(16, 64, 64, FP32), 1, False),  # which stmatrix cannot turn
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "width", "staged"),
+    [
+        (product(16, 64, 64), 8, True),
+        (product(16, 66, 64), 1, False),
+        (product(16, 64, 64, FP32), 1, False),  # which stmatrix cannot turn
+    ],
+)
 def test_how_a_swapped_c_is_written(given, width, staged):
     made = variant(given, replace(OWN, swap=True))
     assert (made.form.width, made.form.by_columns, made.form.staged) == (width, True, staged)
@@ -276,17 +437,38 @@ ROW, COLUMN = product(1, 4096, 64), product(4096, 1, 64)
 ROWS = replace(product(1, 64, 64), batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(64, 64, 1))
 
 
-@pytest.mark.parametrize(("given", "swap", "strides", "width", "by_columns"), [
-    (ROW, False, (8, 1), 8, False), (ROW, True, (1, 8), 8, True), (COLUMN, False, (1, 8), 8, True),
-    (COLUMN, True, (8, 1), 8, False), (ROWS, False, (64, 8, 1), 8, False), (ROWS, True, (64, 1, 8), 8, True),
-    (replace(ROW, out=(4096, 2)), True, (1, 2), 1, True),  # no two elements of it are neighbours
-    (replace(ROWS, out=(60, 60, 1)), True, (60, 1, 8), 1, True),  # not every row starts at 16 bytes
-    (product(1, 4095, 64), True, (1, 8), 1, True),
-    (replace(COLUMN, out=(4096, 1)), False, (4096, 1), 1, False),  # of a matrix stored by rows
-    (replace(ROW, out_dtype=FP32), True, (1, 8), 1, True),  # which stmatrix cannot turn
-    (product(1, 1, 64), True, (8, 1), 1, False),
-])  # fmt: skip
-def test_a_single_row_or_column_is_written_along_its_length(given, swap, strides, width, by_columns):
+@pytest.mark.parametrize(
+    ("given", "swap", "strides", "width", "by_columns"),
+    [
+        (ROW, False, (8, 1), 8, False),
+        (ROW, True, (1, 8), 8, True),
+        (COLUMN, False, (1, 8), 8, True),
+        (COLUMN, True, (8, 1), 8, False),
+        (ROWS, False, (64, 8, 1), 8, False),
+        (ROWS, True, (64, 1, 8), 8, True),
+        (
+            replace(ROW, out=(4096, 2)),
+            True,
+            (1, 2),
+            1,
+            True,
+        ),  # no two elements of it are neighbours
+        (
+            replace(ROWS, out=(60, 60, 1)),
+            True,
+            (60, 1, 8),
+            1,
+            True,
+        ),  # not every row starts at 16 bytes
+        (product(1, 4095, 64), True, (1, 8), 1, True),
+        (replace(COLUMN, out=(4096, 1)), False, (4096, 1), 1, False),  # of a matrix stored by rows
+        (replace(ROW, out_dtype=FP32), True, (1, 8), 1, True),  # which stmatrix cannot turn
+        (product(1, 1, 64), True, (8, 1), 1, False),
+    ],
+)
+def test_a_single_row_or_column_is_written_along_its_length(
+    given, swap, strides, width, by_columns
+):
     config = replace(OWN, swap=swap)
     assert gemm_host._out_strides(gemm_host._turned(given, config)[0]) == strides
     form = variant(given, config).form
@@ -297,13 +479,19 @@ def test_a_single_row_or_column_is_written_along_its_length(given, swap, strides
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
     """Views of them in every call cost the host 8 µs."""
-    a, b, out = torch.empty(*batch, 64, 72), torch.empty(*batch, 40, 72).mT, torch.empty(*batch, 64, 40)
+    a, b, out = (
+        torch.empty(*batch, 64, 72),
+        torch.empty(*batch, 40, 72).mT,
+        torch.empty(*batch, 64, 40),
+    )
     handed = []
     monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
     monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.extend(given))
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
-    assert [id(given) for given in handed[:3]] == [id(t) for t in ((b, a, out) if swap else (a, b, out))]
+    assert [id(given) for given in handed[:3]] == [
+        id(t) for t in ((b, a, out) if swap else (a, b, out))
+    ]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -316,7 +504,9 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
             steps.append(("marked", stream))
 
     def borrow(index, floats, counters):
-        lent = partial_sums.Workspace(torch.empty(floats), torch.empty(counters), Event(), "its stream")
+        lent = partial_sums.Workspace(
+            torch.empty(floats), torch.empty(counters), Event(), "its stream"
+        )
         alive.append(weakref.ref(lent))
         return lent
 
@@ -331,7 +521,9 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
     monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
     monkeypatch.setattr(gemm_host.host, "load", lambda *_: run)
     monkeypatch.setattr(partial_sums, "borrow", borrow)
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False")
+    config = configs.from_text(
+        gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False"
+    )
     a, b, out = torch.empty(64, 512), torch.empty(40, 512).t(), torch.empty(64, 40)
     launch = gemm.plan(problem(a, b, out), config)
     with pytest.raises(RuntimeError, match="no launch") if fails else contextlib.nullcontext():
@@ -342,10 +534,21 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
 
 def test_a_form_says_what_a_call_has():
     plain = variant(product(64, 64, 64)).form
-    assert (plain.batched, plain.ordered, plain.scaled, plain.addend, plain.plain) == (False, False, False, "", True)
+    assert (plain.batched, plain.ordered, plain.scaled, plain.addend, plain.plain) == (
+        False,
+        False,
+        False,
+        "",
+        True,
+    )
     assert variant(product(8192, 8192, 64)).form.ordered
     assert variant(replace(product(64, 64, 64), scaled=True)).form.scaled
-    for strides, kind in {(0, 1): "pairs", (1, 0): "rows", (64, 1): "staged", (65, 1): "matrix"}.items():
+    for strides, kind in {
+        (0, 1): "pairs",
+        (1, 0): "rows",
+        (64, 1): "staged",
+        (65, 1): "matrix",
+    }.items():
         with_c = replace(product(64, 64, 64), scaled=True, c=strides, alignment=(16, 16, 16, 16))
         assert variant(with_c).form.addend == kind
     assert variant(ODD["a batch"][0]).form.batched
@@ -365,12 +568,16 @@ def test_the_rule_gives_a_config_that_can_be_built(data):
     draw = data.draw
     size = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
     M, N, K = draw(size), draw(size), draw(size)
-    given = product(M, N, K, draw(st.sampled_from([BF16, FP32])), batch_invariant=draw(st.booleans()))
+    given = product(
+        M, N, K, draw(st.sampled_from([BF16, FP32])), batch_invariant=draw(st.booleans())
+    )
     if draw(st.booleans()):
         given = replace(given, out=(1, M))
     if draw(st.booleans()):
         count = draw(st.integers(1, 40))
-        given = replace(given, batch=(count,), a=(0, *given.a), b=(0, *given.b), out=(M * N, *given.out))
+        given = replace(
+            given, batch=(count,), a=(0, *given.a), b=(0, *given.b), out=(M * N, *given.out)
+        )
     made = rules.config(given, draw(st.sampled_from([1, 78, 114, 132])), OWN)
     assert gemm.Gemm.invalid_reason(made) is None
     assert gemm.unsupported(given, made) is None
@@ -397,7 +604,10 @@ def test_the_rule_cuts_k_where_few_tiles_are():
 @pytest.mark.parametrize("size", [1280, 1536, 5120])
 def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
     """Where neither operand has such rows tiles begin at whole lines of 128 bytes."""
-    rule = {layout: rules.config(example(BF16, None, layout, (size,) * 3), 132, OWN) for layout in LAYOUTS}
+    rule = {
+        layout: rules.config(example(BF16, None, layout, (size,) * 3), 132, OWN)
+        for layout in LAYOUTS
+    }
     swapped = {layout: made.swap for layout, made in rule.items() if made.elastic}
     assert swapped == {"nn": True, "nt": False, "tt": False}
     assert rule["tn"].tile_n % 64 == 0
@@ -406,12 +616,20 @@ def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
 @pytest.mark.parametrize(
     ("shape", "layout", "ratio"),  # measured on an H100: its time, copies included, over portable's
     [
-        ((4096, 4096, 4095), "nt", 0.26), ((4096, 4095, 4096), "nn", 0.29), ((1024, 1024, 1023), "nt", 0.61),
-        ((512, 512, 511), "nt", 1.08), ((128, 128, 127), "nt", 2.96), ((16, 4096, 4095), "nt", 2.41),
-        ((128, 4096, 4095), "nt", 0.56), ((1, 4096, 4095), "nt", 2.45), ((8192, 8192, 63), "nt", 0.70),
-        ((16, 1024, 1023), "nt", 1.47), ((64, 64, 4095), "nt", 0.48), ((16, 4096, 4096), "nt", 0.70),
+        ((4096, 4096, 4095), "nt", 0.26),
+        ((4096, 4095, 4096), "nn", 0.29),
+        ((1024, 1024, 1023), "nt", 0.61),
+        ((512, 512, 511), "nt", 1.08),
+        ((128, 128, 127), "nt", 2.96),
+        ((16, 4096, 4095), "nt", 2.41),
+        ((128, 4096, 4095), "nt", 0.56),
+        ((1, 4096, 4095), "nt", 2.45),
+        ((8192, 8192, 63), "nt", 0.70),
+        ((16, 1024, 1023), "nt", 1.47),
+        ((64, 64, 4095), "nt", 0.48),
+        ((16, 4096, 4096), "nt", 0.70),
     ],
-)  # fmt: skip
+)
 def test_it_is_spared_where_copies_cost_more_than_they_save(shape, layout, ratio):
     given = example(BF16, None, layout, shape)
     assert (choice.spared("hopper.gemm", given) is not None) == (ratio > 1)
@@ -421,31 +639,50 @@ def test_it_is_spared_where_copies_cost_more_than_they_save(shape, layout, ratio
 
 def test_as_few_clusters_as_waves_allow():
     """The waves stay as many, and few clusters are left out."""
-    assert [schedule.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [66, 66, 64, 64, 66, 65]
+    assert [schedule.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [
+        66,
+        66,
+        64,
+        64,
+        66,
+        65,
+    ]
     for clusters, tiles in itertools.product(range(1, 140), range(1, 600)):
         fewest = schedule.level(clusters, tiles)
         assert 15 * clusters <= 16 * fewest <= 16 * clusters
         assert -(-tiles // fewest) == -(-tiles // clusters)
 
 
-@pytest.mark.parametrize("text", ["split_k=2,k_serpentine=False", "stream_k=True,k_serpentine=False", ""])
+@pytest.mark.parametrize(
+    "text", ["split_k=2,k_serpentine=False", "stream_k=True,k_serpentine=False", ""]
+)
 def test_another_order_of_k_is_refused_where_rows_must_not_tell(text):
     given = product(64, 64, 4096, batch_invariant=True)
     config = configs.from_text(gemm.Config, text)
     assert "batch_invariant needs one order of K" in str(gemm.unsupported(given, config))
-    assert gemm.unsupported(given, replace(config, split_k=1, stream_k=False, k_serpentine=False)) is None
+    assert (
+        gemm.unsupported(given, replace(config, split_k=1, stream_k=False, k_serpentine=False))
+        is None
+    )
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("split_k=65", "split_k is 65, expected 1 to 64 pieces of K"),
-    ("split_k=2,stream_k=True", "split_k is 2 with stream_k, expected 1"),
-    ("pingpong=True,consumers=1,producer_registers=0,consumer_registers=0,tile_n=64", "pingpong with 1 consumers"),
-    ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and pieces of K"),
-    ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
-    ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
-    ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),
-    ("phases=True", "phases is True, expected False"), ("cluster_m=3", "cluster_m is 3, expected 1, 2 or 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("split_k=65", "split_k is 65, expected 1 to 64 pieces of K"),
+        ("split_k=2,stream_k=True", "split_k is 2 with stream_k, expected 1"),
+        (
+            "pingpong=True,consumers=1,producer_registers=0,consumer_registers=0,tile_n=64",
+            "pingpong with 1 consumers",
+        ),
+        ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and pieces of K"),
+        ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
+        ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
+        ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),
+        ("phases=True", "phases is True, expected False"),
+        ("cluster_m=3", "cluster_m is 3, expected 1, 2 or 4"),
+    ],
+)
 def test_what_cannot_be_built(text, reason):
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(product(64, 64, 64), config))

@@ -1,4 +1,6 @@
-"""The epilogue of `hopper.gemm` without a GPU: how a call's tensors come, what is refused, the machine code."""
+"""The epilogue of `hopper.gemm` without a GPU: how a call's tensors come, what is refused, the
+machine code.
+"""
 
 from dataclasses import replace
 
@@ -11,12 +13,16 @@ from outblas.hopper import fetched, gemm, gemm_host, host
 
 BF16 = torch.bfloat16
 BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
-SMALL = "tile_m=64,consumers=1,cluster_m=1,store_buffers=1,producer_registers=0,consumer_registers=0"
+SMALL = (
+    "tile_m=64,consumers=1,cluster_m=1,store_buffers=1,producer_registers=0,consumer_registers=0"
+)
 STEPS = {"bias": "pairs", "residual": "staged", "aux": "staged"}
 
 
 def problem(*shape, activation="", turned="", formats="", **extra):
-    """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of others."""
+    """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of
+    others.
+    """
     M, N, K = shape
 
     def made(name, *size):
@@ -25,47 +31,94 @@ def problem(*shape, activation="", turned="", formats="", **extra):
         return t.t() if name in turned else t
 
     wide = N * halves(activation)
-    found = {"bias": made("bias", wide), "residual": made("residual", M, N), "aux": made("aux", M, wide)} | extra
+    found = {
+        "bias": made("bias", wide),
+        "residual": made("residual", M, N),
+        "aux": made("aux", M, wide),
+    } | extra
     scales = (torch.empty(M, 1, device="meta"), torch.empty((), device="meta")) if formats else None
     a, b, out = made("a", M, K), made("b" if "b" in turned else "w", wide, K).t(), made("out", M, N)
-    return operands.problem(a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats)
+    return operands.problem(
+        a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats
+    )
 
 
 def variant(given, text=BASE):
     return gemm_host.example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
 
 
-@pytest.mark.parametrize(("given", "text", "want"), [
-    ({}, BASE, STEPS), ({"bias": torch.empty(64, 1)}, BASE, STEPS | {"bias": "rows"}),
-    ({"residual": torch.empty(64, dtype=BF16), "aux": None}, BASE, {"residual": "pairs", "aux": ""}),
-    ({"turned": "residual"}, BASE, STEPS | {"residual": "matrix"}),
-    ({"turned": "out residual aux"}, BASE, STEPS | {"bias": "rows"}),
-    ({"turned": "out residual aux", "activation": "swiglu"}, BASE, STEPS | {"gated": True, "by_columns": True}),
-    ({}, "split_k=2,k_serpentine=False", STEPS | {"residual": "matrix"}),
-    ({}, "tile_k=32", STEPS | {"residual": "matrix"}),
-    ({"formats": "e4m3 e5m2"}, BASE, STEPS | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"}),
-    ({"formats": "e4m3 e5m2 promoted"}, "swap=True", {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "text", "want"),
+    [
+        ({}, BASE, STEPS),
+        ({"bias": torch.empty(64, 1)}, BASE, STEPS | {"bias": "rows"}),
+        (
+            {"residual": torch.empty(64, dtype=BF16), "aux": None},
+            BASE,
+            {"residual": "pairs", "aux": ""},
+        ),
+        ({"turned": "residual"}, BASE, STEPS | {"residual": "matrix"}),
+        ({"turned": "out residual aux"}, BASE, STEPS | {"bias": "rows"}),
+        (
+            {"turned": "out residual aux", "activation": "swiglu"},
+            BASE,
+            STEPS | {"gated": True, "by_columns": True},
+        ),
+        ({}, "split_k=2,k_serpentine=False", STEPS | {"residual": "matrix"}),
+        ({}, "tile_k=32", STEPS | {"residual": "matrix"}),
+        (
+            {"formats": "e4m3 e5m2"},
+            BASE,
+            STEPS | {"scale_a": "rows", "scale_b": "one", "formats": "e4m3 e5m2"},
+        ),
+        (
+            {"formats": "e4m3 e5m2 promoted"},
+            "swap=True",
+            {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"},
+        ),
+    ],
+)
 def test_how_tensors_come(given, text, want):
     form = variant(problem(64, 64, 64, **given), text).form
     assert {name: getattr(form, name) for name in want} == want
 
 
-@pytest.mark.parametrize(("given", "text", "reason"), [
-    ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
-    ({"activation": "geglu"}, "tile_n=80,cluster_m=1", "tile_n is 80, expected a multiple of 32"),
-    ({"formats": "e4m3 e4m3 promoted"}, BASE, "needs 256 registers for sums and theirs of slots"),
-    ({"formats": "e4m3 e4m3 promoted"}, f"{SMALL},tile_n=64,tile_k=128", "tile_k is 128, expected at most 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "text", "reason"),
+    [
+        ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
+        (
+            {"activation": "geglu"},
+            "tile_n=80,cluster_m=1",
+            "tile_n is 80, expected a multiple of 32",
+        ),
+        (
+            {"formats": "e4m3 e4m3 promoted"},
+            BASE,
+            "needs 256 registers for sums and theirs of slots",
+        ),
+        (
+            {"formats": "e4m3 e4m3 promoted"},
+            f"{SMALL},tile_n=64,tile_k=128",
+            "tile_k is 128, expected at most 64",
+        ),
+    ],
+)
 def test_what_is_refused(given, text, reason):
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
 
 
-@pytest.mark.parametrize(("K", "activation", "want"), [
-    (64, "gelu", "gelu"), (112, "gelu", "gelu_fit"), (4096, "geglu", "gelu_fit"), (4096, "gelu_tanh", "gelu_tanh"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("K", "activation", "want"),
+    [
+        (64, "gelu", "gelu"),
+        (112, "gelu", "gelu_fit"),
+        (4096, "geglu", "gelu_fit"),
+        (4096, "gelu_tanh", "gelu_tanh"),
+    ],
+)
 def test_gelu_is_a_fit_where_sums_are_less_exact(K, activation, want):
     assert variant(problem(64, 64, K, activation=activation)).form.function == want
 
@@ -76,21 +129,31 @@ def test_x_of_one_row_is_no_vector():
     assert (form.bias, form.residual, form.aux) == ("columns", "columns", "matrix")
 
 
-@pytest.mark.parametrize(("shape", "given", "text", "want"), [
-    ((8192, 8192, 1024), {"activation": "gelu"}, BASE, True),
-    ((8192, 8192, 1024), {"bias": None, "residual": None, "aux": None}, BASE, False),
-    ((8192, 8192, 384), {"activation": "gelu"}, BASE, False),  # too few slices
-    ((512, 512, 1024), {"activation": "gelu"}, BASE, False),  # one tile a CTA
-    ((8192, 8192, 1024), {"activation": "gelu"}, TALL, False),  # tiles of one consumer
-    ((8192, 8192, 1024), {"activation": "gelu"}, "split_k=2,k_serpentine=False", False),
-    ((8192, 8192, 1024), {"formats": "e4m3 e5m2 promoted"}, "tile_n=192,slots=5,store_buffers=1", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "given", "text", "want"),
+    [
+        ((8192, 8192, 1024), {"activation": "gelu"}, BASE, True),
+        ((8192, 8192, 1024), {"bias": None, "residual": None, "aux": None}, BASE, False),
+        ((8192, 8192, 384), {"activation": "gelu"}, BASE, False),  # too few slices
+        ((512, 512, 1024), {"activation": "gelu"}, BASE, False),  # one tile a CTA
+        ((8192, 8192, 1024), {"activation": "gelu"}, TALL, False),  # tiles of one consumer
+        ((8192, 8192, 1024), {"activation": "gelu"}, "split_k=2,k_serpentine=False", False),
+        (
+            (8192, 8192, 1024),
+            {"formats": "e4m3 e5m2 promoted"},
+            "tile_n=192,slots=5,store_buffers=1",
+            False,
+        ),
+    ],
+)
 def test_when_consumers_take_turns(shape, given, text, want):
     assert variant(problem(*shape, **given), text).form.in_turn == want
 
 
 def test_any_gated_columns_of_a_c_by_columns():
-    form = variant(problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)).form
+    form = variant(
+        problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)
+    ).form
     assert form.staged
     assert form.by_columns
     assert form.granule("nt", 2) == 1
@@ -98,14 +161,19 @@ def test_any_gated_columns_of_a_c_by_columns():
 
 
 def test_pairs_in_rows_come_in_whole_granules():
-    assert "multiples of 8 columns" in gemm.unsupported(problem(64, 60, 64, activation="swiglu", turned="b", aux=None))
+    assert "multiples of 8 columns" in gemm.unsupported(
+        problem(64, 60, 64, activation="swiglu", turned="b", aux=None)
+    )
 
 
 def test_slabs_fit_the_slots_that_carry_them():
     for text in (BASE, TALL, f"{SMALL},tile_n=16"):
         config = configs.from_text(gemm.Config, text)
         per = fetched.per_slot(config, config, host.NUMERIC[BF16])
-        assert per * config.sharing * fetched.slab_bytes(config, host.NUMERIC[BF16]) <= config.slot_bytes
+        assert (
+            per * config.sharing * fetched.slab_bytes(config, host.NUMERIC[BF16])
+            <= config.slot_bytes
+        )
         assert fetched.slots(config, config, host.NUMERIC[BF16]) * per >= len(
             gemm.epilogue.places(config, host.NUMERIC[BF16], config.tile_n)
         )
@@ -120,19 +188,27 @@ def test_slabs_fit_the_slots_that_carry_them():
         ({"activation": "swiglu"}, BASE, ("m64n256k16",)),
         ({"activation": "silu", "turned": "a b residual"}, f"{SMALL},tile_n=64", ()),
         ({"formats": "e4m3 e5m2", "activation": "relu"}, BASE, ("m64n256k32.f32.e4m3.e5m2",)),
-        ({"formats": "e5m2 e4m3 promoted"}, "tile_n=192,slots=5,store_buffers=1", ("m64n192k32.f32.e5m2.e4m3",)),
+        (
+            {"formats": "e5m2 e4m3 promoted"},
+            "tile_n=192,slots=5,store_buffers=1",
+            ("m64n192k32.f32.e5m2.e4m3",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_machine_code(given, text, code, tmp_path):
     asked = variant(problem(4096, 4096, 4096, **given), text)
     remarks = tmp_path / "remarks.yaml"
     made = gemm_host.compile_variant(
-        gemm.Gemm, asked, f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}"
+        gemm.Gemm,
+        asked,
+        f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}",
     )
     log = host.assembler_log(remarks.read_text(encoding="utf-8"))
     assert "0 bytes spill stores, 0 bytes spill loads" in log
     assert not [line for line in log.splitlines() if "C75" in line]
     ptx = str(made.__ptx__)
     assert all(found in ptx for found in code)
-    if asked.form.function == "silu":  # a product and a sum are two roundings, whatever is between them
+    if (
+        asked.form.function == "silu"
+    ):  # a product and a sum are two roundings, whatever is between them
         assert "fma.rn.f32" not in ptx

@@ -1,4 +1,5 @@
-"""hopper.gemm on a GPU: sampled calls, its space, NaN and Inf, streams, rows of any batch, more than 2³¹ elements.
+"""hopper.gemm on a GPU: sampled calls, its space, NaN and Inf, streams, rows of any batch, more
+than 2³¹ elements.
 
 Most tests compile their kernels first, on all cores: without `-n` they take a few minutes together.
 """
@@ -50,15 +51,22 @@ LEVERS = {
     "swap_split_k": f"{ONE},tile_n=16,slots=16,swap=True,split_k=4,k_serpentine=False",
     "cluster_k": "tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2,sms=8",
     "small_cluster_k": f"{ONE},tile_n=64,slots=8,cluster_m=2,cluster_k=4,jitter=True",
-    "split_k_of_three": "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,"
-    "cluster_m=1,split_k=3,k_serpentine=False,jitter=True",
-    "three_consumers": "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,cluster_m=1",
+    "split_k_of_three": (
+        "tile_m=192,tile_n=128,consumers=3,producer_registers=32,"
+        "consumer_registers=160,"
+        "cluster_m=1,split_k=3,k_serpentine=False,jitter=True"
+    ),
+    "three_consumers": (
+        "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,cluster_m=1"
+    ),
     "from_registers": "store_buffers=0,sms=23",
 }
 
 
 def config_of(way, case):
-    """`way`: a lever, "rule", or "default", what a call takes that names no kernel. None: the rule's config."""
+    """`way`: a lever, "rule", or "default", what a call takes that names no kernel. None: the
+    rule's config.
+    """
     if way in LEVERS:
         return configs.from_text(gemm.Config, LEVERS[way])
     return by_default(of_case(case)) if way == "default" else None
@@ -98,33 +106,79 @@ def late(monkeypatch):
 EXAMPLES = 500
 REPEATS = 4  # draws for each: hypothesis makes several of the parts of one
 MOST = 1 << 22  # elements of A or B
-EDGES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129, 191, 193, 255, 256, 257, 320, 511, 513)
+EDGES = (
+    1,
+    2,
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    31,
+    33,
+    63,
+    64,
+    65,
+    96,
+    127,
+    128,
+    129,
+    191,
+    193,
+    255,
+    256,
+    257,
+    320,
+    511,
+    513,
+)
 BATCHES = (
-    ((3,), (3,)), ((5,), ()), ((), (4,)), ((2, 1), (3,)), ((2, 3), (2, 3)), ((1,), (2,)), ((2, 1, 2), (3, 1)),
-)  # fmt: skip
+    ((3,), (3,)),
+    ((5,), ()),
+    ((), (4,)),
+    ((2, 1), (3,)),
+    ((2, 3), (2, 3)),
+    ((1,), (2,)),
+    ((2, 1, 2), (3, 1)),
+)
 TUNED = (
-    (1, 4096, 4096), (64, 4096, 4096), (128, 4096, 4096), (256, 4096, 4096), (768, 768, 768), (2048, 2048, 2048),
-    (4096, 4096, 4096), (8192, 8192, 1024), (4096, 14336, 4096),
-)  # fmt: skip
+    (1, 4096, 4096),
+    (64, 4096, 4096),
+    (128, 4096, 4096),
+    (256, 4096, 4096),
+    (768, 768, 768),
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (8192, 8192, 1024),
+    (4096, 14336, 4096),
+)
 
 
 @st.composite
 def examples(draw):
-    """Any options of a call, sizes at the edges of tiles and between them; where `matmul` is to choose ("default"),
-    a little below tuned ones. Half of the calls are such as TMA takes: all is in multiples of 8 elements.
+    """Any options of a call, sizes at the edges of tiles and between them; where `matmul` is to
+    choose ("default"), a little below tuned ones. Half of the calls are such as TMA takes: all is
+    in multiples of 8 elements.
     """
 
     def pick(*values):
         return draw(st.sampled_from(values))
 
     def size(longest):
-        n = draw(st.one_of(st.sampled_from(EDGES), st.integers(1, 1000), st.integers(1000, longest)))
+        n = draw(
+            st.one_of(st.sampled_from(EDGES), st.integers(1, 1000), st.integers(1000, longest))
+        )
         return n + -n % 8 if even else n
 
     way = pick("rule", "rule", "rule", "rule", "default", "lever", "lever")
     even = draw(st.booleans())
     options = {}
-    kind = pick("plain", "plain", "addend") if way == "default" else pick("plain", "plain", "addend", "batch")
+    kind = (
+        pick("plain", "plain", "addend")
+        if way == "default"
+        else pick("plain", "plain", "addend", "batch")
+    )
     if kind == "batch":
         options["batch_a"], options["batch_b"] = pick(*BATCHES)
     if kind == "addend":
@@ -132,7 +186,10 @@ def examples(draw):
         betas = (1.0, -0.5, 3.0) if addend == "out" else (1.0, -0.5, 3.0, 0.0)
         options |= {"addend": addend, "alpha": pick(1.0, 2.0, -0.5), "beta": pick(*betas)}
     if way == "default":
-        M, N, K = (n - min(n - 1, draw(st.integers(0, 12)) * 8 + (0 if even else pick(0, 1, 3))) for n in pick(*TUNED))
+        M, N, K = (
+            n - min(n - 1, draw(st.integers(0, 12)) * 8 + (0 if even else pick(0, 1, 3)))
+            for n in pick(*TUNED)
+        )
         dtype, out_dtype, layout = BF16, None, pick("nt", "nn")
     else:
         longest = 704 if kind == "batch" else 3000
@@ -141,22 +198,36 @@ def examples(draw):
         dtype, layout = pick(BF16, F16), pick(*LAYOUTS)
         out_dtype = None if kind == "addend" else pick(None, FP32)
     case = Case(
-        M, N, K, dtype, out_dtype, layout, **options, out_layout=pick("n", "n", "t"), seed=draw(st.integers(0, 99)),
+        M,
+        N,
+        K,
+        dtype,
+        out_dtype,
+        layout,
+        **options,
+        out_layout=pick("n", "n", "t"),
+        seed=draw(st.integers(0, 99)),
         expand=pick("", "", "", "", "a", "b"),
         offset=pick(0, 8) if even else pick(0, 0, 1, 2, 8),
         pad=pick(0, 8) if even else pick(0, 0, 1, 3, 8),
-    )  # fmt: skip
+    )
     return case, pick(*LEVERS) if way == "lever" else way
 
 
 def sampled():
-    """The same ones every time. What would take another kernel by default, or cannot have a lever, takes the rule."""
+    """The same ones every time. What would take another kernel by default, or cannot have a lever,
+    takes the rule.
+    """
     found = []
 
     @settings(
-        max_examples=EXAMPLES * REPEATS, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=EXAMPLES * REPEATS,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(examples())
     def collect(example):
         found.append(example)
@@ -166,15 +237,21 @@ def sampled():
 
 
 def is_taken(case, way):
-    """Whether the kernel takes the call, and with that config: K may have fewer slices than a cluster has parts."""
+    """Whether the kernel takes the call, and with that config: K may have fewer slices than a
+    cluster has parts.
+    """
     config = config_of(way, case)
     return way == "rule" or (config is not None and gemm.unsupported(of_case(case), config) is None)
 
 
 def one_chain(call):
-    """The product in fp32 by the ladder's first rung, which adds all of K in one chain of wgmmas."""
+    """The product in fp32 by the ladder's first rung, which adds all of K in one chain of
+    wgmmas.
+    """
     case, (a, b) = call.case, (call.a.armed, call.b.armed)
-    padded = [torch.nn.functional.pad(t, (0, -t.shape[-1] % 8, 0, -t.shape[-2] % 8)) for t in (a, b)]
+    padded = [
+        torch.nn.functional.pad(t, (0, -t.shape[-1] % 8, 0, -t.shape[-2] % 8)) for t in (a, b)
+    ]
     a, b = (t.expand(*case.batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in padded)
     products = [
         outblas.matmul(x, y, kernel="hopper.tma_wgmma", out_dtype=FP32)[: case.M, : case.N]
@@ -184,11 +261,13 @@ def one_chain(call):
 
 
 def near(run, case):
-    """Rounded to 16 bits, an error is held to torch's. In fp32 it shows how the tensor cores add: to the error of the
-    same instructions; torch's may be a seventh of it (WORKLOG.md).
+    """Rounded to 16 bits, an error is held to torch's. In fp32 it shows how the tensor cores add:
+    to the error of the same instructions; torch's may be a seventh of it (WORKLOG.md).
     """
     if case.result_dtype is FP32:
-        return against("one chain", run, case, "cuda", one_chain, "that of one chain of wgmmas", 1.25)
+        return against(
+            "one chain", run, case, "cuda", one_chain, "that of one chain of wgmmas", 1.25
+        )
     return bounded(run, case, "cuda")
 
 
@@ -206,7 +285,9 @@ def test_sampled_calls_are_right(ahead, late):
                 raise
             if not result.ok:
                 faults.append(f"{way}, {result.oracle}: {case!r}: {result.message}")
-    assert not faults, f"{len(faults)} of {2 * len(calls)} checks failed:\n" + "\n".join(faults[:10])
+    assert not faults, f"{len(faults)} of {2 * len(calls)} checks failed:\n" + "\n".join(
+        faults[:10]
+    )
     assert not late or SMS != 132, f"beside {compiles} compiles made ahead: {late}"
 
 
@@ -219,7 +300,9 @@ SAMPLE = 48  # configs of a shape, beside the extremes of every field
 
 
 def sample(space):
-    """Configs at even distances, and for every field the first ones that have its least and its greatest value."""
+    """Configs at even distances, and for every field the first ones that have its least and its
+    greatest value.
+    """
     valid = [config for config in space.configs() if space.invalid_reason(config) is None]
     chosen = valid[:: -(-len(valid) // SAMPLE)]
     for name in vars(valid[0]):
@@ -231,7 +314,8 @@ def sample(space):
 
 def space_of(case):
     return gemm.space(
-        example(case.dtype, case.out_dtype, case.layout, (case.M, case.N, case.K)), machines.reference(90)
+        example(case.dtype, case.out_dtype, case.layout, (case.M, case.N, case.K)),
+        machines.reference(90),
     )
 
 
@@ -255,7 +339,9 @@ SPECIAL = (
     Case(301, 263, 999, F16, layout="nn"),
     Case(300, 264, 1000, BF16, layout="tn", out_dtype=FP32, out_layout="t"),
     Case(300, 264, 1000, BF16, layout="nt", addend="matrix", alpha=2.0, beta=-0.5),
-    Case(300, 264, 1000, F16, layout="tt", addend="matrix", alpha=0.5),  # C is NaN, and must not be read
+    Case(
+        300, 264, 1000, F16, layout="tt", addend="matrix", alpha=0.5
+    ),  # C is NaN, and must not be read
     Case(20, 264, 1000, BF16, layout="nt", batch_a=(3,), batch_b=(3,)),
 )
 OVERFLOW = Case(300, 264, 1024, F16, layout="nt")
@@ -263,7 +349,11 @@ OVERFLOW = Case(300, 264, 1024, F16, layout="nt")
 
 @pytest.fixture(scope="session")
 def _special(ahead):
-    ahead((of_case(case), config_of(way, case)) for case in (*SPECIAL, OVERFLOW) for way in ("rule", *LEVERS))
+    ahead(
+        (of_case(case), config_of(way, case))
+        for case in (*SPECIAL, OVERFLOW)
+        for way in ("rule", *LEVERS)
+    )
 
 
 # Of each operand: where, in halves of its extents or counted from their ends, and what.
@@ -275,7 +365,9 @@ PLACED = {
 
 
 def filled(case, places):
-    """Normal data with NaN and Inf in the operands named. A and B have a 0 each where the other may have Inf."""
+    """Normal data with NaN and Inf in the operands named. A and B have a 0 each where the other may
+    have Inf.
+    """
 
     def fill(name):
         def fill_one(t, generator):
@@ -283,7 +375,10 @@ def filled(case, places):
             if name != "c":
                 t[..., 0 if name == "a" else -1, 0] = 0.0
             for row, column, value in PLACED[name] if name in places else ():
-                at = [n // 2 if i == 0.5 else i for i, n in zip((row, column), t.shape[-2:], strict=True)]
+                at = [
+                    n // 2 if i == 0.5 else i
+                    for i, n in zip((row, column), t.shape[-2:], strict=True)
+                ]
                 t[..., at[0], at[1]] = float(value)
 
         return fill_one
@@ -314,8 +409,10 @@ def test_nan_and_inf_stand_where_torch_has_them(case, way):
         got, want = kinds(call.out.view), kinds(by_torch(call))
         wrong = (got != want).nonzero()
         assert not len(wrong), (
-            f"special values in {places or 'nothing'}: {len(wrong)} of {want.count_nonzero()} are wrong, the first at "
-            f"{wrong[0].tolist()}: kind {int(got[tuple(wrong[0])])}, expected {int(want[tuple(wrong[0])])}"
+            f"special values in {places or 'nothing'}: {len(wrong)} of {want.count_nonzero()} are "
+            "wrong, the first at "
+            f"{wrong[0].tolist()}: kind {int(got[tuple(wrong[0])])}, expected "
+            f"{int(want[tuple(wrong[0])])}"
         )
         assert not call.violations()
         assert bool(want.any()) == any(name in places for name in ("abc" if case.beta else "ab"))
@@ -376,7 +473,9 @@ class Mixed:
         room = call.out.end - call.out.start + case.offset
         out = torch.full((room,), torch.nan, dtype=case.result_dtype, device="cuda")
         view = out.as_strided(call.out.shape, call.out.strides, case.offset)
-        self.runs[kind](call.a.view, call.b.view, call.c.view if call.c else None, view, case.alpha, case.beta)
+        self.runs[kind](
+            call.a.view, call.b.view, call.c.view if call.c else None, view, case.alpha, case.beta
+        )
         return view.view(torch.int16 if view.element_size() == 2 else torch.int32)
 
     def compared(self, stream, kind):
@@ -384,7 +483,9 @@ class Mixed:
             self.wrong[stream, kind].logical_or_((self.once(kind) != self.first[kind]).any())
 
     def work(self, streams, calls, until):
-        """How many of so many calls, each of any kind on any of these streams, were made by then."""
+        """How many of so many calls, each of any kind on any of these streams, were made
+        by then.
+        """
         draw = random.Random(streams.start)
         for made in range(calls):
             if time.monotonic() > until:
@@ -402,12 +503,19 @@ def test_ten_thousand_mixed_calls_on_four_streams(threads, ahead):
         for kind in 3 * [*range(len(MIXED))]:
             mixed.compared(stream, kind)
     torch.cuda.synchronize()
-    before, until, each = torch.cuda.memory_allocated(), time.monotonic() + SECONDS, STREAMS // threads
+    before, until, each = (
+        torch.cuda.memory_allocated(),
+        time.monotonic() + SECONDS,
+        STREAMS // threads,
+    )
     with ThreadPoolExecutor(threads) as pool:
         parts = [range(first, first + each) for first in range(0, STREAMS, each)]
         made = sum(pool.map(lambda streams: mixed.work(streams, CALLS // threads, until), parts))
     torch.cuda.synchronize()
-    wrong = [(stream, str(MIXED[kind][0]), MIXED[kind][1]) for stream, kind in mixed.wrong.nonzero().tolist()]
+    wrong = [
+        (stream, str(MIXED[kind][0]), MIXED[kind][1])
+        for stream, kind in mixed.wrong.nonzero().tolist()
+    ]
     assert not wrong, f"other bits than those of the first call: {wrong}"
     assert torch.cuda.memory_allocated() == before
     assert made == CALLS, f"{made} calls in {SECONDS} s"
@@ -421,7 +529,9 @@ CUT = ("split_k", "small_split_k", "stream_k", "small_stream_k")
 
 @contextmanager
 def external():
-    """A stream of the driver's, whose handle a later one may have: it is destroyed while its kernels run."""
+    """A stream of the driver's, whose handle a later one may have: it is destroyed while its
+    kernels run.
+    """
     library, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     assert library.cuStreamCreate(ctypes.byref(handle), 1) == 0
     with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
@@ -433,10 +543,12 @@ def stream_of_a_thread():
     return torch.cuda.stream(torch.cuda.ExternalStream(2))
 
 
-@pytest.mark.parametrize("kind", ["one stream", "the default stream", "streams of threads", "streams that end"])
+@pytest.mark.parametrize(
+    "kind", ["one stream", "the default stream", "streams of threads", "streams that end"]
+)
 def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
-    """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces: the allocator
-    takes a handle for a stream.
+    """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces:
+    the allocator takes a handle for a stream.
     """
     calls = []
     for lever, (M, N, K) in itertools.product(CUT, GROWING):
@@ -447,7 +559,10 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
     for a, b, config, want in calls:
         assert torch.equal(outblas.matmul(a, b, kernel=KERNEL, config=config), want)
     rounds = 3 if kind == "streams that end" else ROUNDS
-    outs = [[[torch.full_like(want, torch.nan) for *_, want in calls] for _ in range(rounds)] for _ in range(THREADS)]
+    outs = [
+        [[torch.full_like(want, torch.nan) for *_, want in calls] for _ in range(rounds)]
+        for _ in range(THREADS)
+    ]
     shared = torch.cuda.Stream()
     around = {
         "one stream": lambda: torch.cuda.stream(shared),
@@ -477,7 +592,9 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
         for i, (out, call) in enumerate(zip(turn, calls, strict=True))
         if not torch.equal(out, call[-1])
     ]
-    assert not wrong, f"{len(wrong)} wrong results, of thread, round, config and shape: {wrong[:10]}"
+    assert not wrong, (
+        f"{len(wrong)} wrong results, of thread, round, config and shape: {wrong[:10]}"
+    )
     streams = sum(held.done is not None for held in partial_sums._held.values())
     assert (streams > 0) == (kind in ("streams of threads", "streams that end"))
     assert streams <= partial_sums.FOREIGN
@@ -508,13 +625,15 @@ def test_rows_have_the_same_bits_in_all_batches(layout, N, K, ahead, late):
     ahead(invariant(a[rows], b) for rows in slices)
     with outblas.batch_invariant():
         whole = outblas.matmul(a, b)
-        differ = [rows for rows in slices if not torch.equal(outblas.matmul(a[rows], b), whole[rows])]
+        differ = [
+            rows for rows in slices if not torch.equal(outblas.matmul(a[rows], b), whole[rows])
+        ]
     assert not differ, f"{len(differ)} of {len(slices)} slices have other bits: {differ[:10]}"
     assert not late or SMS != 132
 
 
-# ---- more than 2³¹ elements
-# Those of test_gpu.py have odd rows, which are copied and written one by one: of these TMA reads and writes all.
+# ---- more than 2³¹ elements Those of test_gpu.py have odd rows, which are copied and written one
+# by one: of these TMA reads and writes all.
 HUGE = (
     Case(2**16 + 8, 2**15 + 8, 16, BF16, layout="nt"),
     Case(2**16 + 8, 2**15 + 8, 16, BF16, layout="nt", out_layout="t"),

@@ -1,4 +1,6 @@
-"""Who computes what in hopper.gemm: its arithmetic on tiles, slices and pieces of K, on Python's integers."""
+"""Who computes what in hopper.gemm: its arithmetic on tiles, slices and pieces of K, on Python's
+integers.
+"""
 
 from __future__ import annotations  # handed on by compile() to the source of `work`
 
@@ -21,7 +23,10 @@ from outblas.hopper import gemm, gemm_host, schedule, work
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
-SMALL = "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=16,cluster_m=1"
+SMALL = (
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,"
+    "slots=16,cluster_m=1"
+)
 
 
 class Word(int):
@@ -63,7 +68,9 @@ def arithmetic():
 
 
 def launch(config, M, N, K, batch=0, fit=132, order=""):
-    """What the kernel has of a call on a GPU where so many clusters fit, as the host and `Gemm.__call__` make it."""
+    """What the kernel has of a call on a GPU where so many clusters fit, as the host and
+    `Gemm.__call__` make it.
+    """
     tiles_m, tiles_n = schedule.cluster_tiles(config, M, N)
     tiles, k_tiles = tiles_m * tiles_n * max(batch, 1), -(-K // config.tile_k)
     pieces = min(config.split_k, k_tiles)
@@ -71,18 +78,36 @@ def launch(config, M, N, K, batch=0, fit=132, order=""):
     clusters = min(fit, tiles * (k_tiles if config.stream_k else pieces))
     once, table = tiles * pieces <= fit and not config.stream_k, None
     if order == "dealt":  # a tile each, of any matrix, in any order that has them all
-        table = [Word(tile) for tile in reversed(range(tiles))] if once and not config.split else None
+        table = (
+            [Word(tile) for tile in reversed(range(tiles))] if once and not config.split else None
+        )
     elif order:
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
-    by = work.Divisors(*(Word(n) for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)))
+    by = work.Divisors(
+        *(
+            Word(n)
+            for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)
+        )
+    )
     numbers = {
-        "clusters": clusters, "tiles": tiles, "k_tiles": k_tiles, "pieces": pieces,
+        "clusters": clusters,
+        "tiles": tiles,
+        "k_tiles": k_tiles,
+        "pieces": pieces,
         "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
-        "part_a": 0, "part_b": 0,
-    }  # fmt: skip
+        "part_a": 0,
+        "part_b": 0,
+    }
     words = {name: Word(value) for name, value in numbers.items()}
-    own = {"batched": batch > 0, "table": table, "by": by, "once": once, "only": None, "columns": config.tile_n}
+    own = {
+        "batched": batch > 0,
+        "table": table,
+        "by": by,
+        "once": once,
+        "only": None,
+        "columns": config.tile_n,
+    }
     return SimpleNamespace(**own, **words)
 
 
@@ -106,15 +131,22 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
     draw = data.draw
     kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
     config = replace(
-        OWN, tile_m=64, tile_n=draw(st.sampled_from([32, 64])), cluster_m=1, k_serpentine=False,
+        OWN,
+        tile_m=64,
+        tile_n=draw(st.sampled_from([32, 64])),
+        cluster_m=1,
+        k_serpentine=False,
         elastic=kind != "cluster" and draw(st.booleans()),
         cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster" else 1,
-        split_k=draw(st.integers(2, 7)) if kind == "split" else 1, stream_k=kind == "stream",
-    )  # fmt: skip
+        split_k=draw(st.integers(2, 7)) if kind == "split" else 1,
+        stream_k=kind == "stream",
+    )
     M, N, K = draw(st.integers(1, 600)), draw(st.integers(1, 400)), draw(st.integers(1, 900))
     batch, fit = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 7, 16, 132]))
     rows, columns = schedule.cluster_tiles(config, M, N)
-    order = draw(st.sampled_from(["serpentine", "hilbert"] if rows * columns > fit else ["", "dealt"]))
+    order = draw(
+        st.sampled_from(["serpentine", "hilbert"] if rows * columns > fit else ["", "dealt"])
+    )
     check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
 
 
@@ -152,25 +184,38 @@ def check(arithmetic, k, config, rows, columns):
     steps = [sum(1 for cluster, _, _ in found if cluster == c) for c in range(int(k.clusters))]
     assert min(steps) >= 1
     if config.stream_k:
-        slices = [sum(mine.count for cluster, _, mine in found if cluster == c) for c in range(int(k.clusters))]
-        assert max(slices) - min(slices) <= 1 or int(k.tiles % k.clusters * k.k_tiles) < int(k.clusters)
+        slices = [
+            sum(mine.count for cluster, _, mine in found if cluster == c)
+            for c in range(int(k.clusters))
+        ]
+        assert max(slices) - min(slices) <= 1 or int(k.tiles % k.clusters * k.k_tiles) < int(
+            k.clusters
+        )
 
 
-@pytest.mark.parametrize(("M", "N", "K", "tiles", "clusters"), [
-    (64, 64, 64 * 3, 1, 3),  # fewer slices than clusters fit
-    (128, 64, 64 * 5, 2, 10), (64 * 7, 64, 64, 7, 7),  # a slice each
-    (64 * 133, 64, 64, 133, 132),  # one tile of one slice is left over
-    (64 * 264, 64, 128, 264, 132),  # none is
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("M", "N", "K", "tiles", "clusters"),
+    [
+        (64, 64, 64 * 3, 1, 3),  # fewer slices than clusters fit
+        (128, 64, 64 * 5, 2, 10),
+        (64 * 7, 64, 64, 7, 7),  # a slice each
+        (64 * 133, 64, 64, 133, 132),  # one tile of one slice is left over
+        (64 * 264, 64, 128, 264, 132),  # none is
+    ],
+)
 def test_stream_k_with_few_slices(arithmetic, M, N, K, tiles, clusters):
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True")
+    config = configs.from_text(
+        gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
+    )
     k = launch(config, M, N, K)
     assert (k.tiles, k.clusters) == (tiles, clusters)
     check(arithmetic, k, config, *schedule.cluster_tiles(config, M, N))
 
 
 def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True")
+    config = configs.from_text(
+        gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
+    )
     M, K = 64 * 263, gemm_host.MOST_SLICES * 64
     check(arithmetic, launch(config, M, 64, K), config, 263, 1)
     given = example(BF16, None, "nt", (M, 64, K))

@@ -1,4 +1,6 @@
-"""Every kernel on a GPU: the oracles over the whole matrix of cases, streams, graphs, configs, cold starts."""
+"""Every kernel on a GPU: the oracles over the whole matrix of cases, streams, graphs, configs, cold
+starts.
+"""
 
 import os
 import subprocess
@@ -34,7 +36,9 @@ CLUSTER_TILE = (256, 256, 64)
 
 
 def cases_of(kernel, dtype):
-    """All around a kernel's tile; of a CUDA-core rung's 16-bit operands, which are widened on the way, a few."""
+    """All around a kernel's tile; of a CUDA-core rung's 16-bit operands, which are widened on the
+    way, a few.
+    """
     kind = getattr(torch, dtype)
     if kernel.ladder == "turing":
         config = registry.load(kernel.name).Config()
@@ -78,7 +82,9 @@ def test_oracles(kernel, case):
         try:
             result = check(kernel, case, oracle)
         except Refused as refusal:
-            assert not tma_takes(case) if kernel in HOPPER else kernel in SIMT and case.tf32, refusal
+            assert not tma_takes(case) if kernel in HOPPER else kernel in SIMT and case.tf32, (
+                refusal
+            )
             return
         assert result.ok, f"{oracle}: {result.message}"
 
@@ -87,12 +93,19 @@ def test_oracles(kernel, case):
 def test_default_is_right_without_a_fallback(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
-        for shapes in (((65, 70), (70, 33)), ((3, 1, 5, 70), (2, 70, 9)), ((70,), (70,)), ((4, 0), (0, 3))):
+        for shapes in (
+            ((65, 70), (70, 33)),
+            ((3, 1, 5, 70), (2, 70, 9)),
+            ((70,), (70,)),
+            ((4, 0), (0, 3)),
+        ):
             a, b = (torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in shapes)
             torch.full((1 << 20,), torch.nan, device="cuda")  # what freed memory holds
             assert torch.equal(outblas.matmul(a, b), torch.matmul(a.double(), b.double()).to(dtype))
         c = torch.randint(-8, 9, (33,), device="cuda").to(dtype)
-        a, b = (torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in ((65, 70), (70, 33)))
+        a, b = (
+            torch.randint(-8, 9, shape, device="cuda").to(dtype) for shape in ((65, 70), (70, 33))
+        )
         want = (0.5 * c.double() - 2 * (a.double() @ b.double())).to(dtype)
         assert torch.equal(outblas.addmm(c, a, b, alpha=-2, beta=0.5), want)
 
@@ -123,7 +136,10 @@ KERNELS = [
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_runs_on_the_current_stream(kernel):
-    a, b = torch.randn(512, 512, device="cuda").bfloat16(), torch.randn(512, 512, device="cuda").bfloat16()
+    a, b = (
+        torch.randn(512, 512, device="cuda").bfloat16(),
+        torch.randn(512, 512, device="cuda").bfloat16(),
+    )
     want = outblas.matmul(a, b, kernel=kernel)
     stream = torch.cuda.Stream()
     late = torch.zeros_like(a)
@@ -138,7 +154,10 @@ def test_runs_on_the_current_stream(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_captured_in_a_cuda_graph(kernel):
-    a, b = torch.randn(256, 256, device="cuda").bfloat16(), torch.randn(256, 256, device="cuda").bfloat16()
+    a, b = (
+        torch.randn(256, 256, device="cuda").bfloat16(),
+        torch.randn(256, 256, device="cuda").bfloat16(),
+    )
     out = outblas.matmul(a, b, kernel=kernel)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -152,8 +171,13 @@ def test_captured_in_a_cuda_graph(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_captured_where_operands_lie_elsewhere_in_lines(kernel):
-    flat, out = torch.randint(-3, 4, (2, 2**22 + 64), device="cuda").to(BF16), torch.empty(2048, 2048, device="cuda")
-    (a, b), (x, y) = ([each[start : start + 2**22].view(2048, 2048) for each in flat] for start in (0, 8))
+    flat, out = (
+        torch.randint(-3, 4, (2, 2**22 + 64), device="cuda").to(BF16),
+        torch.empty(2048, 2048, device="cuda"),
+    )
+    (a, b), (x, y) = (
+        [each[start : start + 2**22].view(2048, 2048) for each in flat] for start in (0, 8)
+    )
     outblas.matmul(a, b.t(), out=out, out_dtype=FP32, kernel=kernel)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -171,7 +195,9 @@ def test_deterministic_alone_and_beside_other_streams(kernel):
 @pytest.mark.parametrize("config", CANDIDATES, ids=str)
 def test_every_portable_preset_runs_or_says_why_not(config):
     for dtype in (BF16, torch.float32):
-        case = Case(config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt")
+        case = Case(
+            config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt"
+        )
         try:
             result = check("portable", case, config=config)
         except Refused as refusal:
@@ -182,11 +208,23 @@ def test_every_portable_preset_runs_or_says_why_not(config):
 
 BAD = [
     (ValueError, "other is on cpu but input is on cuda:0", lambda a: outblas.matmul(a, a.cpu())),
-    (ValueError, "input is on cpu|other is on cuda:0 but input is on cpu", lambda a: outblas.matmul(a.cpu(), a)),
-    (ValueError, "out is on cpu but input is on cuda:0", lambda a: outblas.matmul(a, a, out=a.cpu())),
+    (
+        ValueError,
+        "input is on cpu|other is on cuda:0 but input is on cpu",
+        lambda a: outblas.matmul(a.cpu(), a),
+    ),
+    (
+        ValueError,
+        "out is on cpu but input is on cuda:0",
+        lambda a: outblas.matmul(a, a, out=a.cpu()),
+    ),
     (ValueError, "other.dtype is torch.float16", lambda a: outblas.matmul(a, a.half())),
     (ValueError, "out overlaps input", lambda a: outblas.matmul(a, a, out=a)),
-    (ValueError, r"input.shape\[1\] is 64 but other.shape\[0\] is 63", lambda a: outblas.matmul(a, a[:63])),
+    (
+        ValueError,
+        r"input.shape\[1\] is 64 but other.shape\[0\] is 63",
+        lambda a: outblas.matmul(a, a[:63]),
+    ),
 ]
 
 
@@ -204,11 +242,15 @@ def test_bad_input_on_the_gpu(case):
 @pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA cannot take
 def test_what_tma_cannot_take_is_refused_by_name(kernel):
     a = torch.ones(64, 63, device="cuda", dtype=BF16)
-    with pytest.raises(ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"):
+    with pytest.raises(
+        ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"
+    ):
         outblas.matmul(a, torch.ones(63, 64, device="cuda", dtype=BF16), kernel=kernel)
     with pytest.raises(ValueError, match=rf"kernel '{kernel}': .* given an addend"):
         outblas.addmm(a[:, :1], a, a.t(), kernel=kernel)
-    with pytest.raises(ValueError, match=rf"kernel '{kernel}' needs operands of dtype .* given float32"):
+    with pytest.raises(
+        ValueError, match=rf"kernel '{kernel}' needs operands of dtype .* given float32"
+    ):
         outblas.matmul(a.float(), a.float().t(), kernel=kernel)
 
 
@@ -232,9 +274,15 @@ def test_runs_on_the_operands_device(kernel):
 
 
 HUGE = (
-    "portable", "simt.shared", "simt.pipelined", "turing.wmma", "turing.shared", "turing.double_buffer",
-    "turing.cp_async", *HOPPER,
-)  # fmt: skip
+    "portable",
+    "simt.shared",
+    "simt.pipelined",
+    "turing.wmma",
+    "turing.shared",
+    "turing.double_buffer",
+    "turing.cp_async",
+    *HOPPER,
+)
 
 
 @pytest.mark.slow
@@ -254,7 +302,9 @@ def run(code, cache):
     # Byte code must be kept: without it every start compiles its imports.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["OUTBLAS_CACHE_DIR"] = str(cache)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -288,7 +338,8 @@ def logged(gemm, variant, *options):
 host.compile_variant = logged
 a = torch.randint(-8, 9, (128, 128), device="cuda").bfloat16()
 for b in (a, a.t()):
-    assert torch.equal(outblas.matmul(a, b, kernel="hopper.tma_wgmma"), torch.matmul(a.double(), b.double()).bfloat16())
+    expected = torch.matmul(a.double(), b.double()).bfloat16()
+    assert torch.equal(outblas.matmul(a, b, kernel="hopper.tma_wgmma"), expected)
 """
     environment = {**os.environ, "OUTBLAS_CACHE_DIR": str(tmp_path / "cache")}
     processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(8)]

@@ -1,4 +1,6 @@
-"""The lock on a GPU: sweeps in several processes take turns, and nobody who is killed or stuck holds up the others."""
+"""The lock on a GPU: sweeps in several processes take turns, and nobody who is killed or stuck
+holds up the others.
+"""
 
 import itertools
 import os
@@ -19,9 +21,13 @@ from outblas.autotune import gpu_lock, isolated
 from outblas.autotune.gpu_lock import GpuLock, LockCancelled
 from outblas.autotune.isolated import Abandoned, Bench
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(sys.platform != "linux", reason="kills processes")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
+]
 
-# A driver without torch: it takes the lock again and again for a short trial each, as sweeps do, and notes who had it.
+# A driver without torch: it takes the lock again and again for a short trial each, as sweeps do,
+# and notes who had it.
 DRIVER = f"""
 import importlib.util, os, sys, time
 spec = importlib.util.spec_from_file_location("gpu_lock", {gpu_lock.__file__!r})
@@ -113,7 +119,10 @@ def test_a_driver_that_is_stuck_is_passed_by_and_that_is_said(driver, tmp_path):
 
 
 def test_a_stuck_turnstile_does_not_keep_the_gpu(tmp_path):
-    with filelock.FileLock(tmp_path / "gpu.lock.next"), GpuLock(tmp_path / "gpu.lock").hold(0.2) as reason:
+    with (
+        filelock.FileLock(tmp_path / "gpu.lock.next"),
+        GpuLock(tmp_path / "gpu.lock").hold(0.2) as reason,
+    ):
         assert reason == ""
 
 
@@ -166,7 +175,10 @@ def test_a_bench_that_measures_without_the_lock_says_so_once(folder, monkeypatch
     with bench._locked():
         assert bench.unlocked == ""
         other = Bench("0")
-        with pytest.warns(RuntimeWarning, match="GPU 0 is measured without its lock"), other._locked():
+        with (
+            pytest.warns(RuntimeWarning, match="GPU 0 is measured without its lock"),
+            other._locked(),
+        ):
             pass
         with warnings.catch_warnings(record=True) as warned, other._locked():
             pass
@@ -176,7 +188,10 @@ def test_a_bench_that_measures_without_the_lock_says_so_once(folder, monkeypatch
 
 def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch):
     monkeypatch.setattr(cache, "unusable_reason", lambda path: f"{path} can be written by others")
-    with pytest.warns(RuntimeWarning, match="no lock can be had: .* can be written by others"), Bench("0")._locked():
+    with (
+        pytest.warns(RuntimeWarning, match="no lock can be had: .* can be written by others"),
+        Bench("0")._locked(),
+    ):
         pass
     monkeypatch.undo()
     monkeypatch.setattr(filelock.FileLock, "acquire", _no_locks)

@@ -1,5 +1,6 @@
-"""Gradients against finite differences and against torch's autograd, what they cost, where they lie in memory, and the
-kernel of an activation's derivative."""
+"""Gradients against finite differences and against torch's autograd, what they cost, where they lie
+in memory, and the kernel of an activation's derivative.
+"""
 
 import contextlib
 import random
@@ -13,7 +14,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from triton.runtime.interpreter import InterpretedFunction
 
-from outblas import FallbackWarning, addmm, batch_invariant, dispatch, gradients, invariance, linear, matmul, ops
+from outblas import (
+    FallbackWarning,
+    addmm,
+    batch_invariant,
+    dispatch,
+    gradients,
+    invariance,
+    linear,
+    matmul,
+    ops,
+)
 from outblas.epilogue import ACTIVATIONS, GATED, apply
 from outblas.gradients import formula
 from outblas.kernels import activation as kernels
@@ -32,10 +43,18 @@ def fused(activation):
 CASES = {
     f"matmul {a} {b}": (matmul, [a, b])
     for a, b in [
-        ((3, 4), (4, 2)), ((4,), (4,)), ((4,), (4, 2)), ((3, 4), (4,)), ((2, 3, 4), (4, 2)), ((2, 2, 3, 4), (1, 4, 2)),
-        ((3, 4), (2, 4, 2)), ((2, 1, 3, 4), (3, 4, 2)), ((2, 3, 4), (4,)), ((4,), (2, 4, 2)),
+        ((3, 4), (4, 2)),
+        ((4,), (4,)),
+        ((4,), (4, 2)),
+        ((3, 4), (4,)),
+        ((2, 3, 4), (4, 2)),
+        ((2, 2, 3, 4), (1, 4, 2)),
+        ((3, 4), (2, 4, 2)),
+        ((2, 1, 3, 4), (3, 4, 2)),
+        ((2, 3, 4), (4,)),
+        ((4,), (2, 4, 2)),
     ]
-}  # fmt: skip
+}
 for alpha, beta in ((1, 1), (0.5, -2.0), (3, 0)):
     for c in ((3, 2), (2,), (3, 1), ()):
         call = lambda c, a, b, s=alpha, t=beta: addmm(c, a, b, alpha=s, beta=t)  # noqa: E731
@@ -48,7 +67,10 @@ CASES["addmm swiglu"] = (
     [(1, 4), (3, 4), (4, 4), (3, 1)],
 )
 CASES["dot gelu"] = lambda a, b, bias: matmul(a, b, bias=bias, activation="gelu"), [(4,), (4,), ()]
-CASES["gemm_aux"] = lambda a, b, bias: ops.gemm_aux(a, b, None, bias, None, 1, 1, "gelu"), [(3, 4), (4, 2), (2,)]
+CASES["gemm_aux"] = (
+    lambda a, b, bias: ops.gemm_aux(a, b, None, bias, None, 1, 1, "gelu"),
+    [(3, 4), (4, 2), (2,)],
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
@@ -67,7 +89,10 @@ def torchs_own(call, tensors):
     try:
         call(*tensors)
     except (RuntimeError, NotImplementedError) as error:
-        assert re.search("not supported for complex|not implemented for 'Complex|outputs with complex", str(error))
+        assert re.search(
+            "not supported for complex|not implemented for 'Complex|outputs with complex",
+            str(error),
+        )
         return False
     return True
 
@@ -79,7 +104,9 @@ def test_a_wide_product_has_gradients_of_its_operands_dtype():
     torch.nn.functional.silu(wide[0] @ wide[1] + wide[2]).square().sum().backward()
     for got, want in zip((a, b, bias), wide, strict=True):
         assert got.grad.dtype == got.dtype
-        assert torch.linalg.vector_norm(got.grad - want.grad) < 2**-7 * torch.linalg.vector_norm(want.grad)
+        assert torch.linalg.vector_norm(got.grad - want.grad) < 2**-7 * torch.linalg.vector_norm(
+            want.grad
+        )
 
 
 @pytest.fixture
@@ -112,7 +139,9 @@ def test_nothing_needless_is_multiplied_or_kept(needed, launched):
         for _ in range(3):  # cold and warm
             launched.clear()
             y = linear(*tensors.values(), activation=activation)
-            assert launched == [((2, 3, 4), (4, 5), *([(2, 3, 5)] if activation and needed else []))]
+            assert launched == [
+                ((2, 3, 4), (4, 5), *([(2, 3, 5)] if activation and needed else []))
+            ]
             launched.clear()
             if needed:
                 y.sum().backward()
@@ -153,7 +182,9 @@ class Draw(random.Random):
     """Random operands, and how they lie in memory."""
 
     def tensor(self, shape, dtype):
-        """A leaf, and a view of it that has this shape: as it is, transposed, with gaps, repeated, turned around."""
+        """A leaf, and a view of it that has this shape: as it is, transposed, with gaps, repeated,
+        turned around.
+        """
         form, shape = self.choice(["", "transposed", "gaps", "repeated", "outer"]), list(shape)
         if form == "transposed" and len(shape) > 1:
             leaf = torch.randn(*shape[:-2], shape[-1], shape[-2], dtype=dtype)
@@ -176,7 +207,9 @@ class Draw(random.Random):
         return kept[self.randrange(len(kept) + 1) :] if self.random() < 0.4 else kept
 
     def call(self, dtype):
-        """A call of ours and torch's, as functions of leaves; the leaves; which of them need gradients."""
+        """A call of ours and torch's, as functions of leaves; the leaves; which of them need
+        gradients.
+        """
         M, N, K = (self.choice(SIZES) for _ in range(3))
         with_c = self.random() < 0.4
         activation = "" if dtype.is_complex or self.random() < 0.5 else self.choice(ACTIVATIONS)
@@ -187,7 +220,11 @@ class Draw(random.Random):
             batch = [self.choice(SIZES) for _ in range(self.choice((0, 0, 1, 2)))]
             batch_a, batch_b = self.part(batch), self.part(batch)
         shape_a = [K] if not (with_c or batch_a) and self.random() < 0.3 else [*batch_a, M, K]
-        shape_b = [K] if not (with_c or batch_b or activation in GATED) and self.random() < 0.3 else [*batch_b, K, N]
+        shape_b = (
+            [K]
+            if not (with_c or batch_b or activation in GATED) and self.random() < 0.3
+            else [*batch_b, K, N]
+        )
         shape_x = (torch.empty(shape_a) @ torch.empty(shape_b)).shape
         shape_y = (*shape_x[:-1], shape_x[-1] // 2) if activation in GATED else shape_x
         shapes = {"a": shape_a, "b": shape_b}
@@ -201,7 +238,10 @@ class Draw(random.Random):
         alpha, beta = (self.choice((0, 1, 1, -0.5, 2)) if with_c else 1 for _ in range(2))
 
         def operands(leaves):
-            found = {name: view(leaf) for leaf, (name, (_, view)) in zip(leaves, made.items(), strict=True)}
+            found = {
+                name: view(leaf)
+                for leaf, (name, (_, view)) in zip(leaves, made.items(), strict=True)
+            }
             return [found.get(name) for name in ("a", "b", "c", "bias", "residual")]
 
         def ours(*leaves):
@@ -219,7 +259,9 @@ class Draw(random.Random):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 def test_random_calls_have_torchs_gradients(dtype):
-    """Of first and second order, for random shapes, views, subsets of leaves that need gradients, and strided g."""
+    """Of first and second order, for random shapes, views, subsets of leaves that need gradients,
+    and strided g.
+    """
     draw = Draw(7)
     torch.manual_seed(7)
     for _ in range(CALLS):
@@ -234,7 +276,9 @@ def test_random_calls_have_torchs_gradients(dtype):
         memory.requires_grad_()
         orders = []
         for y in outputs:
-            first = torch.autograd.grad(y, grown, view(memory), create_graph=True, materialize_grads=True)
+            first = torch.autograd.grad(
+                y, grown, view(memory), create_graph=True, materialize_grads=True
+            )
             loss = sum((t * t.conj()).sum().real for t in first if t.requires_grad)
             leaves_of_g = [memory, *grown]
             second = ()
@@ -254,14 +298,20 @@ def test_of_two_outputs_one_may_have_no_gradient(used, dtype):
     x = a @ b + bias
     torchs = apply(x, activation, residual), x
     how = {"allow_unused": True, "materialize_grads": True}
-    first, second = (torch.autograd.grad(sum(t[i].abs().sum() for i in used), tensors, **how) for t in (ours, torchs))
+    first, second = (
+        torch.autograd.grad(sum(t[i].abs().sum() for i in used), tensors, **how)
+        for t in (ours, torchs)
+    )
     torch.testing.assert_close(first, second)
 
 
 # ---- complex and forward-mode gradients, which are torch's
 COMPLEX = {
     "matmul": (lambda a, b, c: matmul(a, b), lambda a, b, c: a @ b),
-    "addmm": (lambda a, b, c: addmm(c, a, b, alpha=2 - 1j), lambda a, b, c: torch.addmm(c, a, b, alpha=2 - 1j)),
+    "addmm": (
+        lambda a, b, c: addmm(c, a, b, alpha=2 - 1j),
+        lambda a, b, c: torch.addmm(c, a, b, alpha=2 - 1j),
+    ),
     "linear": (lambda a, b, c: linear(a, b.mH, c), lambda a, b, c: a @ b.mH.mT + c),
     "ops.matmul": (lambda a, b, c: ops.matmul(a, b), lambda a, b, c: a @ b),
     "ops.addmm": (lambda a, b, c: ops.addmm(c, a, b), lambda a, b, c: c + a @ b),
@@ -279,7 +329,9 @@ def test_complex_gradients_are_conjugated(name):
     for call in calls:
         with torch.no_grad():
             torch.testing.assert_close(ours(*tensors), torchs(*tensors))
-        results = [torch.autograd.grad(f(*tensors), tensors, g, allow_unused=True) for f in (call, torchs)]
+        results = [
+            torch.autograd.grad(f(*tensors), tensors, g, allow_unused=True) for f in (call, torchs)
+        ]
         torch.testing.assert_close(*([t for t in found if t is not None] for found in results))
     plain = [t.detach() for t in tensors]
     losses = [lambda a, f=f: (f(a, *plain[1:]) * g).abs().square().sum() for f in (ours, torchs)]
@@ -299,7 +351,9 @@ def test_complex_gradients_say_who_computes_them(monkeypatch):
     with pytest.warns(FallbackWarning, match="gradients of complex64 tensors"):
         matmul(a, b)
     for kernel in ("portable", "hopper.gemm"):
-        with pytest.raises(ValueError, match=f"kernel '{kernel}' takes no gradients of complex64 tensors"):
+        with pytest.raises(
+            ValueError, match=f"kernel '{kernel}' takes no gradients of complex64 tensors"
+        ):
             matmul(a, b, kernel=kernel)
     with pytest.raises(ValueError, match="batch_invariant is True"):
         matmul(a, b, batch_invariant=True)
@@ -315,16 +369,23 @@ def test_operators_have_forward_mode_gradients():
     pairs = [
         (lambda a: ops.matmul(a, b), lambda a: a @ b),
         (lambda a: ops.addmm(bias, a, b, 0.5), lambda a: bias + a @ b / 2),
-        (lambda a: ops.gemm(a, b, None, bias, None, 1, 1, "gelu"), lambda a: torch.nn.functional.gelu(a @ b + bias)),
+        (
+            lambda a: ops.gemm(a, b, None, bias, None, 1, 1, "gelu"),
+            lambda a: torch.nn.functional.gelu(a @ b + bias),
+        ),
         (lambda a: ops.gemm_aux(a, b, None, bias, None, 1, 1, "silu")[1], lambda a: a @ b + bias),
     ]
     for pair in pairs:
         torch.testing.assert_close(*(torch.func.jvp(f, (a,), (a.cos(),)) for f in pair))
-        torch.testing.assert_close(*(torch.func.hessian(lambda a, f=f: f(a).square().sum())(a) for f in pair))
+        torch.testing.assert_close(
+            *(torch.func.hessian(lambda a, f=f: f(a).square().sum())(a) for f in pair)
+        )
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(a, a.cos())
             torch.testing.assert_close(*(forward_ad.unpack_dual(f(dual)).tangent for f in pair))
-            with pytest.raises(ValueError, match="kernel 'portable' takes no forward-mode gradients"):
+            with pytest.raises(
+                ValueError, match="kernel 'portable' takes no forward-mode gradients"
+            ):
                 ops.matmul(dual, b, None, "portable")
             with pytest.raises(ValueError, match="carry forward-mode gradients, expected no out"):
                 ops.matmul_out(dual, b, torch.empty(3, 2).double())
@@ -375,12 +436,18 @@ PLACES = {
     "shared batch b.mT": (lambda x, w: matmul(x, w.mT), (2, 3, 6, 5), (3, 4, 5)),
     "batch of one b.mT": (lambda x, w: matmul(x, w.mT), (3, 6, 5), (1, 4, 5)),
     "addmm": (lambda x, w: addmm(x[:, :1], x, w.t(), alpha=0.5), (6, 5), (4, 5)),
-    "ops.gemm": (lambda x, w: ops.gemm(x, w.t(), None, x[:, :1], None, 1, 1, "relu"), (6, 5), (4, 5)),
+    "ops.gemm": (
+        lambda x, w: ops.gemm(x, w.t(), None, x[:, :1], None, 1, 1, "relu"),
+        (6, 5),
+        (4, 5),
+    ),
 }
 
 
 def kept(call, w):
-    """Whether a backward pass leaves the gradient that reaches the leaf w in its memory, and lies as w does."""
+    """Whether a backward pass leaves the gradient that reaches the leaf w in its memory, and lies
+    as w does.
+    """
     reached = []
     handle = w.register_hook(lambda g: reached.append((g.data_ptr(), g.stride())))
     w.grad = None
@@ -397,7 +464,11 @@ def kept(call, w):
 def test_a_gradient_is_written_where_it_stays(name, transposed):
     call, shape_x, shape_w = PLACES[name]
     x = torch.randn(shape_x)
-    w = turned(*shape_w[:-2], *shape_w[:-3:-1]) if transposed else torch.randn(shape_w).requires_grad_()
+    w = (
+        turned(*shape_w[:-2], *shape_w[:-3:-1])
+        if transposed
+        else torch.randn(shape_w).requires_grad_()
+    )
     assert w.shape == shape_w
     for _ in range(4):  # cold and warm
         assert kept(lambda: call(x, w), w)
@@ -430,7 +501,9 @@ def test_its_memory_is_the_products(monkeypatch):
 def test_a_compiled_program_copies_no_gradient(backend):
     torch._dynamo.reset()
     x, w = torch.randn(6, 5), torch.randn(4, 5).requires_grad_()
-    compiled = torch.compile(lambda x, w: linear(x, w, activation="gelu"), backend=backend, fullgraph=True)
+    compiled = torch.compile(
+        lambda x, w: linear(x, w, activation="gelu"), backend=backend, fullgraph=True
+    )
     for _ in range(2):
         assert kept(lambda: compiled(x, w), w)
 
@@ -443,7 +516,9 @@ def test_a_compiled_backward_pass_has_no_copies():
         called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return make_boxed_func(graph)
 
-    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), bw_compiler=backward)
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: make_boxed_func(graph), bw_compiler=backward
+    )
     x, w = grown((6, 5), (4, 5), dtype=torch.float32)
     torch.compile(linear, backend=backend, fullgraph=True)(x, w).square().sum().backward()
     assert called.count("outblas.matmul.default") == 2
@@ -451,7 +526,9 @@ def test_a_compiled_backward_pass_has_no_copies():
 
 
 def test_torch_has_the_names_that_gradients_take_from_it():
-    """Whichever is missing here has to be found anew; without some of them, gradients but torch.func go on."""
+    """Whichever is missing here has to be found anew; without some of them, gradients but
+    torch.func go on.
+    """
     assert gradients._ONE_LEVEL is torch.autograd.function._SingleLevelFunction
     assert gradients._allowed is torch._functorch.utils.enable_single_level_autograd_function
     assert gradients._modes is torch._C._len_torch_dispatch_stack
@@ -474,7 +551,9 @@ def test_without_the_class_for_one_level_only_transforms_fail(monkeypatch):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_its_kernel(activation, monkeypatch):
-    monkeypatch.setattr(kernels, "_value_and_slope", InterpretedFunction(kernels._value_and_slope.fn))
+    monkeypatch.setattr(
+        kernels, "_value_and_slope", InterpretedFunction(kernels._value_and_slope.fn)
+    )
     kernel = InterpretedFunction(kernels.backward_kernel.fn)
     gate = activation in GATED
     grad, x = torch.randn(37, 70), 3 * torch.randn(37, 70 * (1 + gate))
@@ -492,23 +571,38 @@ def test_its_kernel(activation, monkeypatch):
 @pytest.mark.parametrize("arch", [75, 90])
 def test_its_kernel_moves_16_bytes_at_a_time(arch):
     for pointer in ("*bf16", "*fp32"):
-        assert "ld.global.v4" in kernels.compile_for(("gelu", False, False, pointer, (16, 16, 16, 1)), arch).asm["ptx"]
+        assert (
+            "ld.global.v4"
+            in kernels.compile_for(("gelu", False, False, pointer, (16, 16, 16, 1)), arch).asm[
+                "ptx"
+            ]
+        )
     assert kernels.compile_for(("silu", True, True, "*fp16", (2, 16, 2, 2)), arch).asm["cubin"]
 
 
 # ---- what the backward pass of a call that was allowed does
-@pytest.mark.parametrize("call", [
-    lambda a, b, **how: matmul(a, b, **how),
-    lambda a, b, **how: addmm(a[:, :1], a, b, alpha=2, **how),
-    lambda a, b, **how: linear(a, b.t(), activation="gelu", **how),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, b, **how: matmul(a, b, **how),
+        lambda a, b, **how: addmm(a[:, :1], a, b, alpha=2, **how),
+        lambda a, b, **how: linear(a, b.t(), activation="gelu", **how),
+    ],
+)
 def test_a_batch_invariant_call_has_batch_invariant_gradients_on_the_cpu(call, monkeypatch):
-    """By the kernel that the CPU has: what was named for the forward pass is for the backward pass too."""
-    monkeypatch.setattr(invariance, "_ever", False)  # as before, for programs that are compiled later
+    """By the kernel that the CPU has: what was named for the forward pass is for the backward pass
+    too.
+    """
+    monkeypatch.setattr(
+        invariance, "_ever", False
+    )  # as before, for programs that are compiled later
     a, b = grown((6, 5), (5, 4), dtype=torch.float32)
     want = torch.autograd.grad(call(a, b).sin().sum(), (a, b), create_graph=True)
     want = *want, *torch.autograd.grad(sum(t.square().sum() for t in want), (a, b))
-    for how, context in (({}, batch_invariant()), ({"batch_invariant": True}, contextlib.nullcontext())):
+    for how, context in (
+        ({}, batch_invariant()),
+        ({"batch_invariant": True}, contextlib.nullcontext()),
+    ):
         with context:
             y = call(a, b, kernel="portable", **how)
             rows = call(a[:2], b, kernel="portable", **how)
@@ -534,7 +628,9 @@ def test_relu_has_a_second_derivative_which_is_zero(activation):
             loss = sum(t.square().sum() for t in first)
             results.append(torch.autograd.grad(loss, (a, b, bias, g), allow_unused=True))
         assert [t is None for t in results[0]] == [t is None for t in results[1]]
-        torch.testing.assert_close(*([t for t in found if t is not None] for found in results), equal_nan=True)
+        torch.testing.assert_close(
+            *([t for t in found if t is not None] for found in results), equal_nan=True
+        )
     x = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
     assert torch.equal(formula(torch.ones(4), x, "relu"), torch.tensor([0.0, 0.0, 1.0, 1.0]))
 
@@ -548,7 +644,9 @@ def test_aux_needs_no_gradient_where_only_the_residual_does(activation):
     assert torch.equal(residual.grad, torch.full((3, 1), float(y.shape[1])))
     grad = torch.func.grad(lambda r: ops.gemm_aux(a, b, None, None, r, 1, 1, activation)[0].sum())
     assert torch.equal(grad(residual.detach()), residual.grad)
-    assert ops.gemm_aux(a.requires_grad_(), b, None, None, residual, 1, 1, activation)[1].requires_grad
+    assert ops.gemm_aux(a.requires_grad_(), b, None, None, residual, 1, 1, activation)[
+        1
+    ].requires_grad
 
 
 def test_forward_mode_through_a_view_that_negates():
@@ -556,7 +654,9 @@ def test_forward_mode_through_a_view_that_negates():
     for call in (matmul, lambda a, b, bias: ops.gemm(a, b, None, bias)):
         named = {"bias": bias} if call is matmul else {}
         given = () if named else (bias,)
-        found = torch.func.jvp(lambda b, c=call, n=named, g=given: c(a, b, *g, **n), (torch._neg_view(b),), (b,))
+        found = torch.func.jvp(
+            lambda b, c=call, n=named, g=given: c(a, b, *g, **n), (torch._neg_view(b),), (b,)
+        )
         torch.testing.assert_close(found, (bias - a @ b, a @ b))
 
 

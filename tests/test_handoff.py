@@ -1,5 +1,6 @@
-"""Operands of other types reach the functions of torch as they came, and what overrides torch's functions overrides
-ours."""
+"""Operands of other types reach the functions of torch as they came, and what overrides torch's
+functions overrides ours.
+"""
 
 import os
 import socket
@@ -27,11 +28,15 @@ strict_warning = pytest.mark.filterwarnings("error::outblas.FallbackWarning")
 
 
 class Wrapper(torch.Tensor):
-    """A tensor that holds another, of which operators of torch see but the traits. It knows no operator."""
+    """A tensor that holds another, of which operators of torch see but the traits. It knows no
+    operator.
+    """
 
     @staticmethod
     def __new__(cls, held):
-        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, device=held.device)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=held.dtype, device=held.device
+        )
 
     def __init__(self, held):
         self.held = held
@@ -42,7 +47,9 @@ class Wrapper(torch.Tensor):
 
 
 class Quantized(Wrapper):
-    """As torchao's weights: it knows `F.linear`, and has other functions run as if it overrode none."""
+    """As torchao's weights: it knows `F.linear`, and has other functions run as if it overrode
+    none.
+    """
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -58,7 +65,11 @@ class Refusing(Quantized):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return super().__torch_function__(func, types, args, kwargs) if func is F.linear else NotImplemented
+        return (
+            super().__torch_function__(func, types, args, kwargs)
+            if func is F.linear
+            else NotImplemented
+        )
 
 
 class Knowing(Wrapper):
@@ -160,12 +171,18 @@ def test_a_type_may_call_our_function_for_torchs():
 
 
 def test_functions_that_the_caller_disabled_stay_disabled():
-    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(NotImplementedError, match=r"Quantized has no aten"):
+    with (
+        torch._C.DisableTorchFunctionSubclass(),
+        pytest.raises(NotImplementedError, match=r"Quantized has no aten"),
+    ):
         linear(X, Quantized(W))
 
 
 def test_a_named_kernel_refuses_a_quantized_weight():
-    with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors, and was given tensor subclass Quant"):
+    with pytest.raises(
+        ValueError,
+        match="kernel 'portable' needs plain tensors, and was given tensor subclass Quant",
+    ):
         linear(X, Quantized(W), kernel="portable")
 
 
@@ -200,7 +217,9 @@ def test_a_residual_may_override_our_function():
 
 
 @strict_warning
-@pytest.mark.parametrize(("ours", "given"), [(matmul, (X, None)), (addmm, (C, X, None)), (linear, (X, None))])
+@pytest.mark.parametrize(
+    ("ours", "given"), [(matmul, (X, None)), (addmm, (C, X, None)), (linear, (X, None))]
+)
 def test_what_is_no_tensor_may_override_our_functions(ours, given):
     duck = Duck(known=[ours])
     assert ours(*given[:-1], duck) == (ours, (*given[:-1], duck), {})
@@ -228,7 +247,9 @@ def test_what_knows_neither_is_a_type_error():
 def test_a_subclass_by_dispatch_is_multiplied_by_torch():
     assert torch.equal(linear(X, Dispatched(W), BIAS), PRODUCT)
     assert torch.equal(matmul(X, Dispatched(W.t().contiguous())), X @ W.t())
-    assert torch.equal(addmm(C, X, Dispatched(W.t().contiguous()), beta=2), torch.addmm(C, X, W.t(), beta=2))
+    assert torch.equal(
+        addmm(C, X, Dispatched(W.t().contiguous()), beta=2), torch.addmm(C, X, W.t(), beta=2)
+    )
     assert torch.equal(linear(X, Dispatched(W), BIAS, activation="gelu", residual=C), EPILOGUE)
 
 
@@ -266,7 +287,9 @@ def test_a_plain_subclass_has_gradients():
 
 
 class Sealed(Plain):
-    """It knows products and copies. Who asks about its traits is told that there is no such function."""
+    """It knows products and copies. Who asks about its traits is told that there is no such
+    function.
+    """
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -286,22 +309,36 @@ def written(*shape, **how):
 
 # What is refused of X (6, 5), of plain ones and of others: the call, and what it is not to write.
 REFUSED = {
-    "out_dtype is torch.bfloat16, expected torch.float32": lambda x, o: matmul(x, W.t(), out_dtype=torch.bfloat16),
+    "out_dtype is torch.bfloat16, expected torch.float32": lambda x, o: matmul(
+        x, W.t(), out_dtype=torch.bfloat16
+    ),
     "other.dtype is torch.float32 but input.dtype is torch.bfloat16": lambda x, o: matmul(
         x.bfloat16(), W.t(), out_dtype=torch.float32
     ),
     "out is given with inputs that need gradients": lambda x, o: matmul(x, GROWN.t(), out=o),
-    "aux is given with inputs that need gradients": lambda x, o: matmul(x, W.t(), bias=GROWN[:, 0], aux=o),
+    "aux is given with inputs that need gradients": lambda x, o: matmul(
+        x, W.t(), bias=GROWN[:, 0], aux=o
+    ),
     "out requires grad": lambda x, o: addmm(C, x, W.t(), out=o.requires_grad_()),
     "out is an inference tensor": lambda x, o: linear(x, W, out=INFERENCE),
     "out is on meta but": lambda x, o: linear(x, W, out=o.to("meta")),
     r"out.shape is \(6, 4\), expected \(5, 4\)": lambda x, o: matmul(x[:5], W.t(), out=o),
-    "out.dtype is torch.float32, expected torch.float64": lambda x, o: matmul(x.double(), W.t().double(), out=o),
+    "out.dtype is torch.float32, expected torch.float64": lambda x, o: matmul(
+        x.double(), W.t().double(), out=o
+    ),
     r"out has strides \(0, 1\)": lambda x, o: addmm(C, x, W.t(), out=o[:1].expand(6, 4)),
-    "out is a view that negates": lambda x, o: linear(x, W, activation="relu", out=torch._neg_view(o)),
-    r"an even number of them, got shape \(6, 3\)": lambda x, o: linear(x, W[:3], BIAS[:1], activation="geglu"),
-    r"an even number of them, got shape \(6, 1\)": lambda x, o: matmul(x, W[:1].t(), activation="reglu"),
-    r"an even number of them, got shape \(\)": lambda x, o: matmul(x[0], W[0], activation="geglu", aux=o[0, 0]),
+    "out is a view that negates": lambda x, o: linear(
+        x, W, activation="relu", out=torch._neg_view(o)
+    ),
+    r"an even number of them, got shape \(6, 3\)": lambda x, o: linear(
+        x, W[:3], BIAS[:1], activation="geglu"
+    ),
+    r"an even number of them, got shape \(6, 1\)": lambda x, o: matmul(
+        x, W[:1].t(), activation="reglu"
+    ),
+    r"an even number of them, got shape \(\)": lambda x, o: matmul(
+        x[0], W[0], activation="geglu", aux=o[0, 0]
+    ),
     r"residual.shape is \(2, 6, 4\), expected a shape that broadcasts": lambda x, o: linear(
         x, W, residual=C.expand(2, 6, 4)
     ),
@@ -384,7 +421,9 @@ def test_autocast_of_subclasses_is_that_of_plain_tensors(kind):
 
 def test_forward_mode_gradients_under_autocast_have_the_dtype_that_is_asked_for():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wide, tangent = torch.func.jvp(lambda x: matmul(x, W.t(), out_dtype=torch.float32), (X / 3,), (X,))
+        wide, tangent = torch.func.jvp(
+            lambda x: matmul(x, W.t(), out_dtype=torch.float32), (X / 3,), (X,)
+        )
         out = written(4, 6).t()
         with torch.autograd.forward_ad.dual_level():
             matmul(X / 3, W.t(), out=out)
@@ -428,7 +467,9 @@ def test_distributed_tensors_have_gradients(mesh):
 def test_nested_tensors_are_checked_too():
     x = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
     for a, b in ((x, W.t()), (X, x)):
-        with pytest.raises(OperandError, match=r"out_dtype is torch\.bfloat16, expected torch\.float32"):
+        with pytest.raises(
+            OperandError, match=r"out_dtype is torch\.bfloat16, expected torch\.float32"
+        ):
             matmul(a, b, out_dtype=torch.bfloat16)
     with pytest.raises(OperandError, match=r"an even number of them, got shape \(2, j\d+, 3\)"):
         linear(x, W[:3], activation="geglu")
@@ -492,7 +533,9 @@ def test_a_traced_graph_has_code_that_runs():
 
 
 def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch):
-    monkeypatch.setattr(outblas.invariance, "_ever", False)  # or the graph breaks to look at the context
+    monkeypatch.setattr(
+        outblas.invariance, "_ever", False
+    )  # or the graph breaks to look at the context
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(lambda x, w: linear(x, w), backend=backend, fullgraph=True)
     got = compiled(X, W.as_subclass(Plain))
@@ -502,7 +545,9 @@ def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch):
 
 def test_compiled_calls_under_a_default_device_keep_the_operator():
     backend = EagerAndRecordGraphs()
-    compiled = torch.compile(lambda x, w: linear(x, w, activation="relu"), backend=backend, fullgraph=True)
+    compiled = torch.compile(
+        lambda x, w: linear(x, w, activation="relu"), backend=backend, fullgraph=True
+    )
     with torch.device("cpu"):
         assert torch.equal(compiled(X, W), torch.relu(X @ W.t()))
     (graph,) = backend.graphs
@@ -513,7 +558,9 @@ def test_fake_and_functional_tensors_reach_our_operators():
     with FakeTensorMode() as mode, warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         assert isinstance(linear(mode.from_tensor(X), mode.from_tensor(W)), FakeTensor)
-    graph = torch.fx.experimental.proxy_tensor.make_fx(torch.func.functionalize(lambda x, w: linear(x, w)))(X, W)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(
+        torch.func.functionalize(lambda x, w: linear(x, w))
+    )(X, W)
     assert torch.ops.outblas.matmul.default in [node.target for node in graph.graph.nodes]
     with torch._subclasses.functional_tensor.FunctionalTensorMode():
         x = FunctionalTensor.to_functional(X)
@@ -538,7 +585,9 @@ class Counting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("given", [{}, {"activation": "gelu"}, {"out": torch.empty(6, 4)}, {"kernel": "portable"}])
+@pytest.mark.parametrize(
+    "given", [{}, {"activation": "gelu"}, {"out": torch.empty(6, 4)}, {"kernel": "portable"}]
+)
 def test_a_function_mode_sees_one_call(given):
     with Counting() as mode:
         linear(X, W, **given)
@@ -573,7 +622,9 @@ def test_a_default_device_keeps_quantized_weights_whole():
 
 
 # ---- lazy clones
-needs_cow = pytest.mark.skipif(not hasattr(torch.Tensor, "const_data_ptr"), reason="reading would copy")
+needs_cow = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "const_data_ptr"), reason="reading would copy"
+)
 
 
 @needs_cow
@@ -581,9 +632,12 @@ def test_inputs_stay_lazy_clones():
     x, w, c = map(torch._lazy_clone, (X, W, C))
     for _ in range(3):
         for call in (
-            lambda: matmul(x, w.t()), lambda: addmm(c, x, w.t()), lambda: linear(x, w, residual=c),
-            lambda: matmul(x, w.t(), out=torch.empty(6, 4)), lambda: addmm(c, x, w.t(), out=torch.empty(6, 4)),
-        ):  # fmt: skip
+            lambda: matmul(x, w.t()),
+            lambda: addmm(c, x, w.t()),
+            lambda: linear(x, w, residual=c),
+            lambda: matmul(x, w.t(), out=torch.empty(6, 4)),
+            lambda: addmm(c, x, w.t(), out=torch.empty(6, 4)),
+        ):
             call()
     assert all(map(torch._C._is_cow_tensor, (x, w, c)))
 

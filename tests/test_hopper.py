@@ -1,4 +1,6 @@
-"""Hopper rungs without a GPU: configs, what they refuse, their machine code, and the compile cache on disk."""
+"""Hopper rungs without a GPU: configs, what they refuse, their machine code, and the compile cache
+on disk.
+"""
 
 import itertools
 import re
@@ -45,7 +47,9 @@ def check_refused(rung, text, expected):
 
 
 def test_every_config_is_valid_or_says_why():
-    tiles = itertools.product((64, 96, 128, 256), (8, 16, 64, 128, 192, 256, 264), (8, 16, 64, 128, 256))
+    tiles = itertools.product(
+        (64, 96, 128, 256), (8, 16, 64, 128, 192, 256, 264), (8, 16, 64, 128, 256)
+    )
     verdicts = {config: invalid_reason(config) for config in itertools.starmap(HopperConfig, tiles)}
     assert all(reason is None or "expected" in reason for reason in verdicts.values())
     valid = [config for config, reason in verdicts.items() if reason is None]
@@ -54,39 +58,67 @@ def test_every_config_is_valid_or_says_why():
     assert "accumulator registers" in str(invalid_reason(HopperConfig(tile_m=256, tile_n=256)))
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("tile_m=80", "64, 128, 192, 256 or 320"), ("tile_n=24", "a multiple of 16 from 16 to 512"),
-    ("tile_k=48", "16, 32, 64 or 128"), ("mma_n=96", "0 or a multiple of 16 that divides tile_n (256)"),
-    ("consumers=3", "1, 2 or 3 that share tile_m (128)"), ("slots=0", "1 to 64"),
-    ("in_flight=1,slots=1", "0 or 1 and fewer than slots (1)"), ("in_flight=2", "0 or 1"),
-    ("producer_registers=0", "a multiple of 8 from 24 to 168"), ("consumer_registers=250", "a multiple of 8 from 168"),
-    ("mma_n=96,tile_n=192,store_buffers=0", "a divisor or a multiple of 64"),
-    ("consumer_registers=240,consumers=1,tile_n=128", "0 with one consumer"), ("group_m=0", "at least 1"),
-    ("sms=1", "0 (all) or at least the 2 CTAs"), ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
-    ("store_buffers=5", "0 to 4, the slabs of a consumer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tile_m=80", "64, 128, 192, 256 or 320"),
+        ("tile_n=24", "a multiple of 16 from 16 to 512"),
+        ("tile_k=48", "16, 32, 64 or 128"),
+        ("mma_n=96", "0 or a multiple of 16 that divides tile_n (256)"),
+        ("consumers=3", "1, 2 or 3 that share tile_m (128)"),
+        ("slots=0", "1 to 64"),
+        ("in_flight=1,slots=1", "0 or 1 and fewer than slots (1)"),
+        ("in_flight=2", "0 or 1"),
+        ("producer_registers=0", "a multiple of 8 from 24 to 168"),
+        ("consumer_registers=250", "a multiple of 8 from 168"),
+        ("mma_n=96,tile_n=192,store_buffers=0", "a divisor or a multiple of 64"),
+        ("consumer_registers=240,consumers=1,tile_n=128", "0 with one consumer"),
+        ("group_m=0", "at least 1"),
+        ("sms=1", "0 (all) or at least the 2 CTAs"),
+        ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
+        ("store_buffers=5", "0 to 4, the slabs of a consumer"),
+    ],
+)
 def test_what_the_last_rung_refuses(text, expected):
     check_refused("hilbert", text, expected)
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("producer_registers=32", "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504"),
-    ("tile_m=256,store_buffers=1", "tile 256x256 needs 256 accumulator registers, expected at most 208"),
-    ("order=spiral", "order is 'spiral', expected one of row, column"),
-    ("cluster_m=4,cluster_n=4", "a cluster of 4x4 has 16 CTAs, expected at most 8"),
-    ("tile_n=240,cluster_m=1,store_buffers=1", "tile_n is 240 and mma_n 240, expected multiples of 64"),
-    ("slots=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "producer_registers=32",
+            "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504",
+        ),
+        (
+            "tile_m=256,store_buffers=1",
+            "tile 256x256 needs 256 accumulator registers, expected at most 208",
+        ),
+        ("order=spiral", "order is 'spiral', expected one of row, column"),
+        ("cluster_m=4,cluster_n=4", "a cluster of 4x4 has 16 CTAs, expected at most 8"),
+        (
+            "tile_n=240,cluster_m=1,store_buffers=1",
+            "tile_n is 240 and mma_n 240, expected multiples of 64",
+        ),
+        ("slots=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
+    ],
+)
 def test_which_fields_the_last_rung_refuses_together(text, reason):
     assert refusal("hilbert", text).startswith(f"config: {reason}")
 
 
-@pytest.mark.parametrize(("rung", "text", "neutral"), [
-    ("tma_wgmma", "slots=2", "1"), ("large_tile", "consumers=2", "1"),
-    ("warp_specialized", "consumer_registers=240", "0"), ("two_consumers", "order=hilbert", "column"),
-    ("lean_barriers", "cluster_m=2", "1"), ("cluster_multicast", "accumulate_flag=True", "False"),
-    ("store_tuning", "store_buffers=2", "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rung", "text", "neutral"),
+    [
+        ("tma_wgmma", "slots=2", "1"),
+        ("large_tile", "consumers=2", "1"),
+        ("warp_specialized", "consumer_registers=240", "0"),
+        ("two_consumers", "order=hilbert", "column"),
+        ("lean_barriers", "cluster_m=2", "1"),
+        ("cluster_multicast", "accumulate_flag=True", "False"),
+        ("store_tuning", "store_buffers=2", "0"),
+    ],
+)
 def test_a_rung_refuses_what_a_later_one_brings(rung, text, neutral):
     check_refused(rung, text, f"{neutral}: a later rung")
 
@@ -105,7 +137,10 @@ REFUSED = {
     "no unit stride": (problem(a=FLAT.as_strided((64, 64), (512, 2))), "TMA needs one stride of 1"),
     "odd address": (problem(a=rows(start=1)), "a's is a multiple of 2"),
     "b's stride": (problem(N=60, b=rows(64, 60)), "b has strides (60, 1)"),
-    "batches": (operands.problem(*3 * [FLAT[:512].view(2, 16, 16)]), "was given batches of shape (2,)"),
+    "batches": (
+        operands.problem(*3 * [FLAT[:512].view(2, 16, 16)]),
+        "was given batches of shape (2,)",
+    ),
     "addend": (replace(problem(), c=(64, 1), scaled=True), "was given an addend or a scale"),
     "extent": (replace(problem(), M=1 << 31), "extents up to 2147481600"),
 }
@@ -123,11 +158,21 @@ def test_refusals_say_what_is_needed_and_given(rung, case):
     assert "config: tile_n is 7" in load(rung).unsupported(problem(), HopperConfig(tile_n=7))
 
 
-@pytest.mark.parametrize("given", [
-    problem(), problem(63, 65, 8), problem(1, 1, 1), problem(1, 63, 63, b=rows(63, 63, 64).t()), problem(N=1),
-    problem(N=1, b=FLAT[:64]), problem(a=rows(stride=8)), problem(a=rows(stride=0)), problem(out=rows(start=1)),
-    problem(out=FLAT.as_strided((64, 64), (200, 3))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        problem(),
+        problem(63, 65, 8),
+        problem(1, 1, 1),
+        problem(1, 63, 63, b=rows(63, 63, 64).t()),
+        problem(N=1),
+        problem(N=1, b=FLAT[:64]),
+        problem(a=rows(stride=8)),
+        problem(a=rows(stride=0)),
+        problem(out=rows(start=1)),
+        problem(out=FLAT.as_strided((64, 64), (200, 3))),
+    ],
+)
 def test_whatever_tma_can_stride_over_is_taken(given):
     assert load("hilbert").unsupported(given) is None
 
@@ -154,7 +199,11 @@ CLAIMS = {
     "hilbert": STORED_BY_TMA,
     "gemm": STORED_BY_TMA,
 }
-LIMITS = {"tma_wgmma": {"max_registers": 64, "min_ctas": 8}, "large_tile": {"min_ctas": 3}, "warp_specialized": {}}
+LIMITS = {
+    "tma_wgmma": {"max_registers": 64, "min_ctas": 8},
+    "large_tile": {"min_ctas": 3},
+    "warp_specialized": {},
+}
 ENDS = ("tma_wgmma", "hilbert")  # what all rungs share shows in these two
 
 
@@ -184,39 +233,57 @@ def test_every_layout_has_the_same_instructions(rung, layout):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("rung", "dtype", "out_dtype", "has"), [
-    ("tma_wgmma", "bfloat16", "float32", {"HGMMA.64x64x16.F32.BF16": 4, "STG.E.64": 16}),
-    ("tma_wgmma", "float16", "float16", {"HGMMA.64x64x16.F32": 4, "STG.E": 16}),
-    ("store_tuning", "float16", "float32", {"HGMMA.64x256x16.F32": 8, "STG.E.64.STRONG.SYS": 64}),
-    ("hilbert", "float16", "float16", {"HGMMA.64x256x16.F32": 8, "UTMASTG.2D": 4}),
-    ("hilbert", "bfloat16", "float32", {"UTMASTG.2D": 8, "STS.64": 64}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rung", "dtype", "out_dtype", "has"),
+    [
+        ("tma_wgmma", "bfloat16", "float32", {"HGMMA.64x64x16.F32.BF16": 4, "STG.E.64": 16}),
+        ("tma_wgmma", "float16", "float16", {"HGMMA.64x64x16.F32": 4, "STG.E": 16}),
+        (
+            "store_tuning",
+            "float16",
+            "float32",
+            {"HGMMA.64x256x16.F32": 8, "STG.E.64.STRONG.SYS": 64},
+        ),
+        ("hilbert", "float16", "float16", {"HGMMA.64x256x16.F32": 8, "UTMASTG.2D": 4}),
+        ("hilbert", "bfloat16", "float32", {"UTMASTG.2D": 8, "STS.64": 64}),
+    ],
+)
 def test_machine_code_of_every_dtype(rung, dtype, out_dtype, has):
     inspect(f"hopper.{rung}", dtype=dtype, out_dtype=out_dtype).require(has=has)
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("rung", "text", "has"), [
-    ("tma_wgmma", "tile_n=16,tile_k=16", {"HGMMA.64x16x16": 1}),
-    ("tma_wgmma", "tile_k=128,jitter=True", {"HGMMA.64x64x16": 8, "NANOSLEEP": 4}),
-    ("large_tile", "mma_n=64", {"HGMMA.64x64x16": 16}), ("large_tile", "mma_n=32", {"HGMMA.64x32x16": 32}),
-    ("two_consumers", "producer_registers=0,consumer_registers=0", {REGISTERS: 0}),
-    ("cluster_multicast", "cluster_n=2", {MULTICAST: 2}),
-    ("cluster_multicast", "cluster_m=1", {"UTMALDG.2D": 2, MULTICAST: 0}),
-    ("store_tuning", "reorder_stores=False", {"STG.E.STRONG.SYS": 64, "SHFL": 0}),
-    ("store_tuning", "write_through=False", {"STG.E.128": 16, "STG.E.128.STRONG.SYS": 0}),
-    ("store_tuning", "accumulate_flag=False", {"HGMMA.64x256x16": 4}),
-    ("hilbert", "in_flight=1,slots=4,store_buffers=2,sms=0", {"UTMASTG.2D": 4, MULTICAST: 1}),
-    ("hilbert", "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,store_buffers=2", {}),
-    ("hilbert", "phases=True,jitter=True", ("CS2R", "NANOSLEEP")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rung", "text", "has"),
+    [
+        ("tma_wgmma", "tile_n=16,tile_k=16", {"HGMMA.64x16x16": 1}),
+        ("tma_wgmma", "tile_k=128,jitter=True", {"HGMMA.64x64x16": 8, "NANOSLEEP": 4}),
+        ("large_tile", "mma_n=64", {"HGMMA.64x64x16": 16}),
+        ("large_tile", "mma_n=32", {"HGMMA.64x32x16": 32}),
+        ("two_consumers", "producer_registers=0,consumer_registers=0", {REGISTERS: 0}),
+        ("cluster_multicast", "cluster_n=2", {MULTICAST: 2}),
+        ("cluster_multicast", "cluster_m=1", {"UTMALDG.2D": 2, MULTICAST: 0}),
+        ("store_tuning", "reorder_stores=False", {"STG.E.STRONG.SYS": 64, "SHFL": 0}),
+        ("store_tuning", "write_through=False", {"STG.E.128": 16, "STG.E.128.STRONG.SYS": 0}),
+        ("store_tuning", "accumulate_flag=False", {"HGMMA.64x256x16": 4}),
+        ("hilbert", "in_flight=1,slots=4,store_buffers=2,sms=0", {"UTMASTG.2D": 4, MULTICAST: 1}),
+        (
+            "hilbert",
+            "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,store_buffers=2",
+            {},
+        ),
+        ("hilbert", "phases=True,jitter=True", ("CS2R", "NANOSLEEP")),
+    ],
+)
 def test_configs_show_in_the_machine_code(rung: str, text: str, has: Any) -> None:
     inspect(f"hopper.{rung}", config=text).require(has=has)
 
 
 @pytest.mark.compile
 def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma():
-    code = inspect("hopper.two_consumers", config="consumers=1,producer_registers=0,consumer_registers=0")
+    code = inspect(
+        "hopper.two_consumers", config="consumers=1,producer_registers=0,consumer_registers=0"
+    )
     with pytest.raises(GateError, match="C7511") as caught:
         code.require(max_registers=255)
     assert "spilled bytes" in str(caught.value)
@@ -238,7 +305,9 @@ def test_only_compiles_with_phases_read_the_clock(end):
         ("announce", lambda self, slot: None, "full", "no", 1),
     ],
 )
-def test_a_ring_that_breaks_its_contract_fails_the_compile(method, broken, barrier, traced, expected, monkeypatch):
+def test_a_ring_that_breaks_its_contract_fails_the_compile(
+    method, broken, barrier, traced, expected, monkeypatch
+):
     """It would hang on the GPU."""
     monkeypatch.setattr(lean_barriers.LeanRing, method, broken)
     message = f"{barrier}[s] gets {traced} arrivals a turn, its contract expects {expected}"
@@ -246,22 +315,39 @@ def test_a_ring_that_breaks_its_contract_fails_the_compile(method, broken, barri
         load("lean_barriers").artifact()
 
 
-@pytest.mark.parametrize(("ring", "consumers", "cluster", "full", "empty"), [
-    (sync.Ring, 1, 1, 1, 0), (sync.TokenRing, 1, 1, 129, 129), (sync.TokenRing, 2, 1, 257, 257),
-    (lean_barriers.LeanRing, 2, 1, 1, 2), (cluster_multicast.ClusterRing, 2, 2, 1, 4),
-    (cluster_multicast.ClusterRing, 3, 4, 1, 12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ring", "consumers", "cluster", "full", "empty"),
+    [
+        (sync.Ring, 1, 1, 1, 0),
+        (sync.TokenRing, 1, 1, 129, 129),
+        (sync.TokenRing, 2, 1, 257, 257),
+        (lean_barriers.LeanRing, 2, 1, 1, 2),
+        (cluster_multicast.ClusterRing, 2, 2, 1, 4),
+        (cluster_multicast.ClusterRing, 3, 4, 1, 12),
+    ],
+)
 def test_arrival_counts_follow_from_the_roles(ring, consumers, cluster, full, empty):
     made = ring(None, None, 3, 49152, consumers, cluster, False)
     assert made.contract() == {"full": full, "empty": empty}
 
 
-@pytest.mark.parametrize(("out", "width"), [
-    (rows(), 8), (torch.empty(64, 64), 4), (rows(stride=72), 8),
-    (rows(64, 66, 72), 2),  # TMA would write up to column 72
-    (torch.empty(64, 68)[:, :66], 2), (rows(64, 66), 2), (rows(64, 65), 1), (rows(start=1), 1), (rows(start=2), 2),
-    (rows(1), 8), (rows(1, 63), 1), (FLAT.as_strided((64, 64), (512, 2)), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("out", "width"),
+    [
+        (rows(), 8),
+        (torch.empty(64, 64), 4),
+        (rows(stride=72), 8),
+        (rows(64, 66, 72), 2),  # TMA would write up to column 72
+        (torch.empty(64, 68)[:, :66], 2),
+        (rows(64, 66), 2),
+        (rows(64, 65), 1),
+        (rows(start=1), 1),
+        (rows(start=2), 2),
+        (rows(1), 8),
+        (rows(1, 63), 1),
+        (FLAT.as_strided((64, 64), (512, 2)), 1),
+    ],
+)
 def test_how_c_can_be_written(out, width):
     M, N = out.shape
     made = host._variant("hopper.hilbert", problem(M, N, out=out), load("hilbert").Config())
@@ -288,16 +374,23 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(end, monkeypatch):
     """The producer would announce what never lands, and every CTA would wait for it."""
     lands = end.Config().slot_bytes
     monkeypatch.setattr(HopperConfig, "slot_bytes", property(lambda self: lands + 128))
-    with pytest.raises(Exception, match=f"{lands} bytes land in a slot, the config announces {lands + 128}"):
+    with pytest.raises(
+        Exception, match=f"{lands} bytes land in a slot, the config announces {lands + 128}"
+    ):
         end.artifact()
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("rung", "text"), [
-    ("tma_wgmma", ""), ("tma_wgmma", "tile_n=16,tile_k=16"),
-    ("warp_specialized", "slots=64,tile_m=64,tile_n=16,tile_k=16"), ("hilbert", ""),
-    ("hilbert", "slots=2,store_buffers=3,tile_k=32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rung", "text"),
+    [
+        ("tma_wgmma", ""),
+        ("tma_wgmma", "tile_n=16,tile_k=16"),
+        ("warp_specialized", "slots=64,tile_m=64,tile_n=16,tile_k=16"),
+        ("hilbert", ""),
+        ("hilbert", "slots=2,store_buffers=3,tile_k=32"),
+    ],
+)
 def test_shared_memory_is_what_the_formula_says(rung, text):
     (made,) = load(rung).plan.args
     config = configs.from_text(type(made.config), text)

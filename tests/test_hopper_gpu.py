@@ -1,4 +1,6 @@
-"""Hopper rungs on a GPU beyond the oracles that every kernel passes: races, configs, orders, phases, sanitizers."""
+"""Hopper rungs on a GPU beyond the oracles that every kernel passes: races, configs, orders,
+phases, sanitizers.
+"""
 
 import random
 from dataclasses import replace
@@ -20,15 +22,32 @@ NAMES = [kernel.name for kernel in registry.ladder("hopper")]
 PERSISTENT = NAMES[NAMES.index("hopper.persistent") :]
 
 VALUES = {
-    "tile_m": (64, 128, 192, 256), "tile_n": (16, 32, 48, 64, 96, 128, 192, 256), "tile_k": (16, 32, 64, 128),
-    "mma_n": (0, 16, 32, 48, 64, 96, 128), "slots": (1, 2, 3, 4, 5, 8), "consumers": (1, 2, 3), "in_flight": (0, 1),
-    "order": ("row", "column", "consecutive", "grouped", "serpentine", "hilbert"), "group_m": (1, 3, 8, 16),
-    "group_n": (1, 2, 5, 8), "sms": (0, 8, 23, 128, 1000), "cluster_m": (1, 2, 4), "cluster_n": (1, 2, 4),
-    "reorder_stores": (False, True), "write_through": (False, True), "accumulate_flag": (False, True),
-    "store_buffers": (0, 1, 2, 3, 4), "jitter": (False, True), "swap": (False, True), "elastic": (False, True),
-    "pingpong": (False, True), "k_serpentine": (False, True), "split_k": (1, 2, 3, 7), "stream_k": (False, True),
+    "tile_m": (64, 128, 192, 256),
+    "tile_n": (16, 32, 48, 64, 96, 128, 192, 256),
+    "tile_k": (16, 32, 64, 128),
+    "mma_n": (0, 16, 32, 48, 64, 96, 128),
+    "slots": (1, 2, 3, 4, 5, 8),
+    "consumers": (1, 2, 3),
+    "in_flight": (0, 1),
+    "order": ("row", "column", "consecutive", "grouped", "serpentine", "hilbert"),
+    "group_m": (1, 3, 8, 16),
+    "group_n": (1, 2, 5, 8),
+    "sms": (0, 8, 23, 128, 1000),
+    "cluster_m": (1, 2, 4),
+    "cluster_n": (1, 2, 4),
+    "reorder_stores": (False, True),
+    "write_through": (False, True),
+    "accumulate_flag": (False, True),
+    "store_buffers": (0, 1, 2, 3, 4),
+    "jitter": (False, True),
+    "swap": (False, True),
+    "elastic": (False, True),
+    "pingpong": (False, True),
+    "k_serpentine": (False, True),
+    "split_k": (1, 2, 3, 7),
+    "stream_k": (False, True),
     "pdl": (False, True),
-}  # fmt: skip
+}
 SETMAXNREG = ((0, 0), (24, 240), (40, 232), (32, 160), (32, 240), (72, 216))
 
 
@@ -47,7 +66,9 @@ def test_two_hundred_jittered_calls_give_equal_bits(kernel):
 
 @pytest.mark.parametrize("kernel", NAMES)
 def test_configs_run_or_say_why_not(kernel):
-    """Every valid config of a sample, a few fields away from the rung's own, is exact on ragged sizes."""
+    """Every valid config of a sample, a few fields away from the rung's own, is exact on ragged
+    sizes.
+    """
     gemm = registry.load(kernel).plan.args[0].gemm
     draw = random.Random(kernel)
     understood = {name for parent in gemm.__mro__ for name in vars(parent).get("introduces", ())}
@@ -55,7 +76,8 @@ def test_configs_run_or_say_why_not(kernel):
     valid = 0
     for _ in range(2000):
         changes = {
-            name: draw.choice(VALUES[name]) for name in draw.sample(fields, k=draw.randint(1, min(5, len(fields))))
+            name: draw.choice(VALUES[name])
+            for name in draw.sample(fields, k=draw.randint(1, min(5, len(fields))))
         }
         if "consumer_registers" in understood:
             changes["producer_registers"], changes["consumer_registers"] = draw.choice(SETMAXNREG)
@@ -75,12 +97,21 @@ def test_configs_run_or_say_why_not(kernel):
 def ragged(draw, config):
     """A product of a few cluster tiles in sizes that TMA takes."""
     rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
-    M, N, K = draw.randint(1, 4 * rows), draw.randint(1, 4 * columns), 8 * draw.randint(1, config.tile_k)
+    M, N, K = (
+        draw.randint(1, 4 * rows),
+        draw.randint(1, 4 * columns),
+        8 * draw.randint(1, config.tile_k),
+    )
     layout = draw.choice(("nt", "nn", "tn", "tt"))
     return Case(
-        M + -M % 8 if layout[0] == "t" else M, N + -N % 8 if layout[1] == "n" else N, K, draw.choice((BF16, F16)),
-        layout=layout, out_layout=draw.choice("nnt"), out_dtype=draw.choice((None, torch.float32)),
-    )  # fmt: skip
+        M + -M % 8 if layout[0] == "t" else M,
+        N + -N % 8 if layout[1] == "n" else N,
+        K,
+        draw.choice((BF16, F16)),
+        layout=layout,
+        out_layout=draw.choice("nnt"),
+        out_dtype=draw.choice((None, torch.float32)),
+    )
 
 
 @pytest.mark.parametrize("kernel", PERSISTENT)
@@ -100,14 +131,20 @@ def test_phases_add_up(kernel):
     roles = module.phases(a, b.t(), out)
     assert torch.equal(out, outblas.matmul(a, b.t(), kernel=kernel))
     names = [role.name for role in roles]
-    assert names == (["all"] if len(names) == 1 else ["producer", "consumer 1", "consumer 2"][: len(names)])
+    assert names == (
+        ["all"] if len(names) == 1 else ["producer", "consumer 1", "consumer 2"][: len(names)]
+    )
     steps = 1024 // module.Config().tile_k
     config = module.Config()
-    least = 2 * config.tile_m * config.tile_n * 1024 / 4096  # cycles that the tensor cores need for a tile
+    least = (
+        2 * config.tile_m * config.tile_n * 1024 / 4096
+    )  # cycles that the tensor cores need for a tile
     for role in roles:
         multiplies = role.name != "producer"
         # A producer has loaded its last slices before they are multiplied.
-        assert (least if multiplies else least / 2) < role.total < 12 * least, f"{role}, and wgmma needs {least}"
+        assert (least if multiplies else least / 2) < role.total < 12 * least, (
+            f"{role}, and wgmma needs {least}"
+        )
         assert (role.tensor > 0) == (role.store > 0) == multiplies
         assert not multiplies or steps * role.tensor > 0.5 * least / config.consumers
 

@@ -30,5 +30,11 @@ print(list(called[-1]))
 
 def test_inductor_measures_and_takes_it(tmp_path):
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.stdout == "['out']\n", done.stderr[-2000:]

@@ -1,7 +1,8 @@
 """Memory instructions in ncu's source page, and the operands that their source lines name.
 
-`data/ncu_source_h100.csv` has rows of what ncu 2025.3.1 printed on an H100 at 2048³ in fp32, less columns that are not
-read: cuBLAS, a kernel that loads A in rows of 32 bytes and B in lines, and one that copies both asynchronously.
+`data/ncu_source_h100.csv` has rows of what ncu 2025.3.1 printed on an H100 at 2048³ in fp32, less
+columns that are not read: cuBLAS, a kernel that loads A in rows of 32 bytes and B in lines, and one
+that copies both asynchronously.
 """
 
 import csv
@@ -27,26 +28,40 @@ def launches():
 
 
 def page_of(code, without=()):
-    """A source page in which every instruction runs 4 times, as a load of 16 lines and 32 sectors would."""
+    """A source page in which every instruction runs 4 times, as a load of 16 lines and 32 sectors
+    would.
+    """
     figures = zip(instructions.COLUMNS.items(), (4, 32 * 4, 16 * 4, 32 * 4, 0, 0), strict=True)
     kept = {column: figure for (name, column), figure in figures if name not in without}
     out = io.StringIO()
     rows = [["Kernel Name", "tile_kernel", ""], [instructions._SASS, instructions._BITS, *kept]]
-    csv.writer(out, quoting=csv.QUOTE_ALL).writerows([*rows, *([text, "", *kept.values()] for text in code)])
+    csv.writer(out, quoting=csv.QUOTE_ALL).writerows(
+        [*rows, *([text, "", *kept.values()] for text in code)]
+    )
     return out.getvalue()
 
 
 def test_the_page_of_three_launches():
     found = parse(f"==PROF== Connected\n{PAGE.read_text()}")
     cublas = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)"
-    assert [(code.kernel, len(code.mnemonics)) for code in found] == [(cublas, 18), ("kernel2", 19), ("kernel", 13)]
+    assert [(code.kernel, len(code.mnemonics)) for code in found] == [
+        (cublas, 18),
+        ("kernel2", 19),
+        ("kernel", 13),
+    ]
     _, loads, copies = found
     assert loads.mnemonics[:2] == ("LDC", "LDG.E.128")
     assert loads.mnemonics[-1] == "NOP"
     counts = Counts(1024, 32768 * 16, 16384, 16384, 0, 0)
-    assert loads.accesses[0] == Access(1, "LDG.E.128 R12, desc[UR10][R2.64]", "global", "load", 16, counts)
+    assert loads.accesses[0] == Access(
+        1, "LDG.E.128 R12, desc[UR10][R2.64]", "global", "load", 16, counts
+    )
     last = loads.accesses[-1]
-    assert (last.space, last.operation, last.counts.ratios()["transactions_per_request"]) == ("global", "store", 8)
+    assert (last.space, last.operation, last.counts.ratios()["transactions_per_request"]) == (
+        "global",
+        "store",
+        8,
+    )
     copy = copies.accesses[0]
     assert (copy.space, copy.operation, copy.bytes) == ("global", "copy", 4)
 
@@ -64,8 +79,9 @@ def test_generic_addresses_are_global_where_lines_were_looked_up():
     text = page_of(["ST.E.64 [R2], R4", "LD.E R0, [R2]"])
     (code,) = parse(text)
     assert [(each.space, each.operation, each.bytes) for each in code.accesses] == [
-        ("global", "store", 8), ("global", "load", 4),
-    ]  # fmt: skip
+        ("global", "store", 8),
+        ("global", "load", 4),
+    ]
     (code,) = parse(text.replace('"64"', '"0"'))
     assert {each.space for each in code.accesses} == {"shared"}
 
@@ -83,22 +99,39 @@ def test_totals_by_space_and_operation():
 def test_records_say_only_what_an_access_has():
     _, loads, copies = launches()
     assert list(loads.accesses[0].record().items()) == [
-        ("sass", "LDG.E.128 R12, desc[UR10][R2.64]"), ("operand", None), ("space", "global"), ("operation", "load"),
-        ("bytes", 16), ("executed", 1024), ("transactions_per_request", 16), ("sectors_per_request", 16),
-        ("wavefronts", None), ("ideal", None), ("excess", None),
-    ]  # fmt: skip
+        ("sass", "LDG.E.128 R12, desc[UR10][R2.64]"),
+        ("operand", None),
+        ("space", "global"),
+        ("operation", "load"),
+        ("bytes", 16),
+        ("executed", 1024),
+        ("transactions_per_request", 16),
+        ("sectors_per_request", 16),
+        ("wavefronts", None),
+        ("ideal", None),
+        ("excess", None),
+    ]
     shared = next(each for each in loads.accesses if each.space == "shared").record()
-    assert (shared["transactions_per_request"], shared["wavefronts"], shared["excess"]) == (None, 1024, 0)
+    assert (shared["transactions_per_request"], shared["wavefronts"], shared["excess"]) == (
+        None,
+        1024,
+        0,
+    )
     copy = copies.accesses[0].record()
     assert (copy["transactions_per_request"], copy["ideal"], copy["excess"]) == (4, 1024, 10240)
     kind, counts = next(iter(copies.totals().items()))
     total = instructions.total_record(*kind, counts)
-    assert (total["operation"], total["efficiency"]) == ("copy", counts.asked / (128 * counts.transactions))
+    assert (total["operation"], total["efficiency"]) == (
+        "copy",
+        counts.asked / (128 * counts.transactions),
+    )
     assert total["excess"] == total["wavefronts"] - total["ideal"] > 0
 
 
 def test_efficiency_of_one_request():
-    efficiencies = [Counts(1, 32 * 4, transactions, 32, 0, 0).efficiency for transactions in (32, 1, 0)]
+    efficiencies = [
+        Counts(1, 32 * 4, transactions, 32, 0, 0).efficiency for transactions in (32, 1, 0)
+    ]
     assert efficiencies == [1 / 32, 1, None]
 
 
@@ -111,11 +144,17 @@ def test_output_without_launches():
     assert parse("==ERROR== no such report\n") == []
 
 
-@pytest.mark.parametrize(("line", "expected"), [
-    ("    ra = gl.load(a_ptr + k, mask=a_ptr < end)", "A"), ("    async_load(sB, b_ptr)  # beside a_ptr", "B"),
-    ("    c = gl.load(c_ptr)", "C"), ("gl.store(out_ptr, acc)", "out"), ("copy(a_ptr, b_ptr)", None),
-    ("gl.load(data_ptr + a_ptrs)", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("    ra = gl.load(a_ptr + k, mask=a_ptr < end)", "A"),
+        ("    async_load(sB, b_ptr)  # beside a_ptr", "B"),
+        ("    c = gl.load(c_ptr)", "C"),
+        ("gl.store(out_ptr, acc)", "out"),
+        ("copy(a_ptr, b_ptr)", None),
+        ("gl.load(data_ptr + a_ptrs)", None),
+    ],
+)
 def test_the_operand_that_a_line_names(line, expected):
     assert lines.operand(line) == expected
 
@@ -180,7 +219,9 @@ def test_operands_by_line_and_where_it_is_inlined(tmp_path, monkeypatch):
     ptx = PTX.replace("/k/rung.py", str(rung))
     assert lines.operands(b"", ptx, names) == [None, "A", "A", None, None, "B", None, None]
     assert lines.operands(b"", ptx, names[:-1]) == [None] * 7, "other code"
-    assert lines.operands(b"", ptx, [*names[:-1], "BRA"]) == [None] * 8, "other code of the same length"
+    assert lines.operands(b"", ptx, [*names[:-1], "BRA"]) == [None] * 8, (
+        "other code of the same length"
+    )
 
 
 def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path, monkeypatch):
@@ -209,12 +250,20 @@ def test_operands_of_a_compiled_kernel(arch):
     (launch,) = parse(page_of(code))
     found = launch.with_artifact(artifact)
     assert {kind for kind in found.totals() if kind[1:] != ("shared", "load")} == {
-        ("A", "global", "load"), ("B", "global", "load"), (None, "global", "store"),
-        ("A", "shared", "store"), ("B", "shared", "store"),
-    }  # fmt: skip
-    assert found.totals()["A", "global", "load"].ratios() == {"transactions_per_request": 16, "sectors_per_request": 32}
+        ("A", "global", "load"),
+        ("B", "global", "load"),
+        (None, "global", "store"),
+        ("A", "shared", "store"),
+        ("B", "shared", "store"),
+    }
+    assert found.totals()["A", "global", "load"].ratios() == {
+        "transactions_per_request": 16,
+        "sectors_per_request": 32,
+    }
     assert found.ffma_reuse == sass.ffma_reuse(sass.hot_loop(compiled)) is not None
-    moved = replace(artifact, ptx=re.sub(r'(\.file\s+\d+\s+")[^"]*/', r"\1/gone/tests/", artifact.ptx))
+    moved = replace(
+        artifact, ptx=re.sub(r'(\.file\s+\d+\s+")[^"]*/', r"\1/gone/tests/", artifact.ptx)
+    )
     assert moved.ptx != artifact.ptx
     assert launch.with_artifact(moved).accesses == found.accesses
     (other,) = parse(page_of([*code, "NOP"]))
@@ -239,4 +288,7 @@ def test_code_without_accesses():
 def test_a_kernel_without_shared_memory_lacks_its_columns():
     code = ["LDG.E R0, desc[UR4][R2.64]", "STG.E desc[UR4][R2.64], R0"]
     (launch,) = parse(page_of(code, without=("wavefronts", "ideal")))
-    assert [(each.counts.executed, each.counts.wavefronts) for each in launch.accesses] == [(4, 0), (4, 0)]
+    assert [(each.counts.executed, each.counts.wavefronts) for each in launch.accesses] == [
+        (4, 0),
+        (4, 0),
+    ]

@@ -1,4 +1,6 @@
-"""Leases of configs: the protocol in a model and its faults, and a store's side of it with real processes."""
+"""Leases of configs: the protocol in a model and its faults, and a store's side of it with real
+processes.
+"""
 
 import os
 import signal
@@ -73,7 +75,12 @@ BROKEN = {
         Faults(kills=2),
     ),
     "a lease outlives its trial": (rows, "_delete", always(None), CALM),
-    "an interrupt keeps its lease": (Holder, "releasing", always(lambda connection: None), Faults(interrupts=3)),
+    "an interrupt keeps its lease": (
+        Holder,
+        "releasing",
+        always(lambda connection: None),
+        Faults(interrupts=3),
+    ),
     "others' leases are released": (Holder, "releasing", releasing_anyones, Faults(stops=5)),
     "a death speaks against the config": (Holder, "_went_down", always(True), Faults(kills=4)),
     "a killed worker speaks against the config": (lease_model, "KILLED", "crash", CALM),
@@ -86,7 +93,9 @@ def test_the_model_finds_what_is_left_out(fault, monkeypatch):
     monkeypatch.setattr(target, name, broken)
     if name == "life":
         holder = leases.Holder
-        monkeypatch.setattr(lease_model, "Holder", lambda owner, observer: holder(owner, observer, life=broken))
+        monkeypatch.setattr(
+            lease_model, "Holder", lambda owner, observer: holder(owner, observer, life=broken)
+        )
     monkeypatch.setattr(lease_model, "END", 3_000.0)
     with pytest.raises(ProtocolFault):
         lease_model.run_many(range(300), faults)
@@ -153,7 +162,9 @@ sys.stdin.read()
 def other(path):
     """Another process that has taken the lease, and waits."""
     command = [sys.executable, "-c", CLAIM, str(path), repr(PLACE)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert "granted=True" in process.stdout.readline()
         yield process
         process.kill()
@@ -165,7 +176,9 @@ def test_the_lease_of_a_killed_process_is_free_at_once(other, path, monkeypatch)
     with Store(path) as store:
         assert store.claim(*PLACE) == Claim(held=True)
         other.kill()
-        assert soon(lambda: not leases._process(other.pid)[0] or leases._process(other.pid)[0] in "ZX")
+        assert soon(
+            lambda: not leases._process(other.pid)[0] or leases._process(other.pid)[0] in "ZX"
+        )
         assert store.claim(*PLACE) == Claim(granted=True, taken_over=True)
 
 
@@ -216,18 +229,24 @@ def watching(store, monkeypatch, seconds, beat=False):
 
 
 @linux
-@pytest.mark.parametrize("elsewhere", [{"host": "node7"}, {"pid_namespace": "pid:[1]"}, {"boot": ""}])
+@pytest.mark.parametrize(
+    "elsewhere", [{"host": "node7"}, {"pid_namespace": "pid:[1]"}, {"boot": ""}]
+)
 def test_an_owner_that_cannot_be_asked_lives_while_its_heart_beats(path, monkeypatch, elsewhere):
     claimed_by(path, another(**elsewhere))
     with Store(path) as store:
         assert watching(store, monkeypatch, 100, beat=True).held
         assert watching(store, monkeypatch, leases.LEASE_SECONDS - 5).held
     with Store(path) as store:
-        assert watching(store, monkeypatch, leases.LEASE_SECONDS + 5) == Claim(granted=True, taken_over=True)
+        assert watching(store, monkeypatch, leases.LEASE_SECONDS + 5) == Claim(
+            granted=True, taken_over=True
+        )
 
 
 def test_a_lease_that_is_taken_again_is_watched_anew(path, monkeypatch):
-    """By its owner, with no beat in between: as the first one, that one may live for a while without."""
+    """By its owner, with no beat in between: as the first one, that one may live for a while
+    without.
+    """
     owner = another(host="node7")
     with Store(path) as store:
         for _ in range(3):
@@ -275,7 +294,9 @@ def test_damaged_leases_are_taken_over(path, monkeypatch):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE leases SET beat = 'x', machine_losses = 'many'")
     with Store(path) as store:
-        assert watching(store, monkeypatch, leases.LEASE_SECONDS + 5) == Claim(granted=True, taken_over=True)
+        assert watching(store, monkeypatch, leases.LEASE_SECONDS + 5) == Claim(
+            granted=True, taken_over=True
+        )
 
 
 def test_the_heart_beats_while_there_is_a_lease(path, monkeypatch):
@@ -321,15 +342,16 @@ from pathlib import Path
 from outblas.autotune.records import Gpu, Trial, Workload, now
 from outblas.autotune.store import Store
 gpu, workload, kernel, source, _ = eval(sys.argv[2])
-store, log, left = Store(Path(sys.argv[1])), open(sys.argv[3], "a", buffering=1), [f"x={{i}}" for i in range(40)]
+store, log = Store(Path(sys.argv[1])), open(sys.argv[3], "a", buffering=1)
+left = [f"x={{i}}" for i in range(40)]
 while left:
     for config in list(left):
         claim = store.claim(gpu, workload, kernel, source, config)
         if claim.granted:
             log.write(config + "\\n")
             time.sleep(0.02)
-            store.add(Trial(gpu=gpu, workload=workload, kernel=kernel, source=source, config=config, status="failed",
-                            when=now()))
+            store.add(Trial(gpu=gpu, workload=workload, kernel=kernel, source=source,
+                            config=config, status="failed", when=now()))
         if not claim.held:
             left.remove(config)
     time.sleep(0.01)
@@ -341,7 +363,9 @@ def drivers(path, count):
     log = path.with_name("log")
     path.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-c", DRIVER, str(path), repr(PLACE), str(log)]
-    return [subprocess.Popen(command) for _ in range(count)], lambda: log.read_text().split() if log.exists() else []
+    return [
+        subprocess.Popen(command) for _ in range(count)
+    ], lambda: log.read_text().split() if log.exists() else []
 
 
 def test_ten_drivers_measure_each_config_once(path):

@@ -1,4 +1,6 @@
-"""What control groups leave of a machine, by files as containers, batch systems and both versions have them."""
+"""What control groups leave of a machine, by files as containers, batch systems and both versions
+have them.
+"""
 
 import os
 
@@ -19,7 +21,9 @@ V1 = (
 def system(tmp_path, monkeypatch):
     """A file system that has these files, on a machine with 64 cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": MACHINE >> 12}[name])
+    monkeypatch.setattr(
+        os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": MACHINE >> 12}[name]
+    )
 
     def make(mounts, membership, **files):
         files |= {"proc/self/mountinfo": mounts, "proc/self/cgroup": membership}
@@ -34,38 +38,50 @@ def system(tmp_path, monkeypatch):
 
 def test_version_2(system):
     """The tightest of a group and those that contain it."""
-    root = system(V2, "0::/user/session/job\n", **{
-        "sys/fs/cgroup/user/session/job/cpu.max": "max 100000\n",
-        "sys/fs/cgroup/user/session/cpu.max": "350000 100000\n",
-        "sys/fs/cgroup/user/cpu.max": "800000 100000\n",
-        "sys/fs/cgroup/user/session/job/memory.max": f"{8 * GIB}\n",
-        "sys/fs/cgroup/user/session/memory.max": "max\n",
-        "sys/fs/cgroup/user/memory.max": f"{6 * GIB}\n",
-        "sys/fs/cgroup/other/memory.max": f"{GIB}\n",
-    })  # fmt: skip
+    root = system(
+        V2,
+        "0::/user/session/job\n",
+        **{
+            "sys/fs/cgroup/user/session/job/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/user/session/cpu.max": "350000 100000\n",
+            "sys/fs/cgroup/user/cpu.max": "800000 100000\n",
+            "sys/fs/cgroup/user/session/job/memory.max": f"{8 * GIB}\n",
+            "sys/fs/cgroup/user/session/memory.max": "max\n",
+            "sys/fs/cgroup/user/memory.max": f"{6 * GIB}\n",
+            "sys/fs/cgroup/other/memory.max": f"{GIB}\n",
+        },
+    )
     assert limits.cores(root) == 3
     assert limits.memory(root) == 6 * GIB
 
 
 def test_a_container_of_version_2(system):
     """Whose own group is mounted, and is called /."""
-    root = system(V2, "0::/\n", **{
-        "sys/fs/cgroup/cpu.max": "50000 100000\n",
-        "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
-    })  # fmt: skip
+    root = system(
+        V2,
+        "0::/\n",
+        **{
+            "sys/fs/cgroup/cpu.max": "50000 100000\n",
+            "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
+        },
+    )
     assert limits.cores(root) == 1
     assert limits.memory(root) == 4 * GIB
 
 
 def test_version_1(system):
-    root = system(V1, "9:name=systemd:/\n5:memory:/slurm/job\n4:cpu,cpuacct:/slurm\n", **{
-        "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000\n",
-        "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us": "100000\n",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-        "sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes": f"{10 * GIB}\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    })  # fmt: skip
+    root = system(
+        V1,
+        "9:name=systemd:/\n5:memory:/slurm/job\n4:cpu,cpuacct:/slurm\n",
+        **{
+            "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us": "400000\n",
+            "sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes": f"{10 * GIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
     assert limits.cores(root) == 4
     assert limits.memory(root) == 10 * GIB
 
@@ -73,15 +89,23 @@ def test_version_1(system):
 def test_a_container_of_version_1(system):
     """Which sees its group by the host's name of it, and has only that mounted."""
     mounts = "35 25 0:30 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    root = system(mounts, "5:memory:/docker/abc\n", **{
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
-    })  # fmt: skip
+    root = system(
+        mounts,
+        "5:memory:/docker/abc\n",
+        **{
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+        },
+    )
     assert limits.memory(root) == 2 * GIB
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "0 0", "max", "-5 100000"])
 def test_what_cannot_be_read_bounds_nothing(system, text):
-    root = system(V2, "0::/\n", **{"sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": text.split(" ")[0]})
+    root = system(
+        V2,
+        "0::/\n",
+        **{"sys/fs/cgroup/cpu.max": text, "sys/fs/cgroup/memory.max": text.split(" ")[0]},
+    )
     assert limits.cores(root) in (64, 1)
     assert limits.memory(root) in (MACHINE, 0)
 

@@ -1,4 +1,6 @@
-"""docs/migrate.md and the list that the fuzz goes by are one, and each entry is a difference that there is."""
+"""docs/migrate.md and the list that the fuzz goes by are one, and each entry is a difference that
+there is.
+"""
 
 import re
 from pathlib import Path

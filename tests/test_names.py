@@ -24,7 +24,9 @@ def other(value):
     """Another value of the same type, that no field has by default."""
     if isinstance(value, bool):
         return not value
-    return value + 7 if isinstance(value, int) else f"{value}other" if isinstance(value, str) else F16
+    return (
+        value + 7 if isinstance(value, int) else f"{value}other" if isinstance(value, str) else F16
+    )
 
 
 def changed(variant):
@@ -61,16 +63,31 @@ def test_a_field_that_is_added_takes_part():
 def forms():
     """Forms of calls, and ones that no call has: for names all of them count."""
     yield from (
-        replace(PLAIN, width=width, by_columns=by_columns, staged=staged, crossed=crossed, batched=batched)
-        for width, by_columns, staged, crossed, batched in itertools.product((1, 2, 8), *4 * [(False, True)])
+        replace(
+            PLAIN,
+            width=width,
+            by_columns=by_columns,
+            staged=staged,
+            crossed=crossed,
+            batched=batched,
+        )
+        for width, by_columns, staged, crossed, batched in itertools.product(
+            (1, 2, 8), *4 * [(False, True)]
+        )
     )
     for name in ("addend", "bias", "residual", "aux"):
         yield from (replace(PLAIN, scaled=True, **{name: kind}) for kind in KINDS[1:])
     for function, gated in itertools.product(filter(None, ACTIVATIONS), (False, True)):
         yield replace(PLAIN, function=function, gated=gated)
     for formats in ("e4m3 e4m3", "e4m3 e5m2 promoted"):
-        yield from (replace(PLAIN, formats=formats, scale_a=kind, scale_b="one") for kind in ("one", "rows"))
-    yield from (replace(PLAIN, ordered=True), replace(PLAIN, once=True), replace(PLAIN, in_turn=True))
+        yield from (
+            replace(PLAIN, formats=formats, scale_a=kind, scale_b="one") for kind in ("one", "rows")
+        )
+    yield from (
+        replace(PLAIN, ordered=True),
+        replace(PLAIN, once=True),
+        replace(PLAIN, in_turn=True),
+    )
 
 
 def distinct(variants):
@@ -91,11 +108,17 @@ def test_names_and_compiles_of_the_space_are_one_to_one():
     machine, compiles = machines.reference(90), set()
     for shape, layout in (((4096, 4096, 4096), "nt"), ((16, 4096, 4096), "nn")):
         space = gemm.space(example(BF16, None, layout, shape), machine)
-        compiles |= {unscheduled(config) for config in space.configs() if space.invalid_reason(config) is None}
+        compiles |= {
+            unscheduled(config)
+            for config in space.configs()
+            if space.invalid_reason(config) is None
+        }
     compiles = sorted(compiles, key=str)
     few = list(forms())
     variants = {replace(OWN, config=c, form=f) for c in compiles for f in few[:: len(few) // 2]}
-    variants |= {replace(OWN, config=c, form=f) for c in compiles[:: len(compiles) // 20] for f in few}
+    variants |= {
+        replace(OWN, config=c, form=f) for c in compiles[:: len(compiles) // 20] for f in few
+    }
     variants |= {replace(v, out_dtype=FP32, layout="tn") for v in list(variants)[::50]}
     assert len(distinct(variants)) == len(variants) > 1000
 
@@ -110,7 +133,9 @@ def test_names_and_compiles_of_the_rungs_are_one_to_one():
         space = rung.space(example(BF16, None, "nt", (4096, 4096, 4096)), machines.reference(90))
         for config in space.configs():
             for row_major, width in ((True, 8), (True, 2), (False, 1)):
-                made = replace(RUNG, kernel=kind, config=unscheduled(config), row_major=row_major, width=width)
+                made = replace(
+                    RUNG, kernel=kind, config=unscheduled(config), row_major=row_major, width=width
+                )
                 variants.add(made)
     assert len(distinct(variants)) == len(variants) > 100
 
@@ -118,15 +143,30 @@ def test_names_and_compiles_of_the_rungs_are_one_to_one():
 def test_what_is_read_comes_first():
     assert OWN.name.startswith("outblas_hopper_gemm_128x256x64x4_2x1x1_nt_bf16_bf16_serpentine_")
     assert RUNG.name.startswith("outblas_hopper_hilbert_128x256x64_2x1_nt_bf16_bf16_")
-    stored = replace(PLAIN, function="gelu_tanh", bias="pairs", formats="e4m3 e5m2 promoted", scale_a="one")
+    stored = replace(
+        PLAIN, function="gelu_tanh", bias="pairs", formats="e4m3 e5m2 promoted", scale_a="one"
+    )
     assert "_bias_pairs_gelu_tanh_e4m3_e5m2_promoted_" in replace(OWN, form=stored).name
 
 
 def test_a_long_name_is_cut_off_and_still_its_own():
-    everything = dict.fromkeys(("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns")
-    long = replace(PLAIN, function="gelu_tanh", formats="e4m3 e5m2 promoted", in_turn=True, gated=True, **everything)
-    long = replace(long, by_columns=True, crossed=True, batched=True, ordered=True, once=True, scaled=True)
-    config = replace(OWN.config, jitter=True, stream_k=True, pdl=True, elastic=True, pingpong=True, cluster_k=2)
+    everything = dict.fromkeys(
+        ("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns"
+    )
+    long = replace(
+        PLAIN,
+        function="gelu_tanh",
+        formats="e4m3 e5m2 promoted",
+        in_turn=True,
+        gated=True,
+        **everything,
+    )
+    long = replace(
+        long, by_columns=True, crossed=True, batched=True, ordered=True, once=True, scaled=True
+    )
+    config = replace(
+        OWN.config, jitter=True, stream_k=True, pdl=True, elastic=True, pingpong=True, cluster_k=2
+    )
     names = {replace(OWN, config=c, form=long).name for c in (config, replace(config, in_flight=0))}
     assert {len(name) for name in names} == {host.LONGEST_NAME}
     assert len(names) == 2

@@ -34,7 +34,9 @@ def test_a_linear_layer():
         layer, torchs = Linear(8, 6, bias, activation=activation), nn.Linear(8, 6, bias)
         torchs.load_state_dict(layer.state_dict())
         torch.testing.assert_close(layer(X), apply(torchs(X), activation or "", None))
-        assert (f"bias={bias}, activation={activation!r})" in repr(layer)) == (activation is not None)
+        assert (f"bias={bias}, activation={activation!r})" in repr(layer)) == (
+            activation is not None
+        )
 
 
 def test_only_the_class_changes():
@@ -81,12 +83,19 @@ def test_what_is_not_swapped_says_why():
     class Lora(nn.Linear):
         pass
 
-    model = nn.ModuleDict({
-        "plain": nn.Linear(8, 8), "attention": nn.MultiheadAttention(8, 2), "lazy": nn.LazyLinear(8),
-        "lora": Lora(8, 8), "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
-        "wide": nn.Linear(8, 8, dtype=torch.float64), "replaced": nn.Linear(8, 8),
-        "meta": nn.Linear(8, 8, device="meta"), "ours": Linear(8, 8, activation="gelu"),
-    })  # fmt: skip
+    model = nn.ModuleDict(
+        {
+            "plain": nn.Linear(8, 8),
+            "attention": nn.MultiheadAttention(8, 2),
+            "lazy": nn.LazyLinear(8),
+            "lora": Lora(8, 8),
+            "parametrized": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+            "wide": nn.Linear(8, 8, dtype=torch.float64),
+            "replaced": nn.Linear(8, 8),
+            "meta": nn.Linear(8, 8, device="meta"),
+            "ours": Linear(8, 8, activation="gelu"),
+        }
+    )
     model["replaced"].forward = lambda x: x
     report = patch(model)
     assert report.swapped == ("plain", "meta", "ours")
@@ -103,14 +112,20 @@ def test_what_is_not_swapped_says_why():
         "3 swapped, 6 kept",
         f"{'plain':18}  swapped  on cpu: torch takes it until it moves to an NVIDIA GPU",
     ]
-    assert unpatch(model).kept == {"ours": "has the activation 'gelu', which torch.nn.Linear has not"}
+    assert unpatch(model).kept == {
+        "ours": "has the activation 'gelu', which torch.nn.Linear has not"
+    }
     assert type(model["plain"]) is nn.Linear
     root = nn.Linear(8, 8)
     assert patch(root).swapped == ("(root)",)
     assert type(root) is Linear
-    with pytest.raises(ValueError, match="activation is 'tanh', expected None or one of relu, gelu"):
+    with pytest.raises(
+        ValueError, match="activation is 'tanh', expected None or one of relu, gelu"
+    ):
         Linear(8, 6, activation="tanh")
-    with pytest.raises(ValueError, match="out_features is 7, expected an even number for activation 'geglu'"):
+    with pytest.raises(
+        ValueError, match="out_features is 7, expected an even number for activation 'geglu'"
+    ):
         Linear(8, 7, activation="geglu")
     with pytest.raises(TypeError, match=r"model is dict, expected a torch\.nn\.Module"):
         patch({})
@@ -143,7 +158,11 @@ class Quantized(torch.Tensor):
 
 def quantized(layer, name="weight"):
     """Gives a layer a parameter of that type."""
-    setattr(layer, name, nn.Parameter(getattr(layer, name).detach().as_subclass(Quantized), requires_grad=False))
+    setattr(
+        layer,
+        name,
+        nn.Parameter(getattr(layer, name).detach().as_subclass(Quantized), requires_grad=False),
+    )
     return layer
 
 
@@ -167,24 +186,47 @@ def leftovers(model):
 
 
 def test_its_arguments_are_torchs_and_an_activation():
-    ours, torchs = (list(inspect.signature(kind).parameters.values()) for kind in (Linear, nn.Linear))
-    assert [(p.name, p.kind, p.default) for p in ours[:-1]] == [(p.name, p.kind, p.default) for p in torchs]
+    ours, torchs = (
+        list(inspect.signature(kind).parameters.values()) for kind in (Linear, nn.Linear)
+    )
+    assert [(p.name, p.kind, p.default) for p in ours[:-1]] == [
+        (p.name, p.kind, p.default) for p in torchs
+    ]
     assert ours[-1].name == "activation"
     assert Linear(8, 6, False, "meta", torch.bfloat16).weight.is_meta
 
 
 def test_skip_init_makes_one():
-    assert nn.utils.skip_init(Linear, 8, 6, activation="gelu", dtype=torch.float64).weight.dtype is torch.float64
+    assert (
+        nn.utils.skip_init(Linear, 8, 6, activation="gelu", dtype=torch.float64).weight.dtype
+        is torch.float64
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "make", "why"),
     [
-        ("weight", lambda w: nn.Parameter(w.as_subclass(Quantized)), "is a Quantized, which torch takes"),
-        ("bias", lambda w: nn.Parameter(w.as_subclass(Quantized)), "is a Quantized, which torch takes"),
+        (
+            "weight",
+            lambda w: nn.Parameter(w.as_subclass(Quantized)),
+            "is a Quantized, which torch takes",
+        ),
+        (
+            "bias",
+            lambda w: nn.Parameter(w.as_subclass(Quantized)),
+            "is a Quantized, which torch takes",
+        ),
         ("weight", lambda w: type("Mine", (nn.Parameter,), {})(w), "is a Mine, which torch takes"),
-        ("weight", lambda w: nn.Parameter(w.to_sparse_csr()), "is torch.sparse_csr, which torch takes"),
-        ("weight", lambda w: nn.Parameter(torch.nested.nested_tensor([w])), "is nested, which torch takes"),
+        (
+            "weight",
+            lambda w: nn.Parameter(w.to_sparse_csr()),
+            "is torch.sparse_csr, which torch takes",
+        ),
+        (
+            "weight",
+            lambda w: nn.Parameter(torch.nested.nested_tensor([w])),
+            "is nested, which torch takes",
+        ),
     ],
 )
 def test_a_weight_that_torch_takes_is_not_swapped(name, make, why):
@@ -196,7 +238,9 @@ def test_a_weight_that_torch_takes_is_not_swapped(name, make, why):
 
 def test_a_quantized_weight_is_not_swapped():
     layer = nn.Linear(8, 6)
-    layer.weight = nn.Parameter(torch.quantize_per_tensor(layer.weight.detach(), 0.1, 0, torch.qint8), False)
+    layer.weight = nn.Parameter(
+        torch.quantize_per_tensor(layer.weight.detach(), 0.1, 0, torch.qint8), False
+    )
     assert patch(layer).kept == {"(root)": "has a weight of torch.qint8, which no kernel takes"}
 
 
@@ -204,7 +248,9 @@ def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one():
     layer = nn.Linear(8, 6)
     layer.activation = "gelu"
     want = layer(X)
-    assert patch(layer).kept == {"(root)": "has an attribute activation, which outblas.Linear would apply"}
+    assert patch(layer).kept == {
+        "(root)": "has an attribute activation, which outblas.Linear would apply"
+    }
     assert torch.equal(layer(X), want)
 
 
@@ -219,7 +265,9 @@ def test_a_weight_quantized_afterwards_goes_to_torch_whole(name, activation):
 def test_patch_says_of_a_weight_quantized_afterwards_who_takes_it():
     layer = nn.Linear(8, 6)
     patch(layer)
-    assert patch(quantized(layer)).remarks == {"(root)": "its weight is a Quantized, which torch takes"}
+    assert patch(quantized(layer)).remarks == {
+        "(root)": "its weight is a Quantized, which torch takes"
+    }
 
 
 def test_a_quantized_weight_is_a_fallback_like_others(monkeypatch):
@@ -373,7 +421,9 @@ def test_unpatch_keeps_what_it_cannot_restore_and_says_so():
     class Mine(Linear):
         pass
 
-    model = nn.ModuleDict({"mine": Mine(8, 8), "gelu": Linear(8, 8, activation="gelu"), "normed": Mine(8, 8)})
+    model = nn.ModuleDict(
+        {"mine": Mine(8, 8), "gelu": Linear(8, 8, activation="gelu"), "normed": Mine(8, 8)}
+    )
     nn.utils.parametrizations.weight_norm(model["gelu"])
     nn.utils.parametrizations.weight_norm(model["normed"])
     report = unpatch(model)
@@ -390,7 +440,9 @@ def test_a_compiled_model_follows_patch_and_unpatch():
     seen = []
 
     def backend(module, given):
-        seen.append(any(node.target is torch.ops.outblas.gemm.default for node in module.graph.nodes))
+        seen.append(
+            any(node.target is torch.ops.outblas.gemm.default for node in module.graph.nodes)
+        )
         return module
 
     net = Net()

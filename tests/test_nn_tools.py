@@ -1,4 +1,6 @@
-"""A patched model in the hands of torch's own tools: what traces, scripts, quantizes, prunes and shards modules."""
+"""A patched model in the hands of torch's own tools: what traces, scripts, quantizes, prunes and
+shards modules.
+"""
 
 import io
 
@@ -120,7 +122,9 @@ def test_graph_mode_quantization_quantizes_a_layer(activation):
     prepared(X)
     converted = quantize_fx.convert_fx(prepared)
     assert torch.ops.quantized.linear in targets(converted.graph)
-    torch.testing.assert_close(converted(X), layer(X), rtol=0, atol=0.05 * layer(X).abs().max().item() + 0.01)
+    torch.testing.assert_close(
+        converted(X), layer(X), rtol=0, atol=0.05 * layer(X).abs().max().item() + 0.01
+    )
 
 
 def test_dynamic_quantization_leaves_a_layer_and_the_report_says_so(net):
@@ -170,7 +174,10 @@ def test_a_functional_call_takes_other_weights(net):
 @pytest.mark.parametrize(
     ("put_on", "take_off"),
     [
-        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), lambda m: prune.remove(m, "weight")),
+        (
+            lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+            lambda m: prune.remove(m, "weight"),
+        ),
         (nn.utils.weight_norm, nn.utils.remove_weight_norm),
         (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
     ],
@@ -195,7 +202,11 @@ def test_a_wrapper_with_a_base_layer_holds(net):
     class Lora(nn.Module):
         def __init__(self, base_layer):
             super().__init__()
-            self.base_layer, self.a, self.b = base_layer, nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
+            self.base_layer, self.a, self.b = (
+                base_layer,
+                nn.Linear(8, 2, bias=False),
+                nn.Linear(2, 16, bias=False),
+            )
 
         def forward(self, x):
             return self.base_layer(x) + self.b(self.a(x))
@@ -215,7 +226,9 @@ class TestSharded:
     def mesh(self):
         if not torch.distributed.is_available():
             pytest.skip("needs torch.distributed")
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
         yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
         torch.distributed.destroy_process_group()
 
@@ -235,7 +248,10 @@ class TestSharded:
         monkeypatch.setattr(nn.functional, "linear", seen)
         y = net(torch.distributed.tensor.distribute_tensor(X, mesh))
         torch.testing.assert_close(y.full_tensor(), want)
-        assert [weight is layer.weight for weight, layer in zip(weights, (net.up, net.down), strict=True)] == [True] * 2
+        assert [
+            weight is layer.weight
+            for weight, layer in zip(weights, (net.up, net.down), strict=True)
+        ] == [True] * 2
 
     def test_a_layer_of_fully_shard_is_restored(self, net, mesh):
         want = net(X)

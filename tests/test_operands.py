@@ -1,4 +1,6 @@
-"""Problems in normal form: broadcasting, merging and folding of batches, overlap, and errors that name arguments."""
+"""Problems in normal form: broadcasting, merging and folding of batches, overlap, and errors that
+name arguments.
+"""
 
 import itertools
 import math
@@ -13,8 +15,9 @@ from outblas import operands
 
 
 def check(a, b, c=None):
-    """What a kernel does with a Problem, by its definition, is torch's product: every element through explicit
-    strides."""
+    """What a kernel does with a Problem, by its definition, is torch's product: every element
+    through explicit strides.
+    """
     want = torch.matmul(a, b) if c is None else torch.addmm(c, a, b)
     out = torch.full_like(want, torch.nan)
     p = operands.problem(a, b, out, c)
@@ -35,17 +38,30 @@ def check(a, b, c=None):
 @pytest.mark.parametrize(
     ("shape_a", "shape_b"),
     [
-        ((4,), (4,)), ((4,), (4, 3)), ((2, 4), (4,)), ((2, 4), (4, 3)), ((5, 2, 4), (4, 3)), ((5, 1, 4), (4, 3)),
-        ((5, 2, 4), (4,)), ((4,), (5, 4, 3)), ((2, 4), (5, 4, 3)), ((5, 2, 4), (5, 4, 3)), ((2, 3, 2, 4), (3, 4, 3)),
-        ((2, 1, 2, 4), (3, 4, 3)), ((2, 1, 3, 2, 4), (2, 1, 4, 3)), ((1, 1, 2, 4), (1, 4, 3)),
+        ((4,), (4,)),
+        ((4,), (4, 3)),
+        ((2, 4), (4,)),
+        ((2, 4), (4, 3)),
+        ((5, 2, 4), (4, 3)),
+        ((5, 1, 4), (4, 3)),
+        ((5, 2, 4), (4,)),
+        ((4,), (5, 4, 3)),
+        ((2, 4), (5, 4, 3)),
+        ((5, 2, 4), (5, 4, 3)),
+        ((2, 3, 2, 4), (3, 4, 3)),
+        ((2, 1, 2, 4), (3, 4, 3)),
+        ((2, 1, 3, 2, 4), (2, 1, 4, 3)),
+        ((1, 1, 2, 4), (1, 4, 3)),
         ((3, 1, 1, 4), (2, 4, 1)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_problem_describes_torch_matmul(shape_a, shape_b, transposed):
     a, b = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) for shape in (shape_a, shape_b))
     if transposed:
-        a, b = (t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in (a, b))
+        a, b = (
+            t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in (a, b)
+        )
     assert operands.check_pair(a, b) == tuple(torch.matmul(a, b).shape)
     check(a, b)
 
@@ -58,12 +74,19 @@ def test_problem_describes_any_strides(data):
     M, N, K = (data.draw(sizes) for _ in range(3))
 
     def operand(rows, columns):
-        shape = [data.draw(st.sampled_from([1, size])) for size in batch[data.draw(st.integers(0, len(batch))) :]]
+        shape = [
+            data.draw(st.sampled_from([1, size]))
+            for size in batch[data.draw(st.integers(0, len(batch))) :]
+        ]
         shape += [rows, columns]
         order = data.draw(st.permutations(range(len(shape))))
         base = torch.randint(-8, 9, [shape[i] for i in order]).float()
         view = base.permute([order.index(i) for i in range(len(shape))])
-        return view.expand(*[-1] * view.dim()) if data.draw(st.booleans()) else view[..., :1].expand(*shape)
+        return (
+            view.expand(*[-1] * view.dim())
+            if data.draw(st.booleans())
+            else view[..., :1].expand(*shape)
+        )
 
     check(operand(M, K), operand(K, N))
 
@@ -73,24 +96,40 @@ def test_addend_broadcasts(addend):
     check(*(torch.randint(-8, 9, shape).float() for shape in ((3, 4), (4, 2), addend)))
 
 
-@pytest.mark.parametrize(("a", "shape_b", "batch", "M"), [
-    (torch.empty(5, 6, 4), (4, 3), (), 30), (torch.empty(7, 5, 6, 4), (4, 3), (), 210),
-    (torch.empty(5, 1, 4), (4, 3), (), 5), (torch.empty(5, 6, 8)[..., :4], (4, 3), (), 30),
-    (torch.empty(5, 7, 4)[:, :6], (4, 3), (5,), 6), (torch.empty(6, 4).expand(5, 6, 4), (4, 3), (5,), 6),
-    (torch.empty(5, 6, 4), (5, 4, 3), (5,), 6), (torch.empty(7, 5, 6, 4), (7, 5, 4, 3), (35,), 6),
-    (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("a", "shape_b", "batch", "M"),
+    [
+        (torch.empty(5, 6, 4), (4, 3), (), 30),
+        (torch.empty(7, 5, 6, 4), (4, 3), (), 210),
+        (torch.empty(5, 1, 4), (4, 3), (), 5),
+        (torch.empty(5, 6, 8)[..., :4], (4, 3), (), 30),
+        (torch.empty(5, 7, 4)[:, :6], (4, 3), (5,), 6),
+        (torch.empty(6, 4).expand(5, 6, 4), (4, 3), (5,), 6),
+        (torch.empty(5, 6, 4), (5, 4, 3), (5,), 6),
+        (torch.empty(7, 5, 6, 4), (7, 5, 4, 3), (35,), 6),
+        (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
+    ],
+)
 def test_batches_merge_and_fold(a, shape_b, batch, M):
     b = torch.empty(shape_b)
     p = operands.problem(a, b, torch.matmul(a, b))
     assert (p.batch, p.M) == (batch, M)
 
 
-@pytest.mark.parametrize(("shape", "strides", "overlaps"), [
-    ((3, 4), (4, 1), False), ((3, 4), (1, 3), False), ((3, 4), (3, 1), True), ((3, 4), (0, 1), True),
-    ((1, 4), (0, 1), False), ((2, 3, 4), (12, 4, 1), False), ((2, 3, 4), (8, 4, 1), True), ((0, 4), (0, 0), False),
-    ((1, 1), (1, 1), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "strides", "overlaps"),
+    [
+        ((3, 4), (4, 1), False),
+        ((3, 4), (1, 3), False),
+        ((3, 4), (3, 1), True),
+        ((3, 4), (0, 1), True),
+        ((1, 4), (0, 1), False),
+        ((2, 3, 4), (12, 4, 1), False),
+        ((2, 3, 4), (8, 4, 1), True),
+        ((0, 4), (0, 0), False),
+        ((1, 1), (1, 1), False),
+    ],
+)
 def test_out_that_overlaps_itself(shape, strides, overlaps):
     out = torch.empty(100).as_strided(shape, strides)
     with pytest.raises(ValueError, match="out has strides") if overlaps else nullcontext():

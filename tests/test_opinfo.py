@@ -1,4 +1,6 @@
-"""Torch's own samples of its products (OpInfo), through outblas: values, gradients, and who computed them."""
+"""Torch's own samples of its products (OpInfo), through outblas: values, gradients, and who
+computed them.
+"""
 
 import functools
 
@@ -30,16 +32,25 @@ def operator(name):
 
 
 def scaled(t):
-    """At least LEAST rows and columns, laid out as it is: the same order of strides, repeats, gaps and ones."""
+    """At least LEAST rows and columns, laid out as it is: the same order of strides, repeats, gaps
+    and ones.
+    """
     lead = max(t.dim() - 2, 0)
     shape = [n if i < lead or n < 2 else n * -(-LEAST // n) for i, n in enumerate(t.shape)]
     stored = [n if stride else 1 for n, stride in zip(shape, t.stride(), strict=True)]
     order = sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
-    gap = min((stride for n, stride in zip(t.shape, t.stride(), strict=True) if stride and n > 1), default=1)
+    gap = min(
+        (stride for n, stride in zip(t.shape, t.stride(), strict=True) if stride and n > 1),
+        default=1,
+    )
     memory = torch.testing.make_tensor(
         *(stored[i] for i in order), gap, device=t.device, dtype=t.dtype, low=-4, high=4
     )[..., 0]
-    return memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape) if t.dim() else memory
+    return (
+        memory.permute(*(order.index(i) for i in range(t.dim()))).expand(shape)
+        if t.dim()
+        else memory
+    )
 
 
 def widened(t):
@@ -47,29 +58,48 @@ def widened(t):
 
 
 def compare(name, given, how):
-    """Values and gradients, of the same gradient of the output: near to those of the widest dtype if torch's are."""
+    """Values and gradients, of the same gradient of the output: near to those of the widest dtype
+    if torch's are.
+    """
     op, exact = operator(name).op, [widened(t) if isinstance(t, Tensor) else t for t in given]
     got, want, truth = OURS[name](*given, **how), op(*given, **how), op(*exact, **how)
     assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True)
-    weight = torch.testing.make_tensor(want.shape, dtype=want.dtype, device=want.device, low=-1, high=1)
+    weight = torch.testing.make_tensor(
+        want.shape, dtype=want.dtype, device=want.device, low=-1, high=1
+    )
 
     def results(y, operands):
-        return [y, *torch.autograd.grad(y, [t for t in operands if isinstance(t, Tensor)], weight.to(y.dtype))]
+        return [
+            y,
+            *torch.autograd.grad(
+                y, [t for t in operands if isinstance(t, Tensor)], weight.to(y.dtype)
+            ),
+        ]
 
     unit = 4 * torch.finfo(want.dtype).eps
-    for ours, torchs, right in zip(results(got, given), results(want, given), results(truth, exact), strict=True):
+    for ours, torchs, right in zip(
+        results(got, given), results(want, given), results(truth, exact), strict=True
+    ):
         if right.numel():
-            error, theirs, largest = (float(t.detach().abs().amax()) for t in (ours - right, torchs - right, right))
+            error, theirs, largest = (
+                float(t.detach().abs().amax()) for t in (ours - right, torchs - right, right)
+            )
             assert error <= max(2 * theirs, unit * max(1.0, largest))
 
 
 def share(name, device, dtype, change=lambda t: t):
-    """Of a name's samples, how many were right and, where OUTBLAS_STRICT=1, ran on kernels of ours."""
+    """Of a name's samples, how many were right and, where OUTBLAS_STRICT=1, ran on kernels
+    of ours.
+    """
     taken = []
     for sample in operator(name).sample_inputs(device, dtype):
         given = [change(t) if isinstance(t, Tensor) else t for t in (sample.input, *sample.args)]
         try:
-            compare(name, [t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in given], sample.kwargs)
+            compare(
+                name,
+                [t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in given],
+                sample.kwargs,
+            )
             taken.append(True)
         except RuntimeError as error:
             if "OUTBLAS_STRICT=1 forbids" not in str(error):
@@ -83,7 +113,9 @@ def _strict(monkeypatch):
     """On the CPU, `portable` takes all, as some kernel does on a GPU."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     real = dispatch._no_default
-    monkeypatch.setattr(dispatch, "_no_default", lambda p: None if p.device.type == "cpu" else real(p))
+    monkeypatch.setattr(
+        dispatch, "_no_default", lambda p: None if p.device.type == "cpu" else real(p)
+    )
     dispatch.forget()
     yield
     dispatch.forget()

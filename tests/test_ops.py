@@ -24,7 +24,10 @@ CALLS = {
     "gemm": (ops.gemm.default, (A, B, None, C[0], C, 1, 1, "gelu")),
     "gemm gated": (ops.gemm.default, (A, B, C[0], None, None, 0.5, 2.0, "swiglu")),
     "gemm_aux": (ops.gemm_aux.default, (A, B, None, C[0], None, 1, 1, "silu")),
-    "gemm_out": (ops.gemm_out.default, (torch.empty(6, 4), torch.empty(6, 4), A, B, None, C[0], None, 1, 1, "gelu")),
+    "gemm_out": (
+        ops.gemm_out.default,
+        (torch.empty(6, 4), torch.empty(6, 4), A, B, None, C[0], None, 1, 1, "gelu"),
+    ),
     "activation_backward": (ops.activation_backward.default, (C[:, :2], C, "geglu")),
 }
 
@@ -35,7 +38,9 @@ CALLS = {
 def test_opcheck(name, grown):
     op, arguments = CALLS[name]
     if grown and "_out" not in name:
-        arguments = tuple(t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments)
+        arguments = tuple(
+            t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in arguments
+        )
     torch.library.opcheck(op, arguments)
 
 
@@ -53,7 +58,9 @@ def test_fake_checks_like_the_real_one():
 OUTS = {
     "matmul_out": lambda out, aux: ops.matmul_out(A.to(out.device), B.to(out.device), out),
     "addmm_out": lambda out, aux: ops.addmm_out(*(t.to(out.device) for t in (C, A, B)), out),
-    "gemm_out": lambda out, aux: ops.gemm_out(out, aux, *(t.to(out.device) for t in (A, B)), None, None, None),
+    "gemm_out": lambda out, aux: ops.gemm_out(
+        out, aux, *(t.to(out.device) for t in (A, B)), None, None, None
+    ),
 }
 
 
@@ -80,7 +87,9 @@ def test_a_name_that_is_no_activation(operator, kind):
     for given in ((a, b), (a.clone().requires_grad_(), b)):
         if written and given[0].requires_grad:
             continue
-        with pytest.raises(ValueError, match="activation is 'tanh', expected '' or one of relu, gelu"):
+        with pytest.raises(
+            ValueError, match="activation is 'tanh', expected '' or one of relu, gelu"
+        ):
             getattr(ops, operator)(*written, *given, c, None, None, 1, 1, "tanh")
     if kind == "real":
         assert out.eq(7).all()
@@ -90,7 +99,9 @@ def test_a_name_that_is_no_activation(operator, kind):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("written", [False, True])
 def test_an_operator_without_an_epilogue(written):
-    """Its call brings an epilogue of nothing, with which a kernel is planned as for a bare product."""
+    """Its call brings an epilogue of nothing, with which a kernel is planned as for a bare
+    product.
+    """
     a, b = torch.randn(8, 16), torch.randn(16, 8)
     if written:
         found = torch.full((8, 8), float("nan"))
@@ -135,8 +146,14 @@ def test_operators_write_through_lazy_views(lazy):
 
     calls = {
         "matmul": (lambda out, a: ops.matmul_out(a, b, out), lambda a: matmul(a, b)),
-        "addmm": (lambda out, a: ops.addmm_out(c, a, b, out, 2, 3), lambda a: addmm(c, a, b, alpha=2, beta=3)),
-        "gemm": (lambda out, a: ops.gemm_out(out, None, a, b, None, c), lambda a: matmul(a, b, bias=c)),
+        "addmm": (
+            lambda out, a: ops.addmm_out(c, a, b, out, 2, 3),
+            lambda a: addmm(c, a, b, alpha=2, beta=3),
+        ),
+        "gemm": (
+            lambda out, a: ops.gemm_out(out, None, a, b, None, c),
+            lambda a: matmul(a, b, bias=c),
+        ),
     }
     for write, make in calls.values():
         for operand in (a, view(a)):

@@ -1,4 +1,6 @@
-"""The oracles let a right kernel pass and catch kernels broken on purpose, by what their messages say."""
+"""The oracles let a right kernel pass and catch kernels broken on purpose, by what their messages
+say.
+"""
 
 import itertools
 import json
@@ -18,7 +20,16 @@ from outblas.verify import cases
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case
 from outblas.verify.guards import Guarded
-from outblas.verify.oracle import ORACLES, bounded, chained, determinism, exact, integer_ranges, nonfinite, ulp
+from outblas.verify.oracle import (
+    ORACLES,
+    bounded,
+    chained,
+    determinism,
+    exact,
+    integer_ranges,
+    nonfinite,
+    ulp,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
@@ -31,7 +42,9 @@ NORMAL = 3 * [lambda t, generator: t.normal_(generator=generator)]
 @pytest.mark.parametrize("oracle", ORACLES.values(), ids=list(ORACLES))
 @each_dtype
 def test_right_kernel_passes(oracle, dtype):
-    failed = [result for case in cases.quick(dtype) if not (result := oracle(broken.right, case)).ok]
+    failed = [
+        result for case in cases.quick(dtype) if not (result := oracle(broken.right, case)).ok
+    ]
     assert not failed
 
 
@@ -39,54 +52,163 @@ PLACE = r"first at offset {} \(row {}, column {} at a leading stride of {}\)"
 WIDE = Case(4, 700, 16, BF16)
 EVERY = (exact, bounded, nonfinite, determinism)
 CAUGHT = [
-    (broken.one_unit_off, [exact], RAGGED, r"wrong: 1 of 2295 elements, first at \[44, 50\], all of rows 44-44"),
+    (
+        broken.one_unit_off,
+        [exact],
+        RAGGED,
+        r"wrong: 1 of 2295 elements, first at \[44, 50\], all of rows 44-44",
+    ),
     (broken.one_unit_off, [exact], replace(RAGGED, out_dtype=FP32), r"expected (-?\d+), got -?\d+"),
-    (broken.one_unit_off, [exact], replace(RAGGED, batch_a=(3,)), r"wrong: 3 of .* of 3 of 3 matrices"),
-    (broken.one_unit_off, [bounded], Case(32, 32, 1, BF16), r"wrong: 1 of 1024"),  # nothing is summed: half a unit
-    (broken.unwritten_tile, EVERY, RAGGED,
-     r"^unwritten: 256 of 2295 .* at \[16, 0\], all of rows 16-31, columns 0-15$"),
-    (broken.row_above, [exact], RAGGED, r"^out: elements overwritten 51 before it; " + PLACE.format(-51, -1, 0, 51)),
-    (broken.row_below, EVERY, RAGGED, r"^out: elements overwritten 51 after it; " + PLACE.format(45 * 51, 45, 0, 51)),
+    (
+        broken.one_unit_off,
+        [exact],
+        replace(RAGGED, batch_a=(3,)),
+        r"wrong: 3 of .* of 3 of 3 matrices",
+    ),
+    (
+        broken.one_unit_off,
+        [bounded],
+        Case(32, 32, 1, BF16),
+        r"wrong: 1 of 1024",
+    ),  # nothing is summed: half a unit
+    (
+        broken.unwritten_tile,
+        EVERY,
+        RAGGED,
+        r"^unwritten: 256 of 2295 .* at \[16, 0\], all of rows 16-31, columns 0-15$",
+    ),
+    (
+        broken.row_above,
+        [exact],
+        RAGGED,
+        r"^out: elements overwritten 51 before it; " + PLACE.format(-51, -1, 0, 51),
+    ),
+    (
+        broken.row_below,
+        EVERY,
+        RAGGED,
+        r"^out: elements overwritten 51 after it; " + PLACE.format(45 * 51, 45, 0, 51),
+    ),
     (broken.row_above, [exact], WIDE, r"^out: elements overwritten 700 before it"),
     (broken.row_below, [exact], WIDE, r"^out: elements overwritten 700 after it"),
     (broken.nan_row_below, [exact], RAGGED, r"^out: elements overwritten 51 after it; "),
-    (broken.into_gap, [exact], replace(RAGGED, pad=4), r"^out: .* 2 in its gaps; " + PLACE.format(216, 3, 51, 55)),
+    (
+        broken.into_gap,
+        [exact],
+        replace(RAGGED, pad=4),
+        r"^out: .* 2 in its gaps; " + PLACE.format(216, 3, 51, 55),
+    ),
     (broken.lost_k_tail, [exact, bounded, chained], RAGGED, r"wrong: \d{4} of 2295"),
     (broken.lost_k_tail, [exact], Case(48, 48, 1025, BF16), r"wrong: \d+ of 2304"),
-    (broken.truncated_sum, [chained], Case(32, 32, 256, FP32), r"relative Frobenius error .*, the chain's .*, allowed"),
-    (broken.wrong_batch_stride, [exact], replace(RAGGED, batch_b=(3,), pad=1), r"wrong: .* of 2 of 3 matrices"),
-    (broken.no_batch_stride, [exact], replace(RAGGED, batch_b=(3,)), r"wrong: .* at \[1, 0, 0\].* of 2 of 3 matrices"),
+    (
+        broken.truncated_sum,
+        [chained],
+        Case(32, 32, 256, FP32),
+        r"relative Frobenius error .*, the chain's .*, allowed",
+    ),
+    (
+        broken.wrong_batch_stride,
+        [exact],
+        replace(RAGGED, batch_b=(3,), pad=1),
+        r"wrong: .* of 2 of 3 matrices",
+    ),
+    (
+        broken.no_batch_stride,
+        [exact],
+        replace(RAGGED, batch_b=(3,)),
+        r"wrong: .* at \[1, 0, 0\].* of 2 of 3 matrices",
+    ),
     (broken.bf16_accumulator, [exact], SQUARE, r"wrong: \d{3} of 2304"),
     (broken.bf16_accumulator, [exact], replace(SQUARE, K=4096), r"wrong: \d{4} of 2304"),
     (broken.bf16_accumulator, [bounded], replace(SQUARE, out_dtype=FP32), r"wrong: \d{4} of 2304"),
     (broken.tf32, [exact, bounded], Case(48, 48, 2, FP32), r"wrong: "),
     (broken.tf32, [exact, bounded], Case(48, 48, 64, FP32), r"wrong: "),
-    (broken.tf32, [bounded], Case(48, 48, 2048, FP32), r"relative Frobenius error .*, torch's .*, allowed"),
-    (broken.swapped_ldmatrix, [exact], SQUARE, r"wrong: 2\d{3} of 2304 elements, first at \[0, 0\], within rows 0-47"),
+    (
+        broken.tf32,
+        [bounded],
+        Case(48, 48, 2048, FP32),
+        r"relative Frobenius error .*, torch's .*, allowed",
+    ),
+    (
+        broken.swapped_ldmatrix,
+        [exact],
+        SQUARE,
+        r"wrong: 2\d{3} of 2304 elements, first at \[0, 0\], within rows 0-47",
+    ),
     (broken.swapped_ldmatrix, [bounded], replace(SQUARE, dtype=FP16), r"wrong: 2\d{3} of 2304"),
-    (broken.swapped_ldmatrix_of_one_warp, [exact], replace(SQUARE, dtype=FP16),
-     r"^wrong: 25\d of 2304 elements, .*rows 16-31, columns 32-47; expected"),
-    (broken.transposed_operand, [exact], SQUARE, r"wrong: 2\d{3} of 2304 elements, first at \[0, 0\]"),
+    (
+        broken.swapped_ldmatrix_of_one_warp,
+        [exact],
+        replace(SQUARE, dtype=FP16),
+        r"^wrong: 25\d of 2304 elements, .*rows 16-31, columns 32-47; expected",
+    ),
+    (
+        broken.transposed_operand,
+        [exact],
+        SQUARE,
+        r"wrong: 2\d{3} of 2304 elements, first at \[0, 0\]",
+    ),
     (broken.transposed_result, [exact], SQUARE, r"wrong: 2\d{3} of 2304"),
-    (broken.reads_past_k, [exact], Case(45, 51, 37, BF16), r"wrong: 51 of .*all of rows 44-44.*; 51 are NaN \("),
+    (
+        broken.reads_past_k,
+        [exact],
+        Case(45, 51, 37, BF16),
+        r"wrong: 51 of .*all of rows 44-44.*; 51 are NaN \(",
+    ),
     (broken.reads_past_k, [exact], Case(45, 51, 37, BF16, pad=1), r"; 2295 are NaN \(read outside"),
-    (broken.overwrites_input, [exact, nonfinite], RAGGED,
-     r"^b: elements overwritten 1 inside it; first at offset 113 \(column 3, row 2 at"),
-    (broken.overwrites_input_first, [exact], SQUARE, r"^wrong: .*b: elements overwritten \d{4} inside it"),
-    (broken.reads_c_at_beta_0, [exact], replace(SQUARE, addend="matrix", alpha=0.5), r"wrong: 2304 of.*2304 are NaN"),
-    (broken.scales_addend_by_alpha, [exact], replace(SQUARE, addend="out", alpha=2.0, beta=1.0),
-     r"wrong: \d{3} of 2304"),
-    (broken.scales_addend_by_alpha, [bounded], replace(SQUARE, addend="row", alpha=2.0, beta=1.0), r"wrong: \d{4} of"),
-    (broken.skips_zeros, [nonfinite], SQUARE, r"wrong: 1 of .*first at \[47, 0\], .*expected nan, got"),
+    (
+        broken.overwrites_input,
+        [exact, nonfinite],
+        RAGGED,
+        r"^b: elements overwritten 1 inside it; first at offset 113 \(column 3, row 2 at",
+    ),
+    (
+        broken.overwrites_input_first,
+        [exact],
+        SQUARE,
+        r"^wrong: .*b: elements overwritten \d{4} inside it",
+    ),
+    (
+        broken.reads_c_at_beta_0,
+        [exact],
+        replace(SQUARE, addend="matrix", alpha=0.5),
+        r"wrong: 2304 of.*2304 are NaN",
+    ),
+    (
+        broken.scales_addend_by_alpha,
+        [exact],
+        replace(SQUARE, addend="out", alpha=2.0, beta=1.0),
+        r"wrong: \d{3} of 2304",
+    ),
+    (
+        broken.scales_addend_by_alpha,
+        [bounded],
+        replace(SQUARE, addend="row", alpha=2.0, beta=1.0),
+        r"wrong: \d{4} of",
+    ),
+    (
+        broken.skips_zeros,
+        [nonfinite],
+        SQUARE,
+        r"wrong: 1 of .*first at \[47, 0\], .*expected nan, got",
+    ),
     (broken.clamps, [nonfinite], SQUARE, r"wrong: .*expected -?inf, got -?9984; largest error inf"),
-    (broken.Wavering(), [determinism], SQUARE,
-     r"^5 of 9 repeats differ from the first call in 1 of .*first at \[1, 2\]"),
-]  # fmt: skip
+    (
+        broken.Wavering(),
+        [determinism],
+        SQUARE,
+        r"^5 of 9 repeats differ from the first call in 1 of .*first at \[1, 2\]",
+    ),
+]
 
 
 @pytest.mark.parametrize(
     ("kernel", "oracle", "case", "message"),
-    [(kernel, oracle, case, message) for kernel, oracles, case, message in CAUGHT for oracle in oracles],
+    [
+        (kernel, oracle, case, message)
+        for kernel, oracles, case, message in CAUGHT
+        for oracle in oracles
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_broken_kernel_is_caught(kernel, oracle, case, message):
@@ -97,13 +219,17 @@ def test_broken_kernel_is_caught(kernel, oracle, case, message):
     assert oracle(broken.right, case).ok
 
 
-@pytest.mark.parametrize(("kernel", "K", "dtype"), [(broken.one_unit_off, 64, BF16), (broken.tf32, 16, FP32)])
+@pytest.mark.parametrize(
+    ("kernel", "K", "dtype"), [(broken.one_unit_off, 64, BF16), (broken.tf32, 16, FP32)]
+)
 def test_allclose_misses_what_exact_catches(kernel, K, dtype):
     """The check that the exact oracle replaces: normal data, bf16's usual tolerances."""
     case = Case(64, 64, K, dtype)
     call = prepare(case, "cpu", *NORMAL)
     call.run(kernel)
-    assert torch.allclose(call.out.view.float(), call.torch_product().float(), rtol=1.6e-2, atol=1e-2)
+    assert torch.allclose(
+        call.out.view.float(), call.torch_product().float(), rtol=1.6e-2, atol=1e-2
+    )
     assert not exact(kernel, case).ok
 
 
@@ -116,7 +242,9 @@ def test_torch_matmul_has_the_masks_of_nonfinite(dtype):
     for case in cases.quick(dtype):
         if case.result_dtype == dtype:
             assert nonfinite(run, case).ok
-    assert nonfinite(run, replace(SQUARE, dtype=dtype)).message == "142 NaN or Inf in the right places"
+    assert (
+        nonfinite(run, replace(SQUARE, dtype=dtype)).message == "142 NaN or Inf in the right places"
+    )
 
 
 @given(
@@ -127,7 +255,9 @@ def test_torch_matmul_has_the_masks_of_nonfinite(dtype):
 )
 def test_integer_ranges_keep_every_sum_exact(K, dtype, tf32, scale):
     alpha, beta = scale
-    case = Case(8, 8, K, dtype, addend="matrix", alpha=alpha, beta=beta, tf32=tf32 and dtype == FP32)
+    case = Case(
+        8, 8, K, dtype, addend="matrix", alpha=alpha, beta=beta, tf32=tf32 and dtype == FP32
+    )
     ra, rb, rc = integer_ranges(case)
     bits = next(n for n in range(3) if (alpha * 2**n).is_integer() and (beta * 2**n).is_integer())
     assert K * ra * rb < 2**24
@@ -171,7 +301,13 @@ def test_fp16_sums_stay_finite_and_none_is_trivial(dtype):
 def test_ulp_is_the_distance_to_the_next_number(dtype):
     info = torch.finfo(dtype)
     x = torch.tensor([info.smallest_normal, 1.0, 1.5, 2.0, 4096.0, 3.0, info.max / 4], dtype=dtype)
-    x = torch.cat([x, x / 2 if dtype != FP32 else x, torch.tensor([0.0, info.smallest_normal * info.eps], dtype=dtype)])
+    x = torch.cat(
+        [
+            x,
+            x / 2 if dtype != FP32 else x,
+            torch.tensor([0.0, info.smallest_normal * info.eps], dtype=dtype),
+        ]
+    )
     above = (x.view(torch.int16 if dtype.itemsize == 2 else torch.int32) + 1).view(dtype)
     for signed in (x, -x):
         assert torch.equal(ulp(signed.double(), dtype), above.double() - x.double())
@@ -181,7 +317,11 @@ def test_ulp_is_the_distance_to_the_next_number(dtype):
 @pytest.mark.parametrize("kernel", [broken.right, broken.lost_k_tail, broken.unwritten_tile])
 def test_slabs_change_nothing(kernel, oracle, monkeypatch):
     """A product judged a few rows at a time gets the verdict of one judged whole."""
-    chosen = [RAGGED, replace(RAGGED, batch_a=(2, 1), batch_b=(3,)), replace(RAGGED, addend="column", beta=2.0)]
+    chosen = [
+        RAGGED,
+        replace(RAGGED, batch_a=(2, 1), batch_b=(3,)),
+        replace(RAGGED, addend="column", beta=2.0),
+    ]
     whole = [oracle(kernel, case) for case in chosen]
     monkeypatch.setattr("outblas.verify.call._SLAB", 7 * 51)
     parts = [oracle(kernel, case) for case in chosen]
@@ -190,7 +330,9 @@ def test_slabs_change_nothing(kernel, oracle, monkeypatch):
 
 
 def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw():
-    """Its 162 is the largest of 4096² errors of products that have nothing to do with each other."""
+    """Its 162 is the largest of 4096² errors of products that have nothing to do with each
+    other.
+    """
     a, b = (torch.rand(shape) * 2 - 1 for shape in ((256, 1024), (1024, 256)))
     wrong = a @ broken.swapped_rows(b) - a @ b
     assert float(wrong.std()) == pytest.approx((2 * 1024) ** 0.5 / 3, rel=0.05)
@@ -198,7 +340,9 @@ def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw():
 
 @pytest.mark.parametrize("kernel", [broken.plain_sum, broken.truncated_sum])
 def test_sums_much_worse_than_torch_s_are_told_apart(kernel):
-    """In-order sums, rounded term by term or truncated every 16: within the bound, but twice torch's error and more."""
+    """In-order sums, rounded term by term or truncated every 16: within the bound, but twice
+    torch's error and more.
+    """
     short, long = (bounded(kernel, Case(32, 32, K, FP32)) for K in (4, 4096))
     assert short.ok, short.message
     assert not long.ok
@@ -208,7 +352,19 @@ def test_sums_much_worse_than_torch_s_are_told_apart(kernel):
 
 def test_kernels_see_the_case():
     """Strides, offsets and expansion are those that the case names."""
-    case = Case(6, 5, 7, FP16, layout="tn", batch_a=(2, 1), batch_b=(3,), offset=3, pad=2, expand="b", out_layout="t")
+    case = Case(
+        6,
+        5,
+        7,
+        FP16,
+        layout="tn",
+        batch_a=(2, 1),
+        batch_b=(3,),
+        offset=3,
+        pad=2,
+        expand="b",
+        out_layout="t",
+    )
     call = prepare(case, "cpu", *NORMAL)
     assert call.a.view.stride() == (56, 56, 1, 8)
     assert call.b.view.stride() == (7, 0, 1)
@@ -229,17 +385,25 @@ def test_case_generators():
         assert {c.layout for c in many} == set(LAYOUTS)
         assert {c.expand for c in many} == {"", "a", "b"}
         assert {c.addend for c in many} == set(cases.ADDENDS)
-    assert {(c.M, c.N, c.K) for c in everything} >= {*itertools.product((127, 128, 129), (255, 256, 257), (64,))}
+    assert {(c.M, c.N, c.K) for c in everything} >= {
+        *itertools.product((127, 128, 129), (255, 256, 257), (64,))
+    }
     assert all(max(c.M * c.N, c.M * c.K, c.N * c.K) > 2**31 for c in cases.huge(BF16))
     assert [cases.prime_after(n) for n in (0, 1, 2, 7, 256)] == [2, 2, 3, 11, 257]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"layout": "nx"}, "layout is 'nx'"), ({"pad": -1}, "pad is -1"),
-    ({"out_dtype": FP16}, "out_dtype is torch.float16"), ({"alpha": 2.0}, "alpha is 2.0"),
-    ({"addend": "row", "batch_a": (2,)}, r"with batch \(2,\)"), ({"tf32": True}, "tf32 with dtype torch.bfloat16"),
-    ({"addend": "out"}, "expected beta other than 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "nx"}, "layout is 'nx'"),
+        ({"pad": -1}, "pad is -1"),
+        ({"out_dtype": FP16}, "out_dtype is torch.float16"),
+        ({"alpha": 2.0}, "alpha is 2.0"),
+        ({"addend": "row", "batch_a": (2,)}, r"with batch \(2,\)"),
+        ({"tf32": True}, "tf32 with dtype torch.bfloat16"),
+        ({"addend": "out"}, "expected beta other than 0"),
+    ],
+)
 def test_cases_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Case(8, 8, 8, BF16, **options)
@@ -247,7 +411,9 @@ def test_cases_that_mean_nothing_are_refused(options, message):
 
 @st.composite
 def guarded_views(draw):
-    """A buffer of up to three dimensions in any order of strides, with gaps, and for inputs stride 0."""
+    """A buffer of up to three dimensions in any order of strides, with gaps, and for inputs stride
+    0.
+    """
     shape = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
     strides, reach = [0] * len(shape), 1
     for dim in draw(st.permutations(range(len(shape)))):
@@ -257,7 +423,15 @@ def guarded_views(draw):
     if not output and draw(st.booleans()):
         strides[0] = 0
     offset, dtype = draw(st.integers(0, 9)), draw(st.sampled_from(DTYPES))
-    return Guarded("x", shape, strides, dtype, offset=offset, guard=draw(st.sampled_from([16, 256])), output=output)
+    return Guarded(
+        "x",
+        shape,
+        strides,
+        dtype,
+        offset=offset,
+        guard=draw(st.sampled_from([16, 256])),
+        output=output,
+    )
 
 
 @given(guarded_views(), st.data())
@@ -282,16 +456,25 @@ def test_guards_find_any_changed_bit_outside_the_view(buffer, data):
     assert (reported is None) == (position in inside)
     everything = buffer.violation(writable=False)
     where = (
-        "before it" if position < buffer.start else "inside it" if position in inside
-        else "after it" if position >= buffer.end else "in its gaps"
-    )  # fmt: skip
-    assert everything.startswith(f"x: elements overwritten 1 {where}; first at offset {position - buffer.start}")
+        "before it"
+        if position < buffer.start
+        else "inside it"
+        if position in inside
+        else "after it"
+        if position >= buffer.end
+        else "in its gaps"
+    )
+    assert everything.startswith(
+        f"x: elements overwritten 1 {where}; first at offset {position - buffer.start}"
+    )
     buffer.reset()
     assert buffer.violation(writable=False) is None
 
 
 def _python(*arguments, **options):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options
+    )
 
 
 def test_watchdog_ends_a_hang_that_holds_the_gil():
@@ -319,7 +502,8 @@ print("not reached")
 
 def test_watchdog_is_heard_through_pytests_capture(tmp_path):
     (tmp_path / "conftest.py").write_text(
-        "from outblas.verify.watchdog import real_stderr\ndef pytest_configure(config):\n    real_stderr()\n"
+        "from outblas.verify.watchdog import real_stderr\ndef pytest_configure(config):\n    "
+        "real_stderr()\n"
     )
     (tmp_path / "test_hang.py").write_text(
         "import time\nfrom outblas.verify.watchdog import watchdog\n"

@@ -33,7 +33,9 @@ def packed(file, said):
 
 
 def test_packed_results_are_smaller_and_say_what_they_said(file):
-    said = of(entry("portable", 0.8), entry("cublas", 1.0, us_apart=3.5), entry("hopper.hilbert", 0.9))
+    said = of(
+        entry("portable", 0.8), entry("cublas", 1.0, us_apart=3.5), entry("hopper.hilbert", 0.9)
+    )
     write(file, said)
     before = results.load([file])
     packed(file, said)
@@ -41,35 +43,57 @@ def test_packed_results_are_smaller_and_say_what_they_said(file):
     assert file.stat().st_size < 0.8 * len(json.dumps(said))
 
 
-@pytest.mark.parametrize(("values", "columns"), [
-    ([{"x": 1, "y": 2}, {"y": 3}, {"x": 4, "z": 5}], [{"v": ["x", "y", "z"]}]),
-    ([[{"x": [1, 2]}, {"x": {"a": 1}, "y": 2}], [], [{"y": 3}]], [{"v": ["x", "y"]}]),
-    ([{"x": 1}, [{"x": 2}]], [{"v": ["x"]}]), ([{"x": [1]}, {"x": [2]}], ["v"]),  # of one object in a list, or of two
-    ([{"x": None}, {"x": 2}], ["v"]), ([{}, {"x": 2}], ["v"]),
-    ([{"ld": {"x": 1, "y": [2]}, "st": {"x": 3}}, {"ld": {"y": 4}}], ["v.ld.x", "v.ld.y", "v.st.x"]),
-    ([{"ld": {}}, {"ld": {"x": 1}, "st": 2}, {"st": {"x": None}}], ["v"]),
-    ([{"hopper.gemm": {"x": 1}}, {"ld": {"x.y": 1}}], ["v"]), ([[1, 2], [3]], ["v"]), ([3, {"x": 1}], ["v"]),
-    ([*3 * ["tile_m=1,order=row,flag=True"], "", "order=007"], [{"v=": ["tile_m", "order", "flag"]}]),
-    (["x=1,y=2", "y=2,x=1"], ["v"]),  # in another order
-    (["x=1,y=2", "x=1,z", "x=1,y=2"], ["v"]), (["x=1"], ["v"]),  # no shorter
-    (["x=1,y=2", 3], ["v"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        ([{"x": 1, "y": 2}, {"y": 3}, {"x": 4, "z": 5}], [{"v": ["x", "y", "z"]}]),
+        ([[{"x": [1, 2]}, {"x": {"a": 1}, "y": 2}], [], [{"y": 3}]], [{"v": ["x", "y"]}]),
+        ([{"x": 1}, [{"x": 2}]], [{"v": ["x"]}]),
+        ([{"x": [1]}, {"x": [2]}], ["v"]),  # of one object in a list, or of two
+        ([{"x": None}, {"x": 2}], ["v"]),
+        ([{}, {"x": 2}], ["v"]),
+        (
+            [{"ld": {"x": 1, "y": [2]}, "st": {"x": 3}}, {"ld": {"y": 4}}],
+            ["v.ld.x", "v.ld.y", "v.st.x"],
+        ),
+        ([{"ld": {}}, {"ld": {"x": 1}, "st": 2}, {"st": {"x": None}}], ["v"]),
+        ([{"hopper.gemm": {"x": 1}}, {"ld": {"x.y": 1}}], ["v"]),
+        ([[1, 2], [3]], ["v"]),
+        ([3, {"x": 1}], ["v"]),
+        (
+            [*3 * ["tile_m=1,order=row,flag=True"], "", "order=007"],
+            [{"v=": ["tile_m", "order", "flag"]}],
+        ),
+        (["x=1,y=2", "y=2,x=1"], ["v"]),  # in another order
+        (["x=1,y=2", "x=1,z", "x=1,y=2"], ["v"]),
+        (["x=1"], ["v"]),  # no shorter
+        (["x=1,y=2", 3], ["v"]),
+    ],
+)
 def test_objects_within_are_packed_too(file, values, columns):
     assert packed(file, of(*({"v": value} for value in values)))["columns"] == columns
 
 
-@pytest.mark.parametrize(("columns", "rows", "message"), [
-    ("us", [[1]], "columns is 'us', expected the names of fields"),
-    (["us"], [[1, 2]], "results[0] is [1, 2], expected a list of up to 1 values"),
-    (["us"], [{"us": 1}], "results[0] is {'us': 1}, expected a list"), (["us"], 3, "results is int, expected a list"),
-    ([{"us": "x"}], [[[1]]], "expected the names of fields"),
-    ([{"us": ["x"], "v": []}], [[[1]]], "expected the names of fields"),
-    ([{"us": ["x"]}], [[1]], "results[0].us is 1, expected a list of up to 1 values"),
-    (["us", "us.ld.x"], [[1, 2]], "expected fields, or those of an object's objects"),
-    (["us.x"], [[1]], "expected fields, or those of an object's objects"),
-    ([{"us=": ["x"]}], [[1]], "results[0].us= is 1, expected a list of up to 1 values"),
-    ([{"us": ["x"]}], [[[[1, 2]]]], "results[0].us is [1, 2], expected a list of up to 1 values"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "rows", "message"),
+    [
+        ("us", [[1]], "columns is 'us', expected the names of fields"),
+        (["us"], [[1, 2]], "results[0] is [1, 2], expected a list of up to 1 values"),
+        (["us"], [{"us": 1}], "results[0] is {'us': 1}, expected a list"),
+        (["us"], 3, "results is int, expected a list"),
+        ([{"us": "x"}], [[[1]]], "expected the names of fields"),
+        ([{"us": ["x"], "v": []}], [[[1]]], "expected the names of fields"),
+        ([{"us": ["x"]}], [[1]], "results[0].us is 1, expected a list of up to 1 values"),
+        (["us", "us.ld.x"], [[1, 2]], "expected fields, or those of an object's objects"),
+        (["us.x"], [[1]], "expected fields, or those of an object's objects"),
+        ([{"us=": ["x"]}], [[1]], "results[0].us= is 1, expected a list of up to 1 values"),
+        (
+            [{"us": ["x"]}],
+            [[[[1, 2]]]],
+            "results[0].us is [1, 2], expected a list of up to 1 values",
+        ),
+    ],
+)
 def test_badly_packed_results_are_refused(file, columns, rows, message):
     write(file, of() | {"columns": columns, "results": rows})
     with pytest.raises(ValueError, match=re.escape(message)):

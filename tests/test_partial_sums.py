@@ -91,7 +91,9 @@ class World:
         """Others may do something here."""
         self.steps += 1
         assert self.steps < STEPS, "the threads wait for each other"
-        while self.draw.random() < 0.25 and (busy := [stream for stream in self.streams if stream.running]):
+        while self.draw.random() < 0.25 and (
+            busy := [stream for stream in self.streams if stream.running]
+        ):
             self.draw.choice(busy).running.pop(0)
         own = threading.get_ident()
         if own in self.ready and (other := self.draw.choice(self.ready)) != own:
@@ -107,7 +109,9 @@ class World:
         elif handle == driver.PER_THREAD:
             real = self.special[self.state.context, threading.get_ident()]
         self.state.real = real
-        self.state.seen = SimpleNamespace(cuda_stream=handle, stream_id=handle | 1 if handle > 1000 else handle)
+        self.state.seen = SimpleNamespace(
+            cuda_stream=handle, stream_id=handle | 1 if handle > 1000 else handle
+        )
 
     def current(self, index=0):
         self.pause()
@@ -129,7 +133,11 @@ class World:
         if not blocks[1].zero:
             self.faults.append("not zero yet")
         others = [
-            block for stream in self.streams if stream is not real for kernel in stream.running for block in kernel
+            block
+            for stream in self.streams
+            if stream is not real
+            for kernel in stream.running
+            for block in kernel
         ]
         if any(block in others for block in blocks):
             self.faults.append("two streams have one workspace")
@@ -172,7 +180,11 @@ class World:
         if any(stream is None or stream.gone for stream in block.recorded):
             self.faults.append("a stream that is gone is asked when its kernels end")
         using = [s for s in self.streams if any(block in kernel for kernel in s.running)]
-        if any(stream not in block.recorded for stream in using if stream is not self.special["primary"]):
+        if any(
+            stream not in block.recorded
+            for stream in using
+            if stream is not self.special["primary"]
+        ):
             self.faults.append("freed while a kernel may use it")
 
 
@@ -221,7 +233,9 @@ class Event:
     def record(self, stream):
         self.world.pause()
         real = self.world.real(stream)
-        assert real is self.world.state.real, "an event is recorded on the stream of another thread or context"
+        assert real is self.world.state.real, (
+            "an event is recorded on the stream of another thread or context"
+        )
         self.of, self.after = real, real.given
 
     def query(self):
@@ -286,7 +300,9 @@ def faults(monkeypatch, bodies, seed, broken=lambda monkeypatch: None):
         patched.setattr(driver, "context", lambda: world.state.context)
         patched.setattr(driver, "stream_id", world.stream_id)
         patched.setattr(partial_sums.memory, "for_good", world.for_good)
-        patched.setattr(partial_sums, "_tensors", lambda index, *sizes: tuple(Tensor(world, n) for n in sizes))
+        patched.setattr(
+            partial_sums, "_tensors", lambda index, *sizes: tuple(Tensor(world, n) for n in sizes)
+        )
         patched.setattr(partial_sums, "_making", Lock(world))
         patched.setattr(partial_sums, "_held", {})
         patched.setattr(partial_sums, "FOREIGN", MOST)
@@ -367,7 +383,9 @@ class Fake:
 @pytest.fixture
 def host(monkeypatch):
     """Tensors without a GPU; `made` of each workspace, kept or not; `stream` is the current one."""
-    given = SimpleNamespace(made=[], kept=0, capturing=False, stream=SimpleNamespace(cuda_stream=POOL, stream_id=3))
+    given = SimpleNamespace(
+        made=[], kept=0, capturing=False, stream=SimpleNamespace(cuda_stream=POOL, stream_id=3)
+    )
 
     def tensors(index, *sizes):
         given.made.append(tuple(map(Fake, sizes)))
@@ -410,7 +428,10 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch):
             return held
 
     monkeypatch.setattr(partial_sums, "_held", Held())
-    threads = [threading.Thread(target=lambda: found.append(partial_sums.borrow(0, 100, 10))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(partial_sums.borrow(0, 100, 10)))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -456,7 +477,10 @@ def test_a_refusal_of_the_driver_is_no_answer(monkeypatch):
         asked.append(before)
         return 0
 
-    functions = {"cuCtxGetId": lambda of, number: 201, "cuThreadExchangeStreamCaptureMode": exchange}
+    functions = {
+        "cuCtxGetId": lambda of, number: 201,
+        "cuThreadExchangeStreamCaptureMode": exchange,
+    }
     monkeypatch.setattr(driver, "_function", functions.get)
     assert driver.context() is None
     with driver.relaxed_capture():

@@ -19,7 +19,9 @@ DEVICE = torch.device("cuda", 0)
 def panels(tiles, columns, gpc):
     """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own."""
     of = list(zip(tiles, gpc, strict=True))
-    return len({(home, tile // columns) for tile, home in of}) + len({(home, tile % columns) for tile, home in of})
+    return len({(home, tile // columns) for tile, home in of}) + len(
+        {(home, tile % columns) for tile, home in of}
+    )
 
 
 def test_a_gpc_asks_for_as_little_as_it_can():
@@ -67,7 +69,9 @@ def gpu(monkeypatch):
     fake = Fake()
     monkeypatch.setattr(placement, "_seen", fake.seen)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": COUNT})
+        torch.cuda,
+        "get_device_properties",
+        lambda device: type("", (), {"multi_processor_count": COUNT}),
     )
     monkeypatch.setattr(placement.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(placement.time, "monotonic", lambda: fake.now)
@@ -120,7 +124,9 @@ def planned(gpu):
         tables, state = [], {}
         placed = placement.Placed(*(asked or ASKED))
         state["table"] = placed.table
-        run = placement.watched(lambda: tables.append(state["table"]), placed, lambda t: state.update(table=t))
+        run = placement.watched(
+            lambda: tables.append(state["table"]), placed, lambda t: state.update(table=t)
+        )
         return run, tables
 
     return plan
@@ -230,7 +236,9 @@ def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
 
 
 def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
-    monkeypatch.setattr(placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel")))
+    monkeypatch.setattr(
+        placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel"))
+    )
     with pytest.warns(RuntimeWarning, match="no such kernel"):
         run, tables = planned()
     run()
@@ -242,8 +250,19 @@ def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
 
 def test_a_plan_takes_the_better_table(monkeypatch, gpu):
     """The launch of `hopper.gemm` hands over what is known by then."""
-    handed, config = [], Config(tile_m=64, tile_n=64, consumers=1, producer_registers=0, consumer_registers=0,
-                                store_buffers=1, slots=4, cluster_m=1)  # fmt: skip
+    handed, config = (
+        [],
+        Config(
+            tile_m=64,
+            tile_n=64,
+            consumers=1,
+            producer_registers=0,
+            consumer_registers=0,
+            store_buffers=1,
+            slots=4,
+            cluster_m=1,
+        ),
+    )
     monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
     monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.append(given[3]))
     gpu.busy = 1000
@@ -265,7 +284,9 @@ def test_a_table_is_kept_for_its_order(monkeypatch):
     monkeypatch.setattr(schedule.memory, "for_good", lambda device, make: make())
     monkeypatch.setattr(schedule, "_kept", {})
     first, second = ([0, 1, 2], [2, 1, 0])
-    one, two = (schedule.kept(torch.device("cpu"), ("tiles", *t), lambda t=t: t) for t in (first, second))
+    one, two = (
+        schedule.kept(torch.device("cpu"), ("tiles", *t), lambda t=t: t) for t in (first, second)
+    )
     assert (one.tolist(), two.tolist()) == (first, second)
 
 
@@ -310,8 +331,15 @@ def crowd():
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
 def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
     monkeypatch.setattr(placement, "_boards", {})
-    config = Config(tile_m=64, tile_n=128, consumers=1, producer_registers=0, consumer_registers=0, slots=8,
-                    cluster_m=1)  # fmt: skip
+    config = Config(
+        tile_m=64,
+        tile_n=128,
+        consumers=1,
+        producer_registers=0,
+        consumer_registers=0,
+        slots=8,
+        cluster_m=1,
+    )
     a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
     want, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
     launch = gemm.plan(problem(a, b, out), config)

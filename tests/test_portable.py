@@ -1,4 +1,6 @@
-"""The portable kernel on the CPU, through Triton's interpreter, against float64 products of small integers."""
+"""The portable kernel on the CPU, through Triton's interpreter, against float64 products of small
+integers.
+"""
 
 import dataclasses
 import functools
@@ -36,7 +38,9 @@ def stored(t, letter):
         return t.contiguous()
     if letter == "t":
         return t.mT.contiguous().mT
-    gaps = torch.full((*t.shape[:-2], 3 * t.shape[-2], 2 * t.shape[-1]), float("nan"), dtype=t.dtype)
+    gaps = torch.full(
+        (*t.shape[:-2], 3 * t.shape[-2], 2 * t.shape[-1]), float("nan"), dtype=t.dtype
+    )
     gaps[..., 1::3, 1::2] = t
     return gaps[..., 1::3, 1::2]
 
@@ -66,7 +70,9 @@ def test_shapes_with_outputs_of_either_dtype(shape, dtype):
     check(a, b, out=torch.empty(*shape[:2]))
 
 
-@pytest.mark.parametrize("block", [Config(32, 16, 32, 1, 4, 2), Config(16, 64, 16, 8, 2, 3), None], ids=str)
+@pytest.mark.parametrize(
+    "block", [Config(32, 16, 32, 1, 4, 2), Config(16, 64, 16, 8, 2, 3), None], ids=str
+)
 def test_configs(block):
     check(*pair(70, 90, 40), config=block)
 
@@ -82,7 +88,9 @@ def test_layouts(layout, out_letter):
         assert int(gaps.isnan().sum()) == gaps.numel() - out.numel(), "the gaps of out were written"
 
 
-@pytest.mark.parametrize(("terms", "rounded"), [(129, 1160), (133, 1200), (-129, -1160), (-133, -1200)])
+@pytest.mark.parametrize(
+    ("terms", "rounded"), [(129, 1160), (133, 1200), (-129, -1160), (-133, -1200)]
+)
 def test_sums_beyond_the_output_precision_round_to_nearest(terms, rounded):
     """bf16 holds every eighth number between 1024 and 2048."""
     b = torch.full((abs(terms), 20), 3.0, dtype=BF16)
@@ -108,11 +116,16 @@ def test_vectors():
 @pytest.mark.parametrize(
     ("batch_a", "batch_b", "dims", "launches"),
     [
-        ((5,), (5,), 1, 1), ((5,), (), 0, 1), ((), (5,), 1, 1), ((2, 1), (2, 3), 2, 1), ((2, 3), (1, 3), 2, 1),
-        ((2, 3, 1), (1, 3, 4), 3, 2), ((4, 1, 2, 1), (1, 3, 1, 2), 4, 4),
+        ((5,), (5,), 1, 1),
+        ((5,), (), 0, 1),
+        ((), (5,), 1, 1),
+        ((2, 1), (2, 3), 2, 1),
+        ((2, 3), (1, 3), 2, 1),
+        ((2, 3, 1), (1, 3, 4), 3, 2),
+        ((4, 1, 2, 1), (1, 3, 1, 2), 4, 4),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_batches(batch_a, batch_b, dims, launches):
     a, b = integers(*batch_a, 17, 20), integers(*batch_b, 20, 9, seed=1)
     given = problem(a, b, check(a, b))
@@ -167,9 +180,13 @@ def test_slices_at_any_offset_leave_their_surroundings_alone():
 
 
 def test_a_slab_wider_than_its_strides(tmp_path):
-    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start at element 64."""
+    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start
+    at element 64.
+    """
     stride, K = 2**26 + 1, 65
-    storage = torch.from_file(str(tmp_path / "a"), shared=True, size=stride * (K - 1) + 8, dtype=FP16)
+    storage = torch.from_file(
+        str(tmp_path / "a"), shared=True, size=stride * (K - 1) + 8, dtype=FP16
+    )
     a = storage.as_strided((4, K), (1, stride))  # a sparse file
     a.fill_(1)
     storage[64:68] = 5
@@ -183,7 +200,10 @@ def test_unsupported_says_what_it_needs_and_what_it_was_given():
         "needs bfloat16, float16 or float32, and was given float64 operands for float64 outputs"
     )
     meta = torch.empty(16, 16, device="meta")
-    assert unsupported(problem(meta, meta, meta)) == "needs CUDA or CPU tensors, and was given tensors on meta"
+    assert (
+        unsupported(problem(meta, meta, meta))
+        == "needs CUDA or CPU tensors, and was given tensors on meta"
+    )
     half = torch.empty(16, 16, dtype=FP16)
     assert unsupported(problem(half, half, half)) is None
     with pytest.raises(ValueError, match="block_m is 24, expected a power of two"):
@@ -193,16 +213,23 @@ def test_unsupported_says_what_it_needs_and_what_it_was_given():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"block_m": 8}, "block_m is 8"), ({"block_n": 48}, "block_n is 48"), ({"block_k": 0}, "block_k is 0"),
-        ({"num_warps": 3}, "num_warps is 3"), ({"num_warps": 64}, "num_warps is 64"), ({"group_m": 0}, "group_m is 0"),
-        ({"num_stages": 0}, "num_stages is 0"), ({"block_n": 256}, "256 accumulators a thread, expected at most 128"),
+        ({"block_m": 8}, "block_m is 8"),
+        ({"block_n": 48}, "block_n is 48"),
+        ({"block_k": 0}, "block_k is 0"),
+        ({"num_warps": 3}, "num_warps is 3"),
+        ({"num_warps": 64}, "num_warps is 64"),
+        ({"group_m": 0}, "group_m is 0"),
+        ({"num_stages": 0}, "num_stages is 0"),
+        ({"block_n": 256}, "256 accumulators a thread, expected at most 128"),
         ({"num_stages": 8}, "needs 262208 bytes of shared memory, the device has 232448"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_invalid_configs_say_why(change, complaint):
     assert invalid_reason(Config(), FP16, 227 * KIB) is None
-    assert complaint in str(invalid_reason(dataclasses.replace(Config(), **change), FP16, 227 * KIB))
+    assert complaint in str(
+        invalid_reason(dataclasses.replace(Config(), **change), FP16, 227 * KIB)
+    )
 
 
 @pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
@@ -226,13 +253,25 @@ H100 = DEVICES[90]
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("pad", [0, 1, 2, 4])
 def test_choose_finds_a_cheap_preset_that_fits(device, dtype, tf32, pad):
-    for shape in [(1, 1, 1), (16, 4096, 4096), (4096, 16, 4096), (512, 512, 512), (4096, 4096, 4096), (1001, 77, 1)]:
+    for shape in [
+        (1, 1, 1),
+        (16, 4096, 4096),
+        (4096, 16, 4096),
+        (512, 512, 512),
+        (4096, 4096, 4096),
+        (1001, 77, 1),
+    ]:
         given = row_major(*shape, dtype=dtype, pad=pad, tf32=tf32 and dtype == FP32)
         config = choose(given, *device)
         assert invalid_reason(config, dtype, device[2]) is None
-        assert config in (portable_config.FMA if uses_fma(given, device[1]) else portable_config.TENSOR_CORE)
+        assert config in (
+            portable_config.FMA if uses_fma(given, device[1]) else portable_config.TENSOR_CORE
+        )
         rest = portable_config.candidates(given, *device[1:])
-        assert all(cycles(config, given, *device[:2]) <= cycles(other, given, *device[:2]) for other in rest)
+        assert all(
+            cycles(config, given, *device[:2]) <= cycles(other, given, *device[:2])
+            for other in rest
+        )
 
 
 def test_choose_by_shape():

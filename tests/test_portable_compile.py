@@ -1,4 +1,6 @@
-"""The portable kernel compiled without a GPU: spills, instructions, copies, and what the compiler is told."""
+"""The portable kernel compiled without a GPU: spills, instructions, copies, and what the compiler
+is told.
+"""
 
 import dataclasses
 import re
@@ -17,7 +19,12 @@ pytestmark = pytest.mark.compile
 
 KIB = 1024
 # SMs, architecture and shared memory of a CTA: T4, A100, RTX 3090, H100.
-DEVICES = {75: (40, 75, 64 * KIB), 80: (108, 80, 163 * KIB), 86: (82, 86, 99 * KIB), 90: (132, 90, 227 * KIB)}
+DEVICES = {
+    75: (40, 75, 64 * KIB),
+    80: (108, 80, 163 * KIB),
+    86: (82, 86, 99 * KIB),
+    90: (132, 90, 227 * KIB),
+}
 BF16 = torch.bfloat16
 LAYOUTS = ("nn", "nt", "tn", "tt")
 LARGE, SQUARE = Config(128, 256, 64, 8, 8, 3), Config(64, 64, 64, 8, 4, 2)
@@ -42,8 +49,9 @@ def copies(compiled):
 
 
 def check(given, config=None, arch=90):
-    """Compiles (without a config, what is chosen); no spills, no local memory, the dot the architecture should use,
-    shared memory within the budget."""
+    """Compiles (without a config, what is chosen); no spills, no local memory, the dot the
+    architecture should use, shared memory within the budget.
+    """
     config = config or choose(given, *DEVICES[arch])
     compiled = compile_for(given, config, arch)
     code = read_cubin(compiled.asm["cubin"])
@@ -67,7 +75,10 @@ def test_sm90_presets(layout):
     for config in list(tiles.values())[LAYOUTS.index(layout) :: 4]:
         compiled = check(given, config)
         assert set(copies(compiled)) == {16}, config
-        assert "st.global.v4" in compiled.asm["ptx"] or config.block_m * config.block_n < 8 * config.threads, config
+        assert (
+            "st.global.v4" in compiled.asm["ptx"]
+            or config.block_m * config.block_n < 8 * config.threads
+        ), config
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -80,13 +91,22 @@ def test_the_loop_is_pipelined():
     compiled = compile_for(form(), LARGE, 90)
     tile = (LARGE.block_m + LARGE.block_n) * LARGE.block_k * 2
     assert copies(compiled)[16] == LARGE.num_stages * tile // (16 * LARGE.threads)
-    assert re.search(r"cp\.async\.wait_group\s+2;", compiled.asm["ptx"]), "copies of the next step stay in flight"
-    assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+1;", compiled.asm["ptx"]), "products overlap the barrier"
+    assert re.search(r"cp\.async\.wait_group\s+2;", compiled.asm["ptx"]), (
+        "copies of the next step stay in flight"
+    )
+    assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+1;", compiled.asm["ptx"]), (
+        "products overlap the barrier"
+    )
 
 
 @pytest.mark.parametrize(
     ("arch", "shape"),
-    [(80, (4096, 4096, 4096)), (80, (1000, 1000, 1000)), (86, (1000, 1000, 1000)), (86, (16, 4096, 4096))],
+    [
+        (80, (4096, 4096, 4096)),
+        (80, (1000, 1000, 1000)),
+        (86, (1000, 1000, 1000)),
+        (86, (16, 4096, 4096)),
+    ],
     ids=str,
 )
 def test_sm80(arch, shape):
@@ -96,7 +116,9 @@ def test_sm80(arch, shape):
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1000, 1000, 1000), (16, 4096, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096, 4096), (1000, 1000, 1000), (16, 4096, 4096)], ids=str
+)
 def test_sm75(shape, dtype):
     assert not copies(check(form(*shape, dtype), arch=75)), "cp.async begins with sm_80"
 
@@ -109,7 +131,9 @@ def test_fp32_is_ieee_unless_tf32_is_asked_for(arch, layout):
         assert ("cvt.rna.tf32.f32" in ptx) == tf32, "tensor cores truncate, they do not round"
 
 
-@pytest.mark.parametrize(("K", "pad", "widest"), [(1000, 1, 0), (1000, 2, 4), (1000, 4, 8), (1001, 7, 0)])
+@pytest.mark.parametrize(
+    ("K", "pad", "widest"), [(1000, 1, 0), (1000, 2, 4), (1000, 4, 8), (1001, 7, 0)]
+)
 def test_unaligned_rows_get_narrower_copies_and_no_spills(K, pad, widest):
     assert max(copies(check(form(1001, 1001, K, pad=pad, addend=True))), default=0) == widest
 
@@ -124,7 +148,9 @@ def test_an_unaligned_address_is_never_copied_wide():
 
 def test_launches_that_start_inside_a_tensor_are_unaligned():
     """The third batch dimension is walked on the host, in steps of 4 elements (8 bytes)."""
-    a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16).as_strided((2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1))
+    a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16).as_strided(
+        (2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1)
+    )
     b = torch.empty(4, 64, 64, dtype=BF16)
     given = problem(a, b, torch.empty(2, 3, 4, 64, 64, dtype=BF16))
     assert len(given.batch) == 3
@@ -133,7 +159,12 @@ def test_launches_that_start_inside_a_tensor_are_unaligned():
 
 @pytest.mark.parametrize(
     ("shape", "wide"),
-    [((), False), ((40000, 256, 60000), True), ((256, 256, 2**31 - 1), True), ((2**31 + 7, 16, 64), True)],
+    [
+        ((), False),
+        ((40000, 256, 60000), True),
+        ((256, 256, 2**31 - 1), True),
+        ((2**31 + 7, 16, 64), True),
+    ],
     ids=str,
 )
 def test_offsets_are_64_bit_only_where_they_must_be(shape, wide):

@@ -1,4 +1,6 @@
-"""Worker processes: every message boundary at which one may die, late answers, stuck ones, and what they leave."""
+"""Worker processes: every message boundary at which one may die, late answers, stuck ones, and what
+they leave.
+"""
 
 import itertools
 import os
@@ -15,10 +17,20 @@ import pytest
 from sweeps import gone, soon
 
 from outblas.autotune import processes, serve, supervisor
-from outblas.autotune.processes import Deadline, RemoteError, WorkerDied, WorkerProcess, WorkerStartError, WorkerTimeout
+from outblas.autotune.processes import (
+    Deadline,
+    RemoteError,
+    WorkerDied,
+    WorkerProcess,
+    WorkerStartError,
+    WorkerTimeout,
+)
 from outblas.autotune.serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(sys.platform != "linux", reason="kills processes")]
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
+]
 SCRIPTED = str(Path(__file__).with_name("scripted_worker.py"))
 SECONDS = 20.0  # for what takes milliseconds
 
@@ -45,7 +57,12 @@ def scripted(worker, frames, cut=None, end="", seconds=SECONDS):
 
 # Frames.
 def test_frames_arrive_in_pieces_of_any_length():
-    frames = [Frame(READY, 0), Frame(CALL, 1, b"call"), Frame(ACCEPTED, 1), Frame(RESULT, 1, b"x" * 40)]
+    frames = [
+        Frame(READY, 0),
+        Frame(CALL, 1, b"call"),
+        Frame(ACCEPTED, 1),
+        Frame(RESULT, 1, b"x" * 40),
+    ]
     stream = b"".join(map(bytes, frames))
     for first, second in itertools.combinations_with_replacement(range(len(stream) + 1), 2):
         reader = Reader()
@@ -64,11 +81,20 @@ def test_a_damaged_frame_is_refused(damaged):
 # Every boundary.
 @pytest.mark.parametrize("end", ["kill", "exit", "close", "hang", "garbage"])
 def test_a_worker_ends_at_any_byte_of_its_answer(end, monkeypatch):
-    """Before ACCEPTED is whole the call was not begun; after the answer is whole it counts, whatever comes then."""
+    """Before ACCEPTED is whole the call was not begun; after the answer is whole it counts,
+    whatever comes then.
+    """
     monkeypatch.setattr(processes, "END_SECONDS", 0.2)
     monkeypatch.setattr(processes, "ACCEPT_SECONDS", 0.2)
-    accepted, whole = len(bytes(Frame(ACCEPTED, 1))), sum(len(bytes(Frame(k, 1, body))) for k, _, body in ANSWER)
-    every = range(whole + 1) if end == "kill" else (0, 1, accepted - 1, accepted, accepted + 1, whole - 1, whole)
+    accepted, whole = (
+        len(bytes(Frame(ACCEPTED, 1))),
+        sum(len(bytes(Frame(k, 1, body))) for k, _, body in ANSWER),
+    )
+    every = (
+        range(whole + 1)
+        if end == "kill"
+        else (0, 1, accepted - 1, accepted, accepted + 1, whole - 1, whole)
+    )
 
     def run(cut):
         with started(program=SCRIPTED) as worker:
@@ -94,8 +120,16 @@ def test_a_worker_ends_at_any_byte_of_its_answer(end, monkeypatch):
 
 
 def test_late_answers_are_never_taken_for_those_of_the_call():
-    """All runs of two frames that belong to another call, before and between those of the call itself."""
-    late = [(READY, -9, b""), (ACCEPTED, -1, b""), (RESULT, -1, NO), (ERROR, -1, NO), (RESULT, 1, NO)]
+    """All runs of two frames that belong to another call, before and between those of the call
+    itself.
+    """
+    late = [
+        (READY, -9, b""),
+        (ACCEPTED, -1, b""),
+        (RESULT, -1, NO),
+        (ERROR, -1, NO),
+        (RESULT, 1, NO),
+    ]
     with started(program=SCRIPTED) as worker:
         for strays in itertools.product(late, repeat=2):
             assert scripted(worker, [*strays, *ANSWER]) is True
@@ -127,7 +161,9 @@ def test_an_interrupt_of_the_driver_ends_the_worker(worker, step, monkeypatch):
 
 
 # What functions do.
-@pytest.mark.parametrize("name", ["str", "spite", "surrogate", "name", "interrupt", "exit", "generator"])
+@pytest.mark.parametrize(
+    "name", ["str", "spite", "surrogate", "name", "interrupt", "exit", "generator"]
+)
 def test_whatever_a_function_raises_is_told_in_plain_text(worker, name):
     process = worker.call(SECONDS, os.getpid)
     with pytest.raises(RemoteError) as told:
@@ -146,7 +182,9 @@ def test_results_that_cannot_be_sent_are_errors(worker):
     assert worker.call(SECONDS, chores.returns, big) == big
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV", "SIGABRT", "SIGBUS", 0, 3])
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV", "SIGABRT", "SIGBUS", 0, 3]
+)
 def test_how_a_worker_ended(worker, how):
     how = how if isinstance(how, int) else signal.Signals[how]
     with pytest.raises(WorkerDied) as died:
@@ -154,7 +192,9 @@ def test_how_a_worker_ended(worker, how):
     assert died.value.accepted
     outside = how in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     assert died.value.exit.from_outside is outside
-    assert str(died.value) == (f"signal {how.name}" if isinstance(how, signal.Signals) else f"exit status {how}")
+    assert str(died.value) == (
+        f"signal {how.name}" if isinstance(how, signal.Signals) else f"exit status {how}"
+    )
 
 
 def test_a_worker_that_dies_when_nothing_is_asked(worker):
@@ -224,7 +264,9 @@ def test_workers_that_cannot_start(tmp_path, monkeypatch):
     with pytest.raises(WorkerStartError):
         started(data_limit=1 << 20)
     with pytest.raises(WorkerStartError, match=r"not ready in 0\.3 s"):
-        WorkerProcess(modules=["this"], program=_script(tmp_path, "import time; time.sleep(100)")).await_ready(0.3)
+        WorkerProcess(
+            modules=["this"], program=_script(tmp_path, "import time; time.sleep(100)")
+        ).await_ready(0.3)
     monkeypatch.setattr(processes.spawn, "get_executable", lambda: str(tmp_path / "python"))
     with pytest.raises(WorkerStartError, match="No such file"):
         started()
@@ -267,10 +309,16 @@ def test_nothing_of_a_worker_is_left_when_it_dies(worker):
 
 @pytest.mark.parametrize("which", ["guard", "supervisor", "both"])
 def test_nothing_is_left_where_a_supervising_process_is_killed(worker, which):
-    """It looks like the kernel's killer, not like a config's doing. Where both are killed only the worker is sure."""
+    """It looks like the kernel's killer, not like a config's doing. Where both are killed only the
+    worker is sure.
+    """
     family = worker.call(SECONDS, chores.family)
     (supervising,) = supervisor._listed_children(worker._guard.pid)
-    killed = {"guard": [worker._guard.pid], "supervisor": [supervising], "both": [worker._guard.pid, supervising]}
+    killed = {
+        "guard": [worker._guard.pid],
+        "supervisor": [supervising],
+        "both": [worker._guard.pid, supervising],
+    }
 
     def kill():
         for process in killed[which]:
@@ -292,7 +340,9 @@ def test_another_thread_ends_a_worker(phase):
     with WorkerProcess(modules=["json"]) as worker, ThreadPoolExecutor(3) as threads:
         if phase != "start":
             worker.await_ready(SECONDS)
-        waiting = threads.submit(worker.call, SECONDS, time.sleep, 1000) if phase == "call" else None
+        waiting = (
+            threads.submit(worker.call, SECONDS, time.sleep, 1000) if phase == "call" else None
+        )
         time.sleep(0.1 if waiting else 0)
         for killed in [threads.submit(worker.kill) for _ in range(2)]:
             killed.result(SECONDS)
@@ -321,7 +371,9 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("busy", ["gil", "idle"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "terminated", "ended"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "terminated", "ended"]
+)
 def test_nothing_of_a_worker_is_left_when_its_driver_goes(busy, how):
     if busy == "gil" and how is None:
         how = signal.SIGHUP
@@ -381,6 +433,11 @@ def test_children_are_found_with_and_without_the_kernels_lists():
 def test_the_scripts_import_nothing_of_the_package():
     """They start in milliseconds, and where the package itself cannot be imported."""
     for module in (serve, supervisor):
-        code = f"import runpy, sys; runpy.run_path({module.__file__!r}); print('outblas' in sys.modules)"
-        said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+        code = (
+            f"import runpy, sys; runpy.run_path({module.__file__!r}); print('outblas' in "
+            "sys.modules)"
+        )
+        said = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+        )
         assert said.stdout == "False\n"

@@ -1,4 +1,5 @@
-"""`outblas profile`: the command, what ncu is asked and may refuse, and what is shown of a recording.
+"""`outblas profile`: the command, what ncu is asked and may refuse, and what is shown of a
+recording.
 
 What ncu said is that of test_counters.py.
 """
@@ -29,12 +30,14 @@ from outblas.report import compare, phases, profiles
 
 PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 
-# What stands for ncu: it logs its arguments, then acts. `status` and `request` are those of the process to watch.
+# What stands for ncu: it logs its arguments, then acts. `status` and `request` are those of the
+# process to watch.
 FAKE = f"""#!{sys.executable}
 import json, os, subprocess, sys, time
 from pathlib import Path
 if sys.argv[1:] == ["--version"]:
-    sys.exit(print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 36398880)"))
+    print("NVIDIA (R) Nsight Compute Command Line Profiler")
+    sys.exit(print("Version 2025.3.1.0 (build 36398880)"))
 here = Path(__file__).parent
 with open(here / "calls", "a") as log:
     log.write(json.dumps([*sys.argv[1:], os.environ["LC_ALL"]]) + "\\n")
@@ -71,7 +74,11 @@ def stops(code, message, *arguments):
 
 
 def cells(output):
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
+    return [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in output.splitlines()
+        if "│" in line
+    ]
 
 
 def calls(log):
@@ -86,7 +93,9 @@ def h100(monkeypatch):
         "current_device": 0,
         "get_device_capability": (9, 0),
         "get_device_name": "H100",
-        "get_device_properties": SimpleNamespace(name="H100", multi_processor_count=132, major=9, minor=0),
+        "get_device_properties": SimpleNamespace(
+            name="H100", multi_processor_count=132, major=9, minor=0
+        ),
     }
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for name, value in told.items():
@@ -112,12 +121,18 @@ def replay(fake):
 
 @pytest.fixture
 def page(tmp_path):
-    """What the source page of 4096³ by cublas and portable would be, with the rows of two other kernels."""
+    """What the source page of 4096³ by cublas and portable would be, with the rows of two other
+    kernels.
+    """
     sections = PAGE.read_text().split('"Kernel Name",')[1:3]
     names = (launch.kernel for launch in recorded("4096")[:2])
     bodies = (section.partition("\n")[2] for section in sections)
     made = tmp_path / "page"
-    made.write_text("".join(f'"Kernel Name","{name}",\n{body}' for name, body in zip(names, bodies, strict=True)))
+    made.write_text(
+        "".join(
+            f'"Kernel Name","{name}",\n{body}' for name, body in zip(names, bodies, strict=True)
+        )
+    )
     return made
 
 
@@ -125,19 +140,45 @@ def test_the_configuration_that_runs_is_said_where_it_is_known():
     def resolved(kernel, config=""):
         return Request(kernel, (64, 64, 64), "bfloat16", "nt", config).resolved()
 
-    assert [resolved(by_shape) for by_shape in ("cublas", "portable", "hopper.gemm")] == ["", "", ""]
+    assert [resolved(by_shape) for by_shape in ("cublas", "portable", "hopper.gemm")] == [
+        "",
+        "",
+        "",
+    ]
     assert "tile_m=64,tile_n=256" in resolved("hopper.gemm", "tile_m=64")
     assert "tile_m=128,tile_n=256" in resolved("hopper.hilbert")
 
 
 def test_the_command_that_ncu_gets(replay):
-    assert printed("hopper.tma_wgmma", "--layout", "tn", "--dtype", "float16", "--config", "tile_m=128, jitter=1")
+    assert printed(
+        "hopper.tma_wgmma",
+        "--layout",
+        "tn",
+        "--dtype",
+        "float16",
+        "--config",
+        "tile_m=128, jitter=1",
+    )
     (call,) = calls(replay)
     assert call[:14] == [
-        "--csv", "--page", "raw", "--nvtx", "--clock-control", "none", "--profile-from-start", "off",
-        "--metrics", ",".join(counters.metrics(90)), sys.executable, "-P", "-m", "outblas.inspect.profiled",
-    ]  # fmt: skip
-    request = Request("hopper.tma_wgmma", (4096, 4096, 4096), "float16", "tn", "tile_m=128,jitter=1")
+        "--csv",
+        "--page",
+        "raw",
+        "--nvtx",
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--metrics",
+        ",".join(counters.metrics(90)),
+        sys.executable,
+        "-P",
+        "-m",
+        "outblas.inspect.profiled",
+    ]
+    request = Request(
+        "hopper.tma_wgmma", (4096, 4096, 4096), "float16", "tn", "tile_m=128,jitter=1"
+    )
     assert Request.from_text(call[15]) == request
     assert call[16] == "C"
 
@@ -159,13 +200,19 @@ def test_tables(replay):
     output = printed("hopper.tma_wgmma")
     rows = {name: rest for name, *rest in cells(output)}
     expected = {
-        "time in ncu, one cold run (µs)": ["179.0", "448.4"], "tensor pipe active": ["94.7%", "35.1%"],
-        "FLOP / DRAM byte": ["766.4", "584.0"], "… A, B, C moved once": ["1,365.3", "1,365.3"],
-        "… by the CTA's tile": ["–", "–"], "DRAM (GB/s)": ["1,002", "525"], "fp32 FMAs / M·N·K": ["0.000", "0.000"],
-        "global load requests": ["–", "–"], "not selected, of the cycles between issues": ["0.4%", "0.2%"],
-        "shared wavefronts: stores": ["660,937 (21.5% conflicts)", "0"], "shared wavefronts: wgmma": ["–", "–"],
+        "time in ncu, one cold run (µs)": ["179.0", "448.4"],
+        "tensor pipe active": ["94.7%", "35.1%"],
+        "FLOP / DRAM byte": ["766.4", "584.0"],
+        "… A, B, C moved once": ["1,365.3", "1,365.3"],
+        "… by the CTA's tile": ["–", "–"],
+        "DRAM (GB/s)": ["1,002", "525"],
+        "fp32 FMAs / M·N·K": ["0.000", "0.000"],
+        "global load requests": ["–", "–"],
+        "not selected, of the cycles between issues": ["0.4%", "0.2%"],
+        "shared wavefronts: stores": ["660,937 (21.5% conflicts)", "0"],
+        "shared wavefronts: wgmma": ["–", "–"],
         "cublas": ["nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "2×66×1", "384×1×1", "179.0"],
-    }  # fmt: skip
+    }
     assert {name: rows[name] for name in expected} == expected
     reasons = [name for name in rows if name.replace(" ", "_") in counters.STALLS]
     assert reasons[:3] == ["long scoreboard", "barrier", "wait"]
@@ -178,14 +225,19 @@ def test_tables(replay):
 
 def test_json_of_two_shapes(replay, tmp_path):
     saved = tmp_path / "profile.json"
-    report = json.loads(printed("portable", "--shapes", "4096,16x4096x4096", "--json", "--save", str(saved)))
+    report = json.loads(
+        printed("portable", "--shapes", "4096,16x4096x4096", "--json", "--save", str(saved))
+    )
     assert report == json.loads(saved.read_text())
     assert report["environment"]["gpu"] == "H100"
     assert report["environment"]["ncu"] == "2025.3.1.0"
     found = report["results"]
     assert [(each["provider"], each["shape"][0], len(each["launches"])) for each in found] == [
-        ("cublas", 4096, 1), ("portable", 4096, 1), ("cublas", 16, 2), ("portable", 16, 1),
-    ]  # fmt: skip
+        ("cublas", 4096, 1),
+        ("portable", 4096, 1),
+        ("cublas", 16, 2),
+        ("portable", 16, 1),
+    ]
     assert "instructions" not in found[0]
     square, split = found[1:3]
     assert square["launches"][0]["kernel"] == "outblas_portable_256x128x64_bf16"
@@ -211,20 +263,33 @@ def test_instructions(replay, page, monkeypatch):
     artifact.assert_called_once_with(Request("portable", (4096, 4096, 4096), "bfloat16", "nt"), 90)
     assert (cublas["ffma_reuse"], ours["ffma_reuse"]) == (None, 0.75)
     assert {each["operand"] for each in cublas["instructions"]} == {None}
-    assert [each["sass"].split()[0] for each in ours["instructions"][:5]] == ["LDG.E.128"] * 4 + ["STS"]
+    assert [each["sass"].split()[0] for each in ours["instructions"][:5]] == ["LDG.E.128"] * 4 + [
+        "STS"
+    ]
     load = instructions.parse(page.read_text())[1].accesses[0]
     assert ours["instructions"][0] == {"launch": 0, **load.record(), "operand": "A"}
     assert [(each.get("operand"), each["space"], each["operation"]) for each in ours["memory"]] == [
-        ("A", "global", "load"), ("B", "global", "load"), (None, "global", "load"), (None, "global", "store"),
-        (None, "shared", "load"), (None, "shared", "store"),
-    ]  # fmt: skip
+        ("A", "global", "load"),
+        ("B", "global", "load"),
+        (None, "global", "load"),
+        (None, "global", "store"),
+        (None, "shared", "load"),
+        (None, "shared", "store"),
+    ]
     assert [each["efficiency"] for each in ours["memory"][:2]] == [0.25, 1]
     assert "wavefronts" not in ours["memory"][0]
     _, second, third = calls(replay)
     assert second[:9] == [
-        "--clock-control", "none", "--profile-from-start", "off", "--section", "SourceCounters",
-        "--metrics", "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal", "-o",
-    ]  # fmt: skip
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--section",
+        "SourceCounters",
+        "--metrics",
+        "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal",
+        "-o",
+    ]
     assert second[10:14] == [sys.executable, "-P", "-m", "outblas.inspect.profiled"]
     assert third == ["--import", f"{second[9]}.ncu-rep", "--csv", "--page", "source", "C"]
 
@@ -232,9 +297,42 @@ def test_instructions(replay, page, monkeypatch):
 def test_instructions_in_a_table(replay, page, monkeypatch):
     monkeypatch.setattr(instructions, "artifact", lambda *_: None)
     rows = cells(printed("portable", "--instructions"))
-    assert ["cublas", "–", "global copy", "2,048", "4.00", "4.00", "25.0%", "22,528", "2,048", "20,480"] in rows
-    assert ["portable", "–", "global store", "2,048", "8.00", "16.00", "50.0%", "–", "–", "–"] in rows
-    assert ["portable", "–", "shared load", "262,144", "–", "–", "–", "1,048,576", "1,048,576", "0"] in rows
+    assert [
+        "cublas",
+        "–",
+        "global copy",
+        "2,048",
+        "4.00",
+        "4.00",
+        "25.0%",
+        "22,528",
+        "2,048",
+        "20,480",
+    ] in rows
+    assert [
+        "portable",
+        "–",
+        "global store",
+        "2,048",
+        "8.00",
+        "16.00",
+        "50.0%",
+        "–",
+        "–",
+        "–",
+    ] in rows
+    assert [
+        "portable",
+        "–",
+        "shared load",
+        "262,144",
+        "–",
+        "–",
+        "–",
+        "1,048,576",
+        "1,048,576",
+        "0",
+    ] in rows
 
 
 @pytest.mark.parametrize(
@@ -263,24 +361,42 @@ def answer(**what):
 UNPROFILED = "print('==WARNING== No kernels were profiled.')\n"
 
 
-@pytest.mark.parametrize(("act", "code", "message"), [
-    (
-        answer(failed="RuntimeError") + UNPROFILED + "sys.exit('==ERROR== ERR_NVGPUCTRPERM - No permission.')", 3,
-        "cannot measure here: ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM)",
-    ),
-    (
-        answer(done=True) + UNPROFILED + "sys.exit('==ERROR== Profiling is not supported on device 0.')", 3,
-        "this ncu does not know this GPU or its driver: Profiling is not supported on device 0",
-    ),
-    (answer(done=True) + UNPROFILED, 3, "ncu profiled no kernels"),
-    ("print('==ERROR== Failed to find metric lts__t_sectors.sum'); sys.exit(1)", 3, "ncu refused: Failed to find"),
-    ("sys.exit('out of luck')", 3, "ncu ended with exit code 1 and counted nothing: out"),
-    ("", 3, "ncu ended with exit code 0 and counted nothing: it said nothing"),
-    (answer(unavailable="needs cutlass"), 3, "cannot measure here: needs cutlass"),
-    (answer(started=True) + "print('==PROF== Connected')", 1, "profiling failed: the profiled process ended"),
-    (answer(failed="OutOfMemoryError: 1 TiB"), 1, "profiling failed: OutOfMemoryError: 1 T"),
-    (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("act", "code", "message"),
+    [
+        (
+            answer(failed="RuntimeError")
+            + UNPROFILED
+            + "sys.exit('==ERROR== ERR_NVGPUCTRPERM - No permission.')",
+            3,
+            "cannot measure here: ncu may not read the GPU's performance counters "
+            "(ERR_NVGPUCTRPERM)",
+        ),
+        (
+            answer(done=True)
+            + UNPROFILED
+            + "sys.exit('==ERROR== Profiling is not supported on device 0.')",
+            3,
+            "this ncu does not know this GPU or its driver: Profiling is not supported on device 0",
+        ),
+        (answer(done=True) + UNPROFILED, 3, "ncu profiled no kernels"),
+        (
+            "print('==ERROR== Failed to find metric lts__t_sectors.sum'); sys.exit(1)",
+            3,
+            "ncu refused: Failed to find",
+        ),
+        ("sys.exit('out of luck')", 3, "ncu ended with exit code 1 and counted nothing: out"),
+        ("", 3, "ncu ended with exit code 0 and counted nothing: it said nothing"),
+        (answer(unavailable="needs cutlass"), 3, "cannot measure here: needs cutlass"),
+        (
+            answer(started=True) + "print('==PROF== Connected')",
+            1,
+            "profiling failed: the profiled process ended",
+        ),
+        (answer(failed="OutOfMemoryError: 1 TiB"), 1, "profiling failed: OutOfMemoryError: 1 T"),
+        (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
+    ],
+)
 def test_refusals(fake, act, code, message):
     fake.write_text(FAKE + act)
     stops(code, message, "portable")
@@ -288,7 +404,9 @@ def test_refusals(fake, act, code, message):
 
 
 def test_a_provider_without_launches(replay):
-    replay.with_name("recording").write_text("".join(RECORDING.read_text().splitlines(keepends=True)[:6]))
+    replay.with_name("recording").write_text(
+        "".join(RECORDING.read_text().splitlines(keepends=True)[:6])
+    )
     assert [each["provider"] for each in results("cublas")] == ["cublas"]
     stops(3, "counted nothing", "portable")
 
@@ -301,13 +419,17 @@ def test_output_that_cannot_be_read(replay):
 def test_a_run_that_takes_too_long_is_ended(fake, monkeypatch):
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 3.0)
     sleep = "[sys.executable, '-S', '-c', 'import time; time.sleep(100)']"
-    fake.write_text(f"{FAKE}(here / 'pid').write_text(str(subprocess.Popen({sleep}).pid)); time.sleep(100)")
+    fake.write_text(
+        f"{FAKE}(here / 'pid').write_text(str(subprocess.Popen({sleep}).pid)); time.sleep(100)"
+    )
     begin = time.monotonic()
     stops(3, "ncu was not done after 3 s", "portable")
     assert time.monotonic() - begin < 50
     time.sleep(0.5)
     state = Path("/proc", fake.with_name("pid").read_text(), "stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z", "the watched process lives on"
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z", (
+        "the watched process lives on"
+    )
 
 
 def test_without_ncu(h100, monkeypatch, tmp_path):
@@ -329,20 +451,32 @@ def test_without_a_gpu(replay, monkeypatch):
     assert not replay.exists()
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
-    (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
-    (("hopper.tma_wgmma", "--dtype", "float32"), "--dtype is 'float32', expected for hopper.tma_wgmma: "),
-    (("cublas", "--dtype", "int8"), "--dtype is 'int8', expected for cublas: "),
-    (("portable", "--layout", "xy"), "--layout is 'xy', expected one of"),
-    (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
-    (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),
-    (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
-    (("portable", "--phases"), "--phases is given for 'portable', expected a kernel of the hopper ladder"),
-    (("cublas", "--phases"), "--phases is given for 'cublas'"),
-    (("hopper.large_tile", "--phases", "--instructions"), "--phases and --instructions are both given"),
-    (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
+        (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
+        (
+            ("hopper.tma_wgmma", "--dtype", "float32"),
+            "--dtype is 'float32', expected for hopper.tma_wgmma: ",
+        ),
+        (("cublas", "--dtype", "int8"), "--dtype is 'int8', expected for cublas: "),
+        (("portable", "--layout", "xy"), "--layout is 'xy', expected one of"),
+        (("cublas", "--config", "tile_m=64"), "--config is 'tile_m=64', expected none for cublas"),
+        (("hopper.tma_wgmma", "--config", "tiles=3"), "config has 'tiles=3', expected"),
+        (("portable", "--save", "/nowhere/at/all.json"), "--save is '/nowhere/at/all.json'"),
+        (
+            ("portable", "--phases"),
+            "--phases is given for 'portable', expected a kernel of the hopper ladder",
+        ),
+        (("cublas", "--phases"), "--phases is given for 'cublas'"),
+        (
+            ("hopper.large_tile", "--phases", "--instructions"),
+            "--phases and --instructions are both given",
+        ),
+        (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
+    ],
+)
 def test_usage_errors(replay, arguments, message):
     stops(2, message, *arguments)
     assert not replay.exists(), "ncu has been started"
@@ -362,7 +496,9 @@ def test_phases_in_a_table_and_in_json(replay, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "phases", counted)
     monkeypatch.setattr("outblas.bench.operands.normal", lambda *_: ("a", "b", "out"))
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr("outblas.cli.profile._environment", lambda **_: {"gpu": "NVIDIA H100 80GB HBM3"})
+    monkeypatch.setattr(
+        "outblas.cli.profile._environment", lambda **_: {"gpu": "NVIDIA H100 80GB HBM3"}
+    )
     saved = tmp_path / "phases.json"
     output = printed("hopper.large_tile", "--phases", "--config", "mma_n=64", "--save", str(saved))
     row = ("hopper.large_tile[mma_n=64]", "all", "–", "1,478", "688", "11,182", "149,790")

@@ -9,7 +9,9 @@ from outblas.inspect import ncu
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["portable", pytest.param("hopper.tma_wgmma", marks=pytest.mark.sm90)])
+@pytest.mark.parametrize(
+    "kernel", ["portable", pytest.param("hopper.tma_wgmma", marks=pytest.mark.sm90)]
+)
 def test_on_a_gpu(kernel, monkeypatch):
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 100.0)
     result = invoke(kernel, "--shapes", "1024", "--json")
@@ -35,7 +37,9 @@ def test_on_a_gpu(kernel, monkeypatch):
 
 @pytest.mark.gpu
 def test_instructions_on_a_gpu():
-    result = invoke("portable", "--shapes", "1024", "--dtype", "float32", "--instructions", "--json")
+    result = invoke(
+        "portable", "--shapes", "1024", "--dtype", "float32", "--instructions", "--json"
+    )
     if result.exit_code == 3:
         pytest.skip(result.stderr.strip())
     assert result.exit_code == 0, result.stderr

@@ -1,7 +1,8 @@
-"""The Hopper kernels' protocols on a model that runs their own source: no timing deadlocks, none reads early.
+"""The Hopper kernels' protocols on a model that runs their own source: no timing deadlocks, none
+reads early.
 
-`protocol` says what the model is. Here it runs every schedule and samples of the search space under random and
-adversarial delays, and has to find the faults that are planted in the source.
+`protocol` says what the model is. Here it runs every schedule and samples of the search space under
+random and adversarial delays, and has to find the faults that are planted in the source.
 """
 
 import importlib
@@ -55,7 +56,10 @@ SCHEDULES = {
     "elastic columns": (ELASTIC, ""),
     "elastic columns, addend in place": (ELASTIC, "addend in_place"),
     "cluster-K": (CLUSTER_K, ""),
-    "cluster-K, two consumers, in a cluster": (replace(OWN, cluster_m=2, cluster_k=2, store_buffers=1), ""),
+    "cluster-K, two consumers, in a cluster": (
+        replace(OWN, cluster_m=2, cluster_k=2, store_buffers=1),
+        "",
+    ),
     "split-K": (SPLIT_K, ""),
     "stream-K": (STREAM_K, ""),
     "stream-K, in a cluster": (replace(STREAM_K, cluster_m=2), ""),
@@ -63,7 +67,9 @@ SCHEDULES = {
 
 
 def case_of(config, words="", *, rows=2, columns=3, k_tiles=5, clusters=2, matrices=0):
-    """So many cluster tiles, elastic ones of both widths. `words`: the epilogue, "fp32" for C's dtype, "in_place"."""
+    """So many cluster tiles, elastic ones of both widths. `words`: the epilogue, "fp32" for C's
+    dtype, "in_place".
+    """
     words = frozenset(words.split())
     epilogue = words - {"fp32", "in_place"}
     N = config.tile_n * config.cluster_n * columns // (2 if "gated" in words else 1)
@@ -91,11 +97,17 @@ def runs_clean(case, seed, **how):
 def test_a_parity_passes_in_the_phase_after_it_and_again_two_phases_later():
     barrier = Barrier("barrier")
     barrier.init(1)
-    assert [barrier.passes(parity) for parity in (0, 1)] == [False, True]  # before any phase has ended, parity 1 passes
+    assert [barrier.passes(parity) for parity in (0, 1)] == [
+        False,
+        True,
+    ]  # before any phase has ended, parity 1 passes
     barrier.arrive(1)
     assert [barrier.passes(parity) for parity in (0, 1)] == [True, False]
     barrier.arrive(1)
-    assert [barrier.passes(parity) for parity in (0, 1)] == [False, True]  # who missed phase 0 waits for phase 2
+    assert [barrier.passes(parity) for parity in (0, 1)] == [
+        False,
+        True,
+    ]  # who missed phase 0 waits for phase 2
 
 
 def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order():
@@ -125,7 +137,9 @@ def test_a_schedule_runs_clean_in_every_timing(name):
     for k_tiles in (1, 2, config.slots, 2 * config.slots + 1):
         k_tiles = max(k_tiles, config.cluster_k)
         for rows, columns, clusters in ((1, 1, 2), (2, 3, 1), (3, 3, 2)):
-            case = case_of(config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters)
+            case = case_of(
+                config, words, rows=rows, columns=columns, k_tiles=k_tiles, clusters=clusters
+            )
             for seed in range(3):
                 runs_clean(case, seed + 10 * k_tiles, calls=2 if config.split else 1)
 
@@ -134,10 +148,14 @@ def test_a_schedule_runs_clean_in_every_timing(name):
 def test_a_batch_runs_clean(name):
     config, words = SCHEDULES[name]
     for seed in range(4):
-        runs_clean(case_of(config, words, columns=2, matrices=3), seed, calls=2 if config.split else 1)
+        runs_clean(
+            case_of(config, words, columns=2, matrices=3), seed, calls=2 if config.split else 1
+        )
 
 
-@pytest.mark.parametrize("name", ["cooperative", "pingpong", "elastic columns", "cluster-K", "split-K", "stream-K"])
+@pytest.mark.parametrize(
+    "name", ["cooperative", "pingpong", "elastic columns", "cluster-K", "split-K", "stream-K"]
+)
 def test_sums_are_added_in_one_order_in_every_timing(name):
     config, words = SCHEDULES[name]
     case = case_of(config, words, columns=4, k_tiles=7, clusters=3)
@@ -187,11 +205,14 @@ EPILOGUES = (
 
 
 def sampled(number):
-    """A config of the search space, or one like them with fewer stages and buffers, for a problem of a few tiles."""
+    """A config of the search space, or one like them with fewer stages and buffers, for a problem
+    of a few tiles.
+    """
     draw = random.Random(number)
     while True:
         tile, cluster, cut = (
-            draw.choice(options) for options in (gemm_space._TILES, ((1, 1), (2, 1), (1, 2), (2, 2)), gemm_space._CUTS)
+            draw.choice(options)
+            for options in (gemm_space._TILES, ((1, 1), (2, 1), (1, 2), (2, 2)), gemm_space._CUTS)
         )
         words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
         config = replace(
@@ -245,14 +266,18 @@ MORE = {
     "cooperative, one tile": case_of(
         replace(COOPERATIVE, tile_n=256, store_buffers=1), rows=1, columns=1, k_tiles=9, clusters=1
     ),
-    "elastic columns, few to a stage": case_of(replace(ELASTIC, tile_n=136), "residual", rows=2, k_tiles=9),
+    "elastic columns, few to a stage": case_of(
+        replace(ELASTIC, tile_n=136), "residual", rows=2, k_tiles=9
+    ),
 }
 SEEDS = range(1, 61)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_planted_fault_is_found(fault):
-    case = MORE.get(fault.schedule) or case_of(*SCHEDULES[fault.schedule], rows=3, columns=4, k_tiles=9)
+    case = MORE.get(fault.schedule) or case_of(
+        *SCHEDULES[fault.schedule], rows=3, columns=4, k_tiles=9
+    )
     calls = 2 if case.config.split else 1
     for seed in SEEDS:
         try:
@@ -269,7 +294,12 @@ def test_the_turn_that_passed_early_reads_an_addend_as_an_operand():
     kinds = set()
     for seed in range(1, 30):
         try:
-            simulate(case, seed, patches=TURN_EARLY, slow={"load addend": 100_000.0, "load A": 1.0, "load B": 1.0})
+            simulate(
+                case,
+                seed,
+                patches=TURN_EARLY,
+                slow={"load addend": 100_000.0, "load A": 1.0, "load B": 1.0},
+            )
         except ProtocolFault as fault:
             kinds.add(fault.kind)
     assert "early read" in kinds
@@ -284,7 +314,10 @@ def test_no_k_tile_is_no_product():
 def test_forms_of_the_cases_are_those_that_they_say():
     assert form_of(case_of(*SCHEDULES["pingpong, addend fetched"])).fetched == "addend"
     assert form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).in_turn
-    assert form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).fetched == "residual"
+    assert (
+        form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).fetched
+        == "residual"
+    )
     assert form_of(case_of(*SCHEDULES["staggered turns, gated pairs"], k_tiles=9)).aux == "staged"
     assert form_of(MORE["cooperative, one tile"]).once
 

@@ -47,7 +47,9 @@ def test_serpentine_bands(rows, columns, group_m):
 
 
 def test_hilbert_steps_to_neighbours():
-    """One step in all is diagonal where the longer side is odd and the shorter even and above 2; none is elsewhere."""
+    """One step in all is diagonal where the longer side is odd and the shorter even and above 2;
+    none is elsewhere.
+    """
     for rows, columns in itertools.product(range(1, 41), repeat=2):
         tiles = [divmod(tile, columns) for tile in order("hilbert", rows, columns)]
         steps = [(abs(m - p), abs(n - q)) for (m, n), (p, q) in itertools.pairwise(tiles)]
@@ -85,12 +87,17 @@ def test_longer_runs_come_first():
     assert schedule("consecutive", 2, 3, 4) == [[0, 2, 4, 5], [1, 3, PAD, PAD]]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("spiral", 2, 2, 1), "kind is 'spiral', expected one of: row, column"),
-    (("row", 0, 2, 1), "rows is 0, expected an integer of at least 1"), (("row", 2, -1, 1), "columns is -1"),
-    (("row", 2, 2, 0), "workers is 0"), (("grouped", 2, 2, 1, 0), "group_m is 0"),
-    (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("spiral", 2, 2, 1), "kind is 'spiral', expected one of: row, column"),
+        (("row", 0, 2, 1), "rows is 0, expected an integer of at least 1"),
+        (("row", 2, -1, 1), "columns is -1"),
+        (("row", 2, 2, 0), "workers is 0"),
+        (("grouped", 2, 2, 1, 0), "group_m is 0"),
+        (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
+    ],
+)
 def test_orders_refuse(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         schedule(*arguments)
@@ -102,18 +109,25 @@ def traffic(kind, capacity, workers=128, cluster=(1, 1), multicast=True):
 
 
 @given(
-    KINDS, st.tuples(*[st.integers(1, 700)] * 3), st.tuples(*[st.integers(1, 3)] * 2),
-    st.integers(1, 20), st.integers(1, 1 << 20), st.booleans(),
-)  # fmt: skip
+    KINDS,
+    st.tuples(*[st.integers(1, 700)] * 3),
+    st.tuples(*[st.integers(1, 3)] * 2),
+    st.integers(1, 20),
+    st.integers(1, 1 << 20),
+    st.booleans(),
+)
 def test_the_model_on_any_product(kind, shape, cluster, workers, capacity, multicast):
     tile = (48, 64)
     steps = schedule(kind, *l2.grid(shape, tile, cluster), workers, 3, 2)
     small, whole = (
-        l2.simulate(steps, shape, tile, cluster, capacity=size, multicast=multicast) for size in (capacity, math.inf)
+        l2.simulate(steps, shape, tile, cluster, capacity=size, multicast=multicast)
+        for size in (capacity, math.inf)
     )
     M, N, K = shape
     assert whole.missed_bytes == whole.compulsory_bytes == (M + N) * K * 2
-    assert whole.missed_bytes <= small.missed_bytes <= small.requested_bytes == whole.requested_bytes
+    assert (
+        whole.missed_bytes <= small.missed_bytes <= small.requested_bytes == whole.requested_bytes
+    )
     assert 0 <= small.hit_rate <= whole.hit_rate < 1
     assert len(small.wave_missed_bytes) == len(steps)
     if not multicast:
@@ -126,12 +140,20 @@ def test_neighbours_in_time_share_panels():
     grouped = traffic("grouped", half)
     # A wave is one group: 16 panels of A and 8 of B, none of which outlives it.
     assert grouped.wave_missed_bytes == ((16 * 128 + 8 * 256) * 8192 * 2,) * 16
-    assert grouped.missed_bytes < traffic("hilbert", half).missed_bytes < traffic("consecutive", half).missed_bytes
-    assert traffic("grouped", half, 132).missed_bytes < traffic("consecutive", half, 132).missed_bytes
+    assert (
+        grouped.missed_bytes
+        < traffic("hilbert", half).missed_bytes
+        < traffic("consecutive", half).missed_bytes
+    )
+    assert (
+        traffic("grouped", half, 132).missed_bytes < traffic("consecutive", half, 132).missed_bytes
+    )
 
 
 def test_multicast_halves_requests_of_the_shared_operand():
-    alone, shared = (traffic("grouped", math.inf, 64, (2, 1), multicast) for multicast in (False, True))
+    alone, shared = (
+        traffic("grouped", math.inf, 64, (2, 1), multicast) for multicast in (False, True)
+    )
     of_b = 8192 * 64 * 8192 * 2  # every CTA its panel: 64 rows of tiles, and all of B in each
     assert alone.requested_bytes - shared.requested_bytes == of_b // 2
     assert alone.missed_bytes == shared.missed_bytes
@@ -144,12 +166,17 @@ def test_orders_and_the_model_are_fast():
     assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"steps": [[4]]}, "steps have tile 4, expected one below 4, or -1"),
-    ({"shape": (0, 4, 4)}, "shape is (0, 4, 4), expected sizes of at least 1"), ({"tile": (2, 0)}, "tile is (2, 0)"),
-    ({"cluster": (0, 1)}, "cluster is (0, 1)"), ({"capacity": 0}, "capacity is 0, expected it above 0"),
-    ({"halves": 0}, "halves is 0, expected it above 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": [[4]]}, "steps have tile 4, expected one below 4, or -1"),
+        ({"shape": (0, 4, 4)}, "shape is (0, 4, 4), expected sizes of at least 1"),
+        ({"tile": (2, 0)}, "tile is (2, 0)"),
+        ({"cluster": (0, 1)}, "cluster is (0, 1)"),
+        ({"capacity": 0}, "capacity is 0, expected it above 0"),
+        ({"halves": 0}, "halves is 0, expected it above 0"),
+    ],
+)
 def test_the_model_refuses(changes, message):
     known = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -158,9 +185,14 @@ def test_the_model_refuses(changes, message):
 
 def entry(hit_rate, config="", **changes):
     known = {
-        "provider": report.PROVIDER, "shape": [8192] * 3, "dtype": "bfloat16", "layout": "nt", "config": config,
-        "l2_hit_rate": hit_rate, "dram_read_bytes": 1.2e9,
-    }  # fmt: skip
+        "provider": report.PROVIDER,
+        "shape": [8192] * 3,
+        "dtype": "bfloat16",
+        "layout": "nt",
+        "config": config,
+        "l2_hit_rate": hit_rate,
+        "dram_read_bytes": 1.2e9,
+    }
     return known | changes
 
 
@@ -175,14 +207,26 @@ def write(path, value):
 
 @pytest.fixture
 def file(tmp_path):
-    return write(tmp_path / "profiles.json", profiled(
-        entry(0.72, provider="cublas", dram_read_bytes=1.5e9), entry(0.83),
-        entry(0.80, "order=hilbert,group_m=2", dram_read_bytes=1.3e9),
-        entry(0.70, "order=row", resolved="tile_m=128,tile_n=256,order=row,sms=128", dram_read_bytes=2.4e9),
-        entry(0.81, "group_m=32,group_n=4", dram_read_bytes=1.35e9), entry(0.1, "order=column,sms=0"),
-        entry(0.1, "order=column,cluster_m=2"), entry(0.1, "order=column", layout="nn"),
-        entry(0.1, "order=column", shape=[4096] * 3), entry(0.1, "order=column", provider="hopper.hilbert"),
-    ))  # fmt: skip
+    return write(
+        tmp_path / "profiles.json",
+        profiled(
+            entry(0.72, provider="cublas", dram_read_bytes=1.5e9),
+            entry(0.83),
+            entry(0.80, "order=hilbert,group_m=2", dram_read_bytes=1.3e9),
+            entry(
+                0.70,
+                "order=row",
+                resolved="tile_m=128,tile_n=256,order=row,sms=128",
+                dram_read_bytes=2.4e9,
+            ),
+            entry(0.81, "group_m=32,group_n=4", dram_read_bytes=1.35e9),
+            entry(0.1, "order=column,sms=0"),
+            entry(0.1, "order=column,cluster_m=2"),
+            entry(0.1, "order=column", layout="nn"),
+            entry(0.1, "order=column", shape=[4096] * 3),
+            entry(0.1, "order=column", provider="hopper.hilbert"),
+        ),
+    )
 
 
 invoke = functools.partial(commands.invoke, "report", "raster")
@@ -195,14 +239,24 @@ def test_settings_are_those_that_ran_or_those_asked_for(file):
     assert ran.settings == {"tile_m": "128", "tile_n": "256", "order": "row", "sms": "128"}
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ([], "expected an object with environment and results, as outblas profile writes"),
-    (profiled(entry(0.5), entry(1.5)), "results[1].l2_hit_rate is 1.5, expected a number from 0 to 1"),
-    (profiled({"provider": "x", "dtype": "y", "layout": "nt"}), "results[0] has no l2_hit_rate"),
-    (profiled(entry(0.5, "order")), "results[0].config is 'order', expected name=value,..."),
-    (profiled(entry(0.5, resolved=3)), "results[0].resolved is 3, expected text"),
-    (profiled(entry(0.5, us=-1)), "results[0].us is -1"), (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "expected an object with environment and results, as outblas profile writes"),
+        (
+            profiled(entry(0.5), entry(1.5)),
+            "results[1].l2_hit_rate is 1.5, expected a number from 0 to 1",
+        ),
+        (
+            profiled({"provider": "x", "dtype": "y", "layout": "nt"}),
+            "results[0] has no l2_hit_rate",
+        ),
+        (profiled(entry(0.5, "order")), "results[0].config is 'order', expected name=value,..."),
+        (profiled(entry(0.5, resolved=3)), "results[0].resolved is 3, expected text"),
+        (profiled(entry(0.5, us=-1)), "results[0].us is -1"),
+        (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
+    ],
+)
 def test_malformed_profiles_name_file_and_field(value, message, tmp_path):
     path = write(tmp_path / "bad.json", value)
     with pytest.raises(ValueError, match=re.escape(f"bad.json: {message}")):
@@ -228,8 +282,15 @@ def test_raster_command(file, tmp_path):
     assert set(rows) == kinds | {("grouped", *group) for group in (*report.GROUPS, (32, 4))}
     missed = [row["model"][1]["missed_bytes"] for row in value["orders"]]
     assert missed == sorted(missed)
-    measured = {key: row["measured_hit_rate"] for key, row in rows.items() if row["measured_hit_rate"]}
-    assert measured == {("grouped", 16, 8): 0.83, ("hilbert",): 0.8, ("row",): 0.7, ("grouped", 32, 4): 0.81}
+    measured = {
+        key: row["measured_hit_rate"] for key, row in rows.items() if row["measured_hit_rate"]
+    }
+    assert measured == {
+        ("grouped", 16, 8): 0.83,
+        ("hilbert",): 0.8,
+        ("row",): 0.7,
+        ("grouped", 32, 4): 0.81,
+    }
     assert [each["l2"] for each in value["agreement"]] == ["50 MB", "2 × 25 MB"]
     assert all(each["orders"] == 4 and each["rank"] > 0.7 for each in value["agreement"])
     assert value["cublas_hit_rate"] == 0.72
@@ -245,12 +306,17 @@ def test_raster_command_without_profiles(tmp_path):
     assert "ncu" not in done.stdout
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("--shapes", "4096,512"), "expected one shape"),
-    (("--tile", "128"), "--tile is '128', expected two sizes above 0 such as 2x1"),
-    (("--group", "0x8"), "--group is '0x8'"), (("--cluster", "2x1", "--sms", "1"), "sms is 1 and cluster (2, 1)"),
-    (("--results", "/nowhere.json"), "/nowhere.json: cannot be read"), (("--chart", "x.bmp"), "--chart is 'x.bmp'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shapes", "4096,512"), "expected one shape"),
+        (("--tile", "128"), "--tile is '128', expected two sizes above 0 such as 2x1"),
+        (("--group", "0x8"), "--group is '0x8'"),
+        (("--cluster", "2x1", "--sms", "1"), "sms is 1 and cluster (2, 1)"),
+        (("--results", "/nowhere.json"), "/nowhere.json: cannot be read"),
+        (("--chart", "x.bmp"), "--chart is 'x.bmp'"),
+    ],
+)
 def test_bad_arguments_are_usage_errors(arguments, message):
     commands.refuses(message, "report", "raster", *arguments)
 
@@ -264,7 +330,9 @@ def test_rank_correlation():
 
 @pytest.mark.parametrize(("sms", "orders"), [(128, 3), (132, 2)])
 def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms, orders):
-    """DRAM reads of the checked-in profiles to 1%, hit rates to a few points; one cache of 50 MB is far off."""
+    """DRAM reads of the checked-in profiles to 1%, hit rates to a few points; one cache of 50 MB is
+    far off.
+    """
     found = profiles.load(profiles.default_files())
     setting = report.Setting((4096, 4096, 4096), sms=sms)
     whole, halves = report.report(setting, (16, 8), found).agreements
@@ -278,5 +346,7 @@ def test_what_one_cluster_alone_needs_one_half_misses():
     alone = l2.simulate([[0]], (128, 256, 64), TILE, capacity=1 << 20, halves=2)
     assert alone.hit_rate == 0
     shared = l2.simulate([[0, 1]], (256, 256, 64), TILE, capacity=1 << 20, halves=2)
-    assert shared.requested_bytes == shared.lookup_missed_bytes  # B by both halves, each A by its own
+    assert (
+        shared.requested_bytes == shared.lookup_missed_bytes
+    )  # B by both halves, each A by its own
     assert shared.missed_bytes == shared.compulsory_bytes

@@ -14,7 +14,9 @@ def test_examples_of_a_pytorch_program(monkeypatch):
     import outblas
 
     monkeypatch.setattr(outblas, "inductor_choice", lambda: None)
-    section = README.read_text(encoding="utf-8").split("## In a PyTorch program")[1].split("\n## ")[0]
+    section = (
+        README.read_text(encoding="utf-8").split("## In a PyTorch program")[1].split("\n## ")[0]
+    )
     examples = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(examples) == 4
     names = {}

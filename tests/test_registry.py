@@ -63,7 +63,11 @@ def test_every_package_is_declared():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     src = ROOT / "src"
     found = {".".join(p.parent.relative_to(src).parts) for p in src.rglob("__init__.py")}
-    found |= {f"outblas.{name}" for name in ("autotune", "hopper", "kernels", "turing") if (ROOT / name).is_dir()}
+    found |= {
+        f"outblas.{name}"
+        for name in ("autotune", "hopper", "kernels", "turing")
+        if (ROOT / name).is_dir()
+    }
     assert set(settings["packages"]) == found
     for package, folder in settings["package-dir"].items():
         assert package == "" or (ROOT / folder / "__init__.py").exists()
@@ -78,7 +82,8 @@ def run(code):
 def test_import_is_light():
     code = (
         "import json, sys, time, torch; start = time.perf_counter(); import outblas;"
-        "print(json.dumps([time.perf_counter() - start, 'triton' in sys.modules, 'cutlass' in sys.modules]))"
+        "print(json.dumps([time.perf_counter() - start, 'triton' in sys.modules, 'cutlass' in "
+        "sys.modules]))"
     )
     for _ in range(3):  # on a busy machine the first may be late
         seconds, triton, cutlass = json.loads(run(code))

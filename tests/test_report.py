@@ -1,4 +1,6 @@
-"""Reports: the seeds' figures, claims, ladders, rooflines, HTML pages, and the README's generated parts."""
+"""Reports: the seeds' figures, claims, ladders, rooflines, HTML pages, and the README's generated
+parts.
+"""
 
 import dataclasses
 import functools
@@ -33,29 +35,50 @@ ROOT = Path(__file__).parents[1]
 RUNGS = {
     "simt": "naive coalesced shared strip register vectorized warptile pipelined",
     "turing": "wmma shared double_buffer vectorized ldmatrix cp_async",
-    "hopper": "tma_wgmma large_tile warp_specialized two_consumers persistent lean_barriers cluster_multicast "
-    "store_tuning tma_store hilbert gemm",
+    "hopper": (
+        "tma_wgmma large_tile warp_specialized two_consumers persistent lean_barriers "
+        "cluster_multicast store_tuning tma_store hilbert gemm"
+    ),
 }
 
 
 def entry(provider, ratio, n=4096, **changes):
     """A timing, as `outblas bench` saves it."""
     known = {
-        "provider": provider, "shape": [n, n, n], "dtype": "bfloat16", "layout": "nt", "mode": "burst",
-        "check": "exact", "ratio": ratio, "ratio_low": ratio * 0.99, "ratio_high": ratio * 1.01, "tflops": 780 * ratio,
+        "provider": provider,
+        "shape": [n, n, n],
+        "dtype": "bfloat16",
+        "layout": "nt",
+        "mode": "burst",
+        "check": "exact",
+        "ratio": ratio,
+        "ratio_low": ratio * 0.99,
+        "ratio_high": ratio * 1.01,
+        "tflops": 780 * ratio,
         "us": 175 / ratio,
-    }  # fmt: skip
+    }
     return known | changes
 
 
 def counted(provider, config="", n=4096, **changes):
     """Counters, as `outblas profile` saves them."""
-    known = {"provider": provider, "config": config, "shape": [n, n, n], "dtype": "float32", "layout": "nn"}
+    known = {
+        "provider": provider,
+        "config": config,
+        "shape": [n, n, n],
+        "dtype": "float32",
+        "layout": "nn",
+    }
     return known | {"l2_hit_rate": 0.8} | changes
 
 
 def report(*entries, **environment):
-    known = {"gpu": "NVIDIA H100 80GB HBM3", "cuda": "13.0", "date": "2026-01-01", "power_limit_w": 700.0}
+    known = {
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "cuda": "13.0",
+        "date": "2026-01-01",
+        "power_limit_w": 700.0,
+    }
     return {"environment": known | environment, "results": entries}
 
 
@@ -67,9 +90,13 @@ def write(path, *entries, **environment):
 def loaded(*entries, **environment):
     """Timings, profiles and phases of one campaign, each from a file of its own."""
     with TemporaryDirectory() as folder:
-        paths = [write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)]
+        paths = [
+            write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)
+        ]
         files = results.by_kind(paths)
-        return claims.Evidence(results.load(files.bench), profiles.load(files.profiles), phases.load(files.phases))
+        return claims.Evidence(
+            results.load(files.bench), profiles.load(files.profiles), phases.load(files.phases)
+        )
 
 
 def findings(*entries):
@@ -91,7 +118,9 @@ def verdict(part, *entries):
 def rows_of(name, sizes, *entries):
     """Of a ladder, by rung."""
     given = loaded(*entries)
-    return {row.rung.name: row for row in ladder.rows(given.measurements, name, sizes, given.profiles)}
+    return {
+        row.rung.name: row for row in ladder.rows(given.measurements, name, sizes, given.profiles)
+    }
 
 
 def rendered(folder, *parts):
@@ -118,7 +147,9 @@ def test_every_planned_rung_has_its_place():
     assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
     assert [rung.name for rung in rungs.climb()] == sorted(built, key=rungs.names().index)
-    assert sorted([*{figure.rung for figure in seeds.FIGURES}, *seeds.WITHOUT_FIGURE]) == sorted(rungs.names())
+    assert sorted([*{figure.rung for figure in seeds.FIGURES}, *seeds.WITHOUT_FIGURE]) == sorted(
+        rungs.names()
+    )
     with pytest.raises(ValueError, match="--ladder is 'nothing'"):
         rungs.climb("nothing")
 
@@ -172,23 +203,34 @@ def test_ladder():
     assert first.at[0].ours is not None
     assert (first.at[0].ours.ratio, first.at[0].gain, first.at[1].ours) == (0.41, None, None)
     assert first.cells()[:5] == (
-        "hopper.tma_wgmma", "317, 0.44\n001 kernel 2", "4096", "320", "0.410 (0.406–0.414)",
-    )  # fmt: skip
+        "hopper.tma_wgmma",
+        "317, 0.44\n001 kernel 2",
+        "4096",
+        "320",
+        "0.410 (0.406–0.414)",
+    )
     assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not measured")
 
 
 def test_gain_over_the_parent(monkeypatch):
-    parent, child = rungs.climb("hopper")[0], dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma")
+    parent, child = (
+        rungs.climb("hopper")[0],
+        dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma"),
+    )
     monkeypatch.setattr(ladder, "climb", lambda name: (parent, child))
     rows = ladder.rows(loaded(*MEASURED).measurements, None, (4096,))
     assert rows[1].at[0].gain == pytest.approx(0.9 / 0.41)
     assert rows[1].record()["sizes"][0]["gain"] == rows[1].at[0].gain
 
 
-@pytest.mark.parametrize(("name", "sizes", "seed"), [
-    ("simt", (2048, 4096), "0.502, 0.01\n002 baseline, GH200, at 4096"),
-    ("turing", (2048, 4096), "1.87, 0.05\n003 v07, T4"), ("portable", (4096, 8192), "–"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "sizes", "seed"),
+    [
+        ("simt", (2048, 4096), "0.502, 0.01\n002 baseline, GH200, at 4096"),
+        ("turing", (2048, 4096), "1.87, 0.05\n003 v07, T4"),
+        ("portable", (4096, 8192), "–"),
+    ],
+)
 def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
     assert ladder.default_sizes(name) == sizes
     rows = rows_of(name, sizes)
@@ -197,18 +239,24 @@ def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
     assert rows[rungs.names(name)[0]].cells()[1] == seed
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ([], "expected an object with environment and results"),
-    ({"environment": {}, "results": []}, "environment.gpu is None"),
-    (report({}), r"results\[0\].provider is None, expected text"),
-    (report(entry("x", 1.0, mode="fast")), r"results\[0\].mode is 'fast'"),
-    (report(entry("x", 1.0, shape=[1, 2])), r"results\[0\].shape is \[1, 2\]"),
-    (report(entry("x", 1.0), entry("x", 1.0, us=-1)), r"results\[1\].us is -1, expected a number above 0"),
-    (report(entry("x", 1.0, ratio_low=None)), "expected all three or none"),
-    (report(entry("x", 1.0, check="wrong: 1")), "has figures although its check is 'wrong: 1'"),
-    (report(entry("x", 1.0, tflops=None)), "has a ratio and no us or tflops"),
-    (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "expected an object with environment and results"),
+        ({"environment": {}, "results": []}, "environment.gpu is None"),
+        (report({}), r"results\[0\].provider is None, expected text"),
+        (report(entry("x", 1.0, mode="fast")), r"results\[0\].mode is 'fast'"),
+        (report(entry("x", 1.0, shape=[1, 2])), r"results\[0\].shape is \[1, 2\]"),
+        (
+            report(entry("x", 1.0), entry("x", 1.0, us=-1)),
+            r"results\[1\].us is -1, expected a number above 0",
+        ),
+        (report(entry("x", 1.0, ratio_low=None)), "expected all three or none"),
+        (report(entry("x", 1.0, check="wrong: 1")), "has figures although its check is 'wrong: 1'"),
+        (report(entry("x", 1.0, tflops=None)), "has a ratio and no us or tflops"),
+        (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
+    ],
+)
 def test_malformed_results_name_file_and_field(value, message, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(value))
@@ -268,7 +316,10 @@ def roofline_points(*arguments):
 @pytest.mark.compile
 def test_roofline_command(tmp_path, monkeypatch):
     file = write(tmp_path / "bench.json", *MEASURED)
-    kernels = [registry.find(name) for name in ("portable", "simt.pipelined", "turing.cp_async", "hopper.tma_wgmma")]
+    kernels = [
+        registry.find(name)
+        for name in ("portable", "simt.pipelined", "turing.cp_async", "hopper.tma_wgmma")
+    ]
     monkeypatch.setattr(registry, "ladder", lambda name=None: kernels)
     html, chart = tmp_path / "r.html", tmp_path / "r.svg"
     points = roofline_points("--results", file, "--html", html, "--chart", chart)
@@ -276,40 +327,62 @@ def test_roofline_command(tmp_path, monkeypatch):
     hopper = points["hopper.tma_wgmma"]
     assert hopper["measured_tflops"] == pytest.approx(0.41 * 780)
     assert hopper["intensity"]["l2"] == 32
-    assert hopper["bound"]["ceilings"]["dram"] == pytest.approx(4096 / 3 * machines.find("H100").dram_gbs / 1e3)
+    assert hopper["bound"]["ceilings"]["dram"] == pytest.approx(
+        4096 / 3 * machines.find("H100").dram_gbs / 1e3
+    )
     assert "svg" in Page(html.read_text()).seen
     assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
 
 
 def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
-    """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured on one."""
+    """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured
+    on one.
+    """
     chart = tmp_path / "t4.svg"
     points = roofline_points("--gpu", "t4", "--chart", chart)
-    assert {(point["machine"], point["measured_tflops"]) for point in points.values()} == {("T4", None)}
+    assert {(point["machine"], point["measured_tflops"]) for point in points.values()} == {
+        ("T4", None)
+    }
     assert set(points) == {kernel.name for kernel in registry.ladder() if kernel.min_arch == 75}
-    assert {points[name]["dtype"] for name in ("simt.naive", "turing.wmma")} == {"float32", "float16"}
+    assert {points[name]["dtype"] for name in ("simt.naive", "turing.wmma")} == {
+        "float32",
+        "float16",
+    }
     # Document 003's v11: two CTAs an SM, half of the warps, by registers.
     ldmatrix = points["turing.ldmatrix"]
-    assert (ldmatrix["ctas_per_sm"], ldmatrix["warps_per_sm"], ldmatrix["limiter"]) == (2, 16, "registers")
+    assert (ldmatrix["ctas_per_sm"], ldmatrix["warps_per_sm"], ldmatrix["limiter"]) == (
+        2,
+        16,
+        "registers",
+    )
     seen = [(seed["n"], seed["tflops"]) for seed in points["turing.vectorized"]["seeds"]]
     assert seen == [(2048, [2.984, 2.984]), (4096, [12.38, 12.38])]
     # Fragments straight from global memory: eight lines of L1 a load.
     assert points["turing.wmma"]["bound"]["by"] == "l1"
     turing = [point for name, point in points.items() if name.startswith("turing.")]
-    assert all(seed["tflops"][1] < point["bound"]["tflops"] for point in turing for seed in point["seeds"])
+    assert all(
+        seed["tflops"][1] < point["bound"]["tflops"] for point in turing for seed in point["seeds"]
+    )
     assert "seed 17.1 at 4096" in chart.read_text()
 
 
-@pytest.mark.parametrize(("command", "message"), [
-    ("ladder --ladder nothing", "--ladder is 'nothing'"), ("ladder --shapes 4096,16x32x64", "expected N,..."),
-    ("ladder --profiles /nowhere.json", "/nowhere.json: cannot be read"), ("sizes nothing", "kernel is 'nothing'"),
-    ("roofline --shapes 4096,512", "expected one shape"),
-    ("ladder --results /nowhere.json", "/nowhere.json: cannot be read"),
-    ("ladder --html /nowhere/x.html", "--html is '/nowhere/x.html'"), ("roofline --gpu H9000", "--gpu is 'H9000'"),
-    ("roofline --dtype int8", "--dtype is 'int8'"), ("roofline --ladder nothing", "expected a ladder"),
-    ("roofline --gpu T4 --ladder hopper", "no kernel of hopper takes bfloat16 on sm_75"),
-    ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("ladder --ladder nothing", "--ladder is 'nothing'"),
+        ("ladder --shapes 4096,16x32x64", "expected N,..."),
+        ("ladder --profiles /nowhere.json", "/nowhere.json: cannot be read"),
+        ("sizes nothing", "kernel is 'nothing'"),
+        ("roofline --shapes 4096,512", "expected one shape"),
+        ("ladder --results /nowhere.json", "/nowhere.json: cannot be read"),
+        ("ladder --html /nowhere/x.html", "--html is '/nowhere/x.html'"),
+        ("roofline --gpu H9000", "--gpu is 'H9000'"),
+        ("roofline --dtype int8", "--dtype is 'int8'"),
+        ("roofline --ladder nothing", "expected a ladder"),
+        ("roofline --gpu T4 --ladder hopper", "no kernel of hopper takes bfloat16 on sm_75"),
+        ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
+    ],
+)
 def test_bad_arguments_are_usage_errors(command, message):
     commands.refuses(message, "report", *command.split())
 
@@ -326,7 +399,9 @@ def checkout(tmp_path):
     shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
     (tmp_path / "src" / "outblas").mkdir(parents=True)
     text = (ROOT / "README.md").read_text()
-    parts = [m[0] for m in re.finditer("(?s)<!-- generated: (chart|suite|tuned) .*?<!-- end -->", text)]
+    parts = [
+        m[0] for m in re.finditer("(?s)<!-- generated: (chart|suite|tuned) .*?<!-- end -->", text)
+    ]
     assert len(parts) == 4
     (tmp_path / "README.md").write_text("\n\n".join(parts))
     return tmp_path
@@ -342,7 +417,9 @@ def test_a_changed_figure_makes_the_readme_stale(checkout):
     assert readme.render(checkout) == ["README.md", "results/h100_suite.svg"]
     assert readme.stale(checkout) == []
     now = (checkout / "README.md").read_text()
-    changed = [line for line, old in zip(now.splitlines(), before.splitlines(), strict=True) if line != old]
+    changed = [
+        line for line, old in zip(now.splitlines(), before.splitlines(), strict=True) if line != old
+    ]
     assert len(changed) == 1
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
 
@@ -392,12 +469,18 @@ def test_the_newest_measurement_counts():
     assert found.ratio == 0.9
 
 
-@pytest.mark.parametrize(("part", "message"), [
-    ("nonsense from results/h100_suite.json -->\n<!-- end -->", "is a 'nonsense', expected one of"),
-    ("suite from results/none.json -->\n<!-- end -->", "none.json: cannot be read"),
-    ("suite -->\n<!-- end -->", "is not of the form"),
-    ("suite from results/h100_suite.json -->\n", "is not of the form"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            "nonsense from results/h100_suite.json -->\n<!-- end -->",
+            "is a 'nonsense', expected one of",
+        ),
+        ("suite from results/none.json -->\n<!-- end -->", "none.json: cannot be read"),
+        ("suite -->\n<!-- end -->", "is not of the form"),
+        ("suite from results/h100_suite.json -->\n", "is not of the form"),
+    ],
+)
 def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
     text = f"<!-- generated: {part}"
     (checkout / "README.md").write_text(text)
@@ -424,24 +507,46 @@ def test_saved_charts_keep_their_words(tmp_path):
 def test_compact_charts_draw_the_same():
     from outblas import svg
 
-    head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="9pt">'
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        'width="9pt">'
+    )
     white, clear = "fill: #ffffff; stroke: none", "fill: #ffffff; opacity: 0.5"
-    bar = '<g id="b">\n <path d="M {} 8.04 \nL 4 2.26 \nL 5.26 2.26 \nL 5.3 3 \nz \n" style="{}"/>\n</g>'
+    bar = (
+        '<g id="b">\n <path d="M {} 8.04 \nL 4 2.26 \nL 5.26 2.26 \nL 5.3 3 \nz \n" '
+        'style="{}"/>\n</g>'
+    )
     small = '<text style="font-size: 5px">1</text>'
     drawn = (
-        f'{head}<metadata>long</metadata><defs><style>*{{a: b}}</style><path id="m" d="M 0.126 0 L 1 1"/></defs>'
+        f'{head}<metadata>long</metadata><defs><style>*{{a: b}}</style><path id="m" d="M 0.126 0 L '
+        '1 1"/></defs>'
         f"{bar.format(0, white)}{bar.format(4, white)}{bar.format(4, clear) * 2}"
         '<text y="2.04" transform="rotate(-0 1 2)"> 1.00345 </text>'
-        f'<g clip-path="url(#box)"><use x="1.26" style="{white}" xlink:href="#m"/></g><clipPath id="box"/>'
+        f'<g clip-path="url(#box)"><use x="1.26" style="{white}" xlink:href="#m"/></g><clipPath '
+        'id="box"/>'
         f"{small * 3}</svg>"
     )
     assert svg.compact(drawn, "note").splitlines() == [
-        '<svg width="9pt" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">',
-        "<metadata>note</metadata>", "<defs>", "<style>*{a:b}",
-        "text{font-family:'DejaVu Sans', sans-serif;}", ".a{fill:#ffffff;stroke:none}",
-        ".b{fill:#ffffff;opacity:0.5}", ".c{font-size:5px}</style>", '<path id="i1" d="M.13 0l.87 1"/>', "</defs>",
+        '<svg width="9pt" xmlns="http://www.w3.org/2000/svg" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink">',
+        "<metadata>note</metadata>",
+        "<defs>",
+        "<style>*{a:b}",
+        "text{font-family:'DejaVu Sans', sans-serif;}",
+        ".a{fill:#ffffff;stroke:none}",
+        ".b{fill:#ffffff;opacity:0.5}",
+        ".c{font-size:5px}</style>",
+        '<path id="i1" d="M.13 0l.87 1"/>',
+        "</defs>",
         '<path d="M0 8l4-5.7h1.3v.7zM4 8v-5.7h1.3v.7z" class="a"/>',
         *['<path d="M4 8v-5.7h1.3v.7z" class="b"/>'] * 2,
-        '<g clip-path="url(#i0)">', '<use x="1.3" class="a" xlink:href="#i1"/>', "</g>", '<clipPath id="i0"/>',
-        '<text y="2"> 1.00345 </text>', '<g class="c">', *["<text>1</text>"] * 3, "</g>", "</svg>",
-    ]  # fmt: skip
+        '<g clip-path="url(#i0)">',
+        '<use x="1.3" class="a" xlink:href="#i1"/>',
+        "</g>",
+        '<clipPath id="i0"/>',
+        '<text y="2"> 1.00345 </text>',
+        '<g class="c">',
+        *["<text>1</text>"] * 3,
+        "</g>",
+        "</svg>",
+    ]

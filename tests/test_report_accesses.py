@@ -1,4 +1,6 @@
-"""Bank conflicts and coalescing of the CUDA-core kernels: predictions beside profiles that agree, and that do not."""
+"""Bank conflicts and coalescing of the CUDA-core kernels: predictions beside profiles that agree,
+and that do not.
+"""
 
 import json
 from functools import cache
@@ -18,7 +20,8 @@ FIRST, PADDED, SPLIT = "pad=0,piece_n=8", "piece_n=8", "pad=0"
 def predictions():
     """By kernel, configuration and operation."""
     return {
-        (each.case.kernel, configs.brief(each.case.config), each.operation): each for each in accesses.conflicts(())
+        (each.case.kernel, configs.brief(each.case.config), each.operation): each
+        for each in accesses.conflicts(())
     }
 
 
@@ -39,7 +42,12 @@ def shared(operation, requests, wavefronts, ideal):
 
 def of_global(operand, operation, transactions, efficiency):
     counts = {"requests": 1000, "transactions": 1000 * transactions, "sectors": 1000 * transactions}
-    return {"operand": operand, "space": "global", "operation": operation, "efficiency": efficiency} | counts
+    return {
+        "operand": operand,
+        "space": "global",
+        "operation": operation,
+        "efficiency": efficiency,
+    } | counts
 
 
 def conflicts(kernel, config, memory, **changes):
@@ -55,7 +63,10 @@ def coalescing(*entries):
 def ways(row):
     """Wavefronts of an instruction by operand, and without conflicts."""
     of = row.of_warp.items()
-    return {name: (each.wavefronts / each.instructions, each.ideal / each.instructions) for name, each in of}
+    return {
+        name: (each.wavefronts / each.instructions, each.ideal / each.instructions)
+        for name, each in of
+    }
 
 
 def test_the_square_of_vectorized():
@@ -67,8 +78,11 @@ def test_the_square_of_vectorized():
     assert ways(row(PADDED, "load")) == ways(row(FIRST, "load"))
     assert ways(row(SPLIT, "store")) == ways(row(FIRST, "store"))
     assert [cells[2:] for cells in accesses.square(predictions().values())] == [
-        ("40.0% / –", "33.3% / –"), ("40.0% / –", "0.0% / –"), ("0.0% / –", "33.3% / –"), ("0.0% / –", "0.0% / –"),
-    ]  # fmt: skip
+        ("40.0% / –", "33.3% / –"),
+        ("40.0% / –", "0.0% / –"),
+        ("0.0% / –", "33.3% / –"),
+        ("0.0% / –", "0.0% / –"),
+    ]
 
 
 def test_warp_tiles_load_without_conflicts():
@@ -76,13 +90,21 @@ def test_warp_tiles_load_without_conflicts():
 
 
 def test_a_launch():
-    """1024 CTAs of 8 warps, 512 slabs; a slab has 16 reads of A in 2 wavefronts, 16 of B in 8 where 4 are ideal."""
+    """1024 CTAs of 8 warps, 512 slabs; a slab has 16 reads of A in 2 wavefronts, 16 of B in 8 where
+    4 are ideal.
+    """
     at = row(FIRST, "load").predicted
     slabs = 1024 * 8 * 512
-    assert (at.instructions, at.wavefronts, at.excess) == (slabs * 32, slabs * 16 * (2 + 8), slabs * 16 * 4)
+    assert (at.instructions, at.wavefronts, at.excess) == (
+        slabs * 32,
+        slabs * 16 * (2 + 8),
+        slabs * 16 * 4,
+    )
     loads, stores = (row("", operation, "simt.pipelined") for operation in ("load", "store"))
     ctas_and_warps = 1024 * 4
-    assert stores.predicted.instructions == ctas_and_warps * 513 * sum(s.instructions for s in stores.of_warp.values())
+    assert stores.predicted.instructions == ctas_and_warps * 513 * sum(
+        s.instructions for s in stores.of_warp.values()
+    )
     terms = sum(each.instructions for each in loads.of_warp.values()) // 8
     assert loads.predicted.instructions == ctas_and_warps * (1 + 512 * 8) * terms
 
@@ -112,10 +134,14 @@ def test_gluon_counts_the_same_of_other_rungs(name):
 @pytest.mark.parametrize(
     ("config", "operation", "off", "expected"),
     [
-        (FIRST, "load", 0.0, True), (FIRST, "load", 0.019, True), (FIRST, "load", 0.021, False),
-        (FIRST, "store", -0.021, False), ("", "load", 0.01, True), ("", "load", 0.03, False),
+        (FIRST, "load", 0.0, True),
+        (FIRST, "load", 0.019, True),
+        (FIRST, "load", 0.021, False),
+        (FIRST, "store", -0.021, False),
+        ("", "load", 0.01, True),
+        ("", "load", 0.03, False),
     ],
-)  # fmt: skip
+)
 def test_measured_beside_predicted(config, operation, off, expected):
     """Measured twice over: two launches, of which each did half."""
     of = row(config, operation).predicted
@@ -134,8 +160,9 @@ def test_when_a_slab_is_loaded_and_stored_does_not_matter():
     """000's warp tile prefetches nothing: its profile stands for the unpadded form."""
     rows = conflicts("simt.warptile", "pad=0,prefetch=False", [])
     assert [(configs.brief(each.case.config), each.measured is None) for each in rows[::2]] == [
-        ("pad=0,prefetch=False", False), ("", True),
-    ]  # fmt: skip
+        ("pad=0,prefetch=False", False),
+        ("", True),
+    ]
     assert len(rows) == 4
 
 
@@ -152,11 +179,16 @@ def test_without_instructions_there_is_no_measurement():
 
 
 def test_coalescing_predicted():
-    rows = [(r.case.kernel, r.access, r.predicted.transactions, r.predicted.efficiency) for r in coalescing()]
+    rows = [
+        (r.case.kernel, r.access, r.predicted.transactions, r.predicted.efficiency)
+        for r in coalescing()
+    ]
     assert rows == [
-        ("simt.naive", "A load", 32, 1 / 32), ("simt.naive", "B load", 1, 1), ("simt.naive", "out store", 32, 1 / 32),
+        ("simt.naive", "A load", 32, 1 / 32),
+        ("simt.naive", "B load", 1, 1),
+        ("simt.naive", "out store", 32, 1 / 32),
         *(("simt.coalesced", access, 1, 1) for access in ("A load", "B load", "out store")),
-    ]  # fmt: skip
+    ]
 
 
 def test_what_was_measured_is_what_was_predicted():
@@ -165,21 +197,32 @@ def test_what_was_measured_is_what_was_predicted():
     in_shared = [r for r in accesses.conflicts(measured) if r.measured]
     in_global = [r for r in accesses.coalescing(measured) if r.measured]
     assert [r.cells() for r in (*in_shared, *in_global) if not r.within] == []
-    assert {configs.brief(r.case.config) for r in in_shared} >= {"piece_n=8,pad=0", "piece_n=8", "pad=0", ""}
+    assert {configs.brief(r.case.config) for r in in_shared} >= {
+        "piece_n=8,pad=0",
+        "piece_n=8",
+        "pad=0",
+        "",
+    }
     assert {r.case.kernel for r in in_global} >= {"simt.naive", "simt.coalesced"}
 
 
 def test_coalescing_measured():
     memory = [
-        of_global("A", "load", 32, 1 / 32), of_global("B", "load", 1.1, 1 / 1.1), of_global("C", "load", 1, 1),
+        of_global("A", "load", 32, 1 / 32),
+        of_global("B", "load", 1.1, 1 / 1.1),
+        of_global("C", "load", 1, 1),
         of_global("A", "load", 16, 1 / 16),
-    ]  # fmt: skip
-    other = profile("simt.vectorized", "", [of_global("A", "load", 16, 0.25), of_global("out", "store", 4, 1)])
+    ]
+    other = profile(
+        "simt.vectorized", "", [of_global("A", "load", 16, 0.25), of_global("out", "store", 4, 1)]
+    )
     rows = coalescing(profile("simt.naive", "", memory[:3]), other)
     naive = {r.access: r for r in rows if r.case.kernel == "simt.naive"}
     assert [naive[name].within for name in ("A load", "B load", "out store")] == [True, False, None]
     assert naive["B load"].cells()[-3:] == ("1 / 1.1", "100.0% / 90.9%", "no")
-    vectorized = {r.access: (r.predicted.bytes, r.within) for r in rows if r.case.kernel == "simt.vectorized"}
+    vectorized = {
+        r.access: (r.predicted.bytes, r.within) for r in rows if r.case.kernel == "simt.vectorized"
+    }
     assert vectorized == {"A load": (16, True), "B load": (16, None), "out store": (16, True)}
     twice = coalescing(profile("simt.naive", "", memory))[0].measured
     assert twice is not None
@@ -201,7 +244,12 @@ def test_command(tmp_path):
     value = json.loads(saved.read_text())
     first = value["conflicts"][0]
     assert (first["config"], first["gpu"], first["within"]) == ("piece_n=8,pad=0", "H100", False)
-    assert first["operands"]["B"] == {"instructions": 16, "wavefronts": 128, "ideal": 64, "excess": 64}
+    assert first["operands"]["B"] == {
+        "instructions": 16,
+        "wavefronts": 128,
+        "ideal": 64,
+        "excess": 64,
+    }
     assert first["bank_conflicts"] == {"A": 0, "B": 1}
     assert {row["measured"] is None for row in value["conflicts"][2:]} == {True}
     assert [row["access"] for row in value["coalescing"]] == ["A load", "B load", "out store"] * 3
@@ -213,7 +261,11 @@ def test_readme_parts(tmp_path):
     of = row(FIRST, "load").predicted
     total = shared("load", of.instructions, of.wavefronts, of.ideal)
     direct = profile("simt.naive", "", [of_global("A", "load", 32, 1 / 32)])
-    write(tmp_path / "ncu.json", profile("simt.vectorized", FIRST, [total, of_global("A", "load", 16, 0.25)]), direct)
+    write(
+        tmp_path / "ncu.json",
+        profile("simt.vectorized", FIRST, [total, of_global("A", "load", 16, 0.25)]),
+        direct,
+    )
     parts = "conflicts from ncu.json", "coalescing from ncu.json"
     changed, text = rendered(tmp_path, *parts)
     assert changed == ["README.md"]
@@ -222,7 +274,9 @@ def test_readme_parts(tmp_path):
     line = "| A 2+0, B 4+4 | A 0, B 1 | 671.1 / 671.1 | 268.4 / 268.4 | yes |"
     assert f"| `simt.vectorized` | piece_n=8,pad=0 | 4096, H100 | loads {line}" in made
     assert "| `simt.naive` | – | 4096, H100 | A load | 4 | 32 / 32 | 3.1% / 3.1% | yes |" in made
-    assert not any(each.startswith("| `simt.vectorized`") and "A load |" in each for each in made), "they are many"
+    assert not any(
+        each.startswith("| `simt.vectorized`") and "A load |" in each for each in made
+    ), "they are many"
     assert sum(each.endswith("NVIDIA H100 80GB HBM3, ncu.") for each in made) == 2
     write(tmp_path / "ncu.json", profile("simt.vectorized", FIRST, None))
     with pytest.raises(ValueError, match=r"no profile of simt.\* made with --instructions"):

@@ -1,23 +1,52 @@
-"""The Hopper climb in reports: several sizes, ncu's counters, one run against another, the sweep of the last rung."""
+"""The Hopper climb in reports: several sizes, ncu's counters, one run against another, the sweep of
+the last rung.
+"""
 
 import json
 
 import pytest
-from test_report import counted, entry, findings, invoke, loaded, rendered, rows_of, shown, verdict, write
+from test_report import (
+    counted,
+    entry,
+    findings,
+    invoke,
+    loaded,
+    rendered,
+    rows_of,
+    shown,
+    verdict,
+    write,
+)
 
 from outblas import configs, registry
-from outblas.report import claims, compare, ladder, ladder_chart, measured_001, phases, readme, rungs, sizes
+from outblas.report import (
+    claims,
+    compare,
+    ladder,
+    ladder_chart,
+    measured_001,
+    phases,
+    readme,
+    rungs,
+    sizes,
+)
 
 CLIMB = rungs.names("hopper")[:10]
 
 
 def profile(provider, rate, n=4096, **changes):
-    return counted(provider, "", n, dtype="bfloat16", layout="nt", l2_hit_rate=rate, registers=168) | changes
+    return (
+        counted(provider, "", n, dtype="bfloat16", layout="nt", l2_hit_rate=rate, registers=168)
+        | changes
+    )
 
 
 # Every rung at two sizes, and the last at all.
 CLIMBED = [
-    *(entry("cublas", 1.0, n, check="–", clock_mhz=mhz) for n, mhz in ((1024, 1780), (4096, 1640), (8192, 1600))),
+    *(
+        entry("cublas", 1.0, n, check="–", clock_mhz=mhz)
+        for n, mhz in ((1024, 1780), (4096, 1640), (8192, 1600))
+    ),
     *(entry(rung, 0.4 + 0.07 * i, n) for i, rung in enumerate(CLIMB) for n in (4096, 8192)),
     *(entry(CLIMB[-1], 1.2, n, ratio_apart=1.1, us_apart=3.5, us=3.0) for n in (512, 1024)),
     entry(CLIMB[-1], 1.05, 2048),
@@ -41,9 +70,17 @@ def test_every_rung_at_every_size():
     persistent = rows["hopper.persistent"]
     assert [at.gain for at in persistent.at] == [pytest.approx(0.68 / 0.61)] * 2
     assert persistent.cells() == (
-        "hopper.persistent", "660, 0.92\n001 kernel 6", "4096\n8192", "530\n530",
-        "0.680 (0.673–0.687)\n0.680 (0.673–0.687)", "1.115\n1.115", "168", "3", "84%", "exact",
-    )  # fmt: skip
+        "hopper.persistent",
+        "660, 0.92\n001 kernel 6",
+        "4096\n8192",
+        "530\n530",
+        "0.680 (0.673–0.687)\n0.680 (0.673–0.687)",
+        "1.115\n1.115",
+        "168",
+        "3",
+        "84%",
+        "exact",
+    )
     assert rows["hopper.hilbert"].cells()[-2] == "88%"
     assert rows["hopper.tma_store"].cells()[-4:-1] == ("–", "–", "–")
     assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
@@ -81,7 +118,13 @@ def test_sizes_of_one_kernel(files):
 
 
 def test_readme_parts(files, tmp_path):
-    parts = "ladder hopper", "ladder hopper 8192", "sizes hopper.hilbert", "claims", "climb hopper results/climb.svg"
+    parts = (
+        "ladder hopper",
+        "ladder hopper 8192",
+        "sizes hopper.hilbert",
+        "claims",
+        "climb hopper results/climb.svg",
+    )
     changed, text = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
     assert changed == ["README.md", "results/climb.svg"]
     assert readme.stale(tmp_path) == []
@@ -101,19 +144,26 @@ def test_nothing_to_draw():
 A, B = compare.Run("hopper.tma_store"), compare.Run("hopper.store_tuning", "sms=0,order=row")
 
 
-@pytest.mark.parametrize(("first", "second", "stated", "expected"), [
-    ((1.05, 0.001), (1.00, 0.001), (1.04, 1.0), "confirmed"),
-    ((1.05, 0.001), (1.00, 0.001), (2.0, 1.0), "differs"),  # another size
-    ((1.05, 0.001), (1.00, 0.001), None, "confirmed"), ((1.01, 0.100), (1.00, 0.100), None, "confirmed"),  # by 0.5%
-    ((1.003, 0.001), (1.00, 0.001), None, "confirmed"),  # beyond the spreads
-    ((1.003, 0.002), (1.00, 0.002), None, "differs"), ((1.00, 0.100), (1.05, 0.100), None, "refuted"),
-    ((1.001, 0.010), (1.00, 0.010), (1.004, 1.0), "confirmed"),  # a tie, and no more was stated
-    ((1.00, 0.001), (1.003, 0.001), None, "refuted"),  # beyond the spreads
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "stated", "expected"),
+    [
+        ((1.05, 0.001), (1.00, 0.001), (1.04, 1.0), "confirmed"),
+        ((1.05, 0.001), (1.00, 0.001), (2.0, 1.0), "differs"),  # another size
+        ((1.05, 0.001), (1.00, 0.001), None, "confirmed"),
+        ((1.01, 0.100), (1.00, 0.100), None, "confirmed"),  # by 0.5%
+        ((1.003, 0.001), (1.00, 0.001), None, "confirmed"),  # beyond the spreads
+        ((1.003, 0.002), (1.00, 0.002), None, "differs"),
+        ((1.00, 0.100), (1.05, 0.100), None, "refuted"),
+        ((1.001, 0.010), (1.00, 0.010), (1.004, 1.0), "confirmed"),  # a tie, and no more was stated
+        ((1.00, 0.001), (1.003, 0.001), None, "refuted"),  # beyond the spreads
+    ],
+)
 def test_one_run_against_another(first, second, stated, expected):
     runs = (A, first, ""), (B, second, "order=row,sms=0")
     found = [
-        entry(run.provider, ratio, config=config, ratio_low=ratio - spread, ratio_high=ratio + spread)
+        entry(
+            run.provider, ratio, config=config, ratio_low=ratio - spread, ratio_high=ratio + spread
+        )
         for run, (ratio, spread), config in runs
     ]
     settled = compare.against("001", "a beats b", A, B, stated).test(loaded(*found))
@@ -133,7 +183,9 @@ def test_runs_of_different_campaigns_are_not_compared():
 
 def test_claims_of_the_climb():
     found = findings(*CLIMBED, *COUNTED)
-    steps = {text: finding for text, finding in found.items() if " gains " in text and " on " in text}
+    steps = {
+        text: finding for text, finding in found.items() if " gains " in text and " on " in text
+    }
     assert len(steps) == 9
     assert all(finding.verdict != claims.OPEN for finding in steps.values())
     barriers = steps["hopper.lean_barriers gains 6.7% on persistent: 704 TFLOP/s after 660"]
@@ -148,7 +200,12 @@ def test_claims_of_the_climb():
 
 @pytest.mark.parametrize(
     ("watts", "n", "expected"),
-    [(695, 8192, "confirmed"), (500, 8192, "refuted"), (500, 2048, "confirmed"), (704, 2048, "differs")],
+    [
+        (695, 8192, "confirmed"),
+        (500, 8192, "refuted"),
+        (500, 2048, "confirmed"),
+        (704, 2048, "differs"),
+    ],
 )
 def test_power(watts, n, expected):
     part = {8192: "the 700 W limit", 2048: "the power wall stands"}[n]
@@ -158,18 +215,35 @@ def test_power(watts, n, expected):
 
 def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     pytest.importorskip("cutlass")
-    for run in sorted({run for _, _, *pair, _ in measured_001.COMPARISONS for run in pair}, key=str):
+    for run in sorted(
+        {run for _, _, *pair, _ in measured_001.COMPARISONS for run in pair}, key=str
+    ):
         config = configs.from_text(registry.load(run.provider).Config, run.config)
         assert configs.brief(config) == run.config
 
 
 def phase(**changes):
-    role = {"name": "all", "wait": 0.0, "load": 1450.0, "tensor": 690.0, "store": 11000.0, "total": 150000.0}
-    return {"provider": "hopper.large_tile", "shape": [4096] * 3, "dtype": "bfloat16", "phases": [role | changes]}
+    role = {
+        "name": "all",
+        "wait": 0.0,
+        "load": 1450.0,
+        "tensor": 690.0,
+        "store": 11000.0,
+        "total": 150000.0,
+    }
+    return {
+        "provider": "hopper.large_tile",
+        "shape": [4096] * 3,
+        "dtype": "bfloat16",
+        "phases": [role | changes],
+    }
 
 
 def test_cycles_by_phase_beside_the_seeds():
-    assert [row[0] for row in phases.rows(loaded(phase()).phases)] == ["hopper.large_tile", "001 kernel 3"]
+    assert [row[0] for row in phases.rows(loaded(phase()).phases)] == [
+        "hopper.large_tile",
+        "001 kernel 3",
+    ]
     found = findings(phase())
     assert found["the load phase of a slice of K takes 1415 cycles"].verdict == "confirmed"
     assert found["storing a tile takes 4572 cycles"].verdict == "differs"

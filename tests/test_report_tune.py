@@ -26,7 +26,9 @@ from outblas.report import tune
 
 
 def timed(config, ratio, predicted=None, **changes):
-    return stored.trial(config=config, us=175 / ratio, ratio=ratio, predicted_us=predicted, **changes)
+    return stored.trial(
+        config=config, us=175 / ratio, ratio=ratio, predicted_us=predicted, **changes
+    )
 
 
 def config(m, n, slots):
@@ -36,7 +38,11 @@ def config(m, n, slots):
 # Sixteen right configs of four tiles, the first the best by the screen, and four that failed.
 SPACE = [
     *(
-        timed(config(m, n, slots), 1.05 - 0.1 * i - 0.01 * abs(slots - 3), 170 + 10 * i + abs(slots - 4))
+        timed(
+            config(m, n, slots),
+            1.05 - 0.1 * i - 0.01 * abs(slots - 3),
+            170 + 10 * i + abs(slots - 4),
+        )
         for i, (m, n) in enumerate([(128, 256), (256, 128), (128, 128), (64, 64)])
         for slots in (2, 3, 4, 5)
     ),
@@ -57,7 +63,9 @@ def winner(**changes):
 
 
 def build(trials, *winners, **options):
-    return tune.build(trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options)
+    return tune.build(
+        trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options
+    )
 
 
 @pytest.fixture
@@ -76,15 +84,22 @@ def test_ranks_share_the_mean_of_equal_values():
 
 def test_spearman():
     """IQ and hours of television, the textbook's example, then one with equal values."""
-    iq, hours = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110], [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
+    iq, hours = (
+        [106, 100, 86, 101, 99, 103, 97, 113, 112, 110],
+        [7, 27, 2, 50, 28, 29, 20, 12, 6, 17],
+    )
     assert spearman(iq, hours) == pytest.approx(-29 / 165)
     assert spearman([1, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
 
 
-@pytest.mark.parametrize(("predicted", "measured", "message"), [
-    ([1, 2], [1], "predicted has 2 values and measured 1"), ([1], [1], "predicted has 1 values, expected at least 2"),
-    ([1, 2], [3, 3], "measured has 3 only"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("predicted", "measured", "message"),
+    [
+        ([1, 2], [1], "predicted has 2 values and measured 1"),
+        ([1], [1], "predicted has 1 values, expected at least 2"),
+        ([1, 2], [3, 3], "measured has 3 only"),
+    ],
+)
 def test_spearman_of_what_has_no_order(predicted, measured, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         spearman(predicted, measured)
@@ -95,7 +110,8 @@ def test_the_best_and_where_their_figures_come_from():
     assert lines(report, "best")[:3] == [
         "1 | tile_m=128, tile_n=256, slots=4 | 200.5 | 1.047 (1.040–1.050) | finals | 1 | tile_m=1",
         # Slots 3 and 5 are one to the model.
-        "2 | tile_m=128, tile_n=256, slots=3 | 201.0 | 1.045 (1.040–1.050) | finals | 2–3 | tile_m=1",
+        "2 | tile_m=128, tile_n=256, slots=3 | 201.0 | 1.045 (1.040–1.050) | finals | 2–3 | "
+        "tile_m=1",
         "3 | tile_m=128, tile_n=256, slots=2 | 168.3 | 1.040 | screen | 4 | tile_m=1",
     ]
     assert "Common to the 10 best: tile_k=64, order=hilbert, group_m=8." in report.notes()
@@ -132,8 +148,11 @@ def test_a_bound_of_nothing_is_no_confidence(value, text):
 
 def test_tiles_stages_and_failures(report):
     assert lines(report, "by tile") == [
-        "64 | 0.750 | – | – | –", "128 | – | 0.850 | – | 1.050", "192 | – | – | failed | –", "256 | – | 0.950 | – | –",
-    ]  # fmt: skip
+        "64 | 0.750 | – | – | –",
+        "128 | – | 0.850 | – | 1.050",
+        "192 | – | – | failed | –",
+        "256 | – | 0.950 | – | –",
+    ]
     assert lines(report, "by slots")[0] == "128×256 | 1.040 | 1.050 | 1.040 | 1.030"
     assert lines(report, "Failures") == ["hang | 3 | not done in 30 s", "crash | 1 | –"]
     assert "20 configs tried: 16 right, 4 failed." in report.notes()
@@ -164,14 +183,25 @@ def test_record(report):
     best = value["top"][0]
     assert value["winner"]["config"] == best["config"] == FIRST
     assert (best["final"], best["predicted"], best["limits"]) == (True, [1, 1], None)
-    assert value["tiles"][-1] == {"m": 256, "n": 128, "ratio": pytest.approx(0.95), "tried": 4, "right": 4}
+    assert value["tiles"][-1] == {
+        "m": 256,
+        "n": 128,
+        "ratio": pytest.approx(0.95),
+        "tried": 4,
+        "right": 4,
+    }
     assert {"m": 192, "n": 160, "ratio": None, "tried": 3, "right": 0} in value["tiles"]
     assert value["stages"]["field"] == "slots"
     assert list(value["stages"]["lines"][0]["ratios"]) == ["2", "3", "4", "5"]
     assert (value["model"]["configs"], value["model"]["best_place"]) == (16, [1, 1])
     assert value["failures"]["crash"] == {"trials": 1, "reason": "", "config": config(64, 64, 6)}
     bare = build([timed("a=1", 1.0)]).record()
-    assert (bare["winner"], bare["model"], bare["failures"], bare["top"][0]["config"]) == (None, None, {}, "a=1")
+    assert (bare["winner"], bare["model"], bare["failures"], bare["top"][0]["config"]) == (
+        None,
+        None,
+        {},
+        "a=1",
+    )
 
 
 def test_machines_and_sources_are_not_mixed():
@@ -192,8 +222,16 @@ def test_machines_and_sources_are_not_mixed():
     ("trials", "options", "message"),
     [
         ([], {}, "no trials of hopper.hilbert at 4096 bfloat16 nt; there are none at all"),
-        (SPACE, {"kernel": "portable"}, "no trials of portable at 4096 bfloat16 nt; there are some of hopper.hilbert"),
-        (SPACE, {"gpu_name": "T4"}, "on T4; there are some of hopper.hilbert at 4096 bfloat16 nt on NVIDIA H100"),
+        (
+            SPACE,
+            {"kernel": "portable"},
+            "no trials of portable at 4096 bfloat16 nt; there are some of hopper.hilbert",
+        ),
+        (
+            SPACE,
+            {"gpu_name": "T4"},
+            "on T4; there are some of hopper.hilbert at 4096 bfloat16 nt on NVIDIA H100",
+        ),
     ],
 )
 def test_what_is_missing_is_named(trials, options, message):
@@ -205,8 +243,14 @@ SPACES = {
     "all": SPACE,
     "a single trial": [timed(FIRST, 1.0, 170.0)],
     "one tile": [timed(config(128, 256, slots), 0.9, 170.0 + slots) for slots in (2, 3, 4)],
-    "ties": [timed(config(128, 128 + 64 * i, slots), 0.9, 170.0) for i in range(3) for slots in (2, 3)],
-    "no stages": [timed(f"block_m={m},block_n={n},threads=256", 0.01 * m + n / 999) for m in (32, 64) for n in (8, 16)],
+    "ties": [
+        timed(config(128, 128 + 64 * i, slots), 0.9, 170.0) for i in range(3) for slots in (2, 3)
+    ],
+    "no stages": [
+        timed(f"block_m={m},block_n={n},threads=256", 0.01 * m + n / 999)
+        for m in (32, 64)
+        for n in (8, 16)
+    ],
     "stages only": [timed(f"num_stages={n}", 0.5 + n / 10) for n in (1, 2, 3)],
     "the model only": [timed(f"vector={n}", 0.5 + n / 10, 10 - n) for n in (1, 2)],
     "no predictions": predicting(None),
@@ -238,7 +282,14 @@ def test_nothing_right_is_a_page_without_a_chart():
 def test_the_chart_says_what_it_shows(report, tmp_path):
     charts.save(tune.draw(report), tmp_path / "c.svg")
     drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
-    for text in ("hopper.hilbert, 4096 bfloat16 nt: 1.047 × cuBLAS", "1.050", "failed", "0 of 3", "128×256", "ρ 0.9"):
+    for text in (
+        "hopper.hilbert, 4096 bfloat16 nt: 1.047 × cuBLAS",
+        "1.050",
+        "failed",
+        "0 of 3",
+        "128×256",
+        "ρ 0.9",
+    ):
         assert text in drawn
 
 
@@ -258,7 +309,10 @@ def _kept(tmp_path, monkeypatch):
         *SPACE,
         *(replace(trial, gpu=H200) for trial in SPACE[:9]),
         *(replace(trial, workload=Workload(512, 512, 512)) for trial in SPACE[:5]),
-        *(replace(trial, kernel="portable", workload=replace(WORKLOAD, layout="nn")) for trial in SPACE[:-1]),
+        *(
+            replace(trial, kernel="portable", workload=replace(WORKLOAD, layout="nn"))
+            for trial in SPACE[:-1]
+        ),
     ]
     transfer.export(trials, [winner()], Path("export"))
     with Store(Path("store")) as store:
@@ -278,7 +332,13 @@ def test_command():
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize(
     ("options", "tried"),
-    [("", 20), ("--kernel portable", 19), ("--layout nn", 19), ("--shapes 512", 5), ("--gpu h200", 9)],
+    [
+        ("", 20),
+        ("--kernel portable", 19),
+        ("--layout nn", 19),
+        ("--shapes 512", 5),
+        ("--gpu h200", 9),
+    ],
 )
 @pytest.mark.parametrize("source", ["--from export", "--store store"])
 def test_command_chooses(source, options, tried):
@@ -286,17 +346,30 @@ def test_command_chooses(source, options, tried):
 
 
 @pytest.mark.usefixtures("_kept")
-@pytest.mark.parametrize(("options", "message"), [
-    ("--kernel none", "--kernel is 'none', expected what there are trials of: hopper.hilbert, portable"),
-    ("--shapes 7", "--shapes is '7', expected what there are trials of: 4096, 512"),
-    ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"), ("--shapes x", "--shapes is 'x'"),
-    ("--dtype int8", "--dtype is 'int8'"), ("--layout no", "--layout is 'no', expected one of nt"),
-    ("--gpu NVIDIA", "--gpu is 'NVIDIA', expected what there are trials of: NVIDIA H100 80GB HBM3, NVIDIA H2"),
-    ("--chart x.bmp", "--chart is 'x.bmp'"), ("--html /nowhere/x.html", "--html is '/nowhere/x.html'"),
-    ("--store /nowhere", "--store is '/nowhere', expected a file"),
-    ("--store store", "--store and --from are both there"),
-    ("--from /nowhere", "--from is '/nowhere', expected a file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "--kernel none",
+            "--kernel is 'none', expected what there are trials of: hopper.hilbert, portable",
+        ),
+        ("--shapes 7", "--shapes is '7', expected what there are trials of: 4096, 512"),
+        ("--shapes 512,4096", "--shapes is '512,4096', expected one shape"),
+        ("--shapes x", "--shapes is 'x'"),
+        ("--dtype int8", "--dtype is 'int8'"),
+        ("--layout no", "--layout is 'no', expected one of nt"),
+        (
+            "--gpu NVIDIA",
+            "--gpu is 'NVIDIA', expected what there are trials of: NVIDIA H100 80GB HBM3, "
+            "NVIDIA H2",
+        ),
+        ("--chart x.bmp", "--chart is 'x.bmp'"),
+        ("--html /nowhere/x.html", "--html is '/nowhere/x.html'"),
+        ("--store /nowhere", "--store is '/nowhere', expected a file"),
+        ("--store store", "--store and --from are both there"),
+        ("--from /nowhere", "--from is '/nowhere', expected a file"),
+    ],
+)
 def test_bad_arguments_are_usage_errors(options, message):
     refused(f"--from export {options}", message)
 
@@ -312,9 +385,36 @@ def snapshots():
     faults = Counter(wrong=3, hang=1)
     rows = [replace(WORKLOAD, M=m) for m in range(1, 5)]
     return [
-        Progress(WORKLOAD, "0", "screening", 212, 40, 91, 4, 7, faults, started=now - 133, deadline=now + 4000, **best),
-        Progress(replace(WORKLOAD, out_dtype="float32"), "1", "finals", 9, 0, 9, rounds=45, started=now - 4000),
-        Progress(replace(WORKLOAD, K=64), "node:GPU-0123456789abcdef", "preparing", message="asks\n[the model]"),
+        Progress(
+            WORKLOAD,
+            "0",
+            "screening",
+            212,
+            40,
+            91,
+            4,
+            7,
+            faults,
+            started=now - 133,
+            deadline=now + 4000,
+            **best,
+        ),
+        Progress(
+            replace(WORKLOAD, out_dtype="float32"),
+            "1",
+            "finals",
+            9,
+            0,
+            9,
+            rounds=45,
+            started=now - 4000,
+        ),
+        Progress(
+            replace(WORKLOAD, K=64),
+            "node:GPU-0123456789abcdef",
+            "preparing",
+            message="asks\n[the model]",
+        ),
         Progress(rows[0], "0", "done", 9, 0, 9, **best),
         Progress(rows[1], "0", "done", 9, 0, 9, failures=Counter(crash=9)),
         Progress(rows[2], "0", "failed", message="RuntimeError: no\nway"),
@@ -333,7 +433,9 @@ def test_the_view_of_a_sweep():
     assert max(map(len, lines)) <= 80
     assert lines[0] == "NVIDIA H100: 3 tuned now, 2 done, 1 failed, 1 waiting"
     title, bar, queue, best = lines[2:6]
-    assert re.fullmatch(r"4096 bfloat16 nt  screening on GPU 0 +2:1\d elapsed, [12]:\d\d left", title)
+    assert re.fullmatch(
+        r"4096 bfloat16 nt  screening on GPU 0 +2:1\d elapsed, [12]:\d\d left", title
+    )
     assert bar.endswith("131/212 (40 known)  1.032 × cuBLAS, 169.8 µs")
     assert queue == "4 compiling, 7 compiled and waiting; failures: 3 wrong, 1 hang"
     assert best.startswith("best: hopper.hilbert[tile_m=128")
@@ -349,8 +451,21 @@ def test_the_view_of_a_sweep():
 
 
 def test_what_is_not_measured_is_seen():
-    now = Progress(WORKLOAD, "0", "done", 9, 0, 7, best="portable", best_ratio=1.5, failures=Counter(unmeasured=2))
-    assert shown([now])[-1] == "✓ 4096 bfloat16 nt on GPU 0  1.500 × cuBLAS, 2 configs not measured  portable"
+    now = Progress(
+        WORKLOAD,
+        "0",
+        "done",
+        9,
+        0,
+        7,
+        best="portable",
+        best_ratio=1.5,
+        failures=Counter(unmeasured=2),
+    )
+    assert (
+        shown([now])[-1]
+        == "✓ 4096 bfloat16 nt on GPU 0  1.500 × cuBLAS, 2 configs not measured  portable"
+    )
     assert "failures: 2 unmeasured" in tune_view.line(now)
 
 
@@ -365,11 +480,14 @@ def test_lines_for_logs():
     lines = [tune_view.line(p) for p in snapshots()]
     assert all("\n" not in each for each in lines)
     assert re.fullmatch(
-        r"4096 bfloat16 nt on GPU 0: screening, 131 of 212, 4 compiling, 7 compiled and waiting, best 1\.032 × cuBLAS, "
-        r"169\.8 µs by hopper\.hilbert\[tile_m=128.*\], failures: 3 wrong, 1 hang, 2:1\d elapsed, [12]:\d\d left",
+        r"4096 bfloat16 nt on GPU 0: screening, 131 of 212, 4 compiling, 7 compiled and waiting, "
+        r"best 1\.032 × cuBLAS, "
+        r"169\.8 µs by hopper\.hilbert\[tile_m=128.*\], failures: 3 wrong, 1 hang, 2:1\d elapsed, "
+        r"[12]:\d\d left",
         lines[0],
     )
     assert lines[1].startswith("4096 bfloat16 to float32 nt on GPU 1: finals, 9 of 9, 45 rounds")
     assert lines[5:] == [
-        "3x4096x4096 bfloat16 nt on GPU 0: failed, RuntimeError: no way", "4x4096x4096 bfloat16 nt: waiting",
-    ]  # fmt: skip
+        "3x4096x4096 bfloat16 nt on GPU 0: failed, RuntimeError: no way",
+        "4x4096x4096 bfloat16 nt: waiting",
+    ]

@@ -1,4 +1,6 @@
-"""fp8: `scaled_mm` against float64, exactly where sums are small integers, its errors, what the kernel is made of."""
+"""fp8: `scaled_mm` against float64, exactly where sums are small integers, its errors, what the
+kernel is made of.
+"""
 
 import contextlib
 import inspect
@@ -11,7 +13,14 @@ from outblas import FallbackWarning, OperandError, fallback, scaled, scaled_mm
 from outblas.epilogue import ACTIVATIONS, GATED, apply
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-SHAPES = (128, 128, 128), (300, 264, 272), (1000, 1040, 1000), (16, 4096, 1024), (7, 9, 33), (256, 192, 4096)
+SHAPES = (
+    (128, 128, 128),
+    (300, 264, 272),
+    (1000, 1040, 1000),
+    (16, 4096, 1024),
+    (7, 9, 33),
+    (256, 192, 4096),
+)
 gpu = [pytest.mark.gpu, pytest.mark.sm90]
 
 
@@ -39,8 +48,15 @@ def test_scales_and_epilogues(device):
     rows, columns = torch.rand(M, 1, device=device) + 0.5, torch.rand(1, N, device=device) + 0.5
     for scale_a, scale_b in ((rows, columns), (rows[0], columns[0, 0]), (rows, columns[0, 0])):
         scaled = scale_a.double() * x * scale_b.double()
-        for dtype, unit in ((torch.bfloat16, 2**-9), (torch.float16, 2**-12), (torch.float32, 2**-17)):
-            bias, residual = torch.randn(N, device=device).to(dtype), torch.randn(M, N, device=device).to(dtype)
+        for dtype, unit in (
+            (torch.bfloat16, 2**-9),
+            (torch.float16, 2**-12),
+            (torch.float32, 2**-17),
+        ):
+            bias, residual = (
+                torch.randn(N, device=device).to(dtype),
+                torch.randn(M, N, device=device).to(dtype),
+            )
             assert error(scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype), scaled) < unit
             how = {"bias": bias, "activation": "gelu", "residual": residual, "out_dtype": dtype}
             want = apply(scaled + bias.double(), "gelu", residual.double())
@@ -66,14 +82,18 @@ def test_small_integers_are_exact(shape, fast, monkeypatch):
 @pytest.mark.sm90
 @pytest.mark.parametrize("K", [1024, 4096, 16384])
 def test_precision_of_sums(K):
-    """Promoted, the error does not grow with K; in the tensor cores it does, no faster than torch's."""
+    """Promoted, the error does not grow with K; in the tensor cores it does, no faster than
+    torch's.
+    """
     a, b = operands(512, 512, K, device="cuda")
     one, x = torch.ones((), device="cuda"), a.double() @ b.double()
 
     def ours(fast):
         return error(scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast), x)
 
-    theirs = error(torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=True), x)
+    theirs = error(
+        torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=True), x
+    )
     assert ours(False) < 1.5e-4
     assert ours(False) < ours(True) < 1.1 * theirs
 
@@ -90,9 +110,13 @@ def as_stored(t, how):
 @pytest.mark.gpu
 @pytest.mark.sm90
 @pytest.mark.parametrize("how", ["packed", "every second", "expanded"])
-@pytest.mark.parametrize("shape", [(1, 48, 64), (3, 264, 128), (7, 9, 33), (300, 16, 272), (264, 300, 2), (5, 7, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 48, 64), (3, 264, 128), (7, 9, 33), (300, 16, 272), (264, 300, 2), (5, 7, 1)]
+)
 def test_scales_belong_to_rows_and_columns_however_they_lie(shape, how, monkeypatch):
-    """Also where the host swaps the operands, as it does for few rows, and for rows of one or two values."""
+    """Also where the host swaps the operands, as it does for few rows, and for rows of one or two
+    values.
+    """
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     M, N, K = shape
     a, b = operands(M, N, K, device="cuda", most=1)
@@ -105,7 +129,9 @@ def test_scales_belong_to_rows_and_columns_however_they_lie(shape, how, monkeypa
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("stride", ["packed", "overlapping", "odd"])
 def test_words_of_rows_hold_the_same_values(K, stride):
-    """fp8 rows reach the kernel as words of 16 bits: two at least, at even strides, with zeros where a row ends."""
+    """fp8 rows reach the kernel as words of 16 bits: two at least, at even strides, with zeros
+    where a row ends.
+    """
     values = torch.randn(2, 2 * K + 1).to(E4M3)
     t = {
         "packed": values[:, :K].contiguous(),
@@ -146,20 +172,39 @@ def test_torch_takes_it_without_a_gpu_and_says_so():
         scaled_mm(a, b, one, one)
     assert scaled_mm(a[:0], b, one, one).shape == (0, 6)
     bias = torch.ones(6).bfloat16()
-    for given in ((a, b, one, one), (a, b, one, one, bias.requires_grad_(), None, False, "gelu", bias)):
-        checks = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"  # its schema's has no fp8
+    for given in (
+        (a, b, one, one),
+        (a, b, one, one, bias.requires_grad_(), None, False, "gelu", bias),
+    ):
+        checks = (
+            "test_autograd_registration",
+            "test_faketensor",
+            "test_aot_dispatch_dynamic",
+        )  # its schema's has no fp8
         torch.library.opcheck(torch.ops.outblas.scaled_mm.default, given, test_utils=checks)
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize(("change", "message"), [
-    ({"a": torch.ones(4, 8)}, "input.dtype is torch.float32, expected one of torch.float8_e4m3fn"),
-    ({"b": operands(4, 6, 16)[1]}, r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16"),
-    ({"scale_a": torch.ones(6, 1)}, r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)"),
-    ({"scale_b": torch.ones((), dtype=torch.float16)}, "scale_b is torch.float16"),
-    ({"out_dtype": torch.float64}, "out_dtype is torch.float64, expected one of torch.bfloat16"),
-    ({"bias": torch.ones(6)}, "bias.dtype is torch.float32, expected torch.bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"a": torch.ones(4, 8)},
+            "input.dtype is torch.float32, expected one of torch.float8_e4m3fn",
+        ),
+        ({"b": operands(4, 6, 16)[1]}, r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16"),
+        (
+            {"scale_a": torch.ones(6, 1)},
+            r"scale_a.shape is \(6, 1\), expected one element or \(4, 1\)",
+        ),
+        ({"scale_b": torch.ones((), dtype=torch.float16)}, "scale_b is torch.float16"),
+        (
+            {"out_dtype": torch.float64},
+            "out_dtype is torch.float64, expected one of torch.bfloat16",
+        ),
+        ({"bias": torch.ones(6)}, "bias.dtype is torch.float32, expected torch.bfloat16"),
+    ],
+)
 def test_bad_input_names_the_argument(change, message):
     a, b = operands(4, 6, 8)
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
@@ -168,19 +213,22 @@ def test_bad_input_names_the_argument(change, message):
             scaled_mm(**given)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"input": None}, "input is NoneType, expected a torch.Tensor"),
-    ({"mat2": None}, "mat2 is NoneType, expected a torch.Tensor"),
-    ({"mat2": [1.0]}, "mat2 is list, expected a torch.Tensor"),
-    ({"scale_a": 1.0}, "scale_a is float, expected a torch.Tensor"),
-    ({"scale_b": None}, "scale_b is NoneType, expected a torch.Tensor"),
-    ({"bias": 1.0}, "bias is float, expected a torch.Tensor"),
-    ({"out_dtype": "bfloat16"}, "out_dtype is str, expected a torch.dtype"),
-    ({"use_fast_accum": "no"}, "use_fast_accum is str, expected a bool"),
-    ({"activation": 3}, "activation is int, expected a str"),
-    ({"a": torch.ones(())}, r"scaled_mm\(\) got 'input' twice, the second time as 'a'"),
-    ({"weight": torch.ones(())}, r"scaled_mm\(\) got an unexpected keyword argument 'weight'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": None}, "input is NoneType, expected a torch.Tensor"),
+        ({"mat2": None}, "mat2 is NoneType, expected a torch.Tensor"),
+        ({"mat2": [1.0]}, "mat2 is list, expected a torch.Tensor"),
+        ({"scale_a": 1.0}, "scale_a is float, expected a torch.Tensor"),
+        ({"scale_b": None}, "scale_b is NoneType, expected a torch.Tensor"),
+        ({"bias": 1.0}, "bias is float, expected a torch.Tensor"),
+        ({"out_dtype": "bfloat16"}, "out_dtype is str, expected a torch.dtype"),
+        ({"use_fast_accum": "no"}, "use_fast_accum is str, expected a bool"),
+        ({"activation": 3}, "activation is int, expected a str"),
+        ({"a": torch.ones(())}, r"scaled_mm\(\) got 'input' twice, the second time as 'a'"),
+        ({"weight": torch.ones(())}, r"scaled_mm\(\) got an unexpected keyword argument 'weight'"),
+    ],
+)
 def test_arguments_of_a_wrong_type(change, message):
     a, b = operands(4, 6, 8)
     given = {"input": a, "mat2": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
@@ -192,7 +240,9 @@ def test_arguments_of_a_wrong_type(change, message):
 def test_arguments_have_the_names_of_torchs():
     a, b = operands(16, 32, 16, most=2)
     one, bias = torch.ones(()), torch.ones(32).bfloat16()
-    want = torch._scaled_mm(input=a, mat2=b, scale_a=one, scale_b=one, bias=bias, out_dtype=torch.bfloat16)
+    want = torch._scaled_mm(
+        input=a, mat2=b, scale_a=one, scale_b=one, bias=bias, out_dtype=torch.bfloat16
+    )
     assert torch.equal(scaled_mm(a, b, one, one, bias), want)
     assert torch.equal(scaled_mm(input=a, mat2=b, scale_a=one, scale_b=one, bias=bias), want)
     assert torch.equal(scaled_mm(a=a, b=b, scale_a=one, scale_b=one, bias=bias), want)
@@ -289,7 +339,9 @@ def test_bias_and_residual_have_gradients(activation, dtype, device):
     ours, torchs, leaves = differentiated(activation, dtype, device)
     g = torch.randn(16, 6, device=device).to(dtype).t()
     want = torch.autograd.grad(torchs(*leaves), leaves, g)
-    tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.1, "rtol": 0.03}
+    tolerance = (
+        {"atol": 1e-4, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.1, "rtol": 0.03}
+    )
     for call in (ours, torch.compile(ours, backend="aot_eager", fullgraph=True)):
         y = call(*leaves)
         assert y.requires_grad
@@ -330,7 +382,11 @@ def test_no_gradient_is_cut_in_silence(name):
     given[name].requires_grad_()
     message = f"{name}.* requires grad, and of scaled_mm only bias and residual have gradients"
     bias = torch.ones(6).bfloat16().requires_grad_()
-    calls = [scaled_mm, torch.ops.outblas.scaled_mm, lambda **given: scaled_mm(**given, activation="gelu", bias=bias)]
+    calls = [
+        scaled_mm,
+        torch.ops.outblas.scaled_mm,
+        lambda **given: scaled_mm(**given, activation="gelu", bias=bias),
+    ]
     for call in calls:  # as torch._scaled_mm: the forward pass runs
         y = call(**given)
         assert y.requires_grad
@@ -341,11 +397,16 @@ def test_no_gradient_is_cut_in_silence(name):
         torch.func.grad(lambda t: scaled_mm(**given | {name: t}).sum())(given[name].detach())
     with torch.no_grad():
         y = scaled_mm(**given)
-        assert torch.equal(y, torch.compile(scaled_mm, backend="aot_eager", fullgraph=True)(**given))
+        assert torch.equal(
+            y, torch.compile(scaled_mm, backend="aot_eager", fullgraph=True)(**given)
+        )
         assert not y.requires_grad
     given[name].requires_grad_(False)
     bias = torch.ones(6).requires_grad_()
     loss = lambda bias: scaled_mm(**given, bias=bias, out_dtype=torch.float32).square().sum()  # noqa: E731
-    for transform in (lambda: torch.func.jvp(loss, (bias,), (bias,)), lambda: torch.func.hessian(loss)(bias)):
+    for transform in (
+        lambda: torch.func.jvp(loss, (bias,), (bias,)),
+        lambda: torch.func.hessian(loss)(bias),
+    ):
         with pytest.raises(ValueError, match="bias carries a forward-mode gradient"):
             transform()

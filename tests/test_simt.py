@@ -1,5 +1,6 @@
-"""The CUDA-core ladder without a GPU: maps, configs, machine code, what accesses to memory cost; and what rungs of both
-Gluon ladders share."""
+"""The CUDA-core ladder without a GPU: maps, configs, machine code, what accesses to memory cost;
+and what rungs of both Gluon ladders share.
+"""
 
 import itertools
 import pickle
@@ -27,15 +28,39 @@ STAGED = NAMES[NAMES.index("simt.shared") :]
 GLUON = [*NAMES, *(kernel.name for kernel in registry.ladder("turing"))]
 FP32 = torch.float32
 TENSOR_CORE = (
-    "HMMA", "QMMA", "HGMMA", "QGMMA", "IMMA", "IGMMA", "DMMA", "BMMA", "LDSM", "STSM", "mma", "wgmma", "ldmatrix",
-)  # fmt: skip
+    "HMMA",
+    "QMMA",
+    "HGMMA",
+    "QGMMA",
+    "IMMA",
+    "IGMMA",
+    "DMMA",
+    "BMMA",
+    "LDSM",
+    "STSM",
+    "mma",
+    "wgmma",
+    "ldmatrix",
+)
 VALUES = {
-    "block_m": (8, 32, 64, 128, 256), "block_n": (8, 32, 64, 128, 256), "block_k": (1, 2, 4, 8, 16),
-    "warp_m": (1, 8, 16, 32, 64, 128), "warp_n": (1, 8, 16, 32, 64, 128),
-    "thread_m": (1, 2, 4, 8, 16), "thread_n": (1, 2, 4, 8, 16), "piece_m": (1, 2, 4, 8), "piece_n": (1, 2, 4, 8),
-    "interleave": (False, True), "vector": (1, 2, 4), "transpose_a": (False, True), "pad": (0, 1, 4, 8),
-    "group_m": (1, 3, 8), "prefetch": (False, True), "store_at": (0, 1, 3), "ctas": (1, 2),
-}  # fmt: skip
+    "block_m": (8, 32, 64, 128, 256),
+    "block_n": (8, 32, 64, 128, 256),
+    "block_k": (1, 2, 4, 8, 16),
+    "warp_m": (1, 8, 16, 32, 64, 128),
+    "warp_n": (1, 8, 16, 32, 64, 128),
+    "thread_m": (1, 2, 4, 8, 16),
+    "thread_n": (1, 2, 4, 8, 16),
+    "piece_m": (1, 2, 4, 8),
+    "piece_n": (1, 2, 4, 8),
+    "interleave": (False, True),
+    "vector": (1, 2, 4),
+    "transpose_a": (False, True),
+    "pad": (0, 1, 4, 8),
+    "group_m": (1, 3, 8),
+    "prefetch": (False, True),
+    "store_at": (0, 1, 3),
+    "ctas": (1, 2),
+}
 
 
 def valid_configs(count, seed=0):
@@ -74,7 +99,9 @@ def problem(layout="nn", shape=(4096, 4096, 4096), dtype=FP32):
 def holders(mapping):
     """How often each element is held."""
     bits = len(mapping.registers), len(mapping.lanes), len(mapping.warps)
-    return Counter(mapping.element(*numbers) for numbers in itertools.product(*(range(2**n) for n in bits)))
+    return Counter(
+        mapping.element(*numbers) for numbers in itertools.product(*(range(2**n) for n in bits))
+    )
 
 
 @pytest.mark.parametrize("config", valid_configs(25), ids=str)
@@ -86,8 +113,12 @@ def test_maps_hold_every_element_and_outputs_once(config):
     assert len(held.outputs.lanes) == 5
     assert 2 ** len(held.outputs.warps) == config.num_warps
     if config.block_k > 1:
-        assert set(holders(held.a)) == set(itertools.product(range(config.block_m), range(config.block_k)))
-        assert set(holders(held.b)) == set(itertools.product(range(config.block_k), range(config.block_n)))
+        assert set(holders(held.a)) == set(
+            itertools.product(range(config.block_m), range(config.block_k))
+        )
+        assert set(holders(held.b)) == set(
+            itertools.product(range(config.block_k), range(config.block_n))
+        )
 
 
 def test_a_warp_owns_its_tile_and_a_thread_its_pieces():
@@ -95,8 +126,15 @@ def test_a_warp_owns_its_tile_and_a_thread_its_pieces():
     warp = {mapping.element(register, lane, 3) for register in range(128) for lane in range(32)}
     assert warp == set(itertools.product(range(64, 128), range(64, 128)))
     thread = {mapping.element(register, 1) for register in range(128)}
-    assert thread == set(itertools.product(range(8), [16 * i + 4 + j for i in range(4) for j in range(4)]))
-    assert [mapping.element(register, 0) for register in (0, 1, 7, 8)] == [(0, 0), (1, 0), (7, 0), (0, 1)]
+    assert thread == set(
+        itertools.product(range(8), [16 * i + 4 + j for i in range(4) for j in range(4)])
+    )
+    assert [mapping.element(register, 0) for register in (0, 1, 7, 8)] == [
+        (0, 0),
+        (1, 0),
+        (7, 0),
+        (0, 1),
+    ]
 
 
 def test_neighbouring_lanes_alternate_where_they_interleave():
@@ -105,29 +143,46 @@ def test_neighbouring_lanes_alternate_where_they_interleave():
 
 
 def test_copies_go_along_rows_and_repeat_where_threads_are_left():
-    assert [copies((128, 8), 4, 4).element(0, lane) for lane in (1, 2, 31)] == [(0, 4), (1, 0), (15, 4)]
+    assert [copies((128, 8), 4, 4).element(0, lane) for lane in (1, 2, 31)] == [
+        (0, 4),
+        (1, 0),
+        (15, 4),
+    ]
     assert copies((64, 8), 4, 8).registers == ((0, 1),)  # 256 threads share 512 elements
     few = copies((2, 8), 4, 1)
     assert holders(few) == Counter(dict.fromkeys(itertools.product(range(2), range(8)), 2))
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("block_m=96", "block_m is 96, expected a power of two from 1 to 1024"),
-    ("warp_m=256", "piece_m, thread_m, warp_m, block_m are 8, 8, 256, 128, expected each to divide the next"),
-    ("thread_n=8", "a warp of 64x64 outputs has 64 threads of 8x8, expected 32"),
-    ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
-    ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
-    ("vector=8", "vector is 8, expected 1, 2 or 4"),
-    ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
-    ("group_m=0", "group_m is 0, expected 1 to 1024"), ("ctas=0", "ctas is 0, expected 1 to 32"),
-    ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
-    ("ctas=32", "ctas is 32: 4096 threads, an SM has at most 2048"),
-    ("block_m=512,block_n=512", "the tile takes 2048 threads, expected at most 1024"),
-    ("thread_m=16,thread_n=16,warp_m=128", "thread_m x thread_n is 256 sums a thread, expected at most 128"),
-    ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("block_m=96", "block_m is 96, expected a power of two from 1 to 1024"),
+        (
+            "warp_m=256",
+            "piece_m, thread_m, warp_m, block_m are 8, 8, 256, 128, expected each to divide the "
+            "next",
+        ),
+        ("thread_n=8", "a warp of 64x64 outputs has 64 threads of 8x8, expected 32"),
+        ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
+        ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
+        ("vector=8", "vector is 8, expected 1, 2 or 4"),
+        ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
+        ("group_m=0", "group_m is 0, expected 1 to 1024"),
+        ("ctas=0", "ctas is 0, expected 1 to 32"),
+        ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
+        ("ctas=32", "ctas is 32: 4096 threads, an SM has at most 2048"),
+        ("block_m=512,block_n=512", "the tile takes 2048 threads, expected at most 1024"),
+        (
+            "thread_m=16,thread_n=16,warp_m=128",
+            "thread_m x thread_n is 256 sums a thread, expected at most 128",
+        ),
+        ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
+    ],
+)
 def test_what_a_config_is_refused_for(text, reason):
-    assert str(invalid_reason(from_text(registry.load("simt.warptile").Config, text))).startswith(reason)
+    assert str(invalid_reason(from_text(registry.load("simt.warptile").Config, text))).startswith(
+        reason
+    )
 
 
 def test_shared_memory_is_limited_and_is_what_the_formula_says():
@@ -135,7 +190,9 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says():
         artifact = registry.load(name).artifact()
         buffers = 2 if name == "simt.pipelined" else 1
         least = buffers * own(name).slab_bytes
-        assert least - 64 * buffers <= artifact.smem_bytes <= least + 1024  # the last row needs no padding
+        assert (
+            least - 64 * buffers <= artifact.smem_bytes <= least + 1024
+        )  # the last row needs no padding
     reason = invalid_reason(own("simt.warptile"), 16000)
     assert reason == "needs 16896 bytes of shared memory, the device has 16000"
 
@@ -148,7 +205,9 @@ def test_no_rung_touches_a_tensor_core_or_spills(name, arch):
     assert found.count("FFMA") >= config.accumulators * config.block_k
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")])
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_machine_code_of_other_dtypes_and_layouts(name, dtype, layout):
     inspect(name, dtype=dtype, layout=layout).require(lacks=TENSOR_CORE)
@@ -173,7 +232,8 @@ def test_the_idea_of_a_rung_is_in_its_machine_code():
     for name in ("vectorized", "warptile", "pipelined"):
         assert found[name].count("LDG.E.128") > 0
         assert found[name].count("STG.E.128") == own(f"simt.{name}").accumulators // 4
-    # One barrier for each of the two slabs of an iteration, and one before the loop; the parent has two for its one.
+    # One barrier for each of the two slabs of an iteration, and one before the loop; the parent has
+    # two for its one.
     assert found["pipelined"].count("BAR") == 3
     assert found["warptile"].count("BAR") == 2
     reuse = {name: code.ffma_reuse for name, code in found.items()}
@@ -185,7 +245,8 @@ def test_neighbouring_ffmas_share_an_operand():
     assert count == 8
     assert constraints.split(",") == ["=f"] * 8 + ["f"] * 24
     order = [
-        [int(part.strip(" $;")) for part in line.removeprefix("fma.rn.f32").split(",")] for line in text.split("\n")
+        [int(part.strip(" $;")) for part in line.removeprefix("fma.rn.f32").split(",")]
+        for line in text.split("\n")
     ]
     assert sorted(line[0] for line in order) == list(range(8))
     assert all(line == [line[0] + 8 * i for i in range(4)] for line in order)
@@ -198,11 +259,17 @@ def test_what_a_rung_refuses():
     assert "needs CUDA tensors" in str(module.unsupported(problem()))
     with pytest.raises(ValueError, match="dtype is int8, expected float32 or bfloat16"):
         module.artifact(dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"config is a PortableConfig, expected the Config of simt.pipelined"):
+    with pytest.raises(
+        ValueError, match=r"config is a PortableConfig, expected the Config of simt.pipelined"
+    ):
         module.artifact(registry.load("portable").Config())
     for kernel, changes, reason in (
         ("simt.pipelined", {"warp_m": 128, "thread_m": 16}, "thread_m x thread_n is 256"),
-        ("simt.pipelined", {"prefetch": False}, "prefetch is False, expected True: simt.pipelined has no other"),
+        (
+            "simt.pipelined",
+            {"prefetch": False},
+            "prefetch is False, expected True: simt.pipelined has no other",
+        ),
         ("simt.warptile", {"store_at": 3}, "store_at is 3, expected 0: simt.warptile has no other"),
         ("simt.naive", {"block_k": 16}, "block_k is 16, expected 1: simt.naive has no other"),
         ("simt.naive", {"block_m": 32.0}, r"block_m is 32.0 \(float\), expected int"),
@@ -229,7 +296,9 @@ def specialized(name, given):
 
 @pytest.mark.parametrize("name", GLUON)
 def test_wide_products_step_in_64_bits(name):
-    """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
+    """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is
+    near 2³¹.
+    """
     dtype = rung(name).dtype
     for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
         constants, types = specialized(name, problem(layout, shape, dtype))
@@ -251,7 +320,9 @@ def test_groups_of_tiles_are_counted_in_32_bits():
 
 
 def test_predictions_of_narrow_and_unaligned_accesses():
-    """Rows of an odd number of words are read word by word; 16-bit outputs leave 4 at a time; plain loads singly."""
+    """Rows of an odd number of words are read word by word; 16-bit outputs leave 4 at a time; plain
+    loads singly.
+    """
     strip = by_access("simt.strip")
     assert strip["A load"].instructions == strip["A load"].wavefronts
     half = problem(dtype=torch.float16)

@@ -1,4 +1,6 @@
-"""CUDA-core rungs on a GPU beyond the oracles that every kernel passes: summation, presets, configs, memcheck."""
+"""CUDA-core rungs on a GPU beyond the oracles that every kernel passes: summation, presets,
+configs, memcheck.
+"""
 
 import random
 
@@ -24,8 +26,16 @@ FP32 = torch.float32
 def test_every_rung_gives_the_same_bits(shape, layout):
     """All of them add the products of an output in order of K, in one chain of FMAs."""
     M, N, K = shape
-    a = torch.randn(M, K, device="cuda") if layout[0] == "n" else torch.randn(K, M, device="cuda").t()
-    b = torch.randn(K, N, device="cuda") if layout[1] == "n" else torch.randn(N, K, device="cuda").t()
+    a = (
+        torch.randn(M, K, device="cuda")
+        if layout[0] == "n"
+        else torch.randn(K, M, device="cuda").t()
+    )
+    b = (
+        torch.randn(K, N, device="cuda")
+        if layout[1] == "n"
+        else torch.randn(N, K, device="cuda").t()
+    )
     want = outblas.matmul(a, b, kernel=NAMES[0])
     for name in NAMES[1:]:
         assert torch.equal(outblas.matmul(a, b, kernel=name), want), name
@@ -53,7 +63,10 @@ def test_a_config_that_is_valid_is_right(config):
             draw.choice((1, 40, 67)),
         )
         layout = draw.choice(("nn", "nt", "tn", "tt"))
-        for case in (Case(*sizes, FP32, layout=layout), Case(config.block_m, config.block_n, 64, FP32, layout=layout)):
+        for case in (
+            Case(*sizes, FP32, layout=layout),
+            Case(config.block_m, config.block_n, 64, FP32, layout=layout),
+        ):
             result = check(name, case, config=own)
             assert result.ok, result.message
 
@@ -62,7 +75,10 @@ def test_ieee_products_are_refused_as_tf32():
     a = torch.randn(64, 64, device="cuda")
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ValueError, match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, and was given fp32"):
+        with pytest.raises(
+            ValueError,
+            match=r"kernel 'simt.pipelined': multiplies in IEEE fp32, and was given fp32",
+        ):
             outblas.matmul(a, a, kernel="simt.pipelined")
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -85,7 +101,8 @@ for kernel in registry.ladder("simt"):
     for ((M, N, K), dtype), layout in CASES:
         a, b, c = draw(M, K, dtype, layout[0]), draw(K, N, dtype, layout[1]), draw(M, N, dtype)
         products = a.double() @ b.double()
-        assert torch.equal(outblas.matmul(a, b, kernel=kernel.name), products.to(dtype)), kernel.name
+        found = outblas.matmul(a, b, kernel=kernel.name)
+        assert torch.equal(found, products.to(dtype)), kernel.name
         added = outblas.addmm(c, a, b, alpha=2.0, beta=-0.5, kernel=kernel.name)
         assert torch.equal(added, (2 * products - 0.5 * c.double()).to(dtype)), kernel.name
     print("right:", kernel.name)

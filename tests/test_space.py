@@ -1,4 +1,6 @@
-"""Search spaces, what keeps a config out of a sweep, and the model that puts the others in order: no GPU needed."""
+"""Search spaces, what keeps a config out of a sweep, and the model that puts the others in order:
+no GPU needed.
+"""
 
 import functools
 import itertools
@@ -22,7 +24,14 @@ from outblas.machines import MACHINES, find
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
 SHAPES = ((4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65))
-ALL_SHAPES = (*SHAPES, (1, 1, 1), (1, 16384, 1), (4096, 1, 4096), (8192, 8192, 1024), (16384, 16384, 16384))
+ALL_SHAPES = (
+    *SHAPES,
+    (1, 1, 1),
+    (1, 16384, 1),
+    (4096, 1, 4096),
+    (8192, 8192, 1024),
+    (16384, 16384, 16384),
+)
 H100 = find("h100")
 SQUARE = Workload(*SHAPES[0])
 HILBERT, PORTABLE = of("hopper.hilbert"), of("portable")
@@ -30,7 +39,9 @@ HILBERT, PORTABLE = of("hopper.hilbert"), of("portable")
 
 def runs_on(name):
     record = registry.find(name)
-    return [m for m in MACHINES.values() if record.min_arch <= m.arch <= (record.max_arch or m.arch)]
+    return [
+        m for m in MACHINES.values() if record.min_arch <= m.arch <= (record.max_arch or m.arch)
+    ]
 
 
 def machine_for(name):
@@ -50,7 +61,9 @@ def workload(name, shape=SHAPES[0], dtype=""):
 
 def space(name, asked=None, machine=None):
     """By default at 4096, on an H100 where the kernel runs on one."""
-    return of(name).load().space(prune.problem(asked or workload(name)), machine or machine_for(name))
+    return (
+        of(name).load().space(prune.problem(asked or workload(name)), machine or machine_for(name))
+    )
 
 
 def valid(found):
@@ -60,7 +73,9 @@ def valid(found):
 
 def some(name, found, most):
     """A few of them."""
-    return list(itertools.islice((c for c in _shuffled(name) if found.invalid_reason(c) is None), most))
+    return list(
+        itertools.islice((c for c in _shuffled(name) if found.invalid_reason(c) is None), most)
+    )
 
 
 @functools.cache
@@ -104,12 +119,16 @@ def own_reason(name, unsupported, config, given, machine):
     if name.startswith("hopper."):
         return unsupported.args[0].invalid_reason(config)
     rung = unsupported.__self__
-    return rung._invalid(config, machine.shared_memory_per_cta) or rung.refusal(given, config, machine.arch)
+    return rung._invalid(config, machine.shared_memory_per_cta) or rung.refusal(
+        given, config, machine.arch
+    )
 
 
 def _explains(reason):
     """One line with a number, that says what was expected or what there is; no whole config."""
-    wanted = re.search(r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs .*\d", reason)
+    wanted = re.search(
+        r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs .*\d", reason
+    )
     return bool(wanted and re.search(r"\d", reason) and reason.isprintable() and len(reason) < 160)
 
 
@@ -131,7 +150,9 @@ def test_footprints_say_what_configs_ask_for():
             assert f.threads % 32 == 0
             assert 32 <= f.threads <= machine.max_threads_per_cta
             assert f.registers >= f.tile_m * f.tile_n // f.threads // f.groups // 4
-            assert min(f.tile_m, f.tile_n, f.tile_k, f.stages, f.groups, f.cluster_m, f.cluster_n) >= 1
+            assert (
+                min(f.tile_m, f.tile_n, f.tile_k, f.stages, f.groups, f.cluster_m, f.cluster_n) >= 1
+            )
             if name.startswith("hopper."):
                 assert f.threads == 128 * (config.consumers + (f.threads // 128 > config.consumers))
                 assert f.shared_memory == config.shared_memory_bytes
@@ -148,7 +169,9 @@ def test_every_value_is_of_use_somewhere(ladder):
     for name, shape in itertools.product(reversed(registry.LADDERS[ladder]), SHAPES[:2]):
         found = space(name, workload(name, shape))
         for axis, values in found.axes.items():
-            unused.setdefault(fields_of(axis), {(value,) if isinstance(axis, str) else value for value in values})
+            unused.setdefault(
+                fields_of(axis), {(value,) if isinstance(axis, str) else value for value in values}
+            )
         axes = [fields for fields in map(fields_of, found.axes) if unused[fields]]
         for config in valid(found) if axes else ():
             for fields in axes:
@@ -157,7 +180,9 @@ def test_every_value_is_of_use_somewhere(ladder):
 
 
 def test_hopper_configs_of_one_compile():
-    """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a table's."""
+    """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a
+    table's.
+    """
     found, given = space("hopper.hilbert"), prune.problem(SQUARE)
     compiled = {config: found.compiled_as(config) for config in valid(found)}
     for config, shared in compiled.items():
@@ -169,7 +194,11 @@ def test_hopper_configs_of_one_compile():
 
 @pytest.mark.parametrize(
     "asked",
-    [Workload(1024, 1024, 1024), Workload(1536, 1536, 1536, layout="nn"), Workload(16, 4096, 4096, layout="nn")],
+    [
+        Workload(1024, 1024, 1024),
+        Workload(1536, 1536, 1536, layout="nn"),
+        Workload(16, 4096, 4096, layout="nn"),
+    ],
     ids=str,
 )
 def test_gemm_configs_of_one_compile(asked):
@@ -193,7 +222,9 @@ def test_a_space_has_only_the_axes_that_a_rung_knows():
     assert "stages" in axes("turing.cp_async")
 
 
-@pytest.mark.parametrize("text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "store_buffers=1"])
+@pytest.mark.parametrize(
+    "text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "store_buffers=1"]
+)
 def test_what_cannot_pay(text):
     """Configs that run, and cannot be the fastest."""
     config = from_text(hilbert.Config, f"cluster_m=1,sms=0,{text}")
@@ -205,7 +236,11 @@ def test_what_cannot_pay(text):
 def test_interpreted_portable_varies_what_the_interpreter_sees():
     found = PORTABLE.load().space(prune.problem(Workload(64, 64, 64, "float32", layout="nn")), None)
     assert set(found.axes) == {"block_m", "block_n", "block_k"}
-    assert all(found.invalid_reason(config) is None for config in found.configs() if config.accumulators <= 128)
+    assert all(
+        found.invalid_reason(config) is None
+        for config in found.configs()
+        if config.accumulators <= 128
+    )
 
 
 # Pruning.
@@ -247,22 +282,41 @@ def test_rules_are_counted_with_an_example():
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] > 0
     assert len({pruned.rule for pruned in found}) == len(found) < 15
-    assert all(not re.search(r"\d", pruned.rule) and re.search(r"\d", pruned.example) for pruned in found)
+    assert all(
+        not re.search(r"\d", pruned.rule) and re.search(r"\d", pruned.example) for pruned in found
+    )
 
 
 def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
-    """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may be tried."""
+    """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may
+    be tried.
+    """
     plan = planned(HILBERT, PORTABLE, asked=Workload(257, 129, 65))
     assert {candidate.subject.name for candidate in plan.ranked} == {"portable"}
     assert any("TMA needs" in pruned.example for pruned in plan.pruned)
 
 
-@pytest.mark.parametrize(("name", "machine", "message"), [
-    ("hopper.hilbert", "a100", "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80"),
-    ("turing.cp_async", "t4", "needs sm_80 or newer, and .*T4 is sm_75"),
-    ("hopper.hilbert", "h100", "needs operands of dtype bfloat16 or float16, and was given float32"),
-    ("simt.naive", "", "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "machine", "message"),
+    [
+        (
+            "hopper.hilbert",
+            "a100",
+            "kernel 'hopper.hilbert' needs sm_90 to sm_90, and NVIDIA A100.* is sm_80",
+        ),
+        ("turing.cp_async", "t4", "needs sm_80 or newer, and .*T4 is sm_75"),
+        (
+            "hopper.hilbert",
+            "h100",
+            "needs operands of dtype bfloat16 or float16, and was given float32",
+        ),
+        (
+            "simt.naive",
+            "",
+            "needs an NVIDIA GPU, and was given the CPU: portable alone is interpreted there",
+        ),
+    ],
+)
 def test_kernels_that_do_not_fit(name, machine, message):
     target = gpu.imagined(machine) if machine else gpu.current()
     with pytest.raises(ValueError, match=message):
@@ -302,7 +356,9 @@ def test_predictions_are_shares_and_times_that_a_machine_can_reach():
         assert 0 < found.waves < math.inf
         assert 0 < found.wave_efficiency <= 1
         assert found.wave_efficiency == model.wave_efficiency(f, asked, machine)
-        assert all(0 <= share <= 1 for share in (found.tensor, found.l2, found.latency, found.store))
+        assert all(
+            0 <= share <= 1 for share in (found.tensor, found.l2, found.latency, found.store)
+        )
         assert "waves" in found.limits
 
 
@@ -331,8 +387,12 @@ def test_half_the_terms_take_about_half_the_time(monkeypatch):
     assert any(f.stream_k for f, _, _ in shared)
     for f, asked, machine in samples() + shared:
         machine = replace(machine, l2_bytes=0)
-        long, half, quarter = (us(f, replace(asked, K=K), machine) for K in (1 << 18, 1 << 17, 1 << 16))
-        assert 1.9 < (long - half) / (half - quarter) < 2.1  # whatever does not depend on K left out
+        long, half, quarter = (
+            us(f, replace(asked, K=K), machine) for K in (1 << 18, 1 << 17, 1 << 16)
+        )
+        assert (
+            1.9 < (long - half) / (half - quarter) < 2.1
+        )  # whatever does not depend on K left out
 
 
 def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch):
@@ -358,13 +418,17 @@ def test_fewer_stages_are_never_faster():
 
 def test_rows_inside_of_lines_are_never_faster():
     for f, asked, machine in samples():
-        whole, one, both = (us(replace(f, lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2)))
+        whole, one, both = (
+            us(replace(f, lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2))
+        )
         assert whole <= one <= both
 
 
 @pytest.mark.parametrize(("size", "inside"), [(2048, False), (2056, True)])
 def test_clusters_pay_where_rows_begin_inside_of_lines(size, inside):
-    """H100: 2048 takes 25.6 µs without clusters and 26.6 with; 2048 x 2048 x 2056 takes 35.5 and 26.1."""
+    """H100: 2048 takes 25.6 µs without clusters and 26.6 with; 2048 x 2048 x 2056 takes 35.5 and
+    26.1.
+    """
     asked = Workload(2048, 2048, size)
     found = space("hopper.gemm", asked)
     alone, pairs = (us(found.footprint(gemm.Config(cluster_m=m)), asked, H100) for m in (1, 2))
@@ -374,10 +438,13 @@ def test_clusters_pay_where_rows_begin_inside_of_lines(size, inside):
 
 
 def test_a_larger_gpu_is_never_slower():
-    """With SMs, L2 and memory in proportion: SMs alone would share the same L2. Kernels without a pipeline are allowed
-    a little, as fewer CTAs of an SM cover each other's waits then."""
+    """With SMs, L2 and memory in proportion: SMs alone would share the same L2. Kernels without a
+    pipeline are allowed a little, as fewer CTAs of an SM cover each other's waits then.
+    """
     for f, asked, machine in samples():
-        doubled = {name: 2 * getattr(machine, name) for name in ("sms", "l2_bytes_per_clock", "dram_gbs")}
+        doubled = {
+            name: 2 * getattr(machine, name) for name in ("sms", "l2_bytes_per_clock", "dram_gbs")
+        }
         allowed = 1.2 if f.stages == 1 else 1 + 1e-12
         larger = us(f, asked, replace(machine, **doubled))
         assert larger <= us(f, asked, machine) * allowed, (f, asked, machine.name)
@@ -402,7 +469,9 @@ def test_a_config_that_leaves_sms_idle_is_slower():
 
 def test_resident_ctas():
     def resident(**changes):
-        return model.resident(replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100)
+        return model.resident(
+            replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100
+        )
 
     assert resident(shared_memory=100 << 10) == 2
     assert resident(shared_memory=228 << 10) == 0
@@ -421,7 +490,9 @@ def test_predictions_that_are_all_equal_have_no_order():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"])
+@pytest.mark.parametrize(
+    "name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"]
+)
 def test_a_valid_config_compiles(name):
     found = space(name)
     config = min(some(name, found, 8), key=lambda config: found.footprint(config).registers)

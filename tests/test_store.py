@@ -35,7 +35,11 @@ def test_default_place(path, monkeypatch):
 
 
 def test_trials_and_winners_come_back_by_date(path):
-    trials = [trial(0), failed(1), trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3)]
+    trials = [
+        trial(0),
+        failed(1),
+        trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3),
+    ]
     with Store(path) as store:
         assert [store.add(each) for each in reversed(trials)] == [True] * 3
         store.crown(winner())
@@ -43,9 +47,15 @@ def test_trials_and_winners_come_back_by_date(path):
     with Store(path) as store:
         assert store.trials() == trials
         assert store.winners() == [winner()]
-        assert store.trials(kernel="simt.naive") == store.trials(workload=OTHER) == store.trials(gpu=H200.key)
+        assert (
+            store.trials(kernel="simt.naive")
+            == store.trials(workload=OTHER)
+            == store.trials(gpu=H200.key)
+        )
         assert store.trials(kernel="simt.naive", workload=WORKLOAD) == []
-        assert store.winners(gpu_name=H100.name, kernel="hopper.hilbert", workload=WORKLOAD) == [winner()]
+        assert store.winners(gpu_name=H100.name, kernel="hopper.hilbert", workload=WORKLOAD) == [
+            winner()
+        ]
         assert store.winners(gpu_name="nothing") == []
         assert store.find(H100, *trials[1].identity[1:]) == trials[1]
         assert store.verify() == []
@@ -100,7 +110,9 @@ def test_a_result_ends_its_lease(path):
     with Store(path) as store:
         for i in range(2):
             place = rows.identity(H100, *trial(i).identity[1:])
-            database.at_once(store._file, [lambda c, place=place: rows._insert(c, "leases", {**place, **lease})])
+            database.at_once(
+                store._file, [lambda c, place=place: rows._insert(c, "leases", {**place, **lease})]
+            )
         store.add(trial(0))
         left = store._read(lambda c: rows.select(c, "leases"))
         assert [row["config"] for row in left] == [trial(1).config]
@@ -115,10 +127,15 @@ def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store):
     assert store.verify() == []
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"us": float("nan")}, "trial.us is nan, expected a number above 0"), ({"us": None}, "trial.us is None"),
-    ({"gpu": Gpu("", 90, 132)}, "trial.gpu.name"), ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"us": float("nan")}, "trial.us is nan, expected a number above 0"),
+        ({"us": None}, "trial.us is None"),
+        ({"gpu": Gpu("", 90, 132)}, "trial.gpu.name"),
+        ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
+    ],
+)
 def test_what_could_not_be_read_again_is_refused(store, changes, message):
     with pytest.raises(ValueError, match=message):
         store.add(trial(**changes))
@@ -127,7 +144,12 @@ def test_what_could_not_be_read_again_is_refused(store, changes, message):
 
 def test_prune(store):
     naive = (H200, WORKLOAD, "simt.naive", "abc", "x=1")
-    for each in (trial(0), trial(1, source="new"), trial(2, kernel="simt.naive", gpu=H200), trial(9, when="")):
+    for each in (
+        trial(0),
+        trial(1, source="new"),
+        trial(2, kernel="simt.naive", gpu=H200),
+        trial(9, when=""),
+    ):
         store.add(each)
     store.crown(winner())
     store.claim(*naive)
@@ -185,7 +207,9 @@ def adding(path, *batches):
         file = path.parent.with_name(f"{batch[0].source}.json")
         transfer.export(batch, [], file)
         arguments = [sys.executable, "-c", ADDING, str(path), str(file)]
-        processes.append(subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        processes.append(
+            subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:
@@ -199,7 +223,9 @@ def test_two_processes_add_the_same_trials(path):
     outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [lines[-1] for lines in outputs] == ["None", "None"]
-    added = [int(line.split()[0]) for lines in outputs for line in lines[:-1] if line.endswith(" 1")]
+    added = [
+        int(line.split()[0]) for lines in outputs for line in lines[:-1] if line.endswith(" 1")
+    ]
     assert sorted(added) == list(range(500))
     with Store(path) as store:
         assert store.trials() == trials
@@ -245,10 +271,15 @@ def test_threads(store):
 
 def test_a_store_locked_for_long_costs_no_result(path):
     fill(path, 1)
-    with Store(path) as store, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as rude:
+    with (
+        Store(path) as store,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as rude,
+    ):
         store._file.execute("PRAGMA busy_timeout = 20")
         rude.execute("BEGIN IMMEDIATE")
-        with pytest.warns(UserWarning, match="locked; results are kept in memory, and written as soon as"):
+        with pytest.warns(
+            UserWarning, match="locked; results are kept in memory, and written as soon as"
+        ):
             assert store.add(trial(1))
         assert store.in_memory
         assert store.trials() == [trial(0), trial(1)]

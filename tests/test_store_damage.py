@@ -17,7 +17,10 @@ from outblas.autotune.store import Store, StoreError
 
 def snapshot(path):
     """When what lies in a store's folder was changed, and what it holds."""
-    return {p: (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else None) for p in path.parent.rglob("*")}
+    return {
+        p: (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else None)
+        for p in path.parent.rglob("*")
+    }
 
 
 def kept(path, **options):
@@ -34,7 +37,16 @@ CUTS = [1, 10, 99, 100, 512, 4096, 5000, 8192, 20000, -1, -4096]  # 100: the hea
 TRIALS = [trial(i) for i in range(100)]
 
 
-@pytest.fixture(params=["text", "zeros", "garbage after the header", "garbage in the middle", "no tables", *CUTS])
+@pytest.fixture(
+    params=[
+        "text",
+        "zeros",
+        "garbage after the header",
+        "garbage in the middle",
+        "no tables",
+        *CUTS,
+    ]
+)
 def damaged(path, request):
     """What stands in place of a store of 100 trials."""
     fill(path, 100)
@@ -64,13 +76,20 @@ def test_a_damaged_file_reads_as_empty_and_is_set_aside(path, damaged):
     with silent(), Store(path) as store:
         left = store.trials()
         (aside,) = set_aside(path)
-        assert re.search(rf"is damaged .* it is now {aside.name}, and a fresh store was begun", str(store.warning))
-        assert f"with the {len(left)} trials and {len(store.winners())} winners" in str(store.warning)
+        assert re.search(
+            rf"is damaged .* it is now {aside.name}, and a fresh store was begun",
+            str(store.warning),
+        )
+        assert f"with the {len(left)} trials and {len(store.winners())} winners" in str(
+            store.warning
+        )
         assert not store.in_memory
         assert set(left) <= set(TRIALS)
         assert store.add(trial(1000))
         assert store.verify() == [store.warning]
-    assert aside.read_bytes()[100:] == damaged[100:]  # an open file counts its changes in the header
+    assert (
+        aside.read_bytes()[100:] == damaged[100:]
+    )  # an open file counts its changes in the header
     assert kept(path) == [*left, trial(1000)]
 
 
@@ -120,7 +139,11 @@ def test_what_only_seems_damaged_is_read_again(path):
 
 @pytest.mark.parametrize(
     "lose",
-    [Path.unlink, lambda path: path.rename(path.with_name("elsewhere")), lambda path: shutil.rmtree(path.parent)],
+    [
+        Path.unlink,
+        lambda path: path.rename(path.with_name("elsewhere")),
+        lambda path: shutil.rmtree(path.parent),
+    ],
     ids=["deleted", "moved", "folder deleted"],
 )
 def test_a_file_that_goes_away_takes_no_new_result(path, lose):
@@ -133,7 +156,9 @@ def test_a_file_that_goes_away_takes_no_new_result(path, lose):
 
 
 def test_a_deleted_file_leaves_no_log_that_two_share(path):
-    """SQLite takes a log beside a fresh file for its own, while whoever has the deleted file writes to it."""
+    """SQLite takes a log beside a fresh file for its own, while whoever has the deleted file writes
+    to it.
+    """
     with Store(path) as first, Store(path) as second:
         assert first.add(trial(0))
         path.unlink()
@@ -143,7 +168,9 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path):
     assert kept(path) == [trial(1), trial(2)]
 
 
-@pytest.mark.parametrize("problem", ["is of version 3, expected 2", "is a database of another program"])
+@pytest.mark.parametrize(
+    "problem", ["is of version 3, expected 2", "is a database of another program"]
+)
 def test_what_a_newer_version_or_another_program_has_is_not_touched(path, problem):
     if "version" in problem:
         fill(path)
@@ -161,28 +188,43 @@ def test_what_a_newer_version_or_another_program_has_is_not_touched(path, proble
 
 PLANTED = {
     "trials": {
-        "status = 'great'": "status is 'great'", "us = -1": "us is -1.0, expected a number above 0",
-        "us = 'fast'": "us is 'fast'", "us = 9e999": "us is inf", "us = NULL": "us is None",
-        "status = 'hang'": "us is 100.0, expected null where status is 'hang'", "ratio = 0": "ratio is 0.0",
-        "compile_s = -1": "compile_s is -1.0", "reason = x'ff00'": "reason is b",
-        "reason = CAST(x'ff' AS TEXT)": "reason is '", "\"when\" = 'yesterday'": "when is 'yesterday'",
-        "\"when\" = '2026-02-30T00:00:00+00:00'": "when is '2026-02-30T", "M = 0": "workload.M is 0",
-        "K = 'many'": "workload.K is 'many'", "dtype = 'int8'": "workload.dtype is 'int8'",
-        "layout = 'xx'": "workload.layout is 'xx'", "out_dtype = 'float16'": "workload.out_dtype is 'float16'",
-        "kernel = 'No'": "kernel is 'No'", "config = 'a; b'": "config is 'a; b'", "gpu = 'none'": "gpu is 'none'",
+        "status = 'great'": "status is 'great'",
+        "us = -1": "us is -1.0, expected a number above 0",
+        "us = 'fast'": "us is 'fast'",
+        "us = 9e999": "us is inf",
+        "us = NULL": "us is None",
+        "status = 'hang'": "us is 100.0, expected null where status is 'hang'",
+        "ratio = 0": "ratio is 0.0",
+        "compile_s = -1": "compile_s is -1.0",
+        "reason = x'ff00'": "reason is b",
+        "reason = CAST(x'ff' AS TEXT)": "reason is '",
+        "\"when\" = 'yesterday'": "when is 'yesterday'",
+        "\"when\" = '2026-02-30T00:00:00+00:00'": "when is '2026-02-30T",
+        "M = 0": "workload.M is 0",
+        "K = 'many'": "workload.K is 'many'",
+        "dtype = 'int8'": "workload.dtype is 'int8'",
+        "layout = 'xx'": "workload.layout is 'xx'",
+        "out_dtype = 'float16'": "workload.out_dtype is 'float16'",
+        "kernel = 'No'": "kernel is 'No'",
+        "config = 'a; b'": "config is 'a; b'",
+        "gpu = 'none'": "gpu is 'none'",
     },
     "gpus": {"sms = 131": "is the key of another GPU", "arch = 'ninety'": "arch is 'ninety'"},
     "winners": {
-        "rounds = 0": "rounds is 0", "separated = 2": "separated is 2", "confidence = 1.5": "confidence is 1.5",
-        "finalists = 'x'": "finalists is 'x'", "finalists = '[1]'": "finalists[0] is 1",
+        "rounds = 0": "rounds is 0",
+        "separated = 2": "separated is 2",
+        "confidence = 1.5": "confidence is 1.5",
+        "finalists = 'x'": "finalists is 'x'",
+        "finalists = '[1]'": "finalists[0] is 1",
         "finalists = '[[[['": "finalists is '[[[['",
     },
     "leases": {"beat = -1": "beat is -1", "machine_losses = 'x'": "machine_losses is 'x'"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
-    ("table", "change", "problem"), [(table, *each) for table, planted in PLANTED.items() for each in planted.items()]
+    ("table", "change", "problem"),
+    [(table, *each) for table, planted in PLANTED.items() for each in planted.items()],
 )
 def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, change, problem):
     leased = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
@@ -215,11 +257,16 @@ def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, chan
 
 @contextlib.contextmanager
 def unwritable(path):
-    """Root may write in spite of modes, but not to what has the attribute i; not every file system knows it."""
+    """Root may write in spite of modes, but not to what has the attribute i; not every file system
+    knows it.
+    """
     mode, root = path.stat().st_mode, os.getuid() == 0
     if not root:
         path.chmod(mode & 0o555)
-    elif not shutil.which("chattr") or subprocess.run(["chattr", "+i", path], capture_output=True).returncode:
+    elif (
+        not shutil.which("chattr")
+        or subprocess.run(["chattr", "+i", path], capture_output=True).returncode
+    ):
         pytest.skip("root may write everywhere here")
     try:
         yield
@@ -246,7 +293,9 @@ def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path, what):
 
 
 def test_a_log_in_a_folder_that_cannot_be_written(path):
-    """A copy of a store in use, without the shared memory of those who use it: what is in the file proper is read."""
+    """A copy of a store in use, without the shared memory of those who use it: what is in the file
+    proper is read.
+    """
     fill(path)
     with Store(path) as store:
         store.add(trial(7))
@@ -260,7 +309,9 @@ def test_a_log_in_a_folder_that_cannot_be_written(path):
 def test_a_file_opened_for_reading_only(path, monkeypatch):
     trials = fill(path)
     real = database._connection
-    monkeypatch.setattr(database, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro")))
+    monkeypatch.setattr(
+        database, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro"))
+    )
     with warned("readonly", path) as store:
         assert store.in_memory
         assert store.trials() == trials
@@ -295,7 +346,11 @@ def test_reading_only_leaves_no_trace(path):
     with Store(path, read_only=True) as store:
         assert store.warning is None
         assert store.trials() == store.winners() == store.verify() == []
-        for write in (lambda: store.add(trial()), lambda: store.crown(winner()), lambda: store.prune(kernel="x")):
+        for write in (
+            lambda: store.add(trial()),
+            lambda: store.crown(winner()),
+            lambda: store.prune(kernel="x"),
+        ):
             with pytest.raises(StoreError, match="for reading only"):
                 write()
     assert not path.parent.exists()
@@ -385,7 +440,8 @@ def refusing(message):
 
 
 @pytest.mark.parametrize(
-    "message", ["database or disk is full", "disk I/O error", "attempt to write a readonly database"]
+    "message",
+    ["database or disk is full", "disk I/O error", "attempt to write a readonly database"],
 )
 def test_any_refusal_to_write_costs_no_result(path, message):
     with silent(), Store(path) as store:
@@ -398,6 +454,9 @@ def test_any_refusal_to_write_costs_no_result(path, message):
 
 
 def test_full_disk_at_opening(path):
-    with refusing("disk is full"), warned("disk is full; .* lost when the process ends", path) as store:
+    with (
+        refusing("disk is full"),
+        warned("disk is full; .* lost when the process ends", path) as store,
+    ):
         assert store.add(trial())
         assert store.trials() == [trial()]

@@ -41,7 +41,10 @@ def test_a_store_in_order_is_persistent(path):
         assert store.unsaved == 0
         with pytest.raises(ValueError, match="every result is in the file"):
             store.emergency_export()
-        tables = {row[0] for row in store._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        tables = {
+            row[0]
+            for row in store._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
         assert "probe" not in tables
         assert store.verify() == []
     with pytest.raises(StoreError, match="is closed"):
@@ -137,7 +140,9 @@ def test_unsaved_results_are_counted_by_identity(path):
 
 @pytest.fixture
 def full(path):
-    """A store of three trials and a winner, of which the disk has one trial; its file's name is its folder's."""
+    """A store of three trials and a winner, of which the disk has one trial; its file's name is its
+    folder's.
+    """
     with silent():
         store = Store(path)
         store.add(trial(0))
@@ -181,7 +186,9 @@ def test_what_was_exported_is_not_said_to_be_lost(full, tmp_path):
         full.close()
 
 
-def test_an_emergency_export_goes_to_the_first_folder_that_can_be_written(full, tmp_path, monkeypatch):
+def test_an_emergency_export_goes_to_the_first_folder_that_can_be_written(
+    full, tmp_path, monkeypatch
+):
     folders = {name: tmp_path / name for name in ("current", "home", "temporary")}
     for folder in folders.values():
         folder.mkdir()
@@ -202,7 +209,10 @@ def test_an_emergency_export_goes_to_the_first_folder_that_can_be_written(full, 
         assert path.parent == folders[name]
         broken.add(name)
         path.unlink()
-    with pytest.raises(StoreError, match=r"3 results can be written nowhere .*current: No space left.*home: No space"):
+    with pytest.raises(
+        StoreError,
+        match=r"3 results can be written nowhere .*current: No space left.*home: No space",
+    ):
         full.emergency_export()
     assert not any(list(folder.iterdir()) for folder in folders.values())
 
@@ -211,7 +221,9 @@ def test_results_on_a_disk_that_is_really_full(path, tmp_path):
     """A file system of a megabyte, where root may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("nothing can be mounted here")
     try:
         with silent():
@@ -260,7 +272,9 @@ with Store(Path(path)) as store:
 
 
 def as_user(path, *, uid=0, umask=0o002, number=0):
-    """Whether a process of this user, who adds a trial to a store, can keep it, and what it says."""
+    """Whether a process of this user, who adds a trial to a store, can keep it, and what
+    it says.
+    """
     file = Path(os.environ["OUTBLAS_CACHE_DIR"]) / f"{number}.json"
     transfer.export([trial(number)], [], file)
     command = [sys.executable, "-c", AS_USER, oct(umask), str(uid), str(path), str(file)]
@@ -294,7 +308,9 @@ def user(request, open_folder):
 def test_a_store_in_a_folder_that_a_group_can_write_keeps_results(user, mode):
     uid, folder = user
     folder.chmod(mode)
-    for number, path in enumerate([folder / "s.sqlite", folder / "made" / "by it" / "s.sqlite"] * 2):
+    for number, path in enumerate(
+        [folder / "s.sqlite", folder / "made" / "by it" / "s.sqlite"] * 2
+    ):
         assert as_user(path, uid=uid, number=number) == (True, "True True None\n")
     with Store(folder / "s.sqlite", read_only=True) as store:
         assert store.trials() == [trial(0), trial(2)]
@@ -390,7 +406,14 @@ def test_a_store_on_a_network_file_system_is_warned_about_once(path, tmp_path, m
 
 def test_json_of_an_emergency_export_can_be_read_by_others(full, tmp_path):
     lines = [json.loads(line) for line in full.emergency_export(tmp_path).read_text().splitlines()]
-    assert [next(iter(line)) for line in lines] == ["format", "gpu", "trial", "trial", "winner", "end"]
+    assert [next(iter(line)) for line in lines] == [
+        "format",
+        "gpu",
+        "trial",
+        "trial",
+        "winner",
+        "end",
+    ]
 
 
 def test_an_added_table_does_not_harm(path):

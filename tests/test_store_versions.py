@@ -20,14 +20,17 @@ SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
 PLACE = "kernel, M, N, K, dtype, out_dtype, layout, gpu, source"
 VERSION_1 = [
-    """CREATE TABLE gpus ("key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
+    """CREATE TABLE gpus (
+    "key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
     driver TEXT, cuda TEXT, torch TEXT, triton TEXT, dsl TEXT)""",
     f"""CREATE TABLE trials ({SHARED},
-    status TEXT NOT NULL, reason TEXT NOT NULL, us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
+    status TEXT NOT NULL, reason TEXT NOT NULL,
+    us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
     clock_mhz REAL, predicted_us REAL, compile_s REAL, UNIQUE ({PLACE}, config))""",
     f"""CREATE TABLE winners ({SHARED},
-    us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER, runner_up TEXT,
-    lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER, screened INTEGER, valid INTEGER,
+    us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER,
+    runner_up TEXT, lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER,
+    screened INTEGER, valid INTEGER,
     finalists TEXT NOT NULL, UNIQUE ({PLACE}))""",
     f"CREATE TABLE begun ({SHARED}, times INTEGER NOT NULL, UNIQUE ({PLACE}, config))",
     "PRAGMA application_id = 1869968482",
@@ -104,9 +107,18 @@ def test_new_tables_are_what_migrations_lead_to(path, tmp_path):
 
     def facts(file):
         with contextlib.closing(sqlite3.connect(file)) as connection:
-            names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE sql IS NOT NULL")]
-            columns = {name: connection.execute(f"PRAGMA table_xinfo({name})").fetchall() for name in names}
-            indexes = {name: connection.execute(f"PRAGMA index_xinfo({name})").fetchall() for name in names}
+            names = [
+                row[0]
+                for row in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE sql IS NOT NULL"
+                )
+            ]
+            columns = {
+                name: connection.execute(f"PRAGMA table_xinfo({name})").fetchall() for name in names
+            }
+            indexes = {
+                name: connection.execute(f"PRAGMA index_xinfo({name})").fetchall() for name in names
+            }
             unique = {name: rows._unique(connection, name) for name in names}
             return columns, indexes, unique
 
@@ -142,7 +154,9 @@ def test_a_migration_without_room_for_a_copy_is_not_begun(path, monkeypatch):
             raise sqlite3.OperationalError("database or disk is full")
 
     connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Full))
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Full)
+    )
     with warned("is full", path) as store:
         assert store.trials() == TRIALS
     assert version(path) == 1
@@ -210,7 +224,10 @@ def test_a_newer_version_is_not_touched(path):
 
 
 HARMLESS = {
-    "an added column": ["ALTER TABLE trials ADD COLUMN note TEXT", "ALTER TABLE gpus ADD COLUMN note TEXT DEFAULT 'x'"],
+    "an added column": [
+        "ALTER TABLE trials ADD COLUMN note TEXT",
+        "ALTER TABLE gpus ADD COLUMN note TEXT DEFAULT 'x'",
+    ],
     "an added table": ["CREATE TABLE notes (id, text)"],
     "an added index": ["CREATE INDEX mine ON trials (us)"],
     "a lost index": ["DROP INDEX trials_by_workload"],
@@ -221,7 +238,8 @@ HARMLESS = {
     ],
     "another case": [
         "PRAGMA writable_schema = ON",
-        "UPDATE sqlite_master SET sql = replace(sql, 'TEXT NOT NULL', 'text not null') WHERE type = 'table'",
+        "UPDATE sqlite_master SET sql = replace(sql, 'TEXT NOT NULL', 'text not null') WHERE type "
+        "= 'table'",
         "PRAGMA writable_schema = OFF",
     ],
     "statistics": ["ANALYZE"],
@@ -255,9 +273,11 @@ HARMFUL = {
     "a renamed column": ["ALTER TABLE trials RENAME COLUMN compile_s TO compile_seconds"],
     "a lost table": ["DROP TABLE leases"],
     "two rows of one identity": [
-        "CREATE TABLE copy AS SELECT * FROM trials", "DROP TABLE trials", "ALTER TABLE copy RENAME TO trials",
+        "CREATE TABLE copy AS SELECT * FROM trials",
+        "DROP TABLE trials",
+        "ALTER TABLE copy RENAME TO trials",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", HARMFUL)
@@ -313,7 +333,9 @@ def test_what_can_be_read_in_damaged_stores_is_carried(path):
 def test_rows_around_a_damaged_page_are_read(path):
     with Store(path) as store:
         store.merge([trial(i) for i in range(2000)], [])
-        root = store._file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()[0]
+        root = store._file.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'trials'"
+        ).fetchone()[0]
     pages = leaves(path.read_bytes(), root)
     assert len(pages) > 50
     with path.open("r+b") as file:
@@ -357,7 +379,9 @@ def test_a_salvage_that_was_ended_is_done_by_the_next(path):
     """As after a process that was killed between its steps."""
     fill(path, 50)
     path.rename(path.with_name(f"{path.name}.salvaging"))
-    with warned("a process that set it aside ended .* with the 50 trials and 1 winners", path) as store:
+    with warned(
+        "a process that set it aside ended .* with the 50 trials and 1 winners", path
+    ) as store:
         assert len(store.trials()) == 50
     assert len(set_aside(path)) == 1
     with Store(path) as store:
@@ -401,7 +425,9 @@ def large(tmp_path_factory):
     with Store(path) as store:
         for i in range(20):
             place = {"workload": stored.Workload(16 * (i + 1), 4096, 4096)}
-            store.merge([trial(j, reason="x" * 1000, **place) for j in range(300)], [winner(**place)])
+            store.merge(
+                [trial(j, reason="x" * 1000, **place) for j in range(300)], [winner(**place)]
+            )
     return path
 
 
@@ -421,7 +447,9 @@ class Counting(sqlite3.Connection):
 def work_of(operation, monkeypatch):
     connect = sqlite3.connect
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Counting))
+        patch.setattr(
+            sqlite3, "connect", lambda *a, **options: connect(*a, **options, factory=Counting)
+        )
         Counting.steps = 0
         operation()
         return Counting.steps
@@ -447,7 +475,9 @@ def test_opening_does_not_look_at_rows(large, path, monkeypatch):
 def test_lookups_use_an_index(large, monkeypatch):
     with Store(large) as store:
         place = (trial().gpu, stored.Workload(32, 4096, 4096), *trial(7).identity[2:])
-        assert work_of(lambda: store.trials(workload=place[1]), monkeypatch) == 0  # this connection is not counted
+        assert (
+            work_of(lambda: store.trials(workload=place[1]), monkeypatch) == 0
+        )  # this connection is not counted
         store._file.set_progress_handler(Counting.count.__get__(store), 1000)
         for operation, most in (
             (lambda: store.find(*place), 1),
@@ -459,7 +489,9 @@ def test_lookups_use_an_index(large, monkeypatch):
             Counting.steps = 0
             operation()
             assert Counting.steps <= most
-        plan = [row["detail"] for row in store._file.execute(f"EXPLAIN QUERY PLAN {stored_counts()}")]
+        plan = [
+            row["detail"] for row in store._file.execute(f"EXPLAIN QUERY PLAN {stored_counts()}")
+        ]
         assert plan == ["SCAN trials USING COVERING INDEX trials_by_workload"]
 
 
@@ -484,15 +516,22 @@ with Store(Path(sys.argv[1]), read_only=True) as store:
     assert len(store.kernels()) == 1
 print(peak() - before)
 """
-    run = subprocess.run([sys.executable, "-c", code, str(large)], capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(large)], capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 0, run.stderr
     assert large.stat().st_size > 8 << 20
     assert int(run.stdout) < 4 << 10  # KiB; SQLite's own cache has 2 MiB
 
 
 def test_a_lock_survives_a_reader_of_the_same_process(path):
-    """Closing any descriptor of a file drops all locks that the process has on it: none is opened beside a writer's."""
-    with Store(path) as writer, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as probe:
+    """Closing any descriptor of a file drops all locks that the process has on it: none is opened
+    beside a writer's.
+    """
+    with (
+        Store(path) as writer,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as probe,
+    ):
         probe.execute("PRAGMA busy_timeout = 10")
         for _ in range(3):
             writer._file.execute("BEGIN IMMEDIATE")
@@ -516,8 +555,8 @@ def test_the_log_is_there_as_soon_as_a_store_is_open(path):
 ALTERED = {
     "a figure": "UPDATE trials SET us = us * 2 WHERE id = 3",
     "a config": "UPDATE trials SET config = replace(config, 'slots=2', 'slots=29') WHERE id = 3",
-    "a status": "UPDATE trials SET status = 'wrong', us = NULL, ratio = NULL, ratio_low = NULL, ratio_high = NULL"
-    " WHERE id = 3",
+    "a status": "UPDATE trials SET status = 'wrong', us = NULL, ratio = NULL, ratio_low = NULL, "
+    "ratio_high = NULL WHERE id = 3",
 }
 
 
@@ -529,9 +568,13 @@ def test_an_altered_row_is_no_record(path, what):
     left = [trial(i) for i in range(5) if i != 2]
     with Store(path) as store:
         assert store.trials() == left
-        assert [problem for problem in store.verify() if "trials[3] is not what was stored" in problem]
+        assert [
+            problem for problem in store.verify() if "trials[3] is not what was stored" in problem
+        ]
         assert store.add(trial(2))
-        assert store.find(*(getattr(trial(2), name) for name in ("gpu", "workload", "kernel", "source", "config")))
+        assert store.find(
+            *(getattr(trial(2), name) for name in ("gpu", "workload", "kernel", "source", "config"))
+        )
 
 
 def test_an_altered_winner_is_not_looked_up(path):
@@ -548,7 +591,10 @@ def test_an_altered_winner_is_not_looked_up(path):
 def test_altered_rows_are_not_salvaged(path):
     fill(path, 5)
     sql(path, ALTERED["a figure"])
-    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(database.empty()) as target:
+    with (
+        contextlib.closing(sqlite3.connect(path)) as source,
+        contextlib.closing(database.empty()) as target,
+    ):
         source.row_factory = sqlite3.Row
         assert salvage.carry(source, target).trials == 4
 

@@ -1,4 +1,6 @@
-"""Measuring and compiling under attack: what befalls a process is told apart from what a config does."""
+"""Measuring and compiling under attack: what befalls a process is told apart from what a config
+does.
+"""
 
 import os
 import signal
@@ -19,7 +21,10 @@ from outblas.autotune.isolated import Bench, Down
 from outblas.autotune.subjects import Subject
 from outblas.configs import to_text
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="kills processes")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
+]
 SUBJECT = Subject("misbehaving", "misbehaving")
 
 

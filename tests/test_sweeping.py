@@ -1,4 +1,6 @@
-"""Whole sweeps without a GPU: a config costs its own trial, and whoever is killed loses the trial that ran."""
+"""Whole sweeps without a GPU: a config costs its own trial, and whoever is killed loses the trial
+that ran.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
     assert 4 <= len(before) <= begun <= len(before) + 1
 
     screened = []
-    found = run(path, progress=lambda p: screened.append(len(notes())) if p.stage == "finals" else None)
+    found = run(
+        path, progress=lambda p: screened.append(len(notes())) if p.stage == "finals" else None
+    )
     (outcome,), after = found.outcomes, stored(path)
     assert [trial for trial in after if trial in before] == before
     assert len({trial.config for trial in after}) == len(after) == 9
@@ -54,7 +58,9 @@ def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
 
 
 def reasons_of(outcome, statuses, figure):
-    """Why each fault failed: one trial each with its status and without that figure, and three sound ones with it."""
+    """Why each fault failed: one trial each with its status and without that figure, and three
+    sound ones with it.
+    """
     trials = {from_text(Config, trial.config): trial for trial in outcome.trials}
     assert outcome.new == len(trials) == len(outcome.trials) == 3 + len(statuses)
     for config, trial in trials.items():
@@ -65,7 +71,9 @@ def reasons_of(outcome, statuses, figure):
 
 def test_faults_cost_a_trial_each(path, monkeypatch):
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(MEASURED))
-    monkeypatch.setattr(isolated, "TURNS", 0)  # else more than 5 s are granted where even torch is slow
+    monkeypatch.setattr(
+        isolated, "TURNS", 0
+    )  # else more than 5 s are granted where even torch is slow
     found = run(path, trial_seconds=5.0)
     (outcome,) = found.outcomes
     reasons = reasons_of(outcome, MEASURED, "us")
@@ -89,7 +97,11 @@ def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
     """Compiled as for an H100, and measured in the interpreter."""
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(COMPILED))
     job = Job((SUBJECT,), WORKLOAD, top_k=1)
-    with Bench("cpu") as bench, Compilers(2, timeout=5.0, memory=6 << 30) as compilers, Store(path) as store:
+    with (
+        Bench("cpu") as bench,
+        Compilers(2, timeout=5.0, memory=6 << 30) as compilers,
+        Store(path) as store,
+    ):
         outcome = tuning.tune(job, H100, bench, compilers, store)
         processes = {note.process for note in notes(".compiled")}
         measuring = {note.process for note in notes()}
@@ -103,7 +115,9 @@ def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
     assert {note.visible for note in notes(".compiled")} == {""}
     assert not processes & measuring
     assert soon(lambda: all(map(gone, processes | measuring)))
-    assert {note.config for note in notes()} == {trial.config for trial in outcome.trials if trial.status == "ok"}
+    assert {note.config for note in notes()} == {
+        trial.config for trial in outcome.trials if trial.status == "ok"
+    }
 
 
 def test_two_sweeps_share_a_store(path, monkeypatch):
@@ -117,7 +131,8 @@ def report(p):
         mine = {child.pid for child in active_children()}
         screened = [note.config for note in notes() if note.process in mine]
 found = run(sys.argv[1], progress=report)
-print(json.dumps([found.finished, len(found.winners), len(found.outcomes[0].trials), found.outcomes[0].new, screened]))
+outcome = found.outcomes[0]
+print(json.dumps([found.finished, len(found.winners), len(outcome.trials), outcome.new, screened]))
 """
     both = [start(code, path) for _ in range(2)]
     said = [json.loads(process.communicate(timeout=200)[0]) for process in both]
@@ -141,7 +156,9 @@ def test_interrupts_brand_no_config(path, tmp_path, monkeypatch):
     for kill in (signal.SIGINT, signal.SIGKILL):
         before = len(notes())
         with start("run(sys.argv[1])", path) as process:
-            assert soon(lambda before=before: any("wait" in note.config for note in notes()[before:]), 120)
+            assert soon(
+                lambda before=before: any("wait" in note.config for note in notes()[before:]), 120
+            )
             process.send_signal(kill)
         assert process.returncode != 0
         assert soon(lambda: all(gone(note.process) for note in notes()))
@@ -169,7 +186,10 @@ def test_what_has_failed_is_measured_anew_where_that_is_asked_for(path, monkeypa
     (outcome,) = run(path, top_k=1, retry_failed=True).outcomes
     assert (outcome.new, len(outcome.trials)) == (1, 4)
     assert [trial.status for trial in outcome.trials[-1:]] == ["failed"]
-    assert [trial for trial in stored(path) if trial != before[trial.config]] in ([], outcome.trials[-1:])
+    assert [trial for trial in stored(path) if trial != before[trial.config]] in (
+        [],
+        outcome.trials[-1:],
+    )
 
 
 def test_interrupt_ends_everything(path, monkeypatch):
@@ -195,7 +215,10 @@ with Store(Path(sys.argv[1])) as store:
         complaint = process.stderr.read()
     assert process.returncode == 0, complaint
     trials = len(stored(path))
-    assert [line for line in said if not line.isdecimal()] == ["interrupted", *[f"ended 0 {trials}"] * 2]
+    assert [line for line in said if not line.isdecimal()] == [
+        "interrupted",
+        *[f"ended 0 {trials}"] * 2,
+    ]
     assert trials < 100
 
 
@@ -214,7 +237,10 @@ def test_interrupted_program_leaves_nothing_behind(path, monkeypatch):
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.warns(UserWarning, match="results are kept in memory"), pytest.raises(StoreError, match="file"):
+    with (
+        pytest.warns(UserWarning, match="results are kept in memory"),
+        pytest.raises(StoreError, match="file"),
+    ):
         run(tmp_path / "file" / "store.sqlite")
     with Store(tmp_path / "store.sqlite") as store:
         leave_room(store)
@@ -242,7 +268,9 @@ def test_a_disk_that_fills_up_loses_nothing(path, tmp_path, monkeypatch, interru
                 run(store, progress=report, top_k=1)
             (note,) = error.value.__notes__
             (rescued,) = tmp_path.glob("*.json*")
-            assert note.startswith(f"{store.unsaved} results could not be written to {path}: they are in {rescued}")
+            assert note.startswith(
+                f"{store.unsaved} results could not be written to {path}: they are in {rescued}"
+            )
         else:
             found = run(store, progress=report, top_k=1)
             rescued, there = found.rescued, found.unsaved
@@ -266,7 +294,9 @@ def leave_room(store, pages=0):
 
 
 def test_a_workload_that_cannot_be_had_fails_alone(path):
-    """fp32 cannot hold the sums of so long a K, which the worker says when it makes its operands."""
+    """fp32 cannot hold the sums of so long a K, which the worker says when it makes its
+    operands.
+    """
     found = sweep(SUBJECT, [(1, 1, 1 << 24), (16, 16, 16)], store=path, top_k=1, **OPTIONS)
     (failure,) = found.failures
     assert failure.workload.K == 1 << 24
@@ -278,23 +308,34 @@ def test_a_workload_that_cannot_be_had_fails_alone(path):
 def test_a_report_that_raises_is_not_heard_again():
     report = Mock(side_effect=ValueError("no terminal"))
     tell = sweeping._serial(report)
-    with pytest.warns(UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"):
+    with pytest.warns(
+        UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"
+    ):
         tell(Progress(WORKLOAD))
     tell(Progress(WORKLOAD))
     assert report.call_count == 1
 
 
-@pytest.mark.parametrize(("argument", "value", "message"), [
-    ("trials", 0, "trials is 0, expected an integer of at least 1"), ("top_k", 1.5, "top_k is 1.5"),
-    ("compile_workers", -1, "compile_workers is -1"), ("budget", 0, "budget is 0, expected seconds above 0"),
-    ("budget", float("nan"), "budget is nan"), ("trial_seconds", -1.0, "trial_seconds is -1.0"),
-    ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
-    ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"), ("layout", "nm", "layout is 'nm'"),
-    ("shapes", [(16, 16)], "shapes is"), ("shapes", (16, 0, 16), "N is 0"), ("shapes", "16x16", "shapes is '16x16'"),
-    ("kernels", [], "kernels is empty"),
-    ("kernels", Subject("My kernel", "faulty_kernel"), "My kernel"),  # which no store takes
-    ("gpus", "9", "gpus is '9'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("trials", 0, "trials is 0, expected an integer of at least 1"),
+        ("top_k", 1.5, "top_k is 1.5"),
+        ("compile_workers", -1, "compile_workers is -1"),
+        ("budget", 0, "budget is 0, expected seconds above 0"),
+        ("budget", float("nan"), "budget is nan"),
+        ("trial_seconds", -1.0, "trial_seconds is -1.0"),
+        ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
+        ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
+        ("layout", "nm", "layout is 'nm'"),
+        ("shapes", [(16, 16)], "shapes is"),
+        ("shapes", (16, 0, 16), "N is 0"),
+        ("shapes", "16x16", "shapes is '16x16'"),
+        ("kernels", [], "kernels is empty"),
+        ("kernels", Subject("My kernel", "faulty_kernel"), "My kernel"),  # which no store takes
+        ("gpus", "9", "gpus is '9'"),
+    ],
+)
 def test_bad_arguments(argument, value, message, path):
     given = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""Training, compiling and capturing on a GPU, where every product must be ours (OUTBLAS_STRICT=1)."""
+"""Training, compiling and capturing on a GPU, where every product must be ours
+(OUTBLAS_STRICT=1).
+"""
 
 import copy
 
@@ -39,8 +41,9 @@ def distance(x, y):
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_gradients_are_as_good_as_torchs(activation, dtype):
-    """No further from float64's than twice torch's, or half a rounding; the same bits each time. Calls without
-    an epilogue are test_opinfo's."""
+    """No further from float64's than twice torch's, or half a rounding; the same bits each time.
+    Calls without an epilogue are test_opinfo's.
+    """
     columns = 256 * (2 if activation in GATED else 1)
     shapes = (4, 100, 264), (columns, 264), (columns,), (4, 100, 256)
     given = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
@@ -65,7 +68,9 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, "gelu"])
 def test_the_gradient_of_a_weight_is_written_where_it_stays(activation, dtype):
-    """`.grad` is the tensor that reaches the leaf: autograd copies nothing, eager, warm or compiled."""
+    """`.grad` is the tensor that reaches the leaf: autograd copies nothing, eager, warm or
+    compiled.
+    """
     x, w = normal(4, 100, 264, dtype=dtype), normal(256, 264, dtype=dtype).requires_grad_()
     reached = []
     w.register_hook(lambda g: reached.append(g.data_ptr()))
@@ -82,7 +87,9 @@ def test_the_gradient_of_a_weight_is_written_where_it_stays(activation, dtype):
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_complex_gradients_are_torchs(dtype, monkeypatch):
     monkeypatch.delenv("OUTBLAS_STRICT")
-    a, b = (torch.randn(*s, dtype=dtype, device="cuda").requires_grad_() for s in ((64, 32), (32, 48)))
+    a, b = (
+        torch.randn(*s, dtype=dtype, device="cuda").requires_grad_() for s in ((64, 32), (32, 48))
+    )
     g = torch.randn(64, 48, dtype=dtype, device="cuda")
     want = torch.autograd.grad(a @ b, (a, b), g)
     with pytest.warns(outblas.FallbackWarning, match="gradients of complex"):
@@ -95,7 +102,9 @@ def test_complex_gradients_are_torchs(dtype, monkeypatch):
 class Perceptron(nn.Module):
     def __init__(self, dtype):
         super().__init__()
-        self.up, self.down = (nn.Linear(*s, device="cuda", dtype=dtype) for s in ((512, 2048), (1024, 512)))
+        self.up, self.down = (
+            nn.Linear(*s, device="cuda", dtype=dtype) for s in ((512, 2048), (1024, 512))
+        )
 
     def forward(self, x):
         hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
@@ -104,7 +113,10 @@ class Perceptron(nn.Module):
 
 def trained(model, x):
     y = model(x)
-    return [t.clone() for t in (y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters())))]
+    return [
+        t.clone()
+        for t in (y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters())))
+    ]
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
@@ -136,7 +148,12 @@ def test_a_training_step_in_a_cuda_graph(dtype):
 def test_a_capture_without_warmup_says_what_to_do():
     dispatch.forget()
     kernels._loaded.cache_clear()
-    a, b, out, graph = normal(333, 111), normal(111, 222), torch.zeros(333, 222, device="cuda"), torch.cuda.CUDAGraph()
+    a, b, out, graph = (
+        normal(333, 111),
+        normal(111, 222),
+        torch.zeros(333, 222, device="cuda"),
+        torch.cuda.CUDAGraph(),
+    )
     with torch.cuda.graph(graph):
         for call in (
             lambda: matmul(a, b, out=out),
@@ -192,7 +209,10 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (4, 64)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (4, 64)).transpose(1, 2)
+            for t in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(mixed.transpose(1, 2).flatten(2))
         return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
@@ -212,8 +232,14 @@ def losses(model, x, steps=200):
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_transformer_block_learns_the_same(dtype):
-    """Patched, its losses are no further from torch's than a few times those of weights that begin one rounding off."""
-    plain, x, eps = Block().cuda().to(dtype), normal(16, 64, 256, dtype=dtype), torch.finfo(dtype).eps
+    """Patched, its losses are no further from torch's than a few times those of weights that begin
+    one rounding off.
+    """
+    plain, x, eps = (
+        Block().cuda().to(dtype),
+        normal(16, 64, 256, dtype=dtype),
+        torch.finfo(dtype).eps,
+    )
     noisy, ours = copy.deepcopy(plain), copy.deepcopy(plain)
     with torch.no_grad():
         for p in noisy.parameters():

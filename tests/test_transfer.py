@@ -40,8 +40,16 @@ def file(tmp_path):
 @pytest.fixture
 def content():
     """What the first version of exports had of two trials and a winner, in one object."""
-    tried, won = [[checks.fields_of(record) for record in records] for records in ([TRIAL, FAILED], [winner()])]
-    content = {"format": "outblas-tuning", "version": 1, "sha256": "", "gpus": {H100.key: {**vars(H100)}}}
+    tried, won = [
+        [checks.fields_of(record) for record in records]
+        for records in ([TRIAL, FAILED], [winner()])
+    ]
+    content = {
+        "format": "outblas-tuning",
+        "version": 1,
+        "sha256": "",
+        "gpus": {H100.key: {**vars(H100)}},
+    }
     content |= {"trials": json.loads(json.dumps(tried)), "winners": json.loads(json.dumps(won))}
     return json.loads(signed(content))
 
@@ -78,16 +86,26 @@ def signed(content):
 
 def test_rules_are_those_of_the_records():
     for rules, record in (
-        (checks._TRIAL, Trial), (checks._WINNER, Winner), (checks._GPU, Gpu), (checks._FINALIST, Finalist),
+        (checks._TRIAL, Trial),
+        (checks._WINNER, Winner),
+        (checks._GPU, Gpu),
+        (checks._FINALIST, Finalist),
         (checks.WORKLOAD, Workload),
-    ):  # fmt: skip
+    ):
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
 
 def test_round_trip(file):
     assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [next(iter(line)) for line in lines] == ["format", "gpu", "trial", "trial", "winner", "end"]
+    assert [next(iter(line)) for line in lines] == [
+        "format",
+        "gpu",
+        "trial",
+        "trial",
+        "winner",
+        "end",
+    ]
     assert lines[1]["gpu"] == {"key": H100.key, **dataclasses.asdict(H100)}
     transfer.export([], [], file)
     assert transfer.read(file) == ([], [])
@@ -139,7 +157,8 @@ import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1])
 names = [row[1] for row in connection.execute("PRAGMA table_info(trials)")]
 listed = ", ".join(f'"{name}"' for name in names if name not in ("id", "config", "digest"))
-connection.execute(f"INSERT INTO trials ({listed}, config) SELECT {listed}, 'a=1' FROM trials LIMIT 1")
+copied = f"SELECT {listed}, 'a=1' FROM trials LIMIT 1"
+connection.execute(f"INSERT INTO trials ({listed}, config) {copied}")
 connection.commit()
 connection.close()
 """
@@ -166,7 +185,9 @@ def test_export_is_all_or_nothing(file):
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.text(string.ascii_letters + string.digits + "_", min_size=1, max_size=8)
-configs = st.lists(st.tuples(names, names), max_size=4).map(lambda items: ",".join(map("=".join, items)))
+configs = st.lists(st.tuples(names, names), max_size=4).map(
+    lambda items: ",".join(map("=".join, items))
+)
 kernels = st.text(string.ascii_lowercase + string.digits + "_.", min_size=1, max_size=12)
 positive = st.floats(min_value=1e-9, max_value=1e15)
 numbers = st.none() | st.floats(min_value=0, max_value=1e15)
@@ -176,19 +197,36 @@ gpus = st.builds(Gpu, texts.filter(bool), counts, counts, numbers, *[st.none() |
 sizes = [st.integers(min_value=1, max_value=1 << 48)] * 3
 kinds = st.sampled_from(PRECISIONS), st.sampled_from(("", "float32")), st.sampled_from(LAYOUTS)
 workloads = st.builds(Workload, *sizes, *kinds)
-places = {"gpu": gpus, "workload": workloads, "kernel": kernels, "source": texts, "config": configs, "when": dates}
+places = {
+    "gpu": gpus,
+    "workload": workloads,
+    "kernel": kernels,
+    "source": texts,
+    "config": configs,
+    "when": dates,
+}
 figures = dict.fromkeys(FIGURES, positive)
 others = dict.fromkeys(("clock_mhz", "predicted_us", "compile_s"), numbers)
 failed = st.sampled_from([status for status in STATUSES if status != "ok"])
-trials = st.builds(Trial, **places, **figures, **others, status=st.just("ok"), reason=texts) | st.builds(
-    Trial, **places, **others, status=failed, reason=texts
-)
+trials = st.builds(
+    Trial, **places, **figures, **others, status=st.just("ok"), reason=texts
+) | st.builds(Trial, **places, **others, status=failed, reason=texts)
 winners = st.builds(
-    Winner, **places, **figures, cublas_us=positive, rounds=st.integers(min_value=1, max_value=1000), runner_up=configs,
+    Winner,
+    **places,
+    **figures,
+    cublas_us=positive,
+    rounds=st.integers(min_value=1, max_value=1000),
+    runner_up=configs,
     **dict.fromkeys(("lead", "lead_low", "lead_high"), st.none() | positive),
-    confidence=st.none() | st.floats(min_value=0, max_value=1), separated=st.booleans(), screened=counts, valid=counts,
-    finalists=st.lists(st.builds(Finalist, kernel=kernels, config=configs, **figures), max_size=3).map(tuple),
-)  # fmt: skip
+    confidence=st.none() | st.floats(min_value=0, max_value=1),
+    separated=st.booleans(),
+    screened=counts,
+    valid=counts,
+    finalists=st.lists(
+        st.builds(Finalist, kernel=kernels, config=configs, **figures), max_size=3
+    ).map(tuple),
+)
 examples = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -218,7 +256,9 @@ RECORDS = {
     ("winners", 0, "workload"): Workload,
     ("winners", 0, "finalists", 1): Finalist,
 }
-FIELDS = [(place, field) for place, record in RECORDS.items() for field in dataclasses.fields(record)]
+FIELDS = [
+    (place, field) for place, record in RECORDS.items() for field in dataclasses.fields(record)
+]
 KINDS = {
     "float | None": (True, "1", math.nan, math.inf, -1, 1e300, 10**400),
     "int": (True, "1", 1.0, math.nan, -1, 1 << 60, None),
@@ -231,10 +271,16 @@ KINDS = {
 }
 KINDS |= {"float": (*KINDS["float | None"], None, 0), "Status": (*KINDS["str"], "OK")}
 MORE = {
-    "M": (0,), "kernel": ("", "A", "a b"), "config": ("a", "a=1;b=2", "a=1,,b=2", "=1", "a=[1]", "a=1\n"),
+    "M": (0,),
+    "kernel": ("", "A", "a b"),
+    "config": ("a", "a=1;b=2", "a=1,,b=2", "=1", "a=[1]", "a=1\n"),
     "when": ("", "now", "2026-01-01", "2026-13-01T00:00:00+00:00", "2026-01-01T00:00:00+01:00"),
-    "dtype": ("int8",), "out_dtype": ("", "bfloat16"), "layout": ("xy",), "confidence": (1.01,), "rounds": (0,),
-}  # fmt: skip
+    "dtype": ("int8",),
+    "out_dtype": ("", "bfloat16"),
+    "layout": ("xy",),
+    "confidence": (1.01,),
+    "rounds": (0,),
+}
 
 
 def inside(content, place):
@@ -246,7 +292,9 @@ def inside(content, place):
 def shown(place):
     """`trials[0].workload`."""
     first, second, *rest = place
-    return f"{first}[{second!r}]" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest)
+    return f"{first}[{second!r}]" + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in rest
+    )
 
 
 def shown_in_line(place):
@@ -277,13 +325,17 @@ def refused_import(file):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("place", "field"), FIELDS, ids=[f"{shown(place)}.{field.name}" for place, field in FIELDS])
+@pytest.mark.parametrize(
+    ("place", "field"), FIELDS, ids=[f"{shown(place)}.{field.name}" for place, field in FIELDS]
+)
 def test_tampered_fields_are_refused(file, content, place, field):
     fields, name = inside(content, place), field.name
     for value in KINDS[str(field.type)] + MORE.get(name, ()):
         fields[name] = value
         assert refusal(file, content).startswith(f"{shown(place)}.{name}"), value
-        assert re.match(rf"line [2-5]: {in_line(place)}\.{name}", refusal_of_lines(file, content)), value
+        assert re.match(
+            rf"line [2-5]: {in_line(place)}\.{name}", refusal_of_lines(file, content)
+        ), value
     del fields[name]
     assert refusal(file, content) == f"{shown(place)} has no {name}"
     assert refusal_of_lines(file, content).endswith(f": {shown_in_line(place)} has no {name}")
@@ -300,26 +352,38 @@ def put(content, place, value):
     inside(content, place[:-1])[place[-1]] = value
 
 
-@pytest.mark.parametrize(("place", "value", "message"), [
-    (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
-    (("version",), 2, "version is 2, expected 1"), (("version",), True, "version is True"),
-    (("trials",), {}, "trials is {}, expected a JSON list"), (("winners",), None, "winners is None"),
-    (("gpus",), [], "gpus is []"), (("trials", 0), [], "trials[0] is [], expected an object"),
-    (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
-    (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
-    (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
-    (("more",), 1, "the file has 'more'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
+        (("version",), 2, "version is 2, expected 1"),
+        (("version",), True, "version is True"),
+        (("trials",), {}, "trials is {}, expected a JSON list"),
+        (("winners",), None, "winners is None"),
+        (("gpus",), [], "gpus is []"),
+        (("trials", 0), [], "trials[0] is [], expected an object"),
+        (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
+        (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
+        (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
+        (("more",), 1, "the file has 'more'"),
+    ],
+)
 def test_tampered_files_are_refused(file, content, place, value, message):
     put(content, place, value)
     assert message in refusal(file, content)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (b"", "no JSON"), (b"[" * 100_000, "no JSON"), (b"7", "the file is 7, expected an object"),
-    (b'{"format": 1, "format": 2}', "a field is there twice"), (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
-    (b"\xff\xfe{}", "is no UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"7", "the file is 7, expected an object"),
+        (b'{"format": 1, "format": 2}', "a field is there twice"),
+        (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
+        (b"\xff\xfe{}", "is no UTF-8"),
+    ],
+)
 def test_other_files_are_refused(tmp_path, text, message):
     file = tmp_path / "found.json"
     file.write_bytes(text)
@@ -329,7 +393,12 @@ def test_other_files_are_refused(tmp_path, text, message):
 
 def test_changed_files_are_refused(file, content, monkeypatch):
     text = json.dumps(content)
-    for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), (content["sha256"], "0" * 64)):
+    for old, new in (
+        ("200.5", "200.4"),
+        ("hilbert", "gilbert"),
+        ("0.99", "1.00"),
+        (content["sha256"], "0" * 64),
+    ):
         file.write_text(text.replace(old, new, 1))
         with pytest.raises(ValueError, match=r"sha256 is .* the file was changed or is not whole"):
             transfer.read(file)
@@ -345,7 +414,12 @@ def test_changed_files_are_refused(file, content, monkeypatch):
 
 def test_changed_lines_are_refused(file):
     text = file.read_text()
-    for old, new in (("200.5", "200.4"), ("hilbert", "gilbert"), ("0.99", "1.00"), ('"sha256":"', '"sha256":"0')):
+    for old, new in (
+        ("200.5", "200.4"),
+        ("hilbert", "gilbert"),
+        ("0.99", "1.00"),
+        ('"sha256":"', '"sha256":"0'),
+    ):
         file.write_text(text.replace(old, new, 1))
         assert re.search(r"sha256 is .* the file was changed or is not whole", refused_import(file))
     for size in range(text.index("\n") + 1, len(text) - 2, 101):
@@ -353,7 +427,10 @@ def test_changed_lines_are_refused(file):
         assert re.search("no JSON|it is not whole", refused_import(file))
     lines = text.splitlines(keepends=True)
     file.write_text("".join(lines[:-1]))
-    assert refused_import(file) == "the file ends at line 6, expected its checksum there: it is not whole"
+    assert (
+        refused_import(file)
+        == "the file ends at line 6, expected its checksum there: it is not whole"
+    )
     file.write_text("".join([*lines, lines[0]]))
     assert refused_import(file) == "line 7 follows the last, expected the end of the file"
 
@@ -361,13 +438,22 @@ def test_changed_lines_are_refused(file):
 HEAD = {"format": "outblas-tuning", "version": 2}
 
 
-@pytest.mark.parametrize(("lines", "message"), [
-    ([{**HEAD, "version": 3}], "version is 3, expected 1 or 2"), ([{**HEAD, "format": "x"}], "format is 'x'"),
-    ([HEAD, {"trial": {}, "winner": {}}], "line 2 has ['trial', 'winner'], expected one of gpu, trial, winner"),
-    ([HEAD, {}], "line 2 has [], expected one of"), ([HEAD, []], "line 2 is [], expected an object"),
-    ([HEAD, {"gpu": {"key": "x", **vars(H100)}}], "line 2: gpu.key is 'x'"), ([HEAD, {"gpu": 3}], "line 2: gpu is 3"),
-    ([HEAD, {"trial": checks.fields_of(TRIAL)}], "line 2: trial.gpu is"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{**HEAD, "version": 3}], "version is 3, expected 1 or 2"),
+        ([{**HEAD, "format": "x"}], "format is 'x'"),
+        (
+            [HEAD, {"trial": {}, "winner": {}}],
+            "line 2 has ['trial', 'winner'], expected one of gpu, trial, winner",
+        ),
+        ([HEAD, {}], "line 2 has [], expected one of"),
+        ([HEAD, []], "line 2 is [], expected an object"),
+        ([HEAD, {"gpu": {"key": "x", **vars(H100)}}], "line 2: gpu.key is 'x'"),
+        ([HEAD, {"gpu": 3}], "line 2: gpu is 3"),
+        ([HEAD, {"trial": checks.fields_of(TRIAL)}], "line 2: trial.gpu is"),
+    ],
+)
 def test_lines_that_are_no_records_are_refused(file, lines, message):
     file.write_bytes(in_lines(*lines))
     assert message in refused_import(file)
@@ -427,7 +513,10 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 def test_import_keeps_what_is_there(file):
-    own, newer = dataclasses.replace(TRIAL, us=1.0), winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
+    own, newer = (
+        dataclasses.replace(TRIAL, us=1.0),
+        winner(when="2026-03-01T00:00:00+00:00", ratio=1.2),
+    )
     with Store(file.with_name("tuning.sqlite")) as store:
         store.add(own)
         store.crown(newer)
@@ -443,19 +532,26 @@ def test_ship(tmp_path):
     folder = tmp_path / "tables"
     other = Gpu("NVIDIA/H200 ../x", 90, 132)
     best = winner(ratio=1.3, config="tile_m=256", source="def")
-    first, second = transfer.ship([winner(), best, winner(ratio=1.1, source="x"), winner(gpu=other)], folder)
+    first, second = transfer.ship(
+        [winner(), best, winner(ratio=1.1, source="x"), winner(gpu=other)], folder
+    )
     assert [first.name, second.name] == ["NVIDIA_H100_80GB_HBM3.json", "NVIDIA_H200_.._x.json"]
     table = transfer.read_table(first)
     assert table.gpu == H100
     assert table == transfer.read_table(first.read_text())
-    fields = {name: getattr(best, name) for name in (*FIGURES, "kernel", "config", "workload", "confidence")}
+    fields = {
+        name: getattr(best, name)
+        for name in (*FIGURES, "kernel", "config", "workload", "confidence")
+    }
     assert table.entries == (transfer.Entry(**fields, when=best.when[:10]),)
     assert transfer.read_table(second).gpu == other
 
 
 def test_ship_merges(tmp_path):
     small = Workload(16, 16, 16)
-    (path,) = transfer.ship([winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path)
+    (path,) = transfer.ship(
+        [winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path
+    )
     transfer.ship([winner(config="tile_m=1", ratio=0.5)], tmp_path)
     entries = transfer.read_table(path).entries
     assert [(e.workload, e.kernel, e.config) for e in entries] == [
@@ -465,8 +561,16 @@ def test_ship_merges(tmp_path):
     ]
     text = path.read_text()
     rows = [json.loads(line.strip(",")) for line in text.splitlines() if line.startswith("[")]
-    assert [row[:2] for row in rows] == [["16 bfloat16 nt", "tile_m=128"], [str(WORKLOAD), ""], [str(WORKLOAD), ""]]
-    shuffled = [winner(kernel="simt.naive"), winner(config="tile_m=1", ratio=0.5), winner(workload=small)]
+    assert [row[:2] for row in rows] == [
+        ["16 bfloat16 nt", "tile_m=128"],
+        [str(WORKLOAD), ""],
+        [str(WORKLOAD), ""],
+    ]
+    shuffled = [
+        winner(kernel="simt.naive"),
+        winner(config="tile_m=1", ratio=0.5),
+        winner(workload=small),
+    ]
     transfer.ship(shuffled, tmp_path / "again")
     assert (tmp_path / "again" / path.name).read_text() == text
 
@@ -490,17 +594,29 @@ def test_ship_replaces_no_table_that_it_cannot_read(tmp_path):
 
 
 def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path):
-    tried = ("tile_m=64,order=hilbert,sms=0", "tile_m=128,order=hilbert,sms=0", "tile_m=128,order=rows,sms=0", "sms=1")
-    won = [winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)]
+    tried = (
+        "tile_m=64,order=hilbert,sms=0",
+        "tile_m=128,order=hilbert,sms=0",
+        "tile_m=128,order=rows,sms=0",
+        "sms=1",
+    )
+    won = [
+        winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)
+    ]
     (path,) = transfer.ship(won, tmp_path)
     content = json.loads(path.read_text())
     found = [(each["base"], [row[:2] for row in each["entries"]]) for each in content["kernels"]]
     assert found == [
         ("sms=1", [["16x16x4 bfloat16 nt", ""]]),
-        (tried[1], [
-            ["16x16x1 bfloat16 nt", "tile_m=64"], ["16x16x2", ""], ["16x16x3", "order=rows"],
-        ]),
-    ]  # fmt: skip
+        (
+            tried[1],
+            [
+                ["16x16x1 bfloat16 nt", "tile_m=64"],
+                ["16x16x2", ""],
+                ["16x16x3", "order=rows"],
+            ],
+        ),
+    ]
     assert [entry.config for entry in transfer.read_table(path).entries] == list(tried)
 
 
@@ -524,7 +640,9 @@ def test_whatever_is_valid_can_be_shipped(tmp_path_factory, won):
         assert (entry.config, entry.when) == (best.config, best.when[:10])
         for name, digits in transfer.DIGITS.items():
             figure = getattr(best, name)
-            expected = None if figure is None else pytest.approx(figure, rel=0.51 * 10 ** (1 - digits))
+            expected = (
+                None if figure is None else pytest.approx(figure, rel=0.51 * 10 ** (1 - digits))
+            )
             assert getattr(entry, name) == expected
     again = path.read_text()
     transfer.ship(won, path.parent)
@@ -554,25 +672,42 @@ def test_tampered_rows_are_refused(table, name):
         row[column] = value
         refuses_table(table, f"kernels[0].entries[0].{name} is")
     del row[column]
-    refuses_table(table, f"kernels[0].entries[0] is {checks.shown(row)}, expected a list of workload, changes")
+    refuses_table(
+        table, f"kernels[0].entries[0] is {checks.shown(row)}, expected a list of workload, changes"
+    )
 
 
-@pytest.mark.parametrize(("place", "value", "message"), [
-    (("version",), 1, "version is 1, expected 2"),
-    (("columns",), ["workload"], "columns is ['workload'], expected workload, changes, us"),
-    (("kernels",), {}, "kernels is {}, expected a JSON list"),
-    (("kernels", 0, "kernel"), "A", "kernels[0].kernel is 'A'"),
-    (("kernels", 0, "base"), "tile_m", "kernels[0].base is 'tile_m'"),
-    (("kernels", 0, "entries"), {}, "kernels[0].entries is {}, expected a list"),
-    ((*ROW, 1), "tile_k=1", "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
-    ((*ROW, 0), "16x16 float16 nt", "kernels[0].entries[0].workload is '16x16 float16 nt', expected a"),
-    ((*ROW, 0), "16", "kernels[0].entries[0] is ['16', "),
-    ((*ROW, -1), "", "expected a kind of workload and a day in the first"),
-    ((*ROW, 0), "0 float16 nt", "kernels[0].entries[0].workload.M is 0, expected an integer"),
-    ((*ROW, 0), "9" * 15 + " float16 nt", "kernels[0].entries[0].workload.M is 999999999999999, expected"),
-    ((*ROW, 0), "16 tf32 to bfloat16 nt", "kernels[0].entries[0].workload.out_dtype is 'bfloat16'"),
-    (("gpu", "sms"), "x", "gpu.sms is 'x'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("version",), 1, "version is 1, expected 2"),
+        (("columns",), ["workload"], "columns is ['workload'], expected workload, changes, us"),
+        (("kernels",), {}, "kernels is {}, expected a JSON list"),
+        (("kernels", 0, "kernel"), "A", "kernels[0].kernel is 'A'"),
+        (("kernels", 0, "base"), "tile_m", "kernels[0].base is 'tile_m'"),
+        (("kernels", 0, "entries"), {}, "kernels[0].entries is {}, expected a list"),
+        ((*ROW, 1), "tile_k=1", "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
+        (
+            (*ROW, 0),
+            "16x16 float16 nt",
+            "kernels[0].entries[0].workload is '16x16 float16 nt', expected a",
+        ),
+        ((*ROW, 0), "16", "kernels[0].entries[0] is ['16', "),
+        ((*ROW, -1), "", "expected a kind of workload and a day in the first"),
+        ((*ROW, 0), "0 float16 nt", "kernels[0].entries[0].workload.M is 0, expected an integer"),
+        (
+            (*ROW, 0),
+            "9" * 15 + " float16 nt",
+            "kernels[0].entries[0].workload.M is 999999999999999, expected",
+        ),
+        (
+            (*ROW, 0),
+            "16 tf32 to bfloat16 nt",
+            "kernels[0].entries[0].workload.out_dtype is 'bfloat16'",
+        ),
+        (("gpu", "sms"), "x", "gpu.sms is 'x'"),
+    ],
+)
 def test_tampered_tables_are_refused(table, place, value, message):
     put(table, place, value)
     refuses_table(table, message)
@@ -580,7 +715,10 @@ def test_tampered_tables_are_refused(table, place, value, message):
 
 def test_tables_say_each_thing_once(table):
     kernels = table["kernels"]
-    for said, again in ((kernels, "kernels[1].entries[0]"), (kernels[0]["entries"], "kernels[0].entries[1]")):
+    for said, again in (
+        (kernels, "kernels[1].entries[0]"),
+        (kernels[0]["entries"], "kernels[0].entries[1]"),
+    ):
         said.append(said[0])
         refuses_table(table, f"{again} is the second of hopper.hilbert at 4096x512x64")
         said.pop()
@@ -588,5 +726,8 @@ def test_tables_say_each_thing_once(table):
 
 def test_reading_a_table_imports_neither_torch_nor_sqlite():
     """Apart from what the package itself imports."""
-    code = f"{BARE}import outblas.autotune.transfer\nassert not {{'torch', 'sqlite3'}} & set(sys.modules)"
+    code = (
+        f"{BARE}import outblas.autotune.transfer\nassert not {{'torch', 'sqlite3'}} & "
+        "set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

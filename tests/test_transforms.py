@@ -1,4 +1,6 @@
-"""What torch makes of the operators: autocast, vmap, torch.func, inference mode, compiled and exported programs."""
+"""What torch makes of the operators: autocast, vmap, torch.func, inference mode, compiled and
+exported programs.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch.func import grad, hessian, jacrev
 from outblas import OperandError, addmm, linear, matmul, ops
 from outblas.epilogue import apply
 
-pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"
+)
 close = torch.testing.assert_close
 
 
@@ -37,7 +41,10 @@ def test_autocast_casts_as_torch_does(dtype):
         with torch.autocast("cpu", dtype=dtype):
             results = ours(*given), torchs(*given)
         close(*results)
-        gradients = [torch.autograd.grad(y.sum(), leaves, allow_unused=True, materialize_grads=True) for y in results]
+        gradients = [
+            torch.autograd.grad(y.sum(), leaves, allow_unused=True, materialize_grads=True)
+            for y in results
+        ]
         close(*gradients, atol=0.05, rtol=0.02)
     with torch.autocast("cpu", dtype=dtype):
         assert layer(x, W, BIAS, torch.randn(6, 4)).dtype == dtype
@@ -61,10 +68,17 @@ def test_vmap_over_any_dimension(shape_a, shape_b):
 
 
 PAIRS = [
-    (lambda c, a, b: addmm(c, a, b, alpha=0.5, beta=-2), lambda c, a, b: a @ b / 2 - 2 * c, [(6, 4), (6, 5), (5, 4)]),
+    (
+        lambda c, a, b: addmm(c, a, b, alpha=0.5, beta=-2),
+        lambda c, a, b: a @ b / 2 - 2 * c,
+        [(6, 4), (6, 5), (5, 4)],
+    ),
     (addmm, lambda c, a, b: c + a @ b, [(4,), (6, 5), (5, 4)]),
     (lambda c, a, b: addmm(c, a, b, beta=0), lambda c, a, b: c * 0 + a @ b, [(), (6, 5), (5, 4)]),
-    *((layer, torchs_layer, [x, (4, 5), (4,), r]) for x, r in [((6, 5), (6, 4)), ((5,), ()), ((3, 6, 5), (6, 1))]),
+    *(
+        (layer, torchs_layer, [x, (4, 5), (4,), r])
+        for x, r in [((6, 5), (6, 4)), ((5,), ()), ((3, 6, 5), (6, 1))]
+    ),
     (
         lambda c, a, b: addmm(c, a, b, alpha=0.5, activation="swiglu"),
         lambda c, a, b: apply(c + (a @ b) / 2, "swiglu", None),
@@ -80,12 +94,16 @@ def test_vmap_over_any_arguments(i):
     ours, torchs, shapes = PAIRS[i]
     for mask in range(1, 2 ** len(shapes)):
         in_dims = tuple(0 if mask >> k & 1 else None for k in range(len(shapes)))
-        given = [torch.randn(7, *s) if dim == 0 else torch.randn(s) for s, dim in zip(shapes, in_dims, strict=True)]
+        given = [
+            torch.randn(7, *s) if dim == 0 else torch.randn(s)
+            for s, dim in zip(shapes, in_dims, strict=True)
+        ]
         close(vmap(ours, in_dims)(*given), vmap(torchs, in_dims)(*given))
 
 
 R = torch.randn
-WRONG = {  # calls that must raise as they do without vmap: the operands, and which of them are mapped
+# calls that must raise as they do without vmap: the operands, and which of them are mapped
+WRONG = {
     "dtype of c": (addmm, [R(2, 5).bfloat16(), R(2, 3, 4), R(2, 4, 5)], (0, 0, 0)),
     "shape of c": (lambda *t: addmm(*t, beta=0), [R(2, 7), R(2, 3, 4), R(2, 4, 5)], (0, 0, 0)),
     "c of too many dimensions": (addmm, [R(2, 1, 3, 5), R(2, 3, 4), R(4, 5)], (0, 0, None)),
@@ -96,11 +114,23 @@ WRONG = {  # calls that must raise as they do without vmap: the operands, and wh
     "inner sizes": (matmul, [R(2, 3, 4), R(2, 5, 4)], (0, 0)),
     "dtypes": (matmul, [R(2, 3, 4), R(4, 5).double()], (0, None)),
     "batches": (matmul, [R(2, 3, 3, 4), R(2, 2, 4, 5)], (0, 0)),
-    "odd columns": (lambda a, b: matmul(a, b, activation="swiglu"), [R(2, 3, 4), R(4, 5)], (0, None)),
+    "odd columns": (
+        lambda a, b: matmul(a, b, activation="swiglu"),
+        [R(2, 3, 4), R(4, 5)],
+        (0, None),
+    ),
     "bias": (lambda a, b, t: matmul(a, b, bias=t), [R(3, 4), R(4, 5), R(2, 7)], (None, None, 0)),
-    "residual": (lambda a, b, t: matmul(a, b, residual=t), [R(3, 4), R(4, 5), R(2, 2, 3, 5)], (None, None, 0)),
+    "residual": (
+        lambda a, b, t: matmul(a, b, residual=t),
+        [R(3, 4), R(4, 5), R(2, 2, 3, 5)],
+        (None, None, 0),
+    ),
     "derivative": (lambda g, x: ops.activation_backward(g, x, "gelu"), [R(2), R(2, 2)], (0, None)),
-    "derivative of a pair": (lambda g, x: ops.activation_backward(g, x, "swiglu"), [R(1), R(2)], (None, 0)),
+    "derivative of a pair": (
+        lambda g, x: ops.activation_backward(g, x, "swiglu"),
+        [R(1), R(2)],
+        (None, 0),
+    ),
 }
 
 
@@ -117,7 +147,9 @@ def test_vmap_checks_each_call(name):
 
 @pytest.mark.parametrize("activation", ["reglu", "swiglu"])
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0)])
-@pytest.mark.parametrize("shapes", [((4, 5), (5,), (2,)), ((5,), (5, 4), (2,)), ((3, 4, 5), (5,), (3, 1))])
+@pytest.mark.parametrize(
+    "shapes", [((4, 5), (5,), (2,)), ((5,), (5, 4), (2,)), ((3, 4, 5), (5,), (3, 1))]
+)
 def test_vmap_of_a_gated_pair_without_columns(shapes, dims, activation):
     given = [R(s) if dim is None else R(7, *s) for s, dim in zip(shapes, dims, strict=True)]
     ours = lambda a, b, r: matmul(a, b, activation=activation, residual=r)  # noqa: E731
@@ -125,20 +157,27 @@ def test_vmap_of_a_gated_pair_without_columns(shapes, dims, activation):
 
 
 def test_vmap_of_integers_is_that_of_one_call():
-    a, b, c = (torch.randint(-9, 9, shape, dtype=torch.int8) for shape in ((3, 6, 5), (5, 4), (6, 4)))
+    a, b, c = (
+        torch.randint(-9, 9, shape, dtype=torch.int8) for shape in ((3, 6, 5), (5, 4), (6, 4))
+    )
     for alpha, beta in ((1, 1), (1.5, 2.9), (2, 0.5)):
         call = lambda a, s=alpha, t=beta: addmm(c, a, b, alpha=s, beta=t)  # noqa: E731
         assert torch.equal(vmap(call)(a), torch.stack([call(t) for t in a]))
-    with pytest.raises(RuntimeError, match=r"alpha is nan, expected a number that torch.int8 can hold"):
+    with pytest.raises(
+        RuntimeError, match=r"alpha is nan, expected a number that torch.int8 can hold"
+    ):
         vmap(lambda a: addmm(c, a, b, alpha=torch.nan))(a)
 
 
-@pytest.mark.parametrize("call", [
-    lambda c, a, b: matmul(a, b),
-    lambda c, a, b: addmm(c, a, b),
-    lambda c, a, b: matmul(a, b, bias=c, activation="gelu"),
-    lambda c, a, b: linear(a, b.mT, c[0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, a, b: matmul(a, b),
+        lambda c, a, b: addmm(c, a, b),
+        lambda c, a, b: matmul(a, b, bias=c, activation="gelu"),
+        lambda c, a, b: linear(a, b.mT, c[0]),
+    ],
+)
 def test_vmap_under_autocast(call):
     given = R(7, 6, 4), R(7, 6, 5), R(5, 4).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -165,7 +204,12 @@ def test_transforms_of_gradients():
     ):
         close(transform(losses(layer))(w, bias, x), transform(losses(torchs_layer))(w, bias, x))
     w.requires_grad_()  # transforms inside what autograd records
-    close(*(torch.autograd.grad(grad(losses(f), 1)(w, bias, x).sum(), w) for f in (layer, torchs_layer)))
+    close(
+        *(
+            torch.autograd.grad(grad(losses(f), 1)(w, bias, x).sum(), w)
+            for f in (layer, torchs_layer)
+        )
+    )
     with pytest.raises(RuntimeError, match=r"vmap|out"):
         vmap(lambda a: matmul(a, torch.randn(5, 4), out=torch.empty(6, 4)))(torch.randn(7, 6, 5))
 
@@ -191,7 +235,9 @@ class Perceptron(torch.nn.Module):
     def forward(self, x):
         hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
         x = linear(hidden, self.down.weight, self.down.bias, residual=x)
-        return addmm(self.down.bias, x, matmul(self.down.weight[:, :8], self.up.weight[:8]), alpha=0.5)
+        return addmm(
+            self.down.bias, x, matmul(self.down.weight[:, :8], self.up.weight[:8]), alpha=0.5
+        )
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -245,7 +291,9 @@ def test_compiled_under_autocast_and_transforms():
 
 
 def test_a_gradient_of_an_unbacked_size():
-    """A size that no graph knows asks for no guard, where its operand lies by rows or by columns."""
+    """A size that no graph knows asks for no guard, where its operand lies by rows or by
+    columns.
+    """
     torch._dynamo.reset()
 
     def product(x, w):
@@ -262,9 +310,15 @@ def test_a_gradient_of_an_unbacked_size():
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict):
     model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)
-    exported = torch.export.export(model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=strict)
+    exported = torch.export.export(
+        model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=strict
+    )
     targets = [str(node.target) for node in exported.graph.nodes]
-    assert [targets.count(f"outblas.{name}.default") for name in ("gemm", "addmm", "matmul")] == [2, 1, 1]
+    assert [targets.count(f"outblas.{name}.default") for name in ("gemm", "addmm", "matmul")] == [
+        2,
+        1,
+        1,
+    ]
     for program in (exported, exported.run_decompositions()):
         x = torch.randn(31, 8)
         close(program.module()(x), model(x))

@@ -1,4 +1,6 @@
-"""`outblas tune` without a GPU: what it would try, what matmul would take, a sweep in the interpreter, bad options."""
+"""`outblas tune` without a GPU: what it would try, what matmul would take, a sweep in the
+interpreter, bad options.
+"""
 
 import json
 import signal
@@ -45,7 +47,10 @@ def refusal(line, code=2):
 def test_dry_run_as_json():
     found = parsed("--dry-run --gpu h100 --shapes 4096,128x4096x4096 --trials 20")
     assert found["gpu"] == "NVIDIA H100 80GB HBM3"
-    assert [plan["workload"] for plan in found["plans"]] == ["4096 bfloat16 nt", "128x4096x4096 bfloat16 nt"]
+    assert [plan["workload"] for plan in found["plans"]] == [
+        "4096 bfloat16 nt",
+        "128x4096x4096 bfloat16 nt",
+    ]
     for plan in found["plans"]:
         assert set(plan) == {"workload", "generated", "valid", "pruned", "ranked"}
         assert plan["generated"] == plan["valid"] + sum(rule["count"] for rule in plan["pruned"])
@@ -58,7 +63,12 @@ def test_dry_run_as_json():
 
 def test_dry_run_for_people():
     result = invoke("--dry-run --gpu a100 --kernels turing.cp_async --dtype float16")
-    for text in ("4096 float16 nt on NVIDIA A100", "configs generated", "expected at most 64", "The first 10 by model"):
+    for text in (
+        "4096 float16 nt on NVIDIA A100",
+        "configs generated",
+        "expected at most 64",
+        "The first 10 by model",
+    ):
         assert text in result.stdout
 
 
@@ -92,9 +102,12 @@ def test_explain(on_h100):
     assert "neighbour 4096 bfloat16 nt" in near["why"]
     assert nowhere["why"].startswith("analytic model")
     assert [step["place"] for step in here["steps"]] == [
-        "tuned on this GPU", "tuned on this GPU model, other versions", "shipped table of this GPU model",
-        "shipped table of the nearest GPU model", "model",
-    ]  # fmt: skip
+        "tuned on this GPU",
+        "tuned on this GPU model, other versions",
+        "shipped table of this GPU model",
+        "shipped table of the nearest GPU model",
+        "model",
+    ]
     people = invoke(f"--explain 4096 {options}").stdout
     assert "portable[group_m=5] 1.100 of cuBLAS" in people
     assert "matmul takes portable, group_m=5: tuned on this GPU" in people
@@ -103,7 +116,9 @@ def test_explain(on_h100):
 def test_explain_passes_over_what_cannot_run(on_h100):
     (found,) = parsed(f"--explain 4096 {on_h100(config='block_m=17')}")["choices"]
     assert (found["why"], found["config"]) == ("nothing is known: by rule", "")
-    assert found["passed_over"] == ["portable cannot: block_m is 17, expected a power of two from 16 to 1024"]
+    assert found["passed_over"] == [
+        "portable cannot: block_m is 17, expected a power of two from 16 to 1024"
+    ]
 
 
 def test_explain_says_what_is_copied(monkeypatch):
@@ -122,7 +137,10 @@ def test_explain_passes_over_what_copies_more_than_it_saves(path, monkeypatch):
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     (found,) = parsed(f"--explain 16x4096x4095 --gpu h100 --store {path}")["choices"]
     assert found["kernel"] == "portable"
-    assert any(reason.startswith("hopper.gemm had better not: it copies") for reason in found["passed_over"])
+    assert any(
+        reason.startswith("hopper.gemm had better not: it copies")
+        for reason in found["passed_over"]
+    )
 
 
 def test_explain_off(on_h100, monkeypatch):
@@ -168,35 +186,63 @@ def test_without_a_gpu(options):
     assert "No NVIDIA GPU that torch can use: --dry-run shows what would be tried" in said
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or suite"), ("--shapes ,", "--shapes is ','"),
-    ("--shapes 0", "--shapes has 0, expected sizes of at least 1"), ("--explain many", "--explain is 'many'"),
-    ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"), ("--layout=", "--layout is ''"),
-    ("--dtype float64", "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32"),
-    ("--out-dtype float16", "--out-dtype is 'float16', expected float32"),
-    ("--budget soon", "--budget is 'soon', expected a time such as 90s, 20m or 8h"),
-    ("--budget 0s", "--budget is '0s'"), ("--kernels hopper.nothing", "--kernels is 'hopper.nothing', expected one of"),
-    ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"),
-    ("--engine slurm", "--engine is 'slurm', expected one of local, ray"),
-    ("--ranker luck", "--ranker is 'luck', expected one of model, heuristics"),
-    ("--dry-run --gpu voodoo", "--gpu is 'voodoo', expected one of"), ("--trials 0", "'--trials'"),
-    ("--top-k 0", "'--top-k'"),
-    ("--save /nonexistent/f.json", "--save is '/nonexistent/f.json', expected a file in a folder"),
-    ("--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16", "kernel 'hopper.hilbert' needs sm_90 to sm_90"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--shapes 16x16", "--shapes is '16x16', expected N, MxNxK or suite"),
+        ("--shapes ,", "--shapes is ','"),
+        ("--shapes 0", "--shapes has 0, expected sizes of at least 1"),
+        ("--explain many", "--explain is 'many'"),
+        ("--layout nm", "--layout is 'nm', expected of nt, nn, tn, tt"),
+        ("--layout=", "--layout is ''"),
+        (
+            "--dtype float64",
+            "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32",
+        ),
+        ("--out-dtype float16", "--out-dtype is 'float16', expected float32"),
+        ("--budget soon", "--budget is 'soon', expected a time such as 90s, 20m or 8h"),
+        ("--budget 0s", "--budget is '0s'"),
+        ("--kernels hopper.nothing", "--kernels is 'hopper.nothing', expected one of"),
+        ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"),
+        ("--engine slurm", "--engine is 'slurm', expected one of local, ray"),
+        ("--ranker luck", "--ranker is 'luck', expected one of model, heuristics"),
+        ("--dry-run --gpu voodoo", "--gpu is 'voodoo', expected one of"),
+        ("--trials 0", "'--trials'"),
+        ("--top-k 0", "'--top-k'"),
+        (
+            "--save /nonexistent/f.json",
+            "--save is '/nonexistent/f.json', expected a file in a folder",
+        ),
+        (
+            "--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16",
+            "kernel 'hopper.hilbert' needs sm_90 to sm_90",
+        ),
+    ],
+)
 def test_bad_options(options, message, path):
     assert message in refusal(f"--shapes 16 {PLAIN} --store {path} {options}")
 
 
 @pytest.mark.parametrize("mode", ["", "--dry-run", "--explain 16"])
-@pytest.mark.parametrize(("options", "message"), [
-    ("--engine foo", "--engine is 'foo', expected one of local, ray"), ("--gpus zero", "--gpus is 'zero', expected"),
-    ("--ranker luck", "--ranker is 'luck'"), ("--budget soon", "--budget is 'soon'"), ("--shapes 1x", "--shapes is "),
-    ("--kernels nothing", "--kernels is 'nothing'"), ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected none"),
-    ("--kernels=", "--kernels is '', expected a value, or no --kernels"), ("--budget=", "--budget is ''"),
-    ("--gpus ,", "--gpus is ','"), ("--out-dtype=", "--out-dtype is ''"), ("--explain=", "--explain is ''"),
-    ("--engine ray --gpus 0", "--gpus is '0', expected none with --engine ray"), ("--store /", "--store is '/', exp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--engine foo", "--engine is 'foo', expected one of local, ray"),
+        ("--gpus zero", "--gpus is 'zero', expected"),
+        ("--ranker luck", "--ranker is 'luck'"),
+        ("--budget soon", "--budget is 'soon'"),
+        ("--shapes 1x", "--shapes is "),
+        ("--kernels nothing", "--kernels is 'nothing'"),
+        ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected none"),
+        ("--kernels=", "--kernels is '', expected a value, or no --kernels"),
+        ("--budget=", "--budget is ''"),
+        ("--gpus ,", "--gpus is ','"),
+        ("--out-dtype=", "--out-dtype is ''"),
+        ("--explain=", "--explain is ''"),
+        ("--engine ray --gpus 0", "--gpus is '0', expected none with --engine ray"),
+        ("--store /", "--store is '/', exp"),
+    ],
+)
 def test_every_option_is_checked_before_anything_runs(mode, options, message, monkeypatch):
     for name in ("_sweep", "_dry_run", "_explain"):
         monkeypatch.setattr(f"outblas.cli.tune.{name}", lambda *_, **__: pytest.fail("runs"))
@@ -232,7 +278,9 @@ def test_results_that_are_not_in_the_store_are_no_success(monkeypatch, path, tmp
     swept(monkeypatch, store=path, unsaved=142, rescued=rescued)
     said = invoke(PLAIN, 1).stdout
     assert "trials in" not in said
-    assert squeezed(f"142 results could not be written to {path}: they are in {rescued}") in squeezed(said)
+    assert squeezed(
+        f"142 results could not be written to {path}: they are in {rescued}"
+    ) in squeezed(said)
     value = json.loads(invoke(f"{PLAIN} --json", 1).stdout)
     assert (value["unsaved"], value["rescued"]) == (142, str(rescued))
     swept(monkeypatch, store=path, unsaved=3)
@@ -242,9 +290,14 @@ def test_results_that_are_not_in_the_store_are_no_success(monkeypatch, path, tmp
 def test_what_is_left_unmeasured_is_said(monkeypatch, path):
     left = Unmeasured("portable", known.CONFIGS[4], "killed from outside 3 times: SIGKILL")
     job = Job((), Workload(16, 16, 16))
-    outcome = Outcome(job, known.H100, Mock(generated=2, valid=2), unmeasured=[left], finished=False)
+    outcome = Outcome(
+        job, known.H100, Mock(generated=2, valid=2), unmeasured=[left], finished=False
+    )
     swept(monkeypatch, store=path, outcomes=[outcome])
-    said = "portable[group_m=5]: not measured, and tried again by the next sweep: killed from outside 3 times"
+    said = (
+        "portable[group_m=5]: not measured, and tried again by the next sweep: killed from "
+        "outside 3 times"
+    )
     assert squeezed(said) in squeezed(invoke(PLAIN).stdout)
     value = json.loads(invoke(f"{PLAIN} --json").stdout)
     assert [each["reason"] for each in value["outcomes"][0]["unmeasured"]] == [left.reason]
@@ -252,9 +305,13 @@ def test_what_is_left_unmeasured_is_said(monkeypatch, path):
 
 def test_measuring_without_the_lock_is_said(monkeypatch, path):
     why = "the lock was not free within 900 s; figures may be disturbed by other sweeps on GPU 0"
-    outcome = Outcome(Job((), Workload(16, 16, 16)), known.H100, Mock(generated=2, valid=2), unlocked=why)
+    outcome = Outcome(
+        Job((), Workload(16, 16, 16)), known.H100, Mock(generated=2, valid=2), unlocked=why
+    )
     swept(monkeypatch, store=path, outcomes=[outcome])
-    assert squeezed(f"measured without the lock on the GPU: {why}") in squeezed(invoke(PLAIN).stdout)
+    assert squeezed(f"measured without the lock on the GPU: {why}") in squeezed(
+        invoke(PLAIN).stdout
+    )
     assert json.loads(invoke(f"{PLAIN} --json").stdout)["outcomes"][0]["unlocked"] == why
 
 
@@ -262,9 +319,21 @@ def test_a_confidence_that_says_nothing_is_a_tie(monkeypatch, path):
     """The doubts of several finalists add up to more than 1."""
     shown = [
         cli_tune._confidence(stored.winner(confidence=confidence, separated=separated))
-        for confidence, separated in ((0.0, True), (0.0, False), (0.981, True), (0.9995, True), (0.2, False))
+        for confidence, separated in (
+            (0.0, True),
+            (0.0, False),
+            (0.981, True),
+            (0.9995, True),
+            (0.2, False),
+        )
     ]
-    assert shown == ["tie", "tie, not separated", "at least 98.1%", "over 99.9%", "at least 20.0%, not separated"]
+    assert shown == [
+        "tie",
+        "tie, not separated",
+        "at least 98.1%",
+        "over 99.9%",
+        "at least 20.0%, not separated",
+    ]
 
 
 TUNE = """
@@ -299,7 +368,9 @@ def test_an_interrupt_says_how_to_go_on(path, number, code, monkeypatch):
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
-    assert f"Interrupted: what was measured is in {path}. The same command goes on from there:" in err
+    assert (
+        f"Interrupted: what was measured is in {path}. The same command goes on from there:" in err
+    )
     line = next(line.strip() for line in err.splitlines() if line.startswith("  outblas tune"))
     assert line == f"outblas tune --kernels faulty --shapes 16 {PLAIN} --top-k 1 --store {path}"
     assert "Traceback" not in err
@@ -307,7 +378,9 @@ def test_an_interrupt_says_how_to_go_on(path, number, code, monkeypatch):
     with Store(path) as store:
         trials = store.trials()
         assert [trial.status for trial in trials] == ["ok"]
-        assert store.claim(*facts_of(trials[0], notes()[-1].config)).granted  # and nothing holds the other
+        assert store.claim(
+            *facts_of(trials[0], notes()[-1].config)
+        ).granted  # and nothing holds the other
 
 
 def facts_of(trial, config):
@@ -328,7 +401,9 @@ with interrupts.handled():
 
 
 def test_a_second_interrupt_ends_at_once():
-    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True
+    ) as process:
         for said in ("ready\n", "first\n"):
             assert process.stdout.readline() == said
             process.send_signal(signal.SIGINT)

@@ -1,4 +1,6 @@
-"""Tuning on a GPU: configs that hang, stray or are wrong cost a trial each, and what wins is what matmul takes."""
+"""Tuning on a GPU: configs that hang, stray or are wrong cost a trial each, and what wins is what
+matmul takes.
+"""
 
 import time
 from collections import Counter
@@ -35,16 +37,25 @@ def fresh(tmp_path, monkeypatch):
 
 def operands(shape=SHAPE, dtype=torch.bfloat16):
     M, N, K = shape
-    return [torch.randn(M, K, device="cuda").to(dtype), torch.randn(N, K, device="cuda").to(dtype).t()]
+    return [
+        torch.randn(M, K, device="cuda").to(dtype),
+        torch.randn(N, K, device="cuda").to(dtype).t(),
+    ]
 
 
 @pytest.mark.sm90
 def test_faults_cost_a_trial_each(fresh):
     subject = Subject("faulty", "faulty_hopper")
-    shape = (4096, 4096, 256)  # where the rung's own tile, which the faulty ones have, is among the best
+    shape = (
+        4096,
+        4096,
+        256,
+    )  # where the rung's own tile, which the faulty ones have, is among the best
     found = sweep(subject, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
     (outcome,) = found.outcomes
-    by_fault = {from_text(subject.load().Config, trial.config).fault: trial for trial in outcome.trials}
+    by_fault = {
+        from_text(subject.load().Config, trial.config).fault: trial for trial in outcome.trials
+    }
     assert by_fault["hang"].status == "hang"
     assert by_fault["illegal"].status == "device lost"
     assert "illegal" in by_fault["illegal"].reason
@@ -64,7 +75,9 @@ def test_matmul_takes_the_winner(fresh):
     asked = problem(a, b, torch.empty(SHAPE[:2], dtype=a.dtype, device="cuda"))
     assert next(automatic.choices(asked)) == ("hopper.hilbert", winner.config)
     config = from_text(hilbert.Config, winner.config)
-    assert torch.equal(outblas.matmul(a, b), outblas.matmul(a, b, kernel="hopper.hilbert", config=config))
+    assert torch.equal(
+        outblas.matmul(a, b), outblas.matmul(a, b, kernel="hopper.hilbert", config=config)
+    )
     assert list(automatic.choices(asked, "off")) == []
     off = outblas.matmul(a, b, tune="off")
     assert torch.equal(off, outblas.matmul(a, b, kernel="portable"))

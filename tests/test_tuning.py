@@ -1,4 +1,6 @@
-"""One workload's driver, with a worker that is played: budgets, shared stores, finals, and a worker that goes down."""
+"""One workload's driver, with a worker that is played: budgets, shared stores, finals, and a worker
+that goes down.
+"""
 
 import sqlite3
 import time
@@ -40,8 +42,10 @@ def number_in(config):
 
 @dataclass
 class FakeBench:
-    """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at that call of that
-    config (of any, for None), but for the first `spared` times, and `dies` times at most."""
+    """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at
+    that call of that config (of any, for None), but for the first `spared` times, and `dies` times
+    at most.
+    """
 
     down: tuple[str, int | None] | None = None
     spared: int = 0
@@ -81,7 +85,11 @@ class FakeBench:
         config = from_text(Config, entry[1]).number if entry else None
         self.sleep(self.seconds)
         self.calls.append((call, config))
-        if self.down in ((call, config), (call, None)) and self.calls.count((call, config)) > self.spared and self.dies:
+        if (
+            self.down in ((call, config), (call, None))
+            and self.calls.count((call, config)) > self.spared
+            and self.dies
+        ):
             self.dies -= 1
             self.restarts += 1
             self.entered.clear()
@@ -94,7 +102,8 @@ class FakeBench:
 
 @dataclass
 class FakeCompilers:
-    """Whose compiles have taken `seconds`, or never end; those of configs 1 and 3 are `killed` so many times.
+    """Whose compiles have taken `seconds`, or never end; those of configs 1 and 3 are `killed` so
+    many times.
 
     `most`: by how many the bench was behind.
     """
@@ -110,7 +119,9 @@ class FakeCompilers:
         self.futures.append(Future())
         if self.killed and number_in(config) in (1, 3):
             self.killed -= 1
-            self.futures[-1].set_exception(compiling.CompileError("killed", "the compiler was killed"))
+            self.futures[-1].set_exception(
+                compiling.CompileError("killed", "the compiler was killed")
+            )
         elif self.seconds is not None:
             self.futures[-1].set_result(self.seconds)
         self.most = max(self.most, len(self.futures) - len(self.bench.configs("screen")))
@@ -125,7 +136,9 @@ def store(path):
 
 @pytest.fixture
 def tune(store, monkeypatch):
-    def tuned(bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, report=silent, **options):
+    def tuned(
+        bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, report=silent, **options
+    ):
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
         return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)
 
@@ -139,7 +152,9 @@ def test_three_sweeps_share_a_store(tune, store):
         found = list(threads.map(lambda bench: tune(bench, 12, top_k=1), benches))
     assert Counter(trial.status for trial in store.trials()) == {"ok": 12}
     assert sum(outcome.new for outcome in found) == 12
-    assert sorted(config for bench in benches for config in bench.configs("screen")) == list(range(12))
+    assert sorted(config for bench in benches for config in bench.configs("screen")) == list(
+        range(12)
+    )
 
 
 def test_the_fastest_reach_the_finals(tune, store):
@@ -159,7 +174,10 @@ def test_the_fastest_reach_the_finals(tune, store):
 
 def test_measuring_without_the_lock_comes_with_the_outcome(tune):
     told = []
-    outcome = tune(FakeBench(unlocked="no lock can be had"), report=lambda progress: told.append(progress.message))
+    outcome = tune(
+        FakeBench(unlocked="no lock can be had"),
+        report=lambda progress: told.append(progress.message),
+    )
     assert outcome.unlocked == "no lock can be had"
     assert told[-1] == "no lock can be had"
 
@@ -199,9 +217,15 @@ def facts(config):
 def test_what_another_measures_is_waited_for(tune, store, path):
     """However long it takes: a live driver that is slow brands nothing."""
     theirs = Trial(
-        gpu=H100, workload=WORKLOAD, kernel="faulty", source=SUBJECT.fingerprint, config=ONE, status="ok", us=1.0,
+        gpu=H100,
+        workload=WORKLOAD,
+        kernel="faulty",
+        source=SUBJECT.fingerprint,
+        config=ONE,
+        status="ok",
+        us=1.0,
         when=now(),
-    )  # fmt: skip
+    )
     with Store(path) as beside:
         assert beside.claim(*facts(ONE)).granted
         Timer(0.7, beside.add, [theirs]).start()
@@ -236,7 +260,9 @@ def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
         beside.claim(*facts(ONE))
         Timer(0.5, stopped.set).start()
         with pytest.raises(Abandoned):
-            tuning.tune(Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set)
+            tuning.tune(
+                Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set
+            )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Abandoned, RuntimeError])
@@ -273,7 +299,11 @@ def test_what_is_killed_again_and_again_is_left_unmeasured(tune, store):
     (left,) = found.unmeasured
     assert (left.kernel, left.config) == ("faulty", ONE)
     assert left.reason == "killed from outside 3 times: a bad day"
-    assert {number(trial) for trial in found.trials} == {number(trial) for trial in store.trials()} == {0, 2}
+    assert (
+        {number(trial) for trial in found.trials}
+        == {number(trial) for trial in store.trials()}
+        == {0, 2}
+    )
     assert not found.finished
     assert found.winner is not None
     assert reports[-1] == {"unmeasured": 1}
@@ -290,7 +320,10 @@ def test_killed_compiles_are_tried_again_and_then_left_unmeasured(tune, store):
     compilers = FakeCompilers(bench, seconds=1.5, killed=99)
     found = tune(bench, 4, compilers=compilers)
     (left,) = found.unmeasured
-    assert left.reason == "its compiler was killed from outside again and again: the compiler was killed"
+    assert (
+        left.reason
+        == "its compiler was killed from outside again and again: the compiler was killed"
+    )
     assert len(store.trials()) == 3
 
 
@@ -316,7 +349,9 @@ def test_machines_that_went_down_are_a_crash(tune, store, path):
         config = to_text(Config(number=losses))
         store.claim(*facts(config))
         with sqlite3.connect(path) as connection:
-            connection.execute("UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config])
+            connection.execute(
+                "UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config]
+            )
         store.release(*facts(config))
     bench = FakeBench()
     trials = {number(trial): trial for trial in tune(bench, 4).trials}
@@ -328,7 +363,11 @@ def test_machines_that_went_down_are_a_crash(tune, store, path):
 def test_what_has_failed_is_measured_anew(tune, store):
     tune(FakeBench(("screen", 1), status="out of memory"))
     tune(FakeBench(("screen", 3), status="refused"), 4)
-    assert Counter(trial.status for trial in store.trials()) == {"ok": 2, "out of memory": 1, "refused": 1}
+    assert Counter(trial.status for trial in store.trials()) == {
+        "ok": 2,
+        "out of memory": 1,
+        "refused": 1,
+    }
     idle, again, last = FakeBench(), FakeBench(), FakeBench()
     tune(idle, 4)
     assert idle.configs("screen") == []
@@ -346,7 +385,9 @@ def test_two_who_retry_share_what_has_failed(tune, store, path):
     benches = [FakeBench(seconds=0.02) for _ in range(2)]
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda bench: tune(bench, 8, top_k=1, retry_failed=True), benches))
-    assert sorted(config for bench in benches for config in bench.configs("screen")) == list(range(8))
+    assert sorted(config for bench in benches for config in bench.configs("screen")) == list(
+        range(8)
+    )
     assert {trial.status for trial in store.trials()} == {"ok"}
 
 
@@ -365,7 +406,9 @@ def test_a_workload_that_goes_down_is_said_to_fail(tune):
 
 @pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
 def test_a_finalist_that_fails_takes_nobody_along(tune, call, spared):
-    """It passed its screen, and takes the worker down in the finals, and with it all that had entered."""
+    """It passed its screen, and takes the worker down in the finals, and with it all that had
+    entered.
+    """
     found = tune(FakeBench((call, 1), spared))
     assert found.finished
     assert number(found.winner) == 0

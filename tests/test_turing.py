@@ -1,4 +1,6 @@
-"""The tensor-core ladder without a GPU: machine code for every architecture, configs, who loads what, who is chosen."""
+"""The tensor-core ladder without a GPU: machine code for every architecture, configs, who loads
+what, who is chosen.
+"""
 
 import random
 import re
@@ -27,11 +29,20 @@ SQUARE = (4096, 4096, 4096)
 SLABS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
 BUILDS = [(name, arch) for name in NAMES for arch in compilable(registry.find(name))]
 VALUES = {
-    "block_m": (16, 32, 64, 128, 256), "block_n": (8, 16, 32, 64, 128, 256), "block_k": (16, 32, 64),
-    "warps_m": (1, 2, 4), "warps_n": (1, 2, 4), "vector": (1, 2, 4, 8), "pad": (0, 2, 4, 8, 16),
-    "swizzle": (False, True), "stages": (2, 3, 4, 6), "ahead": (False, True), "stage_out": (False, True),
-    "group_m": (1, 3, 8), "ctas": (1, 2),
-}  # fmt: skip
+    "block_m": (16, 32, 64, 128, 256),
+    "block_n": (8, 16, 32, 64, 128, 256),
+    "block_k": (16, 32, 64),
+    "warps_m": (1, 2, 4),
+    "warps_n": (1, 2, 4),
+    "vector": (1, 2, 4, 8),
+    "pad": (0, 2, 4, 8, 16),
+    "swizzle": (False, True),
+    "stages": (2, 3, 4, 6),
+    "ahead": (False, True),
+    "stage_out": (False, True),
+    "group_m": (1, 3, 8),
+    "ctas": (1, 2),
+}
 
 
 def valid_configs(count, seed=0):
@@ -39,8 +50,14 @@ def valid_configs(count, seed=0):
     draw = random.Random(seed)
     found = []
     while len(found) < count:
-        name = ("turing.wmma", "turing.shared", "turing.double_buffer", "turing.cp_async")[len(found) % 4]
-        values = {key: draw.choice(options) for key, options in VALUES.items() if key not in rung(name).unread}
+        name = ("turing.wmma", "turing.shared", "turing.double_buffer", "turing.cp_async")[
+            len(found) % 4
+        ]
+        values = {
+            key: draw.choice(options)
+            for key, options in VALUES.items()
+            if key not in rung(name).unread
+        }
         config = own(name, **values)
         if invalid_reason(config, 48 * 1024) is None:
             found.append((name, config))
@@ -48,7 +65,9 @@ def valid_configs(count, seed=0):
 
 
 def compiled(name, config, given, arch):
-    return rung(name)._compiled(config, given, rung(name).constants(config, given, arch), arch, None)
+    return rung(name)._compiled(
+        config, given, rung(name).constants(config, given, arch), arch, None
+    )
 
 
 def hot_loop(found):
@@ -62,7 +81,9 @@ def absent(name):
 
 @pytest.mark.parametrize(("name", "arch"), BUILDS)
 def test_products_are_the_tensor_cores_own(name, arch):
-    """As many mma.sync as the tile has, in a loop without FMA; ldmatrix from its rung on; nothing spills."""
+    """As many mma.sync as the tile has, in a loop without FMA; ldmatrix from its rung on; nothing
+    spills.
+    """
     terms, machine_instruction = (8, "HMMA.1688.F32") if arch == 75 else (16, "HMMA.16816.F32")
     found, config = inspect(name, arch=arch), own(name)
     outputs = config.block_m * config.block_n // config.num_warps
@@ -111,17 +132,20 @@ def test_the_idea_of_a_rung_is_in_its_machine_code():
     assert counts["double_buffer"]["LDG"] == 2 * (32 + 64) * 16 // 256
     assert counts["vectorized"]["LDG"] == 2 * 2
     found["ldmatrix"].require(has={"LDG.E.128": 4, "STS.128": 4, "LDSM.16.M88.4": 12}, min_ctas=2)
-    # One wait and one barrier a slab of the four in an iteration, and nothing but copies from global memory.
+    # One wait and one barrier a slab of the four in an iteration, and nothing but copies from
+    # global memory.
     assert [counts["cp_async"][name] for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
     assert counts["cp_async"]["LDGSTS"] == 4 * (128 + 256) * 32 // 8 // 256
 
 
 @pytest.mark.parametrize(
-    ("name", "sectors"), [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)]
+    ("name", "sectors"),
+    [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)],
 )
 def test_what_loads_look_up_in_l1(name, sectors):
-    """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each, a slab's rows of 16
-    halves one, of 32 halves two."""
+    """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each,
+    a slab's rows of 16 halves one, of 32 halves two.
+    """
     config = own(name)
     slabs = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
     each = lines(config, problem("nt", SQUARE, FP16), name == "turing.wmma")
@@ -130,10 +154,17 @@ def test_what_loads_look_up_in_l1(name, sectors):
 
 @pytest.mark.compile
 def test_nothing_overlaps_without_a_load_ahead():
-    """A thread waits for its loads, by storing them, before its products; `ahead`, it stores what is there already."""
-    for name, config, overlaps in (("turing.vectorized", "", False), ("turing.double_buffer", "ahead=True", True)):
+    """A thread waits for its loads, by storing them, before its products; `ahead`, it stores what
+    is there already.
+    """
+    for name, config, overlaps in (
+        ("turing.vectorized", "", False),
+        ("turing.double_buffer", "ahead=True", True),
+    ):
         loop = hot_loop(inspect(name, config=config or None, arch=75))
-        order = " ".join(instruction for instruction in loop if instruction in ("LDG", "STS", "HMMA"))
+        order = " ".join(
+            instruction for instruction in loop if instruction in ("LDG", "STS", "HMMA")
+        )
         between = re.findall(r"LDG ((?:LDG |HMMA )*)STS", order)
         assert between
         assert any("HMMA" in each for each in between) == overlaps, order
@@ -156,7 +187,9 @@ def test_who_loads():
 
     def busy(name, edge=2048, **changes):
         """Threads that load a vector of a slab of A, and of B, that no other thread loads."""
-        constants = rung(name).constants(own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75)
+        constants = rung(name).constants(
+            own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
+        )
         return [constants["A_THREADS"], constants["B_THREADS"]]
 
     assert busy("turing.double_buffer") == [256, 256]
@@ -164,36 +197,60 @@ def test_who_loads():
     assert busy("turing.ldmatrix") == [256, 256]
     # 16 vectors of B: all take part, not half a warp.
     assert busy("turing.double_buffer", 64, block_n=8, warps_n=1, vector=8)[1] == 64
-    # The rest pass by, and meet no barrier on their way: after a branch comes a load, its store, then all again.
+    # The rest pass by, and meet no barrier on their way: after a branch comes a load, its store,
+    # then all again.
     loop = hot_loop(inspect("turing.vectorized", arch=75))
     kinds = [name for name in loop if name in ("LDG", "STS", "HMMA", "BAR")]
     slab = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
     assert kinds == 2 * slab
 
 
-@pytest.mark.parametrize(("name", "text", "reason"), [
-    ("wmma", "block_m=96", "block_m is 96, expected a power of two from 1 to 256"),
-    ("wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps of 16"),
-    ("wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps of 8"),
-    ("wmma", "block_k=8", "block_k is 8, expected 16 to 128"),
-    ("wmma", "vector=16", "vector is 16, expected 1, 2, 4 or 8"),
-    ("wmma", "pad=8", "pad is 8, expected 0: turing.wmma has no other"),
-    ("wmma", "arch=90", "arch is 90, expected one of 0, 75, 80"),
-    ("wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
-    ("shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
-    ("shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
-    ("shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
-    ("shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
-    ("double_buffer", "warps_m=32,block_m=512", "block_m is 512, expected a power of two from 1 to 256"),
-    ("double_buffer", "stages=3", "stages is 3, expected 2: turing.double_buffer has no other"),
-    ("ldmatrix", "block_m=256,block_n=256", "block_m x block_n is 256 sums a thread, expected at most 128"),
-    ("ldmatrix", "ctas=4", "ctas is 4: 64 registers a thread, too few for 64 sums"),
-    ("ldmatrix", "block_k=128,warps_m=1,ctas=1", "block_m x block_k is 128 elements a thread, expected"),
-    ("cp_async", "stages=1", "stages is 1, expected at least 2: turing.cp_async copies ahead"),
-    ("cp_async", "arch=75", "arch is 75, expected 0 or at least 80: turing.cp_async needs it"),
-    ("cp_async", "swizzle=False", "swizzle is False, expected True: turing.cp_async has no other"),
-    ("cp_async", "stages=8,block_k=64", "needs 393216 bytes of shared memory, the device has 232448"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("wmma", "block_m=96", "block_m is 96, expected a power of two from 1 to 256"),
+        ("wmma", "block_m=16", "block_m is 16, expected at least 32: 2 warps of 16"),
+        ("wmma", "block_n=16", "block_n is 16, expected at least 32: 4 warps of 8"),
+        ("wmma", "block_k=8", "block_k is 8, expected 16 to 128"),
+        ("wmma", "vector=16", "vector is 16, expected 1, 2, 4 or 8"),
+        ("wmma", "pad=8", "pad is 8, expected 0: turing.wmma has no other"),
+        ("wmma", "arch=90", "arch is 90, expected one of 0, 75, 80"),
+        ("wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
+        ("shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
+        ("shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
+        ("shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
+        ("shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
+        (
+            "double_buffer",
+            "warps_m=32,block_m=512",
+            "block_m is 512, expected a power of two from 1 to 256",
+        ),
+        ("double_buffer", "stages=3", "stages is 3, expected 2: turing.double_buffer has no other"),
+        (
+            "ldmatrix",
+            "block_m=256,block_n=256",
+            "block_m x block_n is 256 sums a thread, expected at most 128",
+        ),
+        ("ldmatrix", "ctas=4", "ctas is 4: 64 registers a thread, too few for 64 sums"),
+        (
+            "ldmatrix",
+            "block_k=128,warps_m=1,ctas=1",
+            "block_m x block_k is 128 elements a thread, expected",
+        ),
+        ("cp_async", "stages=1", "stages is 1, expected at least 2: turing.cp_async copies ahead"),
+        ("cp_async", "arch=75", "arch is 75, expected 0 or at least 80: turing.cp_async needs it"),
+        (
+            "cp_async",
+            "swizzle=False",
+            "swizzle is False, expected True: turing.cp_async has no other",
+        ),
+        (
+            "cp_async",
+            "stages=8,block_k=64",
+            "needs 393216 bytes of shared memory, the device has 232448",
+        ),
+    ],
+)
 def test_what_a_config_is_refused_for(name, text, reason):
     module = registry.load(f"turing.{name}")
     with pytest.raises(ValueError, match=re.escape(f"config: {reason}")):
@@ -203,12 +260,19 @@ def test_what_a_config_is_refused_for(name, text, reason):
 NO_BF16 = "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
 
 
-@pytest.mark.parametrize(("name", "asked", "reason"), [
-    ("turing.ldmatrix", {"dtype": "bfloat16", "arch": 75}, NO_BF16),
-    ("turing.ldmatrix", {"dtype": "bfloat16", "arch": 90, "config": "arch=75"}, NO_BF16),
-    ("turing.ldmatrix", {"arch": 75, "config": "arch=80"}, "arch is 80, expected at most 75, the GPU's"),
-    ("turing.cp_async", {"arch": 75}, "arch is 75, expected for turing.cp_async: 80, 90"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "asked", "reason"),
+    [
+        ("turing.ldmatrix", {"dtype": "bfloat16", "arch": 75}, NO_BF16),
+        ("turing.ldmatrix", {"dtype": "bfloat16", "arch": 90, "config": "arch=75"}, NO_BF16),
+        (
+            "turing.ldmatrix",
+            {"arch": 75, "config": "arch=80"},
+            "arch is 80, expected at most 75, the GPU's",
+        ),
+        ("turing.cp_async", {"arch": 75}, "arch is 75, expected for turing.cp_async: 80, 90"),
+    ],
+)
 def test_what_an_architecture_is_refused(name, asked, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
         inspect(name, **asked)
@@ -218,7 +282,9 @@ def test_what_an_architecture_is_refused(name, asked, reason):
 def test_any_valid_config_compiles(name, config):
     artifact = registry.load(name).artifact(config, arch=80, layout="tn")
     assert artifact.cubin
-    slabs = config.stages if name == "turing.cp_async" else 2 if name == "turing.double_buffer" else 1
+    slabs = (
+        config.stages if name == "turing.cp_async" else 2 if name == "turing.double_buffer" else 1
+    )
     needed = max(slabs * config.slab_bytes, config.staged_bytes if config.stage_out else 0)
     assert artifact.smem_bytes <= (needed if name != "turing.wmma" else config.staged_bytes) + 512
 
@@ -227,10 +293,16 @@ def test_any_valid_config_compiles(name, config):
 @pytest.mark.parametrize("edge", [64, 72])
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("turing.ldmatrix", ""), ("turing.double_buffer", ""), ("turing.cp_async", "stages=2,stage_out=False")],
+    [
+        ("turing.ldmatrix", ""),
+        ("turing.double_buffer", ""),
+        ("turing.cp_async", "stages=2,stage_out=False"),
+    ],
 )
 def test_indices_of_two_operands_are_no_vector(name, text, edge):
-    """Triton 3.6's LLVM shifted both as one, A's loaded by vectors and B's singly, and one spilt into the other."""
+    """Triton 3.6's LLVM shifted both as one, A's loaded by vectors and B's singly, and one spilt
+    into the other.
+    """
     one_warp = f"block_m=32,block_n=32,block_k=32,warps_m=1,warps_n=1,vector=8,ctas=1,{text}"
     given = replace(problem("nt", (edge, edge, edge), FP16), b=(1, edge + 1))
     ptx = compiled(name, from_text(registry.load(name).Config, one_warp), given, 90).asm["ptx"]
@@ -238,22 +310,32 @@ def test_indices_of_two_operands_are_no_vector(name, text, edge):
 
 
 GPUS = [
-    (75, FP16, SQUARE, "nt", "turing.ldmatrix"), (75, FP16, (33, 5, 7), "nn", "turing.double_buffer"),
-    (75, BF16, SQUARE, "nt", "portable"), (75, FP32, SQUARE, "nt", "portable"),
-    (80, FP16, SQUARE, "nn", "turing.cp_async"), (86, BF16, (2048, 2048, 2048), "nt", "turing.cp_async"),
-    (89, BF16, (1024, 1024, 1024), "tn", "turing.cp_async"), (89, BF16, (512, 512, 512), "nt", "portable"),
-    (89, BF16, (16, 4096, 4096), "nt", "portable"), (80, FP16, (4096, 4096, 4095), "nt", "portable"),
-    (80, FP16, (4096, 4096, 4094), "nt", "turing.cp_async"), (80, FP32, SQUARE, "nt", "portable"),
-    (90, FP16, SQUARE, "nt", "hopper.gemm"), (90, BF16, (33, 8, 16), "nn", "hopper.gemm"),
+    (75, FP16, SQUARE, "nt", "turing.ldmatrix"),
+    (75, FP16, (33, 5, 7), "nn", "turing.double_buffer"),
+    (75, BF16, SQUARE, "nt", "portable"),
+    (75, FP32, SQUARE, "nt", "portable"),
+    (80, FP16, SQUARE, "nn", "turing.cp_async"),
+    (86, BF16, (2048, 2048, 2048), "nt", "turing.cp_async"),
+    (89, BF16, (1024, 1024, 1024), "tn", "turing.cp_async"),
+    (89, BF16, (512, 512, 512), "nt", "portable"),
+    (89, BF16, (16, 4096, 4096), "nt", "portable"),
+    (80, FP16, (4096, 4096, 4095), "nt", "portable"),
+    (80, FP16, (4096, 4096, 4094), "nt", "turing.cp_async"),
+    (80, FP32, SQUARE, "nt", "portable"),
+    (90, FP16, SQUARE, "nt", "hopper.gemm"),
+    (90, BF16, (33, 8, 16), "nn", "hopper.gemm"),
     (90, BF16, (33, 5, 7), "nn", "portable"),  # which copies nothing
-    (90, FP32, SQUARE, "nt", "portable"), (100, BF16, SQUARE, "nt", "portable"),
+    (90, FP32, SQUARE, "nt", "portable"),
+    (100, BF16, SQUARE, "nt", "portable"),
     (120, BF16, SQUARE, "nt", "turing.cp_async"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """Makes a GPU of an architecture that this machine does not have, as far as planning a launch goes."""
+    """Makes a GPU of an architecture that this machine does not have, as far as planning a launch
+    goes.
+    """
 
     def make(arch):
         machine = machines.reference(75 if arch < 80 else 80)
@@ -279,7 +361,9 @@ def test_the_kernel_of_a_call_that_names_none(fake_gpu, arch, dtype, shape, layo
     assert registry.load(kernel).unsupported(given) is None
 
 
-@pytest.mark.parametrize(("arch", "text", "as_ptx"), [(75, "", False), (75, "arch=75", False), (80, "arch=75", True)])
+@pytest.mark.parametrize(
+    ("arch", "text", "as_ptx"), [(75, "", False), (75, "arch=75", False), (80, "arch=75", True)]
+)
 def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(fake_gpu, monkeypatch, arch, text, as_ptx):
     """On sm_75 the ordinary path: a cubin; on newer GPUs, PTX for the driver."""
     fake_gpu(arch)
@@ -296,16 +380,21 @@ def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(fake_gpu, monkeypatch, 
     monkeypatch.setattr(gluon, "compile", Compiled)
     monkeypatch.setattr(device_rung, "_compile", device_rung._compile.__wrapped__)  # no cache
     module = registry.load("turing.ldmatrix")
-    module.plan(on_gpu(FP16, "nt", (256, 384, 512)), from_text(module.Config, text) if text else None)
+    module.plan(
+        on_gpu(FP16, "nt", (256, 384, 512)), from_text(module.Config, text) if text else None
+    )
     assert loaded == [(75, (6, 1, 1), b"ptx of sm_75\0" if as_ptx else b"cubin")]
 
 
 def test_tiles_follow_the_size_of_the_product():
-    """128×256 where there are enough of them for 132 SMs, smaller ones where not, and where those do not fit in shared
-    memory."""
+    """128×256 where there are enough of them for 132 SMs, smaller ones where not, and where those
+    do not fit in shared memory.
+    """
 
     def tile(edge, limit=163 * 1024):
-        config = rung("turing.cp_async").default(problem("nt", (edge, edge, edge), FP16), 132, limit)
+        config = rung("turing.cp_async").default(
+            problem("nt", (edge, edge, edge), FP16), 132, limit
+        )
         assert invalid_reason(config, limit) is None
         return config.block_m, config.block_n
 

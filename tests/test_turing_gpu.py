@@ -1,5 +1,6 @@
-"""Tensor-core rungs on a GPU beyond the oracles that every kernel passes: code for sm_75 on newer GPUs, configs,
-sanitizers."""
+"""Tensor-core rungs on a GPU beyond the oracles that every kernel passes: code for sm_75 on newer
+GPUs, configs, sanitizers.
+"""
 
 import random
 from dataclasses import replace
@@ -43,7 +44,9 @@ def test_code_for_sm_80_is_right_too():
 
 def test_bfloat16_is_refused_where_turing_has_none():
     with pytest.raises(Refused, match="needs sm_80 for bfloat16 operands"):
-        check("turing.shared", Case(64, 64, 64, torch.bfloat16), config=own("turing.shared", arch=75))
+        check(
+            "turing.shared", Case(64, 64, 64, torch.bfloat16), config=own("turing.shared", arch=75)
+        )
 
 
 @pytest.mark.parametrize("arch", [0, 75])
@@ -68,15 +71,30 @@ def test_a_config_that_is_valid_is_right(name, config, arch):
 @pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
 def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name, edge):
     """What Triton 3.6's LLVM once gave wrong addresses."""
-    config = own(name, block_m=32, block_n=32, block_k=32, warps_m=1, warps_n=1, vector=8, ctas=1, stage_out=False)
+    config = own(
+        name,
+        block_m=32,
+        block_n=32,
+        block_k=32,
+        warps_m=1,
+        warps_n=1,
+        vector=8,
+        ctas=1,
+        stage_out=False,
+    )
     a = torch.randint(-8, 9, (edge, edge), device="cuda").half()
     b = torch.randint(-8, 9, (edge, edge + 1), device="cuda").half()[:, :edge].t()
-    assert torch.equal(outblas.matmul(a, b, kernel=name, config=config), (a.double() @ b.double()).half())
+    assert torch.equal(
+        outblas.matmul(a, b, kernel=name, config=config), (a.double() @ b.double()).half()
+    )
 
 
 def test_calls_repeat_to_the_bit():
     """A race of copies and products would show as a sum that wavers."""
-    a, b = torch.randn(1111, 1000, device="cuda").half(), torch.randn(777, 1000, device="cuda").half().t()
+    a, b = (
+        torch.randn(1111, 1000, device="cuda").half(),
+        torch.randn(777, 1000, device="cuda").half().t(),
+    )
     for name in NAMES:
         want = outblas.matmul(a, b, kernel=name)
         for _ in range(100):
@@ -102,7 +120,8 @@ for kernel in registry.ladder("turing"):
         for (M, N, K), layout in CASES:
             a, b, c = draw(M, K, layout[0]), draw(K, N, layout[1]), draw(M, N)
             products = a.double() @ b.double()
-            assert torch.equal(outblas.matmul(a, b, kernel=kernel.name, config=config), products.half()), kernel.name
+            found = outblas.matmul(a, b, kernel=kernel.name, config=config)
+            assert torch.equal(found, products.half()), kernel.name
             added = outblas.addmm(c, a, b, alpha=2.0, beta=-0.5, kernel=kernel.name, config=config)
             assert torch.equal(added, (2 * products - 0.5 * c.double()).half()), kernel.name
         print("right:", kernel.name, arch, flush=True)
@@ -140,4 +159,6 @@ def test_racecheck_sees_that_barriers_are_missing():
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_sanitizer_finds_nothing(tool):
-    sanitizer.finds_nothing(tool, CALLS, 2 * len(registry.ladder("turing")), *(() if tool == "memcheck" else ONLY_OURS))
+    sanitizer.finds_nothing(
+        tool, CALLS, 2 * len(registry.ladder("turing")), *(() if tool == "memcheck" else ONLY_OURS)
+    )

@@ -1,4 +1,6 @@
-"""The processes that measure and compile: what befalls one costs no other, and nobody waits for what is gone."""
+"""The processes that measure and compile: what befalls one costs no other, and nobody waits for
+what is gone.
+"""
 
 import signal
 import threading
@@ -14,7 +16,13 @@ from sweeps import H100, SUBJECT, WORKLOAD, run, soon
 from outblas.autotune import compilers, isolated, worker
 from outblas.autotune.compilers import STARTS, Compilers, outcome
 from outblas.autotune.isolated import Bench, Down
-from outblas.autotune.processes import Exit, RemoteError, WorkerDied, WorkerStartError, WorkerTimeout
+from outblas.autotune.processes import (
+    Exit,
+    RemoteError,
+    WorkerDied,
+    WorkerStartError,
+    WorkerTimeout,
+)
 from outblas.autotune.subjects import Subject
 from outblas.autotune.worker import Screened
 from outblas.configs import to_text
@@ -34,7 +42,9 @@ def compiled(compilers, **config):
 
 
 def test_compile_processes_are_tried_again_soon_and_then_ever_later(monkeypatch):
-    """A burst of kills from outside ends compiling ahead for a second; where none can be started, few are tried."""
+    """A burst of kills from outside ends compiling ahead for a second; where none can be started,
+    few are tried.
+    """
     now, starts = [100.0], compilers._Starts()
     monkeypatch.setattr(compilers.time, "monotonic", lambda: now[0])
     for _ in range(STARTS - 1):
@@ -56,7 +66,9 @@ def test_compile_processes_are_tried_again_soon_and_then_ever_later(monkeypatch)
 
 
 def test_what_else_befalls_a_worker():
-    """A config that ends its process in Python's own way, and one whose end comes when nothing is asked."""
+    """A config that ends its process in Python's own way, and one whose end comes when nothing is
+    asked.
+    """
     with Bench("cpu") as bench:
         left = screened(bench, "quit")
         assert (left.status, left.reason) == ("failed", "SystemExit: 3")
@@ -71,11 +83,15 @@ SLOW = Subject("slow", "slow_import")
 
 
 def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch):
-    """The first trial of a worker would otherwise count as a hang where a DSL takes long to import."""
+    """The first trial of a worker would otherwise count as a hang where a DSL takes long
+    to import.
+    """
     monkeypatch.setenv("SLOW_IMPORT", "4")
     with Bench("cpu", trial_seconds=3) as bench:
         for number in range(2):
-            assert bench.screen(WORKLOAD, (SLOW, to_text(Config(number=number))), None).status == "ok"
+            assert (
+                bench.screen(WORKLOAD, (SLOW, to_text(Config(number=number))), None).status == "ok"
+            )
         bench.stop()
         assert bench.screen(WORKLOAD, (SLOW, to_text(Config())), None).status == "ok"
 
@@ -84,7 +100,9 @@ def test_a_kernel_whose_import_ends_the_worker_brands_no_config(monkeypatch):
     monkeypatch.setenv("SLOW_IMPORT_CRASHES", "1")
     with Bench("cpu") as bench:
         for _ in range(2):
-            with pytest.raises(Down, match="slow cannot be imported: the worker died: signal SIGABRT") as down:
+            with pytest.raises(
+                Down, match="slow cannot be imported: the worker died: signal SIGABRT"
+            ) as down:
                 bench.screen(WORKLOAD, (SLOW, to_text(Config())), None)
             assert down.value.status == "killed"
         assert bench.restarts == 1  # the second time nothing is started for it
@@ -92,7 +110,10 @@ def test_a_kernel_whose_import_ends_the_worker_brands_no_config(monkeypatch):
 
 def test_errors_that_cannot_be_pickled_cost_their_own_compile():
     with Compilers(1, timeout=60) as compilers:
-        assert compiled(compilers, fault="compile-odd") == ("failed", "OddError: cannot be unpickled")
+        assert compiled(compilers, fault="compile-odd") == (
+            "failed",
+            "OddError: cannot be unpickled",
+        )
         assert compiled(compilers) is None
         assert compiled(compilers, number=1) is None
 
@@ -118,8 +139,10 @@ def test_compilers_that_could_not_start_are_tried_again(process, monkeypatch):
 
 
 class FakeProcess:
-    """Stands for a worker process. `unready`: whether the next one cannot be started; `deaths`: how the next calls end
-    without an answer, if they do; what is `stuck` never ends but when it is terminated."""
+    """Stands for a worker process. `unready`: whether the next one cannot be started; `deaths`: how
+    the next calls end without an answer, if they do; what is `stuck` never ends but when it is
+    terminated.
+    """
 
     unready: ClassVar[list[bool]]
     deaths: ClassVar[list[WorkerDied | WorkerTimeout | None]]
@@ -212,7 +235,11 @@ def test_what_the_end_of_a_process_says_about_a_config(process, death, status):
     assert down.value.status == status
     assert screened(bench).status == "ok"
 
-    compile_status = {"hang": "compile timeout", "out of memory": "compile crash", "crash": "compile crash"}
+    compile_status = {
+        "hang": "compile timeout",
+        "out of memory": "compile crash",
+        "crash": "compile crash",
+    }
     process.deaths += [death, death]
     with Compilers(1) as several:
         future = several.submit(SUBJECT, WORKLOAD, "", 90)
@@ -290,7 +317,9 @@ def test_a_compile_can_be_cancelled_while_it_runs(process):
 def test_a_process_compiles_so_many_times(process, monkeypatch):
     monkeypatch.setattr(compilers, "TASKS", 3)
     made = []
-    monkeypatch.setattr(process, "__init__", lambda self, **_: made.append(FakeProcess.__init__(self)))
+    monkeypatch.setattr(
+        process, "__init__", lambda self, **_: made.append(FakeProcess.__init__(self))
+    )
     with Compilers(1) as several:
         futures = [several.submit(SUBJECT, WORKLOAD, "", 90) for _ in range(7)]
         assert [future.result(5) for future in futures] == [1.5] * 7

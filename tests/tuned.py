@@ -1,8 +1,9 @@
 """The portable kernel, to be tuned: it notes who tunes it, and kills them where a file says so.
 
-In the folder that `FOLDER` names: "tuners" gets the id of each process that tunes; while "deadly" is there they die of
-it; "kill-32x32x32" makes the tuner of that shape die, once, while its third config is measured, which "victim" names
-from then on; "kill-again" does so once more with that config.
+In the folder that `FOLDER` names: "tuners" gets the id of each process that tunes; while "deadly"
+is there they die of it; "kill-32x32x32" makes the tuner of that shape die, once, while its third
+config is measured, which "victim" names from then on; "kill-again" does so once more with that
+config.
 """
 
 import os

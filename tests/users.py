@@ -27,7 +27,8 @@ needs_root = pytest.mark.skipif(
 def as_user(uid: int, function: Callable[[], Any], *, seconds: float = 10.0) -> Any:
     """What `function` returns in a child process of user `uid` (its own if it is that already).
 
-    An exception of the child is raised here; so is TimeoutError for one that takes too long, which is killed.
+    An exception of the child is raised here; so is TimeoutError for one that takes too long, which
+    is killed.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -55,7 +56,9 @@ def _outcome(uid: int, function: Callable[[], Any]) -> tuple[bool, Any]:
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
-            if sys.platform == "linux":  # as a program that the user has started: /proc/self is its own
+            if (
+                sys.platform == "linux"
+            ):  # as a program that the user has started: /proc/self is its own
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         return True, function()
     except BaseException as error:
@@ -63,7 +66,9 @@ def _outcome(uid: int, function: Callable[[], Any]) -> tuple[bool, Any]:
 
 
 def _wait(child: int, seconds: float) -> None:
-    """Waits for a child, which is killed where it takes too long, and where this wait is interrupted."""
+    """Waits for a child, which is killed where it takes too long, and where this wait is
+    interrupted.
+    """
     end = time.monotonic() + seconds
     alive = True
     try:

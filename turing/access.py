@@ -1,12 +1,14 @@
-"""Loads of a tensor-core rung: who loads what, and what that costs in L1, predicted without a GPU: lines of 128 bytes
-that its warps look up."""
+"""Loads of a tensor-core rung: who loads what, and what that costs in L1, predicted without a GPU:
+lines of 128 bytes that its warps look up.
+"""
 
 from ..device import access, launch
 from ..device.mapping import Mapping, copies
 from ..operands import Problem
 from .config import ITEM, TuringConfig
 
-# Who holds what of 16×16 elements, rows of A or columns of B by K: lanes by fours along K, two elements each.
+# Who holds what of 16×16 elements, rows of A or columns of B by K: lanes by fours along K, two
+# elements each.
 FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ())
 
 
@@ -16,7 +18,9 @@ def width(config: TuringConfig, problem: Problem, name: str) -> int:
 
 
 def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
-    """Who loads what of a slab, rows of A or columns of B by K: neighbouring lanes along the axis of storage."""
+    """Who loads what of a slab, rows of A or columns of B by K: neighbouring lanes along the axis
+    of storage.
+    """
     rows = config.block_m if name == "a" else config.block_n
     wide = width(config, problem, name)
     if launch.contiguous(problem, name) == "k":
@@ -25,14 +29,17 @@ def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
 
 
 def lines(config: TuringConfig, problem: Problem, direct: bool) -> float:
-    """For one slab of A and one of B by all warps of a CTA; `direct`: fragments straight from global memory, which
-    warps side by side load each for itself."""
+    """For one slab of A and one of B by all warps of a CTA; `direct`: fragments straight from
+    global memory, which warps side by side load each for itself.
+    """
     return sum(_lines(config, problem, name, direct) for name in "ab")
 
 
 def _lines(c: TuringConfig, problem: Problem, name: str, direct: bool) -> float:
     rows, again = (c.block_m, c.warps_n) if name == "a" else (c.block_n, c.warps_m)
-    strides = problem.a[-2:] if name == "a" else problem.b[-2:][::-1]  # along rows of A or columns of B, along K
+    strides = (
+        problem.a[-2:] if name == "a" else problem.b[-2:][::-1]
+    )  # along rows of A or columns of B, along K
     wide = width(c, problem, name)
     if direct:
         held, wide = FRAGMENT, min(wide, 2) if launch.contiguous(problem, name) == "k" else 1

@@ -1,4 +1,6 @@
-"""The configuration of every rung of the tensor-core ladder: tiles, warps, copies, shared memory, and their budgets."""
+"""The configuration of every rung of the tensor-core ladder: tiles, warps, copies, shared memory,
+and their budgets.
+"""
 
 from dataclasses import dataclass
 
@@ -6,24 +8,29 @@ from ..device.grid import MAX_THREADS, WARP, max_registers
 from ..space import Axes
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # of one mma.sync; on sm_75 two of K = 8
-MAX_ACCUMULATORS = 128  # registers a thread; fragments, slabs on their way and addresses share the other 127
+MAX_ACCUMULATORS = (
+    128  # registers a thread; fragments, slabs on their way and addresses share the other 127
+)
 ITEM = 2  # bytes: 16-bit operands
 FP32 = 4
-STAGED_PAD = 8  # words that lengthen a row of outputs in shared memory: eight rows of pairs then use all banks
+# words that lengthen a row of outputs in shared memory: eight rows of pairs then use all banks
+STAGED_PAD = 8
 ARCHS = (0, 75, 80)  # whose PTX the driver assembles for every newer GPU
 
 
 @dataclass(frozen=True)
 class TuringConfig:
-    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults of that rung.
+    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults
+    of that rung.
 
-    A CTA computes `block_m` × `block_n` outputs, `block_k` terms a slab, in `warps_m` × `warps_n` warps, whose 16×8
-    outputs of one mma.sync lie side by side, again and again. Copies: at most `vector` elements of a row a load. Slabs
-    lie in shared memory with rows `pad` elements longer, or swizzled for ldmatrix where `swizzle`; `stages` of them.
-    `ahead`: a slab's load runs during the products of the one before. `stage_out`: outputs go through shared memory, to
-    leave in whole rows. `group_m` tile rows are walked together. `ctas`: registers are limited to what so many CTAs an
-    SM can have. `arch`: the architecture to compile for (75 is sm_75), from whose PTX the driver makes code for a newer
-    GPU; 0: the GPU's own.
+    A CTA computes `block_m` × `block_n` outputs, `block_k` terms a slab, in `warps_m` × `warps_n`
+    warps, whose 16×8 outputs of one mma.sync lie side by side, again and again. Copies: at most
+    `vector` elements of a row a load. Slabs lie in shared memory with rows `pad` elements longer,
+    or swizzled for ldmatrix where `swizzle`; `stages` of them. `ahead`: a slab's load runs during
+    the products of the one before. `stage_out`: outputs go through shared memory, to leave in whole
+    rows. `group_m` tile rows are walked together. `ctas`: registers are limited to what so many
+    CTAs an SM can have. `arch`: the architecture to compile for (75 is sm_75), from whose PTX the
+    driver makes code for a newer GPU; 0: the GPU's own.
     """
 
     block_m: int = 32
@@ -64,7 +71,9 @@ class TuringConfig:
     def slab_bytes(self) -> int:
         """Shared memory of one slab of A and one of B, at most: rows lie along K, or across it."""
         sides = self.block_m, self.block_n
-        return sum(side * self.block_k + self.pad * max(side, self.block_k) for side in sides) * ITEM
+        return (
+            sum(side * self.block_k + self.pad * max(side, self.block_k) for side in sides) * ITEM
+        )
 
     @property
     def staged_bytes(self) -> int:
@@ -73,8 +82,9 @@ class TuringConfig:
 
 
 def invalid_reason(config: TuringConfig, shared_memory_limit: int | None = None) -> str | None:
-    """Why no kernel can be built from a config with so much shared memory (None: any amount); None if one
-    can."""
+    """Why no kernel can be built from a config with so much shared memory (None: any amount); None
+    if one can.
+    """
     return _sizes(config) or _warps(config) or _budgets(config, shared_memory_limit)
 
 
@@ -90,7 +100,10 @@ def _sizes(c: TuringConfig) -> str | None:
     if c.pad not in (0, 2, 4, 8, 16):
         return f"pad is {c.pad}, expected 0, 2, 4, 8 or 16 elements"
     if c.pad % c.vector:
-        return f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows are written so many elements at a time"
+        return (
+            f"vector is {c.vector}, expected a divisor of pad ({c.pad}): rows are written so "
+            "many elements at a time"
+        )
     if c.swizzle and c.pad:
         return f"pad is {c.pad}, expected 0 where slabs are swizzled"
     if c.arch not in ARCHS:
@@ -105,7 +118,10 @@ def _warps(c: TuringConfig) -> str | None:
     for axis, least in (("m", MMA_M), ("n", MMA_N)):
         block, warps = getattr(c, f"block_{axis}"), getattr(c, f"warps_{axis}")
         if block < warps * least:
-            return f"block_{axis} is {block}, expected at least {warps * least}: {warps} warps of {least}"
+            return (
+                f"block_{axis} is {block}, expected at least {warps * least}: {warps} warps of "
+                f"{least}"
+            )
     if c.threads > MAX_THREADS:
         return f"warps_m x warps_n is {c.num_warps} warps, expected at most {MAX_THREADS // WARP}"
     return None
@@ -113,12 +129,21 @@ def _warps(c: TuringConfig) -> str | None:
 
 def _budgets(c: TuringConfig, limit: int | None) -> str | None:
     if c.accumulators > MAX_ACCUMULATORS:
-        return f"block_m x block_n is {c.accumulators} sums a thread, expected at most {MAX_ACCUMULATORS}"
+        return (
+            f"block_m x block_n is {c.accumulators} sums a thread, expected at most "
+            f"{MAX_ACCUMULATORS}"
+        )
     if c.max_registers < c.accumulators + 32:
-        return f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for {c.accumulators} sums"
+        return (
+            f"ctas is {c.ctas}: {c.max_registers} registers a thread, too few for "
+            f"{c.accumulators} sums"
+        )
     for name, rows in (("m", c.block_m), ("n", c.block_n)):
         if rows * c.block_k // c.threads > 64:
-            return f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, expected at most 64"
+            return (
+                f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, "
+                "expected at most 64"
+            )
     needed = max(c.stages * c.slab_bytes, c.staged_bytes if c.stage_out else 0)
     if limit is not None and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"

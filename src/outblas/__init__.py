@@ -17,13 +17,32 @@ if TYPE_CHECKING:
     from .nn import Linear, patch, unpatch
 
 __all__ = [
-    "FallbackWarning", "Kernel", "Linear", "OperandError", "addmm", "batch_invariant", "inductor_choice", "ladder",
-    "linear", "matmul", "patch", "scaled_mm", "tune", "unpatch", "warmup",
-]  # fmt: skip
+    "FallbackWarning",
+    "Kernel",
+    "Linear",
+    "OperandError",
+    "addmm",
+    "batch_invariant",
+    "inductor_choice",
+    "ladder",
+    "linear",
+    "matmul",
+    "patch",
+    "scaled_mm",
+    "tune",
+    "unpatch",
+    "warmup",
+]
 __version__ = "0.1.0"
 
 # By lazy name: sweeps bring process pools and a database.
-_HOMES = {"tune": "autotune.automatic", "inductor_choice": "inductor", "Linear": "nn", "patch": "nn", "unpatch": "nn"}
+_HOMES = {
+    "tune": "autotune.automatic",
+    "inductor_choice": "inductor",
+    "Linear": "nn",
+    "patch": "nn",
+    "unpatch": "nn",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
-"""The public calls: they take the short way, or check what they are given and reach the operators, or hand it to torch.
+"""The public calls: they take the short way, or check what they are given and reach the operators,
+or hand it to torch.
 
-Gradients, autocast and vmap are the operators' own, and so are torch.compile and torch.export. What overrides functions
-of torch (`torch.overrides`) overrides these.
+Gradients, autocast and vmap are the operators' own, and so are torch.compile and torch.export. What
+overrides functions of torch (`torch.overrides`) overrides these.
 """
 
 import math
@@ -35,14 +36,20 @@ _functions_on = torch._C._is_torch_function_enabled
 _PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 _REGISTERED = gradients, transforms  # with the operators, when imported
 
-# The parameters that are operands A, B and C of the operators, and the keywords that stand for them.
+# The parameters that are operands A, B and C of the operators, and the keywords that stand for
+# them.
 _OPERANDS = {
     "matmul": {"a": "input", "b": "other"},
     "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
     "linear": {"a": "input", "b": "weight"},
 }
 _ALIASES = _OPERANDS | {"linear": {"x": "input", "w": "weight"}}
-_DEFAULT_CHOICE = "", "", "", None  # kernel, config, tune and batch_invariant as operators take them
+_DEFAULT_CHOICE = (
+    "",
+    "",
+    "",
+    None,
+)  # kernel, config, tune and batch_invariant as operators take them
 _REQUIRED: Any = None  # the default of a parameter that may come under its other name
 
 
@@ -79,7 +86,12 @@ class _Call(NamedTuple):
 
     def bare(self) -> bool:
         """Whether there is no epilogue beside alpha and C."""
-        return self.activation is None and self.bias is None and self.residual is None and self.aux is None
+        return (
+            self.activation is None
+            and self.bias is None
+            and self.residual is None
+            and self.aux is None
+        )
 
 
 def matmul(
@@ -98,43 +110,53 @@ def matmul(
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
+    """The matrix product of two tensors, with the shapes, broadcasting and dtype rules of
+    `torch.matmul`.
 
     Args:
-        input: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
+        input: (K), (M, K) or (..., M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any
+            strides.
         other: (K), (K, N) or (..., K, N), of the dtype and device of input, any strides.
-        out: where the product goes: of its exact shape and dtype, with any strides that keep elements apart, sharing no
-            memory with input or other.
-        out_dtype: dtype of the product: that of input (the default), or float32 for 16-bit operands.
-        bias: added to the product; of its dtype, and a shape that broadcasts to it: (N) for a value of each column,
-            (M, 1) for one of each row.
-        activation: of the product and its bias: "relu", "gelu" (by erf), "gelu_tanh", "silu"; or of a gated pair
-            "reglu", "geglu", "geglu_tanh", "swiglu": the activation of the first half of the columns times the second
-            half, so that N/2 columns come out.
+        out: where the product goes: of its exact shape and dtype, with any strides that keep
+            elements apart, sharing no memory with input or other.
+        out_dtype: dtype of the product: that of input (the default), or float32 for 16-bit
+            operands.
+        bias: added to the product; of its dtype, and a shape that broadcasts to it: (N) for a value
+            of each column, (M, 1) for one of each row.
+        activation: of the product and its bias: "relu", "gelu" (by erf), "gelu_tanh", "silu"; or of
+            a gated pair "reglu", "geglu", "geglu_tanh", "swiglu": the activation of the first half
+            of the columns times the second half, so that N/2 columns come out.
         residual: added after the activation; of the product's dtype, broadcasts to the output.
-        aux: where the product and its bias go as they are before the activation, for a backward pass; as `out`.
-        kernel: a name from `outblas list`; by default the best kernel known. A named kernel runs or raises, it never
-            falls back. "portable" takes CPU tensors too, through Triton's interpreter.
-        config: the named kernel's configuration, e.g. `outblas.hopper.config.HopperConfig(tile_m=128)`.
-        tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by what was tuned here and
-            by the tables that come along; "on", as "lookup", after tuning shapes when they are first met (seconds to a
-            minute each). By default what OUTBLAS_TUNE says, or "lookup".
-        batch_invariant: whether the bits of a row of the product are to depend on no other row of input, on how many
-            there are, and on no batch. By default what the context manager `outblas.batch_invariant` says, or no.
+        aux: where the product and its bias go as they are before the activation, for a backward
+            pass; as `out`.
+        kernel: a name from `outblas list`; by default the best kernel known. A named kernel runs or
+            raises, it never falls back. "portable" takes CPU tensors too, through Triton's
+            interpreter.
+        config: the named kernel's configuration, e.g.
+            `outblas.hopper.config.HopperConfig(tile_m=128)`.
+        tune: how the kernel is chosen where none is named: "off", by a fixed rule; "lookup", by
+            what was tuned here and by the tables that come along; "on", as "lookup", after tuning
+            shapes when they are first met (seconds to a minute each). By default what OUTBLAS_TUNE
+            says, or "lookup".
+        batch_invariant: whether the bits of a row of the product are to depend on no other row of
+            input, on how many there are, and on no batch. By default what the context manager
+            `outblas.batch_invariant` says, or no.
 
-    Sums are accumulated, and what follows them is computed, in fp32, and rounded once. fp32 products are IEEE unless
-    torch's fp32 precision setting asks for tf32. What no kernel covers goes to `torch.matmul` with one
-    `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1). Gradients are products of ours too, by the best
-    kernel known. Under autocast all tensors are cast, a fp32 residual too.
+    Sums are accumulated, and what follows them is computed, in fp32, and rounded once. fp32
+    products are IEEE unless torch's fp32 precision setting asks for tf32. What no kernel covers
+    goes to `torch.matmul` with one `FallbackWarning` per cause (RuntimeError if OUTBLAS_STRICT=1).
+    Gradients are products of ours too, by the best kernel known. Under autocast all tensors are
+    cast, a fp32 residual too.
 
     Raises:
         TypeError: an argument is of the wrong type.
-        OperandError: operands do not fit together: a ValueError and, as torch's own error for them, a RuntimeError too.
-            Nothing is written.
-        ValueError: the named kernel cannot take the operands, an argument is none of its choices, or what would take
-            the call promises no batch-invariance. Nothing is written.
-        RuntimeError: a CUDA graph is being captured, and the call's kernel is not on the GPU yet: `outblas.warmup`, or
-            the same call before the capture, puts it there. Nothing is written.
+        OperandError: operands do not fit together: a ValueError and, as torch's own error for them,
+            a RuntimeError too. Nothing is written.
+        ValueError: the named kernel cannot take the operands, an argument is none of its choices,
+            or what would take the call promises no batch-invariance. Nothing is written.
+        RuntimeError: a CUDA graph is being captured, and the call's kernel is not on the GPU yet:
+            `outblas.warmup`, or the same call before the capture, puts it there. Nothing is
+            written.
     """
     if aliases:
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
@@ -152,10 +174,24 @@ def matmul(
             return done
     return _unplanned(
         _Call(
-            "matmul", input, other, None, out, 1, 0, out_dtype, activation, bias, residual, aux,
-            kernel, config, tune, batch_invariant,
+            "matmul",
+            input,
+            other,
+            None,
+            out,
+            1,
+            0,
+            out_dtype,
+            activation,
+            bias,
+            residual,
+            aux,
+            kernel,
+            config,
+            tune,
+            batch_invariant,
         )
-    )  # fmt: skip
+    )
 
 
 def addmm(
@@ -176,30 +212,42 @@ def addmm(
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """beta * input + alpha * (mat1 @ mat2), as `torch.addmm`, scaled and added in fp32 and rounded once.
+    """beta * input + alpha * (mat1 @ mat2), as `torch.addmm`, scaled and added in fp32 and rounded
+    once.
 
     Args:
-        input: broadcasts to (M, N); of the dtype and device of mat1. Not read when beta is 0, NaN and all.
+        input: broadcasts to (M, N); of the dtype and device of mat1. Not read when beta is 0, NaN
+            and all.
         mat1: (M, K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
         mat2: (K, N), of the dtype and device of mat1, any strides.
-        alpha, beta: numbers of Python or NumPy, or tensors of no dimensions that need no gradient, whose value is
-            fetched (from a GPU, with a synchronization); complex ones with complex operands only.
-        out: as in `matmul`; may be `input` itself, where no bias, activation, residual or aux is given.
+        alpha, beta: numbers of Python or NumPy, or tensors of no dimensions that need no gradient,
+            whose value is fetched (from a GPU, with a synchronization); complex ones with complex
+            operands only.
+        out: as in `matmul`; may be `input` itself, where no bias, activation, residual or aux is
+            given.
         bias, activation, residual, aux: as in `matmul`, the activation of
             beta * input + alpha * (mat1 @ mat2) + bias.
         kernel, config, tune, batch_invariant: as in `matmul`.
 
     The keywords `c`, `a` and `b` stand for `input`, `mat1` and `mat2`.
 
-    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written then.
+    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written
+    then.
     """
     if aliases:
-        input, mat1, mat2 = renamed("addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2)
+        input, mat1, mat2 = renamed(
+            "addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2
+        )
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = Extra(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
-    if plain and input is not None and (activation is None or _activates(activation)) and not _traced():
+    if (
+        plain
+        and input is not None
+        and (activation is None or _activates(activation))
+        and not _traced()
+    ):
         try:
             done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra)
         except OperandError as error:
@@ -209,10 +257,24 @@ def addmm(
             return done
     return _unplanned(
         _Call(
-            "addmm", mat1, mat2, input, out, alpha, beta, None, activation, bias, residual, aux,
-            kernel, config, tune, batch_invariant,
+            "addmm",
+            mat1,
+            mat2,
+            input,
+            out,
+            alpha,
+            beta,
+            None,
+            activation,
+            bias,
+            residual,
+            aux,
+            kernel,
+            config,
+            tune,
+            batch_invariant,
         )
-    )  # fmt: skip
+    )
 
 
 def linear(
@@ -229,23 +291,31 @@ def linear(
     batch_invariant: bool | None = None,
     **aliases: Tensor,
 ) -> Tensor:
-    """activation(input @ weight.T + bias) + residual, as `torch.nn.functional.linear` and what often follows it.
+    """activation(input @ weight.T + bias) + residual, as `torch.nn.functional.linear` and what
+    often follows it.
 
     Args:
         input: (..., K); float16, bfloat16 or float32 on an NVIDIA GPU, any strides.
-        weight: (N, K), or (K) for an output without columns; of the dtype and device of input. Of a gated pair the rows
-            of the gate come first, then those of what it multiplies.
+        weight: (N, K), or (K) for an output without columns; of the dtype and device of input. Of a
+            gated pair the rows of the gate come first, then those of what it multiplies.
         bias: (N), of the dtype of input; any shape that broadcasts to (..., N) will do.
         activation, residual, out, kernel, config, tune, batch_invariant: as in `matmul`.
 
-    A weight of another type (quantized, distributed, traced) reaches `torch.nn.functional.linear` as it is, unless that
-    type overrides this function. The keywords `x` and `w` stand for `input` and `weight`.
+    A weight of another type (quantized, distributed, traced) reaches `torch.nn.functional.linear`
+    as it is, unless that type overrides this function. The keywords `x` and `w` stand for `input`
+    and `weight`.
 
-    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written then.
+    Raises TypeError, OperandError, ValueError and RuntimeError as `matmul`; nothing is written
+    then.
     """
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
-    plain = kernel is None and config is None and tune is None and (type(weight) is Parameter or type(weight) is Tensor)
+    plain = (
+        kernel is None
+        and config is None
+        and tune is None
+        and (type(weight) is Parameter or type(weight) is Tensor)
+    )
     if plain and (activation is None or _activates(activation)) and not _traced():
         extra = None
         if bias is not None or activation is not None or residual is not None:
@@ -259,14 +329,32 @@ def linear(
             return done
     return _unplanned(
         _Call(
-            "linear", input, weight, None, out, 1, 0, None, activation, bias, residual, None,
-            kernel, config, tune, batch_invariant,
+            "linear",
+            input,
+            weight,
+            None,
+            out,
+            1,
+            0,
+            None,
+            activation,
+            bias,
+            residual,
+            None,
+            kernel,
+            config,
+            tune,
+            batch_invariant,
         )
-    )  # fmt: skip
+    )
 
 
 def _linear(
-    input: Tensor, weight: Tensor, out: Tensor | None, batch_invariant: bool | None, extra: Extra | None
+    input: Tensor,
+    weight: Tensor,
+    out: Tensor | None,
+    batch_invariant: bool | None,
+    extra: Extra | None,
 ) -> Tensor | None:
     """As `eager.run`."""
     if function_modes() and _functions_on():
@@ -326,13 +414,19 @@ def _offered(call: _Call) -> Tensor:
         if how[name] is not None
     }
     if call.function == "addmm":
-        kwargs |= {name: how[name] for name in ("alpha", "beta") if not (_small(how[name]) and how[name] == 1)}
+        kwargs |= {
+            name: how[name]
+            for name in ("alpha", "beta")
+            if not (_small(how[name]) and how[name] == 1)
+        }
     before, _offer.function = _offer.function, call.function
     try:
         result: Tensor = handle_torch_function(public, call.tensors().values(), *args, **kwargs)
         return result
     except TypeError as error:
-        if not str(error).startswith(f"no implementation found for '{public.__module__}.{public.__name__}'"):
+        if not str(error).startswith(
+            f"no implementation found for '{public.__module__}.{public.__name__}'"
+        ):
             raise
     finally:
         _offer.function = before
@@ -344,27 +438,47 @@ def _offered(call: _Call) -> Tensor:
 
 
 def _foreign(call: _Call) -> str | None:
-    """What an operand is that must reach torch as it came, if one is: its attributes may not be what they seem."""
+    """What an operand is that must reach torch as it came, if one is: its attributes may not be
+    what they seem.
+    """
     for t in call.tensors().values():
         kind = type(t)
         if kind not in _PLAIN:
-            return f"tensor subclass {kind.__name__}" if isinstance(t, Tensor) else f"operands of type {kind.__name__}"
+            return (
+                f"tensor subclass {kind.__name__}"
+                if isinstance(t, Tensor)
+                else f"operands of type {kind.__name__}"
+            )
         if t.is_nested:
             return "tensors of layout nested"
     return None
 
 
 def _whole(call: _Call, cause: str) -> Tensor:
-    """By a function of torch on operands as they came, and then what follows the product by others."""
+    """By a function of torch on operands as they came, and then what follows the product
+    by others.
+    """
     operands.check_activation(call.activation)
     _mode(call.tune)
-    with torch._C.DisableTorchFunctionSubclass():  # no type is asked about the traits of its tensors
+    with (
+        torch._C.DisableTorchFunctionSubclass()
+    ):  # no type is asked about the traits of its tensors
         autocast = _check_whole(call)
         _leave(call, cause)
-    given = call.function, call.a, call.b, call.c, call.out, call.alpha, call.beta, call.out_dtype, call.extra()
+    given = (
+        call.function,
+        call.a,
+        call.b,
+        call.c,
+        call.out,
+        call.alpha,
+        call.beta,
+        call.out_dtype,
+        call.extra(),
+    )
     if not _traced() and _offer.function == call.function and not _functions_on():
-        # A type was asked about a function that it does not know, and had it called with functions of torch no longer
-        # overridden: but torch's it may know.
+        # A type was asked about a function that it does not know, and had it called with functions
+        # of torch no longer overridden: but torch's it may know.
         _offer.function = ""
         with torch._C._EnableTorchFunction():
             return fallback.whole(*given, autocast)
@@ -372,8 +486,10 @@ def _whole(call: _Call, cause: str) -> Tensor:
 
 
 def _check_whole(call: _Call) -> str:
-    """Checks what no function of torch will, as for plain tensors, where operands fit together by what they say of
-    themselves; where they do not, torch says so, or their types know better. Returns `_apart`."""
+    """Checks what no function of torch will, as for plain tensors, where operands fit together by
+    what they say of themselves; where they do not, torch says so, or their types know better.
+    Returns `_apart`.
+    """
     tensors = call.tensors().values()
     if not all(isinstance(t, Tensor) for t in tensors):
         return ""
@@ -384,7 +500,9 @@ def _check_whole(call: _Call) -> str:
     a, device = call.a, call.a.device.type
     casts = _autocast(a) and call.out is None and call.aux is None
     narrows = casts and fallback.autocasts(a, device)
-    dtype = operands.check_out_dtype(call.out_dtype, torch.get_autocast_dtype(device) if narrows else a.dtype)
+    dtype = operands.check_out_dtype(
+        call.out_dtype, torch.get_autocast_dtype(device) if narrows else a.dtype
+    )
     if not (casts or any(t.is_nested for t in tensors)):
         try:
             shape = _shape(call)
@@ -396,8 +514,9 @@ def _check_whole(call: _Call) -> str:
 
 
 def _apart(call: _Call) -> str:
-    """The device whose autocast is no matter of torch's functions in this call, "" if there is none: operators that
-    write cast nothing, and others cast to what is asked for."""
+    """The device whose autocast is no matter of torch's functions in this call, "" if there is
+    none: operators that write cast nothing, and others cast to what is asked for.
+    """
     asked = call.out is not None or call.aux is not None or call.out_dtype is not None
     return call.a.device.type if asked and _autocast(call.a) else ""
 
@@ -467,14 +586,22 @@ def _by_torch(call: _Call, cause: str) -> Tensor:
     _leave(call, cause)
     autocast = _apart(call)
     if function == "linear" or autocast:
-        return fallback.whole(function, a, b, c, out, alpha, beta, out_dtype, call.extra(), autocast)
+        return fallback.whole(
+            function, a, b, c, out, alpha, beta, out_dtype, call.extra(), autocast
+        )
     if not call.bare():
         return fallback.fused(a, b, c, out, alpha, beta, out_dtype, call.extra())
-    return fallback.matmul(a, b, out, out_dtype) if c is None else fallback.addmm(c, a, b, alpha, beta, out)
+    return (
+        fallback.matmul(a, b, out, out_dtype)
+        if c is None
+        else fallback.addmm(c, a, b, alpha, beta, out)
+    )
 
 
 def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
-    """Why a call must not reach our operators, or None: they take strided tensors, and know no forward mode."""
+    """Why a call must not reach our operators, or None: they take strided tensors, and know no
+    forward mode.
+    """
     for t in tensors:
         if not (t.is_cuda or t.is_cpu):
             return f"{t.device.type} tensors"
@@ -482,7 +609,11 @@ def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
             return f"tensors of layout {t.layout}"
     if forward_ad._current_level >= 0:
         return "forward-mode gradients"
-    if written is None or torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
+    if (
+        written is None
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.maybe_current_level() is None
+    ):
         return None
     return "torch.func transforms of a call that writes to its arguments"
 
@@ -508,14 +639,17 @@ def _check_linear(x: Tensor, w: Tensor) -> None:
         raise OperandError(f"{B} has {w.dim()} dimensions, expected 2 (N, K) or 1 (K)")
     if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
         raise OperandError(
-            f"{A}.shape is {tuple(x.shape)}, expected (..., {w.shape[-1]}) for {B}.shape {tuple(w.shape)}"
+            f"{A}.shape is {tuple(x.shape)}, expected (..., {w.shape[-1]}) for {B}.shape "
+            f"{tuple(w.shape)}"
         )
     if not _autocast(x):
         operands.check_alike(x, w)
 
 
 def _check_written(call: _Call) -> None:
-    """Autograd cannot go through what a call writes to, nor can operators write through a lazy view."""
+    """Autograd cannot go through what a call writes to, nor can operators write through a lazy
+    view.
+    """
     for name, t in (("out", call.out), ("aux", call.aux)):
         if t is None:
             continue
@@ -523,28 +657,39 @@ def _check_written(call: _Call) -> None:
             operands.check_writable(t, name)
         if torch.is_grad_enabled():
             if t.requires_grad:
-                raise OperandError(f"{name} requires grad, expected a tensor that does not (or torch.no_grad())")
+                raise OperandError(
+                    f"{name} requires grad, expected a tensor that does not (or torch.no_grad())"
+                )
             read = call.a, call.b, call.c, call.bias, call.residual
             if any(x is not None and x.requires_grad for x in read):
                 raise OperandError(
-                    f"{name} is given with inputs that need gradients, expected no {name} (or torch.no_grad())"
+                    f"{name} is given with inputs that need gradients, expected no {name} (or "
+                    "torch.no_grad())"
                 )
         if _lazy(t) and not call.bare():
-            raise OperandError(f"{name} is a view that negates or conjugates, expected memory as it is")
+            raise OperandError(
+                f"{name} is a view that negates or conjugates, expected memory as it is"
+            )
 
 
 def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
     """The kernel's name and its config's text, as operator arguments."""
     if kernel is None:
         if config is not None:
-            raise ValueError("config is given without kernel, expected the kernel that it configures")
+            raise ValueError(
+                "config is given without kernel, expected the kernel that it configures"
+            )
         return "", ""
     name = registry.find(kernel).name
     if config is None:
         return name, ""
-    family = registry.load(name).Config.__mro__[-2]  # a rung's Config has the defaults of the rung, and this type
+    family = registry.load(name).Config.__mro__[
+        -2
+    ]  # a rung's Config has the defaults of the rung, and this type
     if not isinstance(config, family):
-        raise TypeError(f"config is {type(config).__name__}, expected {family.__name__} for kernel {name!r}")
+        raise TypeError(
+            f"config is {type(config).__name__}, expected {family.__name__} for kernel {name!r}"
+        )
     return name, configs.to_text(config)
 
 
@@ -554,7 +699,9 @@ def _mode(tune: object) -> str:
 
 
 def _lazy(out: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it to an operator."""
+    """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it
+    to an operator.
+    """
     if out is None or _traced():
         return False
     return out.is_neg() or out.is_conj()
@@ -562,18 +709,27 @@ def _lazy(out: Tensor | None) -> TypeGuard[Tensor]:
 
 def _autocast(t: Tensor) -> bool:
     """Whether autocast is about to give tensors like it another dtype."""
-    return (t.is_cuda and torch.is_autocast_enabled("cuda")) or (t.is_cpu and torch.is_autocast_enabled("cpu"))
+    return (t.is_cuda and torch.is_autocast_enabled("cuda")) or (
+        t.is_cpu and torch.is_autocast_enabled("cpu")
+    )
 
 
 def _scalar(name: str, value: object, dtype: torch.dtype) -> Any:
-    """alpha or beta as a Python number that products of a dtype can take. Raises TypeError or OperandError."""
+    """alpha or beta as a Python number that products of a dtype can take. Raises TypeError or
+    OperandError.
+    """
     if _traced() and isinstance(value, int | float):  # which may be symbolic
         return value
     if isinstance(value, Tensor):
         if value.dim():
-            raise TypeError(f"{name} is a tensor of shape {tuple(value.shape)}, expected a number or one of shape ()")
+            raise TypeError(
+                f"{name} is a tensor of shape {tuple(value.shape)}, expected a number or one of "
+                "shape ()"
+            )
         if value.requires_grad:
-            raise TypeError(f"{name} is a tensor that requires grad, expected a number or one that does not")
+            raise TypeError(
+                f"{name} is a tensor that requires grad, expected a number or one that does not"
+            )
         value = value.item()
     elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
         value = value.item()
@@ -610,15 +766,20 @@ def _activates(name: object) -> bool:
 
 
 def _leave(call: _Call, cause: str) -> None:
-    """Warns that torch takes a call, or refuses; checks overlap where tensors have addresses: what is fake, sparse or
-    transformed has none."""
+    """Warns that torch takes a call, or refuses; checks overlap where tensors have addresses: what
+    is fake, sparse or transformed has none.
+    """
     kernel, _ = _choice(call.kernel, call.config)
     if kernel:
         raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
     if wanted(call.batch_invariant):
         raise invariance.refusal(cause)
     writes = call.out is not None or call.aux is not None
-    if writes and not torch.compiler.is_compiling() and all(map(_addressed, call.tensors().values())):
+    if (
+        writes
+        and not torch.compiler.is_compiling()
+        and all(map(_addressed, call.tensors().values()))
+    ):
         read = call.a, call.b, call.c
         if call.out is not None:
             check_separate(*read, call.out, call.beta)
@@ -627,7 +788,12 @@ def _leave(call: _Call, cause: str) -> None:
 
 
 def _addressed(t: object) -> bool:
-    if not isinstance(t, Tensor) or t.layout is not torch.strided or t.is_nested or not (t.is_cuda or t.is_cpu):
+    if (
+        not isinstance(t, Tensor)
+        or t.layout is not torch.strided
+        or t.is_nested
+        or not (t.is_cuda or t.is_cpu)
+    ):
         return False
     try:
         return bool(operands.read_address(t)) or not t.numel()

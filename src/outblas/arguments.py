@@ -1,4 +1,6 @@
-"""Parameters that go by two names: torch's, which the signature shows, and the operators' own as keywords."""
+"""Parameters that go by two names: torch's, which the signature shows, and the operators' own as
+keywords.
+"""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -6,7 +8,9 @@ from typing import Any
 
 
 def show_signature(function: Callable[..., Any], required: Collection[str]) -> None:
-    """Gives a function the signature that its documentation has: `required` without defaults, no `**aliases`."""
+    """Gives a function the signature that its documentation has: `required` without defaults, no
+    `**aliases`.
+    """
     signature = inspect.signature(function)
     shown = [
         p.replace(default=p.empty) if p.name in required else p
@@ -16,13 +20,18 @@ def show_signature(function: Callable[..., Any], required: Collection[str]) -> N
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
 
 
-def renamed(function: str, names: Mapping[str, str], aliases: Mapping[str, Any], **given: Any) -> tuple[Any, ...]:
-    """The arguments `given` by name, None where they came under other names: `aliases`, whose parameters `names` has.
-    Raises TypeError."""
+def renamed(
+    function: str, names: Mapping[str, str], aliases: Mapping[str, Any], **given: Any
+) -> tuple[Any, ...]:
+    """The arguments `given` by name, None where they came under other names: `aliases`, whose
+    parameters `names` has. Raises TypeError.
+    """
     for alias, value in aliases.items():
         if alias not in names:
             raise TypeError(f"{function}() got an unexpected keyword argument {alias!r}")
         if given[names[alias]] is not None:
-            raise TypeError(f"{function}() got {names[alias]!r} twice, the second time as {alias!r}")
+            raise TypeError(
+                f"{function}() got {names[alias]!r} twice, the second time as {alias!r}"
+            )
         given[names[alias]] = value
     return tuple(given.values())

@@ -1,4 +1,6 @@
-"""What compiling a kernel produces where no GPU is needed: the contract between ladders and `outblas.inspect`."""
+"""What compiling a kernel produces where no GPU is needed: the contract between ladders and
+`outblas.inspect`.
+"""
 
 import math
 import re
@@ -15,13 +17,14 @@ from .shapes import LAYOUTS
 class Artifact:
     """One compiled variant of a kernel.
 
-    `kernel` is the registry's name, `arch` the target ("sm_75", "sm_90a"), `config` the text of `configs.to_text`.
-    `dtype`, `out_dtype` ("bfloat16") and `layout` ("nt") say what it multiplies. `log` is all that the assembler said
-    (`ptxas -v`). `threads` and `smem_bytes` are those of one CTA: shared memory is dynamic and static, without the KiB
-    that the system reserves. `stages` is the depth of the pipeline from loads to products, `tile` is (M, N, K) of a
-    CTA. `bank_conflicts` maps an access to the extra wavefronts of each of its instructions, `passes` the level
-    of memory ("l1": loads from global memory, "shared") to the passes of 128 bytes, conflicts among them, in which it
-    serves a CTA's slab of `tile[2]` terms; None: the kernel does not say.
+    `kernel` is the registry's name, `arch` the target ("sm_75", "sm_90a"), `config` the text of
+    `configs.to_text`. `dtype`, `out_dtype` ("bfloat16") and `layout` ("nt") say what it multiplies.
+    `log` is all that the assembler said (`ptxas -v`). `threads` and `smem_bytes` are those of one
+    CTA: shared memory is dynamic and static, without the KiB that the system reserves. `stages` is
+    the depth of the pipeline from loads to products, `tile` is (M, N, K) of a CTA. `bank_conflicts`
+    maps an access to the extra wavefronts of each of its instructions, `passes` the level of memory
+    ("l1": loads from global memory, "shared") to the passes of 128 bytes, conflicts among them, in
+    which it serves a CTA's slab of `tile[2]` terms; None: the kernel does not say.
     """
 
     kernel: str
@@ -42,7 +45,9 @@ class Artifact:
 
 
 def cta_threads(ptx: str) -> int:
-    """Threads of one CTA, from the PTX of a kernel that declares them. Raises ValueError for one that does not."""
+    """Threads of one CTA, from the PTX of a kernel that declares them. Raises ValueError for one
+    that does not.
+    """
     found = re.search(r"\.(?:reqntid|maxntid)\s+(\d+(?:\s*,\s*\d+)*)", ptx)
     if found is None:
         raise ValueError("ptx declares no .reqntid or .maxntid, expected the threads of a CTA")
@@ -50,7 +55,12 @@ def cta_threads(ptx: str) -> int:
 
 
 def example(
-    dtype: torch.dtype, out_dtype: torch.dtype | None, layout: str, shape: tuple[int, int, int], *, tf32: bool = False
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None,
+    layout: str,
+    shape: tuple[int, int, int],
+    *,
+    tf32: bool = False,
 ) -> Problem:
     """An aligned, row-major product without data, to compile for.
 

@@ -1,18 +1,20 @@
 """Files that outlive the process: compiled kernels.
 
-Everything lies below `OUTBLAS_CACHE_DIR`, or else the user's cache directory. A kernel is two files in the folder
-`objects`, named by the digest of what it depends on: the code (`.o`) and a record (`.json`) of those facts with the
-code's checksum.
+Everything lies below `OUTBLAS_CACHE_DIR`, or else the user's cache directory. A kernel is two files
+in the folder `objects`, named by the digest of what it depends on: the code (`.o`) and a record
+(`.json`) of those facts with the code's checksum.
 
 Kernels are native code: whoever can write one runs code as whoever loads it. So
 
-1. the folder must be this user's own, and nobody else may be able to write in it or replace it (`ownership`);
-2. each file is judged by itself, once it is open: a folder that is closed to others now may have been open before;
-3. the record must be that of the kernel asked for, and the code what the record's checksum says;
-4. what is loaded is a private copy of the bytes that were checked, and not the file, which may be another by then.
+1. the folder must be this user's own, and nobody else may be able to write in it or replace it
+(`ownership`); 2. each file is judged by itself, once it is open: a folder that is closed to others
+now may have been open before; 3. the record must be that of the kernel asked for, and the code what
+the record's checksum says; 4. what is loaded is a private copy of the bytes that were checked, and
+not the file, which may be another by then.
 
-What fails any of these is never loaded. The kernel is compiled again and takes its place; where the folder is unusable,
-the disk is full or anything else goes wrong, the cache costs speed only. Each reason is told once.
+What fails any of these is never loaded. The kernel is compiled again and takes its place; where the
+folder is unusable, the disk is full or anything else goes wrong, the cache costs speed only. Each
+reason is told once.
 """
 
 import contextlib
@@ -47,7 +49,9 @@ _OWNER = "owner.lock"  # in such a folder, and locked by the process that writes
 
 
 def directory() -> Path:
-    """Where the cache lies, whether or not it exists. Raises ValueError for a place that no system has."""
+    """Where the cache lies, whether or not it exists. Raises ValueError for a place that no system
+    has.
+    """
     if chosen := os.environ.get("OUTBLAS_CACHE_DIR"):
         name, folder = "OUTBLAS_CACHE_DIR", os.path.expanduser(chosen)
     else:
@@ -61,18 +65,23 @@ def directory() -> Path:
     if "\0" in folder:
         raise ValueError(f"{said}, expected a path without NUL characters")
     if folder.startswith("~"):  # which stays where there is no such user, or no home
-        raise ValueError(f"{said}, expected the home of a user who exists: set OUTBLAS_CACHE_DIR to a folder")
+        raise ValueError(
+            f"{said}, expected the home of a user who exists: set OUTBLAS_CACHE_DIR to a folder"
+        )
     path = Path(folder).absolute()
     parts = [len(os.fsencode(part)) for part in path.parts]
     if max(parts) > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
         raise ValueError(
-            f"{said} ({len(folder)} characters), expected at most {LONGEST_PATH} bytes, {LONGEST_NAME} in each part"
+            f"{said} ({len(folder)} characters), expected at most {LONGEST_PATH} bytes, "
+            f"{LONGEST_NAME} in each part"
         )
     return path
 
 
 def unusable_reason(path: Path) -> str | None:
-    """Why `path` cannot hold native code, or None. Creates it, and parents that are missing, with mode 0700."""
+    """Why `path` cannot hold native code, or None. Creates it, and parents that are missing, with
+    mode 0700.
+    """
     try:
         _usable(path)
     except OSError as error:
@@ -81,7 +90,9 @@ def unusable_reason(path: Path) -> str | None:
 
 
 def objects_folder() -> Path:
-    """The folder of compiled kernels, by its real path. Raises OSError, with the reason, where there can be none."""
+    """The folder of compiled kernels, by its real path. Raises OSError, with the reason, where
+    there can be none.
+    """
     try:
         folder = directory()
     except ValueError as error:
@@ -90,7 +101,9 @@ def objects_folder() -> Path:
 
 
 def _usable(path: Path) -> Path:
-    """The real path of a folder that can hold native code, made where it is missing. Raises OSError with the reason."""
+    """The real path of a folder that can hold native code, made where it is missing. Raises OSError
+    with the reason.
+    """
     try:
         return ownership.own_folder(path)
     except ownership.RefusedFolder as refusal:
@@ -102,16 +115,24 @@ def _usable(path: Path) -> Path:
 def _advice(path: Path, part: Path) -> str:
     """What to do where a folder on the path of the cache cannot be trusted.
 
-    It is not to change the mode alone: what others have put there would stay. Nor is it to remove what may be more than
-    a cache: a folder of the system, a home, or a parent.
+    It is not to change the mode alone: what others have put there would stay. Nor is it to remove
+    what may be more than a cache: a folder of the system, a home, or a parent.
     """
     elsewhere = "set OUTBLAS_CACHE_DIR to a folder of your own"
     try:
         status, home = part.lstat(), Path.home().resolve()
     except (OSError, RuntimeError):  # without a home
         return elsewhere
-    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == getattr(os, "geteuid", lambda: status.st_uid)()
-    shared = status.st_mode & stat.S_ISVTX or os.path.ismount(part) or part == home or part in home.parents
+    ours = (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == getattr(os, "geteuid", lambda: status.st_uid)()
+    )
+    shared = (
+        status.st_mode & stat.S_ISVTX
+        or os.path.ismount(part)
+        or part == home
+        or part in home.parents
+    )
     if ours and not shared and part == Path(os.path.realpath(path)):
         return f"remove {shown(path)} with all that others may have put there, or {elsewhere}"
     return elsewhere
@@ -124,7 +145,9 @@ def _warn_once(reason: str) -> None:
 
 @functools.cache
 def _warn_of_refusal(reason: str) -> None:
-    warnings.warn(f"outblas does not load a compiled kernel, and compiles it again: {reason}", stacklevel=5)
+    warnings.warn(
+        f"outblas does not load a compiled kernel, and compiles it again: {reason}", stacklevel=5
+    )
 
 
 def digest(facts: dict[str, object]) -> str:
@@ -137,13 +160,17 @@ def _text(facts: dict[str, object]) -> str:
 
 
 def fetch(
-    facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None], load: Callable[[Path], T]
+    facts: dict[str, object],
+    *,
+    build: Callable[[], T],
+    save: Callable[[T, Path], None],
+    load: Callable[[Path], T],
 ) -> T:
     """The object that `facts` determine: loaded from disk, or built, saved and returned.
 
-    Of several processes that want one object at once, one builds it while the others wait. `save(object, path)` writes
-    `path`; `load(path)` reads it, and is given a copy that is gone afterwards. A file that is damaged or not to be
-    trusted is built anew.
+    Of several processes that want one object at once, one builds it while the others wait.
+    `save(object, path)` writes `path`; `load(path)` reads it, and is given a copy that is gone
+    afterwards. A file that is damaged or not to be trusted is built anew.
     """
     try:
         path = objects_folder() / f"{digest(facts)}.o"
@@ -168,8 +195,11 @@ def fetch(
         return built if saved is None else saved
 
 
-def warm(facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]) -> None:
-    """Sees to it that `fetch` will find the object on disk, and loads nothing. Raises OSError where it cannot be kept.
+def warm(
+    facts: dict[str, object], *, build: Callable[[], T], save: Callable[[T, Path], None]
+) -> None:
+    """Sees to it that `fetch` will find the object on disk, and loads nothing. Raises OSError where
+    it cannot be kept.
 
     Of several processes that want one object at once, one builds it while the others wait.
     """
@@ -188,7 +218,9 @@ class Damaged(Exception):
 
 
 def object_problem(path: Path) -> str | None:
-    """What is wrong with the object at `path`, a `.o` file: why nothing would load it. None where it is sound."""
+    """What is wrong with the object at `path`, a `.o` file: why nothing would load it. None where
+    it is sound.
+    """
     try:
         _verified(path)
     except (Damaged, Refused, OSError) as error:
@@ -197,7 +229,9 @@ def object_problem(path: Path) -> str | None:
 
 
 def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> T | None:
-    """The object at `path`; None when it is absent, damaged, not to be trusted, or cannot be loaded here."""
+    """The object at `path`; None when it is absent, damaged, not to be trusted, or cannot be loaded
+    here.
+    """
     code = _checked(path, facts)
     if code is None:
         return None
@@ -210,8 +244,8 @@ def _loaded(path: Path, facts: dict[str, object], load: Callable[[Path], T]) -> 
 
 
 def _checked(path: Path, facts: dict[str, object]) -> bytes | None:
-    """The code at `path` if it is what `facts` ask for. None where it is absent or damaged, or, with a warning, where
-    it is not to be trusted.
+    """The code at `path` if it is what `facts` ask for. None where it is absent or damaged, or,
+    with a warning, where it is not to be trusted.
     """
     try:
         return _verified(path, facts)
@@ -225,8 +259,8 @@ def _checked(path: Path, facts: dict[str, object]) -> bytes | None:
 def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
     """The code at `path`: what its record says, and what `facts` ask for if they are given.
 
-    Raises Refused for what somebody else may have put there, Damaged for what a write or a disk may have left so, and
-    OSError for what is not there.
+    Raises Refused for what somebody else may have put there, Damaged for what a write or a disk may
+    have left so, and OSError for what is not there.
     """
     try:
         record = json.loads(ownership.read(path.with_suffix(".json")))
@@ -244,14 +278,20 @@ def _verified(path: Path, facts: dict[str, object] | None = None) -> bytes:
 
 @contextlib.contextmanager
 def _copied(code: bytes, folder: Path) -> Iterator[Path]:
-    """A file with this content that no other process can reach by name; where there can be none, one in `folder`."""
+    """A file with this content that no other process can reach by name; where there can be none,
+    one in `folder`.
+    """
     with contextlib.ExitStack() as stack:
         path = None
-        with contextlib.suppress(OSError, AttributeError):  # not every system has them, or lets them be made
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # not every system has them, or lets them be made
             memory = stack.enter_context(open(os.memfd_create("outblas"), "wb", buffering=0))
             path = Path(f"/proc/self/fd/{memory.fileno()}")
             _write_all(memory.fileno(), code)
-        if path is None or not os.path.exists(path):  # /proc is not everywhere, nor open to who has changed its user
+        if path is None or not os.path.exists(
+            path
+        ):  # /proc is not everywhere, nor open to who has changed its user
             file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=_SCRATCH))
             file.write(code)
             file.flush()
@@ -266,11 +306,16 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -> None:
-    """Writes the object, then its record: a reader that finds the record finds the object it describes."""
+    """Writes the object, then its record: a reader that finds the record finds the object it
+    describes.
+    """
     with _scratch(path.parent) as scratch:
         target = scratch / path.name
         save(target)
-        record: dict[str, Any] = {**facts, "sha256": hashlib.sha256(target.read_bytes()).hexdigest()}
+        record: dict[str, Any] = {
+            **facts,
+            "sha256": hashlib.sha256(target.read_bytes()).hexdigest(),
+        }
         note = target.with_suffix(".json")
         note.write_text(json.dumps(record, sort_keys=True, default=str, indent=1))
         for file in (target, note):
@@ -281,8 +326,8 @@ def _write(path: Path, facts: dict[str, object], save: Callable[[Path], None]) -
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder of this process alone, removed afterwards. While the process lives it holds a lock there, so that others
-    can tell what a killed process has left.
+    """A folder of this process alone, removed afterwards. While the process lives it holds a lock
+    there, so that others can tell what a killed process has left.
     """
     made = tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH, ignore_cleanup_errors=True)
     with made as name, locked(Path(name) / _OWNER):
@@ -291,7 +336,9 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder in the folder of compiled kernels: its bytes, and when it was written, in seconds."""
+    """A file or folder in the folder of compiled kernels: its bytes, and when it was written, in
+    seconds.
+    """
 
     path: Path
     size: int
@@ -316,7 +363,8 @@ def _entries(folder: Path) -> list[Entry]:
 
 
 def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> None:
-    """Deletes the oldest objects until what is left takes at most `limit` bytes, and what killed processes left behind.
+    """Deletes the oldest objects until what is left takes at most `limit` bytes, and what killed
+    processes left behind.
 
     `keep` stays. Any number of processes may do this while others read and write.
     """
@@ -330,8 +378,8 @@ def prune(folder: Path, limit: int = SIZE_LIMIT, keep: Path | None = None) -> No
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes folders in which processes were killed that wrote there, records without an object, and lock files that
-    nobody holds, if they are old.
+    """Removes folders in which processes were killed that wrote there, records without an object,
+    and lock files that nobody holds, if they are old.
     """
     for entry in _entries(folder):
         if abs(time.time() - entry.written) < LEFTOVER_SECONDS:
@@ -345,7 +393,9 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _remove_scratch(path: Path) -> None:
-    """Removes what a killed process left; nothing while that process lives, which holds a lock there."""
+    """Removes what a killed process left; nothing while that process lives, which holds a lock
+    there.
+    """
     if path.is_symlink() or not path.is_dir():
         _remove(path)
         return
@@ -371,7 +421,9 @@ def _is_held(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, if that can be done: another process may have, and somebody may have put a folder there."""
+    """Removes a file, if that can be done: another process may have, and somebody may have put a
+    folder there.
+    """
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -380,17 +432,23 @@ def _remove(path: Path) -> None:
 def locked(
     path: Path, timeout: float = LOCK_TIMEOUT, *, remove: bool = False, required: bool = False
 ) -> Iterator[None]:
-    """Holds a file lock; goes on without one where locks cannot be had or their holder takes too long (seconds).
+    """Holds a file lock; goes on without one where locks cannot be had or their holder takes too
+    long (seconds).
 
-    With `required` it raises instead: TimeoutError for a lock that is held, other kinds of OSError where there are no
-    locks. `remove` removes the file afterwards, for locks of which there are many; who waits for it makes another.
+    With `required` it raises instead: TimeoutError for a lock that is held, other kinds of OSError
+    where there are no locks. `remove` removes the file afterwards, for locks of which there are
+    many; who waits for it makes another.
     """
     import filelock
 
     lock = filelock.FileLock(path, timeout=timeout)
     try:
         lock.acquire()
-    except (OSError, NotImplementedError, Warning) as error:  # a warning, where the caller makes errors of them
+    except (
+        OSError,
+        NotImplementedError,
+        Warning,
+    ) as error:  # a warning, where the caller makes errors of them
         if remove and not isinstance(error, TimeoutError):  # nobody can hold it
             _remove(path)
         if required:
@@ -401,5 +459,7 @@ def locked(
         yield
     finally:
         if remove and not isinstance(lock, filelock.SoftFileLock):  # which removes its own
-            _remove(path)  # while it is held: who has opened it sees that it is gone, and begins anew
+            _remove(
+                path
+            )  # while it is held: who has opened it sees that it is gone, and begins anew
         lock.release()

@@ -19,11 +19,13 @@ def not_ready() -> RuntimeError:
 
 
 def warmup(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
-    """Calls `function(*args, **kwargs)` once, so that a CUDA graph can capture it: all kernels of its products, and of
-    their backward passes if it runs them, are then on the GPU, for tensors of the same shapes, strides and dtypes.
+    """Calls `function(*args, **kwargs)` once, so that a CUDA graph can capture it: all kernels of
+    its products, and of their backward passes if it runs them, are then on the GPU, for tensors of
+    the same shapes, strides and dtypes.
 
-    It runs on a stream of its own, as torch recommends, of the current GPU, and the current stream waits for it;
-    without a GPU it just runs. Raises RuntimeError inside a capture, TypeError for a `function` that is none.
+    It runs on a stream of its own, as torch recommends, of the current GPU, and the current stream
+    waits for it; without a GPU it just runs. Raises RuntimeError inside a capture, TypeError for a
+    `function` that is none.
     """
     if not callable(function):
         raise TypeError(f"function is {type(function).__name__}, expected something to call")

@@ -1,4 +1,6 @@
-"""What every chart shares: a canvas without a window system, colours that stay with a name, files."""
+"""What every chart shares: a canvas without a window system, colours that stay with a
+name, files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-PALETTE = ("#3b6fb6", "#d1642c", "#2f8f5b", "#8b5bb0", "#c2407a", "#8a7a2f", "#4aa3a3", "#b04a3b", "#5c6f7f", "#a68a4f")
+PALETTE = (
+    "#3b6fb6",
+    "#d1642c",
+    "#2f8f5b",
+    "#8b5bb0",
+    "#c2407a",
+    "#8a7a2f",
+    "#4aa3a3",
+    "#b04a3b",
+    "#5c6f7f",
+    "#a68a4f",
+)
 BASE_COLOUR = "#6f6f6f"
 
 
@@ -20,21 +33,29 @@ def check_chart(path: Path | None, option: str = "--chart") -> None:
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{option} is {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}")
+        raise ValueError(
+            f"{option} is {str(path)!r}, expected a file ending in {', '.join(SUFFIXES)}"
+        )
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError(f"{option} needs matplotlib, which is not installed: pip install 'outblas[chart]'") from None
+        raise ValueError(
+            f"{option} needs matplotlib, which is not installed: pip install 'outblas[chart]'"
+        ) from None
 
 
 def colours(names: list[str]) -> dict[str, str]:
     """One colour a name; cuBLAS's is grey."""
     others = [name for name in names if name != "cublas"]
-    return {"cublas": BASE_COLOUR} | {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
+    return {"cublas": BASE_COLOUR} | {
+        name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)
+    }
 
 
 def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
-    """A figure of `panels` axes in rows of `columns`, `size` in inches, drawn by Agg: no display is needed."""
+    """A figure of `panels` axes in rows of `columns`, `size` in inches, drawn by Agg: no display is
+    needed.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -58,7 +79,9 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:
-    """Writes the file; its format follows the suffix. An .svg keeps `note` as its metadata, and no date."""
+    """Writes the file; its format follows the suffix. An .svg keeps `note` as its metadata, and no
+    date.
+    """
     drawn = path.suffix.lower() == ".svg"
     figure.savefig(path, dpi=120, metadata={"Date": None} if drawn else None)
     if drawn:

@@ -1,5 +1,6 @@
-"""The defaults of kernels' configs, read from their sources: showing a config needs no DSL, which takes seconds to
-import."""
+"""The defaults of kernels' configs, read from their sources: showing a config needs no DSL, which
+takes seconds to import.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +16,19 @@ Defaults = dict[str, str]  # by field, as `configs.to_text` writes values
 
 
 def brief(kernel: str, config: str) -> str:
-    """The fields of a config that differ from the kernel's defaults; the whole text where these cannot be read."""
+    """The fields of a config that differ from the kernel's defaults; the whole text where these
+    cannot be read.
+    """
     found = items(config)
     try:
         own = defaults(registry.module_name(kernel), "Config")
-    except (LookupError, ValueError, OSError, ImportError, SyntaxError):  # of a kernel that is not here, for one
+    except (
+        LookupError,
+        ValueError,
+        OSError,
+        ImportError,
+        SyntaxError,
+    ):  # of a kernel that is not here, for one
         return config
     if any(name not in own for name, _ in found):
         return config
@@ -28,8 +37,10 @@ def brief(kernel: str, config: str) -> str:
 
 @cache
 def defaults(module: str, name: str) -> Defaults:
-    """Of the config class that a module calls so: fields with literal defaults, in the class or in what it derives
-    from. Raises ValueError for a class that is written in another way, OSError, ImportError."""
+    """Of the config class that a module calls so: fields with literal defaults, in the class or in
+    what it derives from. Raises ValueError for a class that is written in another way, OSError,
+    ImportError.
+    """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"{module} has no source")
@@ -43,7 +54,9 @@ def defaults(module: str, name: str) -> Defaults:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     found[field.target.id] = str(_literal(field.value))
             return found
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [
+            name
+        ]:
             return _elsewhere(tree, module, node.value)
     raise ValueError(f"{module} has no class {name}")
 

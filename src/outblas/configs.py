@@ -1,4 +1,6 @@
-"""Kernel configs as text: `tile_m=128,stages=4`, the form of the command line and of operator arguments."""
+"""Kernel configs as text: `tile_m=128,stages=4`, the form of the command line and of operator
+arguments.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,10 +11,14 @@ ConfigT = TypeVar("ConfigT")
 
 
 def to_text(config: Any) -> str:
-    """Every field of a frozen config, `name=value` joined by commas. Raises TypeError for a value of the wrong type."""
+    """Every field of a frozen config, `name=value` joined by commas. Raises TypeError for a value
+    of the wrong type.
+    """
     if reason := mistyped(config):
         raise TypeError(f"config {reason}")
-    return ",".join(f"{field.name}={getattr(config, field.name)}" for field in dataclasses.fields(config))
+    return ",".join(
+        f"{field.name}={getattr(config, field.name)}" for field in dataclasses.fields(config)
+    )
 
 
 def mistyped(config: Any) -> str | None:
@@ -26,13 +32,19 @@ def mistyped(config: Any) -> str | None:
 
 def brief(config: Any) -> str:
     """As `to_text`, only the fields that differ from their defaults."""
-    values = [(field.name, getattr(config, field.name), field.default) for field in dataclasses.fields(config)]
+    values = [
+        (field.name, getattr(config, field.name), field.default)
+        for field in dataclasses.fields(config)
+    ]
     return ",".join(f"{name}={value}" for name, value, default in values if value != default)
 
 
 def items(text: str) -> list[tuple[str, str]]:
     """Names and values in a config's text; a value is empty where "=" is missing."""
-    return [(name, value) for name, _, value in (item.partition("=") for item in text.split(",") if item)]
+    return [
+        (name, value)
+        for name, _, value in (item.partition("=") for item in text.split(",") if item)
+    ]
 
 
 @lru_cache(maxsize=1024)
@@ -46,7 +58,9 @@ def from_text(kind: type[ConfigT], text: str) -> ConfigT:
     for item in filter(None, text.split(",")):
         name, separator, value = item.partition("=")
         if not separator or name not in fields:
-            raise ValueError(f"config has {item!r}, expected name=value with a name from: {', '.join(fields)}")
+            raise ValueError(
+                f"config has {item!r}, expected name=value with a name from: {', '.join(fields)}"
+            )
         values[name] = _parse(name, value, type(fields[name].default))
     return kind(**values)
 
@@ -63,7 +77,9 @@ def _parse(name: str, value: str, kind: type) -> int | bool | str:
 
 
 def unread_reason(config: Any, own: Any, kernel: str, unread: Sequence[str]) -> str | None:
-    """Why a config asks for what a kernel does not do: a field that it does not read differs from its own."""
+    """Why a config asks for what a kernel does not do: a field that it does not read differs from
+    its own.
+    """
     for name in unread:
         value, only = getattr(config, name), getattr(own, name)
         if value != only:

@@ -1,4 +1,6 @@
-"""From a call to a launch: chooses the kernel, plans once per kind of call, and remembers the plan."""
+"""From a call to a launch: chooses the kernel, plans once per kind of call, and remembers
+the plan.
+"""
 
 import contextlib
 import functools
@@ -17,18 +19,25 @@ from .operands import OperandError, Problem, read_address
 
 Tensor = torch.Tensor
 
-# What Inductor's graphs allocate with: less than half of what new_empty costs, and like it in all but deterministic
-# fills. Sizes and strides must be tuples, and the GPU is the current one.
-_EMPTY = {"cpu": torch._C._dynamo.guards._empty_strided_cpu, "cuda": torch._C._dynamo.guards._empty_strided_cuda}  # type: ignore[attr-defined]
+# What Inductor's graphs allocate with: less than half of what new_empty costs, and like it in all
+# but deterministic fills. Sizes and strides must be tuples, and the GPU is the current one.
+_EMPTY = {
+    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
+    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
+}
 _filled = torch._C._get_deterministic_algorithms  # whether memory may have to be filled
-fp32_precision = torch._C._get_fp32_precision_getter  # torch.backends takes six times as long to ask it
+fp32_precision = (
+    torch._C._get_fp32_precision_getter
+)  # torch.backends takes six times as long to ask it
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class Call(NamedTuple):
-    """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul. `tune`: one of "off",
-    "lookup", "on", or "" for what OUTBLAS_TUNE says. `batch_invariant`: a row's bits depend on no other row. `extra`:
-    the epilogue, if there is more to it than alpha and C, in which case C has the shape of x."""
+    """out = alpha A B + beta C by the named kernel ("": the best known), C absent for matmul.
+    `tune`: one of "off", "lookup", "on", or "" for what OUTBLAS_TUNE says. `batch_invariant`: a
+    row's bits depend on no other row. `extra`: the epilogue, if there is more to it than alpha and
+    C, in which case C has the shape of x.
+    """
 
     a: Tensor
     b: Tensor
@@ -42,7 +51,9 @@ class Call(NamedTuple):
     tune: str = ""
     batch_invariant: bool = False
     extra: Extra | None = None
-    scales: tuple[Tensor, Tensor] | None = None  # of fp8 operands, whose `formats` are as in `Problem`
+    scales: tuple[Tensor, Tensor] | None = (
+        None  # of fp8 operands, whose `formats` are as in `Problem`
+    )
     formats: str = ""
 
     @property
@@ -64,8 +75,9 @@ _PLAN_LIMIT = 8192  # kinds of call remembered; beyond it, start over
 
 
 def run(call: Call) -> Tensor:
-    """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together, RuntimeError in a
-    capture of a CUDA graph where its kernel is not planned yet."""
+    """Runs a call as planned for its kind. Raises ValueError for operands that do not fit together,
+    RuntimeError in a capture of a CUDA graph where its kernel is not planned yet.
+    """
     key = _kind(call)
     plan = _plans.get(key)
     if plan is None and capturing(call.a.device):
@@ -74,7 +86,9 @@ def run(call: Call) -> Tensor:
         if len(_plans) >= _PLAN_LIMIT:
             forget()
         plan = _plans[key] = _prepare(call)
-    if call.out is not None and torch._C._is_any_autocast_enabled():  # such calls cast nothing, and torch's would
+    if (
+        call.out is not None and torch._C._is_any_autocast_enabled()
+    ):  # such calls cast nothing, and torch's would
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.tensors)
     return plan(call.a, call.b, call.c, call.out, call.alpha, call.beta, *call.tensors)
@@ -86,14 +100,19 @@ def planned(call: Call) -> Plan | None:
 
 
 def _alike(call: Call) -> Plan | None:
-    """The plan of a call that differs in whether it is given new memory for its output, or in where operands lie in
-    lines: right for this one, maybe not the fastest."""
+    """The plan of a call that differs in whether it is given new memory for its output, or in where
+    operands lie in lines: right for this one, maybe not the fastest.
+    """
     shape, dtype = _output(call)
     fresh = call.a.new_empty(shape, dtype=dtype)
     calls = [call]
-    if call.out is None or (_traits(call.out) == _traits(fresh) and not read_address(call.out) & 15):
+    if call.out is None or (
+        _traits(call.out) == _traits(fresh) and not read_address(call.out) & 15
+    ):
         calls.append(call._replace(out=fresh if call.out is None else None))
-    places = [(0, 16) if place in (0, 16) else (place,) for place in map(operands.place, (call.a, call.b))]
+    places = [
+        (0, 16) if place in (0, 16) else (place,) for place in map(operands.place, (call.a, call.b))
+    ]
     found = (_plans.get(_kind(each, pair)) for each in calls for pair in itertools.product(*places))
     return next((plan for plan in found if plan is not None), None)
 
@@ -105,7 +124,9 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
         *(places or (operands.place(a), operands.place(call.b))),
         *_traits(a),
         *_traits(call.b),
-        None if c is None else (*_traits(c), read_address(c) & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
+        None
+        if c is None
+        else (*_traits(c), read_address(c) & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
         None if out is None else (*_traits(out), read_address(out) & 15),
         call.out_dtype,
         call.kernel,
@@ -119,7 +140,9 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
 
 
 def _extra_kind(activation: str, tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    return activation, *(None if t is None else (*_traits(t), read_address(t) & 15) for t in tensors)
+    return activation, *(
+        None if t is None else (*_traits(t), read_address(t) & 15) for t in tensors
+    )
 
 
 def forget() -> None:
@@ -141,9 +164,15 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
     """Shape and dtype. Raises ValueError for operands that do not fit together."""
     a, c = call.a, call.c
     shape = operands.check_product(a, call.b, c)
-    dtype = call.out_dtype if call.formats and call.out_dtype else operands.check_out_dtype(call.out_dtype, a.dtype)
+    dtype = (
+        call.out_dtype
+        if call.formats and call.out_dtype
+        else operands.check_out_dtype(call.out_dtype, a.dtype)
+    )
     if c is not None and dtype != a.dtype:
-        raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, with an addend")
+        raise OperandError(
+            f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, with an addend"
+        )
     if call.extra is not None:
         shape = operands.check_extra(call.extra, shape, dtype, a.device)
     return shape, dtype
@@ -196,22 +225,38 @@ def _prepare(call: Call) -> Plan:
     bytes_a, bytes_b, bytes_c, bytes_out, *bytes_extra = (
         0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample, *call.tensors)
     )
-    # Where something is to be written, a lazy clone gets memory of its own, which begins as it did at whole lines.
+    # Where something is to be written, a lazy clone gets memory of its own, which begins as it did
+    # at whole lines.
     address = Tensor.data_ptr if bytes_out else read_address
 
     def execute(
-        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *extra: Tensor | None
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        out: Tensor | None,
+        alpha: Any,
+        beta: Any,
+        *extra: Tensor | None,
     ) -> Tensor:
         elsewhere, own = several and _current_device() != index, out is None
         if out is None:
-            out = a.new_empty(size, dtype=dtype) if elsewhere or _filled() else empty(size, steps, dtype)
+            out = (
+                a.new_empty(size, dtype=dtype)
+                if elsewhere or _filled()
+                else empty(size, steps, dtype)
+            )
         else:
             start = address(out)
             end = start + bytes_out
             if (
                 (start < read_address(a) + bytes_a and read_address(a) < end)
                 or (start < read_address(b) + bytes_b and read_address(b) < end)
-                or (bytes_c and c is not None and start < read_address(c) + bytes_c and read_address(c) < end)
+                or (
+                    bytes_c
+                    and c is not None
+                    and start < read_address(c) + bytes_c
+                    and read_address(c) < end
+                )
             ):
                 check_separate(a, b, c, out, beta)
         if extra and not (own and extra[2] is None):
@@ -232,17 +277,25 @@ def _prepare(call: Call) -> Plan:
 
 
 def _turned(call: Call) -> Plan:
-    """The plan of a gated product with a vector B: it pairs what are rows of A, and kernels pair columns of B, so it is
-    that of B and the transposed A."""
+    """The plan of a gated product with a vector B: it pairs what are rows of A, and kernels pair
+    columns of B, so it is that of B and the transposed A.
+    """
     if call.batch_invariant:
         raise ValueError(
-            f"batch_invariant is True, and activation {call.extra and call.extra.activation!r} of a product with a "
+            f"batch_invariant is True, and activation {call.extra and call.extra.activation!r} of "
+            "a product with a "
             "vector pairs rows"
         )
     plan = _prepare(call._replace(a=call.b, b=call.a.mT))
 
     def execute(
-        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *extra: Tensor | None
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        out: Tensor | None,
+        alpha: Any,
+        beta: Any,
+        *extra: Tensor | None,
     ) -> Tensor:
         if out is not None:
             check_separate(a, b, c, out, beta)
@@ -263,7 +316,11 @@ def check_separate(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, beta: An
     """`out` may be `c` itself, and otherwise shares memory with no operand that is read."""
     operands.check_overlap(out, a=a, b=b)
     if c is not None and beta != 0 and out.numel():
-        same = out.data_ptr() == read_address(c) and c.shape == out.shape and c.stride() == out.stride()
+        same = (
+            out.data_ptr() == read_address(c)
+            and c.shape == out.shape
+            and c.stride() == out.stride()
+        )
         if not same:
             operands.check_overlap(out, c=c)
 
@@ -288,7 +345,13 @@ def check_extra_separate(
 
 def _by_torch(reason: str, out_dtype: torch.dtype | None, extra: Extra | None) -> Plan:
     def execute(
-        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor | None, alpha: Any, beta: Any, *tensors: Tensor | None
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        out: Tensor | None,
+        alpha: Any,
+        beta: Any,
+        *tensors: Tensor | None,
     ) -> Tensor:
         fallback.notice(reason)
         if out is not None:
@@ -306,7 +369,9 @@ def _by_torch(reason: str, out_dtype: torch.dtype | None, extra: Extra | None) -
 
 
 def lacks(record: registry.Kernel, problem: Problem) -> str | None:
-    """What a kernel needs, by its record, that this call does not have: device, architecture, dtype."""
+    """What a kernel needs, by its record, that this call does not have: device, architecture,
+    dtype.
+    """
     if reason := lacks_device(record, problem.device):
         return reason
     name = operands.dtype_name(problem.dtype)
@@ -328,7 +393,9 @@ def lacks_device(record: registry.Kernel, device: torch.device) -> str | None:
     if record.max_arch == record.min_arch:
         wanted = f"sm_{record.min_arch}"
     else:
-        wanted = f"sm_{record.min_arch} " + ("or newer" if record.max_arch is None else f"to sm_{record.max_arch}")
+        wanted = f"sm_{record.min_arch} " + (
+            "or newer" if record.max_arch is None else f"to sm_{record.max_arch}"
+        )
     return f"needs {wanted}, and {torch.cuda.get_device_name(device)} is sm_{arch}"
 
 
@@ -351,8 +418,8 @@ def _unsupported(module: ModuleType, problem: Problem, config: Any) -> str | Non
 
 
 def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..., None]:
-    """The launch of the best kernel known: tuned, else by a rule that covers every call. What was tuned depends on M:
-    a batch-invariant product takes the rule's.
+    """The launch of the best kernel known: tuned, else by a rule that covers every call. What was
+    tuned depends on M: a batch-invariant product takes the rule's.
     """
     if nothing or 0 in (problem.M, problem.N, *problem.batch):
         return _launcher("portable", "", problem, nothing=nothing)
@@ -365,10 +432,15 @@ def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..
             try:
                 if lacks(registry.find(kernel), problem) is None:
                     return _launcher(kernel, config, problem, nothing=False)
-            except (ValueError, ImportError):  # the call is none for this kernel, or for this config
+            except (
+                ValueError,
+                ImportError,
+            ):  # the call is none for this kernel, or for this config
                 continue
             except Exception as error:
-                fallback.complain(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
+                fallback.complain(
+                    f"{kernel}[{config}], which was tuned for this call, fails: {error}"
+                )
     default = choice.kernel_for(problem)
     if default != "portable" and not problem.batch_invariant:
         try:
@@ -382,24 +454,38 @@ def _best_launcher(problem: Problem, tune: str, *, nothing: bool) -> Callable[..
 
 
 def _launcher(kernel: str, config: str, problem: Problem, *, nothing: bool) -> Callable[..., None]:
-    """The launch of a named kernel, or what stands for it when there is nothing to write or to multiply."""
+    """The launch of a named kernel, or what stands for it when there is nothing to write or to
+    multiply.
+    """
     module = registry.load(kernel)
     chosen = configs.from_text(module.Config, config) if config else None
     if problem.batch_invariant and not getattr(module, "BATCH_INVARIANT", False):
         raise ValueError(
-            f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may depend on M with it"
+            f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may "
+            "depend on M with it"
         )
     if problem.formats and not getattr(module, "FP8", False):
-        raise ValueError(f"kernel {kernel!r} takes no fp8 operands, and was given {problem.formats}")
+        raise ValueError(
+            f"kernel {kernel!r} takes no fp8 operands, and was given {problem.formats}"
+        )
     if problem.epilogue != NONE and not getattr(module, "EPILOGUES", False):
-        raise ValueError(f"kernel {kernel!r} has no epilogue beside alpha and C, and was given {problem.epilogue}")
+        raise ValueError(
+            f"kernel {kernel!r} has no epilogue beside alpha and C, and was given "
+            f"{problem.epilogue}"
+        )
     if 0 in (problem.M, problem.N, *problem.batch):
         return lambda *_: None
     if nothing:
-        return _scale if problem.epilogue == NONE else functools.partial(_only_added, problem.epilogue)
+        return (
+            _scale if problem.epilogue == NONE else functools.partial(_only_added, problem.epilogue)
+        )
     if reason := _unsupported(module, problem, chosen):
         raise ValueError(f"kernel {kernel!r}: {reason}")
-    with contextlib.nullcontext() if problem.device.type == "cpu" else torch.cuda.device(problem.device):
+    with (
+        contextlib.nullcontext()
+        if problem.device.type == "cpu"
+        else torch.cuda.device(problem.device)
+    ):
         launch: Callable[..., None] = module.plan(problem, chosen)
     return launch
 

@@ -1,7 +1,9 @@
-"""The short way of an eager call: straight to its plan, where nobody would see, record or transform the operator.
+"""The short way of an eager call: straight to its plan, where nobody would see, record or transform
+the operator.
 
-A call through torch's dispatcher costs the host more than all else but the launch. So does looking at every trait of
-every tensor from Python: Dynamo's guard compares them in one call, and the state of the dispatcher with them.
+A call through torch's dispatcher costs the host more than all else but the launch. So does looking
+at every trait of every tensor from Python: Dynamo's guard compares them in one call, and the state
+of the dispatcher with them.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,9 @@ Parameter = torch.nn.Parameter
 # As torch's public functions answer, in one call each.
 function_modes = torch._C._len_torch_function_stack
 _modes_disabled = torch._C._is_torch_function_all_disabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack  # guards pass over those of tracers and of fake tensors
+_dispatch_modes = (
+    torch._C._len_torch_dispatch_stack
+)  # guards pass over those of tracers and of fake tensors
 _profiled = torch._C._autograd._profiler_enabled
 _gradients = torch.is_grad_enabled
 _address = read_address
@@ -30,21 +34,28 @@ _increment_version = torch._C._increment_version  # passes over inference tensor
 
 _ways = dispatch.ways
 _IN_LINE = LINE - 1
-_ALIKE = 16  # ways remembered of calls with the same shapes: layouts, dtypes, devices, with and without inference mode
+# ways remembered of calls with the same shapes: layouts, dtypes, devices, with and without
+# inference mode
+_ALIKE = 16
 
 
-# From a call to its plan. The first says of a call's tensors whether their types, sizes, strides, dtypes, devices, need
-# of gradients, and what torch's dispatcher would do with them, are those remembered. The last is None, or: whether
-# gradients are on (None where no tensor needs them), whether fp32 becomes tf32 (None for other operands), the shape of
-# x where gradients need it, and who runs the plan for autograd.
+# From a call to its plan. The first says of a call's tensors whether their types, sizes, strides,
+# dtypes, devices, need of gradients, and what torch's dispatcher would do with them, are those
+# remembered. The last is None, or: whether gradients are on (None where no tensor needs them),
+# whether fp32 becomes tf32 (None for other operands), the shape of x where gradients need it, and
+# who runs the plan for autograd.
 Way = tuple[Callable[..., bool], Plan, tuple[Any, Any, Any, Plan | None] | None]
 
 
 def overriding_mode() -> bool:
-    """Whether there is a function mode, on this thread, that may change what a product does. A default device does not:
-    it is the mode that `torch.set_default_device` and `with torch.device(...)` leave, and it concerns functions that
-    make tensors from none."""
-    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(function_modes()))
+    """Whether there is a function mode, on this thread, that may change what a product does. A
+    default device does not: it is the mode that `torch.set_default_device` and `with
+    torch.device(...)` leave, and it concerns functions that make tensors from none.
+    """
+    return any(
+        type(torch._C._get_function_stack_at(i)) is not DeviceContext
+        for i in range(function_modes())
+    )
 
 
 def run(
@@ -57,14 +68,17 @@ def run(
     batch_invariant: bool | None,
     extra: Extra | None = None,
 ) -> Tensor | None:
-    """The product of a call that names no kernel, config, mode or dtype; None where it has to go through an operator.
+    """The product of a call that names no kernel, config, mode or dtype; None where it has to go
+    through an operator.
 
     Arguments may be of any type. Dynamo must not trace this: it is to see the operator.
     """
     if function_modes() and not _modes_disabled():
         if overriding_mode():
             return None
-        with torch._C.DisableTorchFunction():  # or the mode would be asked about every attribute that is read here
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # or the mode would be asked about every attribute that is read here
             return run(a, b, c, out, alpha, beta, batch_invariant, extra)
     if (
         _dispatch_modes()
@@ -82,7 +96,13 @@ def run(
         return None
     tensors: tuple[Tensor, ...] = (a, b)
     try:
-        key: tuple[Any, ...] = (a.shape, b.shape, _address(a) & _IN_LINE, _address(b) & _IN_LINE, batch_invariant)
+        key: tuple[Any, ...] = (
+            a.shape,
+            b.shape,
+            _address(a) & _IN_LINE,
+            _address(b) & _IN_LINE,
+            batch_invariant,
+        )
         if out is not None:
             tensors = (a, b, out)
             key = (key, _address(out) & 15)
@@ -128,8 +148,12 @@ def run(
     return None
 
 
-def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor, ...], call: Call) -> None:
-    """Remembers the way of a call that has a plan, if now is a moment when operators would do nothing else."""
+def _remember(
+    key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor, ...], call: Call
+) -> None:
+    """Remembers the way of a call that has a plan, if now is a moment when operators would do
+    nothing else.
+    """
     grows = _gradients() if any(t.requires_grad for t in tensors) else None
     if grows and (call.out is not None or (call.extra is not None and call.extra.aux is not None)):
         return
@@ -152,9 +176,15 @@ def _remember(key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor
         return
     sizes: Any = [list(t.shape) for t in tensors]
     strides: Any = [list(t.stride()) for t in tensors]
-    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    )
     tf32 = tf32_requested() if tensors[0].dtype is torch.float32 else None
     from .gradients import recorded
 
-    more = None if grows is None and tf32 is None else (grows, tf32, shape, recorded if grows else None)
+    more = (
+        None
+        if grows is None and tf32 is None
+        else (grows, tf32, shape, recorded if grows else None)
+    )
     _ways[key] = (*ways, (guards.check, plan, more))

@@ -4,7 +4,8 @@
     y = f(x), or f(x's first half) · x's second half
     out = y + residual
 
-Of a gated pair, B has twice as many columns as the output: those of the gate first, then those that it multiplies.
+Of a gated pair, B has twice as many columns as the output: those of the gate first, then those that
+it multiplies.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ TENSORS = *EXTRAS, "scale_a", "scale_b"  # in the order in which a launch takes 
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies: strides in elements (batch dimensions first, then rows, columns; 0 where it repeats), and the
-    largest power of two up to 16 that divides its address in bytes."""
+    """How a tensor lies: strides in elements (batch dimensions first, then rows, columns; 0 where
+    it repeats), and the largest power of two up to 16 that divides its address in bytes.
+    """
 
     strides: tuple[int, ...]
     alignment: int
@@ -46,8 +48,10 @@ class View:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a kernel does to sums beside alpha and C. `function` is a key of FUNCTIONS or "". `gated`: columns N.. of B,
-    C, bias and aux are those of the second half. `scale_a` and `scale_b`: fp32, of fp8 operands."""
+    """What a kernel does to sums beside alpha and C. `function` is a key of FUNCTIONS or "".
+    `gated`: columns N.. of B, C, bias and aux are those of the second half. `scale_a` and
+    `scale_b`: fp32, of fp8 operands.
+    """
 
     function: str = ""
     gated: bool = False
@@ -70,7 +74,9 @@ class Epilogue:
 
     def mapped(self, change: Callable[[View], View]) -> Epilogue:
         """With its tensors as `change` makes them."""
-        return Epilogue(self.function, self.gated, **{name: change(view) for name, view in self.views.items()})
+        return Epilogue(
+            self.function, self.gated, **{name: change(view) for name, view in self.views.items()}
+        )
 
     def transposed(self) -> Epilogue:
         """That of the transposed product, which has no halves."""
@@ -78,7 +84,12 @@ class Epilogue:
 
     def __str__(self) -> str:
         """For people: "bias, gelu, residual"."""
-        steps = {"bias": self.bias, "aux": self.aux, self.activation: self.activation, "residual": self.residual}
+        steps = {
+            "bias": self.bias,
+            "aux": self.aux,
+            self.activation: self.activation,
+            "residual": self.residual,
+        }
         return ", ".join(name for name, on in steps.items() if on)
 
 
@@ -86,8 +97,9 @@ NONE = Epilogue()
 
 
 class Extra(NamedTuple):
-    """The epilogue of a call, and its tensors, all of the product's dtype. `activation`: of ACTIVATIONS, or "".
-    `bias` broadcasts to the shape of x, `residual` to that of the output; x is written to `aux`, which has its shape.
+    """The epilogue of a call, and its tensors, all of the product's dtype. `activation`: of
+    ACTIVATIONS, or "". `bias` broadcasts to the shape of x, `residual` to that of the output; x is
+    written to `aux`, which has its shape.
     """
 
     activation: str = ""
@@ -102,7 +114,9 @@ def halves(activation: str) -> int:
 
 
 def apply(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
-    """The output of a call from x, in x's dtype, by torch: differentiable, and in float64 the truth that tests use."""
+    """The output of a call from x, in x's dtype, by torch: differentiable, and in float64 the truth
+    that tests use.
+    """
     if activation in GATED:
         from .operands import check_columns
 

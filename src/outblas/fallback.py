@@ -16,7 +16,9 @@ _seen: set[str] = set()
 
 
 class FallbackWarning(UserWarning):
-    """outblas handed a call to torch. Shown once per cause; with OUTBLAS_STRICT=1 it is a RuntimeError instead."""
+    """outblas handed a call to torch. Shown once per cause; with OUTBLAS_STRICT=1 it is a
+    RuntimeError instead.
+    """
 
 
 def notice(cause: str) -> None:
@@ -46,7 +48,9 @@ def _caller_level() -> int:
     return level
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
     """torch.matmul; operands are widened first when a wider product is asked for."""
     if out_dtype is not None and out_dtype != a.dtype:
         a, b = a.to(out_dtype), b.to(out_dtype)
@@ -58,7 +62,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype
 
 
 def addmm(
-    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float, beta: float, out: torch.Tensor | None
+    c: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    alpha: float,
+    beta: float,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
     if out is None:
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
@@ -75,15 +84,16 @@ def fused(
     out_dtype: torch.dtype | None,
     extra: Extra,
 ) -> torch.Tensor:
-    """A product and its epilogue, one operator of torch after the other, each rounded as torch rounds it. Nothing is
-    written before all that may fail."""
+    """A product and its epilogue, one operator of torch after the other, each rounded as torch
+    rounds it. Nothing is written before all that may fail.
+    """
     bias = extra.bias
     once = bias is not None and bias.dim() == 1 and b.dim() == 2 and out_dtype in (None, a.dtype)
     if c is not None:
         x = addmm(c, a, b, alpha, beta, None)
     elif bias is not None and once and {t.layout for t in (a, b, bias)} == {torch.strided}:
-        # Rounded once, as torch's layers. Views of what negates or conjugates when read would take no tangent that
-        # lies otherwise.
+        # Rounded once, as torch's layers. Views of what negates or conjugates when read would take
+        # no tangent that lies otherwise.
         w, bias = (t.resolve_conj().resolve_neg() for t in (b, bias))
         x, bias = torch.nn.functional.linear(a, w.t(), bias.expand(b.shape[1])), None
     else:
@@ -114,16 +124,19 @@ def whole(
     extra: Extra,
     autocast: str = "",
 ) -> torch.Tensor:
-    """The torch function of a name ("linear", "matmul", "addmm") on operands as they came, of whatever type, and other
-    functions on what it gives. `b` is the weight of linear. Raises as `operands.check_extra` and `check_out` where x
-    is not what the call needs. `autocast`: of which device it is to be off for them, and what is no call with `out` or
-    `aux` is cast as the operators of outblas are."""
+    """The torch function of a name ("linear", "matmul", "addmm") on operands as they came, of
+    whatever type, and other functions on what it gives. `b` is the weight of linear. Raises as
+    `operands.check_extra` and `check_out` where x is not what the call needs. `autocast`: of which
+    device it is to be off for them, and what is no call with `out` or `aux` is cast as the
+    operators of outblas are.
+    """
     if autocast:
         if out is None and extra.aux is None:
             narrow = torch.get_autocast_dtype(autocast)
             a, b = (t.to(narrow) if autocasts(t, autocast) else t for t in (a, b))
             added = (
-                t.to(out_dtype) if t is not None and autocasts(t, autocast) else t for t in (extra.bias, extra.residual)
+                t.to(out_dtype) if t is not None and autocasts(t, autocast) else t
+                for t in (extra.bias, extra.residual)
             )
             extra = Extra(extra.activation, *added)
         with torch.autocast(autocast, enabled=False):

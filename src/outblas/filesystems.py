@@ -8,13 +8,35 @@ from pathlib import Path
 # alone, or not at all, and the shared memory of SQLite does not work between machines.
 _NFS = ("nfs", "nfs4")
 _SMB = ("cifs", "smb", "smb2", "smb3", "smbfs", "ncpfs")
-_CLUSTER = ("beegfs", "ceph", "gfs2", "glusterfs", "gpfs", "lustre", "ocfs2", "orangefs", "panfs", "pvfs2", "wekafs")
+_CLUSTER = (
+    "beegfs",
+    "ceph",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "ocfs2",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "wekafs",
+)
 _DISTRIBUTED = ("acfs", "afs", "auristorfs", "coda", "mfs")
 _OF_THE_HOST = ("9p", "prl_fs", "vboxsf", "virtiofs", "vmhgfs")
 NETWORK = frozenset((*_NFS, *_SMB, *_CLUSTER, *_DISTRIBUTED, *_OF_THE_HOST))
 
 # The same of file systems in user space: their type is "fuse." and the name of the program.
-_FUSE_CLUSTER = ("beegfs", "ceph", "ceph-fuse", "glusterfs", "lizardfs", "mfs", "moosefs", "quobyte", "seaweedfs")
+_FUSE_CLUSTER = (
+    "beegfs",
+    "ceph",
+    "ceph-fuse",
+    "glusterfs",
+    "lizardfs",
+    "mfs",
+    "moosefs",
+    "quobyte",
+    "seaweedfs",
+)
 _FUSE_OBJECTS = ("davfs", "gcsfuse", "goofys", "juicefs", "mount.davfs", "rclone", "s3fs")
 _FUSE_REMOTE = ("cvmfs2", "gvfsd-fuse", "sshfs", "vmhgfs-fuse")
 NETWORK_FUSE = frozenset((*_FUSE_CLUSTER, *_FUSE_OBJECTS, *_FUSE_REMOTE))
@@ -23,7 +45,8 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def network_filesystem(path: Path | str) -> str | None:
-    """The type of the file system on which a path lies, or would lie, if other machines share it ("nfs4").
+    """The type of the file system on which a path lies, or would lie, if other machines share it
+    ("nfs4").
 
     None for a local file system, and where the system does not say (off Linux).
     """
@@ -36,7 +59,9 @@ def network_filesystem(path: Path | str) -> str | None:
 
 
 def filesystem(path: Path | str) -> str | None:
-    """The type of the file system on which a path lies, or would lie ("ext4"); None where the system does not say."""
+    """The type of the file system on which a path lies, or would lie ("ext4"); None where the
+    system does not say.
+    """
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         real = os.path.realpath(path)

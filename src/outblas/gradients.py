@@ -1,17 +1,18 @@
 """Gradients of the operators, by operators: a backward pass has a backward pass of its own.
 
-    g = gradient of x = alpha · A B + beta · C + bias, through the activation
-    dA = alpha · g Bᵀ    dB = alpha · Aᵀ g    dC = beta · g    dbias = g    dresidual = gradient of the output
+    g = gradient of x = alpha · A B + beta · C + bias, through the activation dA = alpha · g Bᵀ
+    dB = alpha · Aᵀ g    dC = beta · g    dbias = g    dresidual = gradient of the output
 
-each summed over the dimensions along which its operand was repeated. Transposed operands are views. Where A or B is
-stored by columns, as the transposed weight of a linear layer is, its gradient is computed transposed, dB = (gᵀ A)ᵀ, and
-so lies in memory as the operand does: autograd keeps it as `.grad` without a copy. Products run on the best kernel
-known, whatever kernel the forward pass named, batch-invariant ones where it was. (On the CPU a batch-invariant product
-has to name its kernel: that of a gradient is the portable one.) Where 16-bit operands have a fp32
-product, g is rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
+each summed over the dimensions along which its operand was repeated. Transposed operands are views.
+Where A or B is stored by columns, as the transposed weight of a linear layer is, its gradient is
+computed transposed, dB = (gᵀ A)ᵀ, and so lies in memory as the operand does: autograd keeps it as
+`.grad` without a copy. Products run on the best kernel known, whatever kernel the forward pass
+named, batch-invariant ones where it was. (On the CPU a batch-invariant product has to name its
+kernel: that of a gradient is the portable one.) Where 16-bit operands have a fp32 product, g is
+rounded to 16 bits for dA and dB, which are 16-bit themselves; bias and residual get fp32 ones.
 
-These formulas are those of real numbers. Where complex operands need gradients, and where forward-mode gradients are on
-their way, torch computes the call under its own autograd.
+These formulas are those of real numbers. Where complex operands need gradients, and where
+forward-mode gradients are on their way, torch computes the call under its own autograd.
 """
 
 import contextlib
@@ -30,24 +31,27 @@ from .operands import DTYPES, OperandError, dtype_name
 
 Tensor = torch.Tensor
 
-# ---- what torch has no public name for
-# Kernels of the Autograd key go on to the other keys below this guard, which torch's own library code uses too.
+# ---- what torch has no public name for Kernels of the Autograd key go on to the other keys below
+# this guard, which torch's own library code uses too.
 below: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
-# A base class whose `apply` records at one level of torch.func's transforms, in a context that allows it. Without them
-# torch.autograd.Function serves all but torch.func, which then raises torch's own error.
+# A base class whose `apply` records at one level of torch.func's transforms, in a context that
+# allows it. Without them torch.autograd.Function serves all but torch.func, which then raises
+# torch's own error.
 _ONE_LEVEL: Any = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 _functorch: Any = getattr(torch._functorch, "utils", None)
 _allowed = getattr(_functorch, "enable_single_level_autograd_function", contextlib.nullcontext)
 # How many dispatch modes are on. Without the name, the short ways below are not taken.
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: True)
-# The level of torch.func's transforms, or None. Without the name no level counts, as if the transforms were not there.
+# The level of torch.func's transforms, or None. Without the name no level counts, as if the
+# transforms were not there.
 _level: Callable[[], int | None] = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 
 
 def beneath() -> AbstractContextManager[Any]:
-    """Where an autograd.Function's forward calls its operator: gradients of both modes are off there, but not on the
-    other levels of torch.func's transforms."""
+    """Where an autograd.Function's forward calls its operator: gradients of both modes are off
+    there, but not on the other levels of torch.func's transforms.
+    """
     if _level() is None:
         return below()
     stack = contextlib.ExitStack()
@@ -57,8 +61,10 @@ def beneath() -> AbstractContextManager[Any]:
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What calls an autograd.Function from the Autograd kernel of an operator: also under torch.func's transforms, of
-    which it records one level; the dispatcher sees to the others. `function` needs no `setup_context`."""
+    """What calls an autograd.Function from the Autograd kernel of an operator: also under
+    torch.func's transforms, of which it records one level; the dispatcher sees to the others.
+    `function` needs no `setup_context`.
+    """
     parts = {name: vars(function)[name] for name in ("forward", "backward")}
     one_level: Any = type(function.__name__, (_ONE_LEVEL,), parts)
     plain = direct(function)
@@ -73,14 +79,20 @@ def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def direct(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply` without the look for torch.func's transforms, which up to torch 2.14 costs 1 µs of a call."""
-    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    """`function.apply` without the look for torch.func's transforms, which up to torch 2.14 costs 1
+    µs of a call.
+    """
+    found: Callable[..., Any] = getattr(
+        super(torch.autograd.Function, function), "apply", function.apply
+    )
     return found
 
 
 class Product(torch.autograd.Function):
-    """All products. `apply` takes a plan, or None to go by the operators; the tensors of `ops.gemm`, and what else it
-    takes; whether x is wanted, or its shape where the plan writes it. It returns the output, and x if there is one."""
+    """All products. `apply` takes a plan, or None to go by the operators; the tensors of
+    `ops.gemm`, and what else it takes; whether x is wanted, or its shape where the plan writes it.
+    It returns the output, and x if there is one.
+    """
 
     @staticmethod
     def forward(
@@ -115,21 +127,34 @@ class Product(torch.autograd.Function):
                     y = ops.matmul(a, b, out_dtype, *choice)
             if x is not None and not needed:
                 ctx.mark_non_differentiable(x)
-        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, x if activation else None)
+        ctx.save_for_backward(
+            a if needs_b else None, b if needs_a else None, x if activation else None
+        )
         ctx.set_materialize_grads(False)
-        if batch_invariant is None and asked():  # by the caller's context: autograd's threads have another
+        if (
+            batch_invariant is None and asked()
+        ):  # by the caller's context: autograd's threads have another
             batch_invariant = True
         shapes = a.shape, b.shape, c if c is None else c.shape, bias if bias is None else bias.shape
         strides = a.stride() if needs_a else (), b.stride() if needs_b else ()
-        epilogue = residual if residual is None else residual.shape, alpha, beta, activation, a.dtype
+        epilogue = (
+            residual if residual is None else residual.shape,
+            alpha,
+            beta,
+            activation,
+            a.dtype,
+        )
         ctx.given = *shapes, *strides, *epilogue
-        # What runs on the CPU and is batch-invariant was named, and products of gradients have to name theirs too.
+        # What runs on the CPU and is batch-invariant was named, and products of gradients have to
+        # name theirs too.
         named = "portable" if batch_invariant and kernel and a.is_cpu else ""
         ctx.how = named, "", tune, batch_invariant
         return y if x is None else (y, x)
 
     @staticmethod
-    def backward(ctx: Any, g_out: Tensor | None, g: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, g_out: Tensor | None, g: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         _, needs_a, needs_b, needs_c, needs_bias, needs_residual, *_ = ctx.needs_input_grad
         a, b, x = ctx.saved_tensors
         shape_a, shape_b, shape_c, shape_bias, strides_a, strides_b, *others = ctx.given
@@ -142,7 +167,9 @@ class Product(torch.autograd.Function):
                 g = g_out if g is None else g + g_out
             elif x is not None:
                 short = type(x) is Tensor and _unwatched()
-                through = (_activation_backward if short else ops.activation_backward)(g_out, x, activation)
+                through = (_activation_backward if short else ops.activation_backward)(
+                    g_out, x, activation
+                )
                 g = through if g is None else g + through
         if g is not None:
             if needs_bias:
@@ -163,8 +190,9 @@ class Product(torch.autograd.Function):
 
 
 def _by_columns(strides: Sequence[int]) -> bool:
-    """Whether the columns of matrices are contiguous, and the rows are not. Nothing is asked of a symbolic stride, for
-    which a compiled program would need a guard."""
+    """Whether the columns of matrices are contiguous, and the rows are not. Nothing is asked of a
+    symbolic stride, for which a compiled program would need a guard.
+    """
     if len(strides) < 2:
         return False
     row, column = strides[-2:]
@@ -172,11 +200,16 @@ def _by_columns(strides: Sequence[int]) -> bool:
 
 
 def _of_a(
-    g: Tensor, b: Tensor, shape: Sequence[int], strides: Sequence[int], alpha: Any, how: tuple[Any, ...]
+    g: Tensor,
+    b: Tensor,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    alpha: Any,
+    how: tuple[Any, ...],
 ) -> Tensor:
-    """Where the operands have 16 bits, the batch of a shared A becomes terms of the sums: one product, whose sums stay
-    in fp32. Wider parts are products of their own, added up afterwards as torch adds them: their sums are shorter, and
-    so are their errors.
+    """Where the operands have 16 bits, the batch of a shared A becomes terms of the sums: one
+    product, whose sums stay in fp32. Wider parts are products of their own, added up afterwards as
+    torch adds them: their sums are shorter, and so are their errors.
     """
     if b.dim() == 1:
         b = b.unsqueeze(-1)
@@ -193,7 +226,12 @@ def _of_a(
 
 
 def _of_b(
-    g: Tensor, a: Tensor, shape: Sequence[int], strides: Sequence[int], alpha: Any, how: tuple[Any, ...]
+    g: Tensor,
+    a: Tensor,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    alpha: Any,
+    how: tuple[Any, ...],
 ) -> Tensor:
     """The batch of a shared B becomes rows: one product, whose sums stay in fp32."""
     columns = _by_columns(strides)
@@ -245,7 +283,9 @@ def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
         return _slope(grad, x, activation).to(dtype)
     gate, other = x.chunk(2, -1)
     function = GATED[activation]
-    return torch.cat((_slope(grad * other, gate, function), grad * FUNCTIONS[function](gate)), -1).to(dtype)
+    return torch.cat(
+        (_slope(grad * other, gate, function), grad * FUNCTIONS[function](gate)), -1
+    ).to(dtype)
 
 
 def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
@@ -255,13 +295,16 @@ def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
     if function == "relu":
         found: Tensor = torch.ops.aten.threshold_backward(grad, x, 0)
         return found
-    found = torch.ops.aten.gelu_backward(grad, x, approximate="none" if function == "gelu" else "tanh")
+    found = torch.ops.aten.gelu_backward(
+        grad, x, approximate="none" if function == "gelu" else "tanh"
+    )
     return found
 
 
 def check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
-    """Raises ValueError where the arguments of `activation_backward` do not fit together, and NotImplementedError for
-    sparse and nested ones, as torch's dispatcher does for operators."""
+    """Raises ValueError where the arguments of `activation_backward` do not fit together, and
+    NotImplementedError for sparse and nested ones, as torch's dispatcher does for operators.
+    """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
     for name, t in (("grad", grad), ("x", x)):
@@ -270,12 +313,15 @@ def check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
             raise NotImplementedError(f"{name} has layout {layout}, expected {torch.strided}")
     if activation in GATED and (not x.dim() or x.shape[-1] % 2):
         raise OperandError(
-            f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation {activation!r} pairs"
+            f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation "
+            f"{activation!r} pairs"
         )
     shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
     given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
     if given != expected:
-        raise OperandError(f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}")
+        raise OperandError(
+            f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}"
+        )
 
 
 def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
@@ -291,9 +337,8 @@ def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     return formula(grad, x, activation).contiguous()
 
 
-# ---- what autograd does with each operator
-# Calls without gradients, of compiled programs say, go from here to their plans: the rest of torch's dispatcher costs
-# as much again.
+# ---- what autograd does with each operator Calls without gradients, of compiled programs say, go
+# from here to their plans: the rest of torch's dispatcher costs as much again.
 _apply = direct(Product)
 _record = recorder(Product)
 
@@ -309,7 +354,9 @@ def recorded(plan: Plan, a: Tensor, b: Tensor, c: Tensor | None, *how: Any) -> T
 
 
 def _unwatched() -> bool:
-    """Whether nobody behind autograd sees operators: `eager`'s guards are of tensors that have not come that far."""
+    """Whether nobody behind autograd sees operators: `eager`'s guards are of tensors that have not
+    come that far.
+    """
     return _modes() == 0 and _tracing() is None and _level() is None
 
 
@@ -323,7 +370,9 @@ def _split_gemm(*given: Any) -> tuple[Any, ...]:
 
 # The arguments of an operator as `Product` takes them.
 _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "matmul": lambda a, b, dtype=None, *how: _split_gemm(a, b, None, None, None, 1, 0, "", dtype, *how),
+    "matmul": lambda a, b, dtype=None, *how: _split_gemm(
+        a, b, None, None, None, 1, 0, "", dtype, *how
+    ),
     "addmm": lambda c, a, b, s=1, t=1, *how: _split_gemm(a, b, c, None, None, s, t, "", None, *how),
     "gemm": _split_gemm,
     "gemm_aux": _split_gemm,
@@ -355,11 +404,18 @@ def _autograd(name: str) -> Callable[..., Any]:
             return _by_torch("forward-mode gradients", a, b, c, bias, residual, how, aux)
         if grows(a, b, c, bias, residual):
             if a.is_complex():
-                return _by_torch(f"gradients of {dtype_name(a.dtype)} tensors", a, b, c, bias, residual, how, aux)
+                return _by_torch(
+                    f"gradients of {dtype_name(a.dtype)} tensors", a, b, c, bias, residual, how, aux
+                )
             found = _record(None, a, b, c, bias, residual, how, aux)
             return found[0] if isinstance(found, tuple) and not aux else found
         alpha, beta, activation = how[:3]
-        if not aux and how[3:] == ops.DEFAULTS[8:] and (c is not None or alpha == 1) and _unwatched():
+        if (
+            not aux
+            and how[3:] == ops.DEFAULTS[8:]
+            and (c is not None or alpha == 1)
+            and _unwatched()
+        ):
             extra = Extra(activation, bias, residual) if name == "gemm" else None
             done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
             if done is not None:
@@ -397,7 +453,8 @@ def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     if grows(grad, x) or pushed(grad, x):
         check_derivative(grad, x, activation)
         return formula(grad, x, activation)
-    # The dispatcher gives kernels no view that negates when read; here such a one has to be sent by it.
+    # The dispatcher gives kernels no view that negates when read; here such a one has to be sent by
+    # it.
     plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
     if plain and _unwatched():
         return _derivative(grad, x, activation)
@@ -412,9 +469,13 @@ def _without(operator: Any) -> Callable[..., None]:
     def run(*given: Any) -> None:
         tensors = [t for t in given if isinstance(t, Tensor)]
         if grows(*tensors):
-            raise OperandError("out is given with inputs that need gradients, expected no out (or torch.no_grad())")
+            raise OperandError(
+                "out is given with inputs that need gradients, expected no out (or torch.no_grad())"
+            )
         if pushed(*tensors):
-            raise OperandError("out is given with inputs that carry forward-mode gradients, expected no out")
+            raise OperandError(
+                "out is given with inputs that carry forward-mode gradients, expected no out"
+            )
         written = [t for t in (given[i] for i in places) if t is not None and not t.is_inference()]
         versions = [t._version for t in written]
         with below():
@@ -432,7 +493,11 @@ def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
-for _key, _function in {"CPU": _derivative, "CUDA": _derivative, "Autograd": _activation_backward}.items():
+for _key, _function in {
+    "CPU": _derivative,
+    "CUDA": _derivative,
+    "Autograd": _activation_backward,
+}.items():
     ops.library.impl("activation_backward", _function, _key)
 for _name in _SPLIT:
     ops.library.impl(_name, _autograd(_name), "Autograd")

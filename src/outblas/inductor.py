@@ -16,12 +16,14 @@ def outblas_mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
 
 
 def inductor_choice() -> None:
-    """Offers our product to Inductor: from now on, programs compiled with `mode="max-autotune"` measure it beside those
-    of ATen and Triton wherever a `torch.mm` of theirs becomes a kernel, and take the fastest.
+    """Offers our product to Inductor: from now on, programs compiled with `mode="max-autotune"`
+    measure it beside those of ATen and Triton wherever a `torch.mm` of theirs becomes a kernel, and
+    take the fastest.
 
-    By `torch._inductor.config.external_matmul`, which reaches `mm` alone, linear layers without a bias among it, but no
-    `addmm` or `bmm`; Inductor fuses nothing into it. A process that takes compiled code from Inductor's cache must have
-    called it too. `outblas.matmul` needs none of it: it is compiled as itself.
+    By `torch._inductor.config.external_matmul`, which reaches `mm` alone, linear layers without a
+    bias among it, but no `addmm` or `bmm`; Inductor fuses nothing into it. A process that takes
+    compiled code from Inductor's cache must have called it too. `outblas.matmul` needs none of it:
+    it is compiled as itself.
     """
     from torch._inductor import config
     from torch._inductor.kernel.mm import lazy_register_extern_choice

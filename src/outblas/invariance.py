@@ -1,4 +1,6 @@
-"""Whether products are batch-invariant where a call does not say: a row's bits depend on no other row, nor on M."""
+"""Whether products are batch-invariant where a call does not say: a row's bits depend on no other
+row, nor on M.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,11 +12,12 @@ _ever = False  # whether any context did: Dynamo guards on this, and until then 
 
 
 def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Within it `matmul` and `addmm` are batch-invariant where a call says nothing else: a row of the product has the
-    same bits alone, in any batch and beside any other rows.
+    """Within it `matmul` and `addmm` are batch-invariant where a call says nothing else: a row of
+    the product has the same bits alone, in any batch and beside any other rows.
 
-    It holds for the thread, or the asyncio task, that enters it, and nests: `batch_invariant(False)` ends it for a
-    while. What a compiled graph does is decided when it runs; inside one, say `batch_invariant=True` call by call.
+    It holds for the thread, or the asyncio task, that enters it, and nests:
+    `batch_invariant(False)` ends it for a while. What a compiled graph does is decided when it
+    runs; inside one, say `batch_invariant=True` call by call.
     """
     check(enabled, "enabled")
     return _within(enabled)
@@ -37,13 +40,16 @@ def check(value: object, name: str = "batch_invariant") -> None:
 
 
 def wanted(batch_invariant: bool | None) -> bool:
-    """What a call says, or the context. Where Dynamo traces it, a graph breaks once a context has been entered."""
+    """What a call says, or the context. Where Dynamo traces it, a graph breaks once a context has
+    been entered.
+    """
     return (_ever and asked()) if batch_invariant is None else batch_invariant
 
 
 def refusal(cause: str) -> ValueError:
     """For a product that torch would compute."""
     return ValueError(
-        f"batch_invariant is True, and torch would take this call ({cause}), which does not promise it: expected "
+        f"batch_invariant is True, and torch would take this call ({cause}), which does not "
+        "promise it: expected "
         "16-bit or fp32 tensors on an NVIDIA GPU"
     )

@@ -1,6 +1,8 @@
-"""The GPUs that figures are compared with: what one SM holds and does in a clock, and what memory delivers.
+"""The GPUs that figures are compared with: what one SM holds and does in a clock, and what memory
+delivers.
 
-Read by occupancy, rooflines, utilisation and the choice of configs; imports no DSL and needs no GPU.
+Read by occupancy, rooflines, utilisation and the choice of configs; imports no DSL and needs no
+GPU.
 """
 
 from collections.abc import Mapping
@@ -15,13 +17,16 @@ MIB = 1024 * KIB
 class Machine:
     """One GPU model.
 
-    Sizes are in bytes, clocks in MHz, `dram_gbs` in GB/s. `arch` is the compute capability (90 is sm_90).
+    Sizes are in bytes, clocks in MHz, `dram_gbs` in GB/s. `arch` is the compute capability (90 is
+    sm_90).
 
-    `boost_mhz` is the clock behind the data sheet's dense tensor peak; the board may run faster or slower.
-    `reserved_shared_memory` is what the system takes from an SM for every CTA. Granularities are those of allocation:
-    registers of a warp, warps of a CTA, bytes of shared memory of a CTA. `l2_bytes_per_clock` is read bandwidth of the
-    whole chip, `shared_bytes_per_clock` that of one SM. `flops_per_sm_clock` maps "bfloat16", "float16", "tf32", "fp8"
-    (tensor cores, dense) and "float32" (FFMA) to FLOP; a dtype without a unit is absent.
+    `boost_mhz` is the clock behind the data sheet's dense tensor peak; the board may run faster or
+    slower. `reserved_shared_memory` is what the system takes from an SM for every CTA.
+    Granularities are those of allocation: registers of a warp, warps of a CTA, bytes of shared
+    memory of a CTA. `l2_bytes_per_clock` is read bandwidth of the whole chip,
+    `shared_bytes_per_clock` that of one SM. `flops_per_sm_clock` maps "bfloat16", "float16",
+    "tf32", "fp8" (tensor cores, dense) and "float32" (FFMA) to FLOP; a dtype without a unit is
+    absent.
     """
 
     name: str
@@ -49,25 +54,40 @@ class Machine:
     max_threads_per_cta: int = 1024
 
     def peak_tflops(self, dtype: str, clock_mhz: float | None = None) -> float:
-        """Dense peak at a clock (the data sheet's by default). Raises ValueError for a dtype without a unit."""
+        """Dense peak at a clock (the data sheet's by default). Raises ValueError for a dtype
+        without a unit.
+        """
         if dtype not in self.flops_per_sm_clock:
-            raise ValueError(f"dtype is {dtype!r}, expected for {self.name}: {', '.join(self.flops_per_sm_clock)}")
+            raise ValueError(
+                f"dtype is {dtype!r}, expected for {self.name}: "
+                f"{', '.join(self.flops_per_sm_clock)}"
+            )
         clock = self.boost_mhz if clock_mhz is None else clock_mhz
         return self.sms * self.flops_per_sm_clock[dtype] * clock / 1e6
 
 
-_CAPABILITY = "CUDA C++ Programming Guide, technical specifications per compute capability (SM limits)"
+_CAPABILITY = (
+    "CUDA C++ Programming Guide, technical specifications per compute capability (SM limits)"
+)
 _HOPPER_FLOPS = {"bfloat16": 4096, "float16": 4096, "tf32": 2048, "fp8": 8192, "float32": 256}
 
 
 def _hopper(name: str, *, dram_gbs: float, l2_mib: int, source: str) -> Machine:
     """GH100 with 132 SMs. 989.4 TFLOP/s, the data sheet's dense bf16, is 132 x 4096 x 1830 MHz."""
     return Machine(
-        name=name, arch=90, sms=132, boost_mhz=1830, shared_memory_per_sm=228 * KIB, shared_memory_per_cta=227 * KIB,
-        l2_bytes=l2_mib * MIB, dram_gbs=dram_gbs, flops_per_sm_clock=MappingProxyType(_HOPPER_FLOPS),
-        source=f"{source}; {_CAPABILITY}; H100 architecture whitepaper (SMs, FLOP a clock); L2: A100's 5120 B/clk, "
+        name=name,
+        arch=90,
+        sms=132,
+        boost_mhz=1830,
+        shared_memory_per_sm=228 * KIB,
+        shared_memory_per_cta=227 * KIB,
+        l2_bytes=l2_mib * MIB,
+        dram_gbs=dram_gbs,
+        flops_per_sm_clock=MappingProxyType(_HOPPER_FLOPS),
+        source=f"{source}; {_CAPABILITY}; H100 architecture whitepaper (SMs, FLOP a clock); L2: "
+        f"A100's 5120 B/clk, "
         "which agrees with Nsight Compute's peak on an H100",
-    )  # fmt: skip
+    )
 
 
 _ALL = (
@@ -89,20 +109,32 @@ _ALL = (
         # 32 banks of 4 bytes, but 16 load/store lanes an SM: a warp takes two clocks.
         shared_bytes_per_clock=64,
         flops_per_sm_clock=MappingProxyType({"float16": 1024, "float32": 128}),
-        source="T4 product brief PB-08993 (SMs, clock, 256 bits x 10 Gb/s); Turing whitepaper (FLOP a clock, LD/ST "
+        source="T4 product brief PB-08993 (SMs, clock, 256 bits x 10 Gb/s); Turing whitepaper "
+        "(FLOP a clock, LD/ST "
         f"units, L2 of 8 x 512 KiB, taken as 16 slices of 64 B/clk); {_CAPABILITY}",
     ),
     Machine(
-        name="A100", arch=80, sms=108, boost_mhz=1410, shared_memory_per_sm=164 * KIB, shared_memory_per_cta=163 * KIB,
-        l2_bytes=40 * MIB, dram_gbs=2039,
-        flops_per_sm_clock=MappingProxyType({"bfloat16": 2048, "float16": 2048, "tf32": 1024, "float32": 128}),
-        source="A100 80GB SXM data sheet (DRAM, 312 TFLOP/s); A100 architecture whitepaper (SMs, clock, FLOP a "
+        name="A100",
+        arch=80,
+        sms=108,
+        boost_mhz=1410,
+        shared_memory_per_sm=164 * KIB,
+        shared_memory_per_cta=163 * KIB,
+        l2_bytes=40 * MIB,
+        dram_gbs=2039,
+        flops_per_sm_clock=MappingProxyType(
+            {"bfloat16": 2048, "float16": 2048, "tf32": 1024, "float32": 128}
+        ),
+        source="A100 80GB SXM data sheet (DRAM, 312 TFLOP/s); A100 architecture whitepaper "
+        "(SMs, clock, FLOP a "
         f"clock, L2 of 40 MB and 5120 B/clk); {_CAPABILITY}",
     ),
     _hopper("H100", dram_gbs=3352, l2_mib=50, source="H100 SXM5 80GB data sheet (3.35 TB/s)"),
-    _hopper("GH200", dram_gbs=4000, l2_mib=60, source="GH200 data sheet, 96GB HBM3 (4 TB/s); L2: device"),
+    _hopper(
+        "GH200", dram_gbs=4000, l2_mib=60, source="GH200 data sheet, 96GB HBM3 (4 TB/s); L2: device"
+    ),
     _hopper("H200", dram_gbs=4800, l2_mib=60, source="H200 SXM data sheet (4.8 TB/s); L2: device"),
-)  # fmt: skip
+)
 MACHINES: Mapping[str, Machine] = MappingProxyType({machine.name: machine for machine in _ALL})
 
 _REFERENCE = {75: "T4", 80: "A100", 90: "H100"}
@@ -125,13 +157,18 @@ def find(name: str) -> Machine:
 
 
 def of_device(name: str) -> Machine | None:
-    """The machine that `torch.cuda.get_device_name` means; None for models (PCIe, 40 GB, MIG) that are not listed."""
+    """The machine that `torch.cuda.get_device_name` means; None for models (PCIe, 40 GB, MIG) that
+    are not listed.
+    """
     return MACHINES.get(_DEVICES.get(name, ""))
 
 
-def of_properties(name: str, arch: int, sms: int, shared_memory_per_cta: int | None = None) -> Machine:
-    """The machine of a device, listed or not: one that is not is its architecture's reference, or the newest older
-    one's, with its own SMs and shared memory. Raises ValueError below sm_75."""
+def of_properties(
+    name: str, arch: int, sms: int, shared_memory_per_cta: int | None = None
+) -> Machine:
+    """The machine of a device, listed or not: one that is not is its architecture's reference, or
+    the newest older one's, with its own SMs and shared memory. Raises ValueError below sm_75.
+    """
     listed = of_device(name)
     if listed is None:
         older = [known for known in _REFERENCE if known <= arch]
@@ -141,7 +178,9 @@ def of_properties(name: str, arch: int, sms: int, shared_memory_per_cta: int | N
     return replace(
         listed,
         sms=sms,
-        shared_memory_per_cta=listed.shared_memory_per_cta if shared_memory_per_cta is None else shared_memory_per_cta,
+        shared_memory_per_cta=listed.shared_memory_per_cta
+        if shared_memory_per_cta is None
+        else shared_memory_per_cta,
     )
 
 
@@ -152,7 +191,9 @@ def short_name(device: str) -> str:
 
 
 def reference(arch: int) -> Machine:
-    """The machine that stands for an architecture: T4 for 75, A100 for 80, H100 for 90. Raises ValueError."""
+    """The machine that stands for an architecture: T4 for 75, A100 for 80, H100 for 90. Raises
+    ValueError.
+    """
     if arch not in _REFERENCE:
         raise ValueError(f"arch is {arch!r}, expected one of: {', '.join(map(str, _REFERENCE))}")
     return MACHINES[_REFERENCE[arch]]
@@ -165,4 +206,7 @@ def of_arch(arch: int) -> tuple[Machine, ...]:
 
 def device_name(machine: Machine) -> str:
     """What torch calls the device of a listed machine."""
-    return next((device for device, name in reversed(_DEVICES.items()) if name == machine.name), machine.name)
+    return next(
+        (device for device, name in reversed(_DEVICES.items()) if name == machine.name),
+        machine.name,
+    )

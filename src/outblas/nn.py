@@ -19,26 +19,31 @@ from .api import linear
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
-# Types of tensors that hold their values themselves. The last two stand for such a tensor while a program is traced.
+# Types of tensors that hold their values themselves. The last two stand for such a tensor while a
+# program is traced.
 _PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
 _NOTES = (
-    "torch.ao.quantization.quantize_dynamic and convert_pt2e, and torch.onnx.export, know no outblas.Linear: call "
+    "torch.ao.quantization.quantize_dynamic and convert_pt2e, and torch.onnx.export, know no "
+    "outblas.Linear: call "
     "unpatch first",
 )
 
 
 class Linear(torch.nn.Linear):
-    """`torch.nn.Linear` by `outblas.linear`, with its `activation`. Of a gated pair out_features are the rows of the
-    weight, those of the gate first, and half as many columns come out.
+    """`torch.nn.Linear` by `outblas.linear`, with its `activation`. Of a gated pair out_features
+    are the rows of the weight, those of the gate first, and half as many columns come out.
 
-    A weight, bias or input of a tensor subclass (quantized, sharded) goes to `torch.nn.functional.linear` whole.
-    torch.jit.script compiles the layer as torch's operators. torch.fx records one call of `outblas.linear`, and where
-    it traces for quantization torch's operators.
+    A weight, bias or input of a tensor subclass (quantized, sharded) goes to
+    `torch.nn.functional.linear` whole. torch.jit.script compiles the layer as torch's operators.
+    torch.fx records one call of `outblas.linear`, and where it traces for quantization torch's
+    operators.
     """
 
     __constants__ = [*torch.nn.Linear.__constants__, "activation"]  # noqa: RUF012 (torch's own is a list)
-    activation: str | None = None  # instances of torch.nn.Linear that become ones of this class have no other
+    activation: str | None = (
+        None  # instances of torch.nn.Linear that become ones of this class have no other
+    )
 
     def __init__(
         self,
@@ -52,7 +57,10 @@ class Linear(torch.nn.Linear):
     ):
         operands.check_activation(activation)
         if out_features % epilogue.halves(activation or ""):
-            raise ValueError(f"out_features is {out_features}, expected an even number for activation {activation!r}")
+            raise ValueError(
+                f"out_features is {out_features}, expected an even number for activation "
+                f"{activation!r}"
+            )
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
 
@@ -66,16 +74,21 @@ class Linear(torch.nn.Linear):
             return _unusual_call(self, input, weight, bias)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
+        return super().extra_repr() + (
+            f", activation={self.activation!r}" if self.activation else ""
+        )
 
 
 def _unusual_call(layer: torch.nn.Module, input: Any, weight: Any, bias: Any) -> Tensor:
-    """`Linear.forward` where it may be given a torch.fx.Proxy, or a layer that is no `Linear` any more: whoever wrapped
-    `layer.forward` before `unpatch` still calls ours."""
+    """`Linear.forward` where it may be given a torch.fx.Proxy, or a layer that is no `Linear` any
+    more: whoever wrapped `layer.forward` before `unpatch` still calls ours.
+    """
     if not isinstance(layer, Linear):
         return functional.linear(input, weight, bias)
     if any(isinstance(t, torch.fx.Proxy) and _quantizes(t.tracer) for t in (input, weight, bias)):
-        return epilogue.composed(functional.linear(input, weight, bias), layer.activation or "", None)
+        return epilogue.composed(
+            functional.linear(input, weight, bias), layer.activation or "", None
+        )
     return linear(input, weight, bias, activation=layer.activation)
 
 
@@ -104,11 +117,12 @@ def _activated(x: Tensor, activation: str | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Report:
-    """What `patch` or `unpatch` made of the linear layers of a model, by name ("(root)" for the model itself).
+    """What `patch` or `unpatch` made of the linear layers of a model, by name ("(root)" for the
+    model itself).
 
-    `swapped`: of the other class now, or before. `kept`: not, and why. `remarks`: what keeps a swapped one from our
-    kernels for the time being. `notes`: what tools of torch do not take the model as it is now. `str` makes a table,
-    and the notes follow it.
+    `swapped`: of the other class now, or before. `kept`: not, and why. `remarks`: what keeps a
+    swapped one from our kernels for the time being. `notes`: what tools of torch do not take the
+    model as it is now. `str` makes a table, and the notes follow it.
     """
 
     swapped: tuple[str, ...] = ()
@@ -121,20 +135,24 @@ class Report:
         rows += [(name, "kept", why) for name, why in self.kept.items()]
         width = max((len(name) for name, *_ in rows), default=0)
         lines = [f"{name:{width}}  {what:7}  {why}".rstrip() for name, what, why in rows]
-        return "\n".join([f"{len(self.swapped)} swapped, {len(self.kept)} kept", *lines, *self.notes])
+        return "\n".join(
+            [f"{len(self.swapped)} swapped, {len(self.kept)} kept", *lines, *self.notes]
+        )
 
 
 def patch(model: torch.nn.Module) -> Report:
-    """Makes every `torch.nn.Linear` in a model, in place, an `outblas.Linear`: only its class changes, and parameters,
-    hooks, ties, optimizers and whoever holds the module stay as they are.
+    """Makes every `torch.nn.Linear` in a model, in place, an `outblas.Linear`: only its class
+    changes, and parameters, hooks, ties, optimizers and whoever holds the module stay as they are.
 
-    Left alone are subclasses of `torch.nn.Linear`, layers whose `forward` was replaced, and those whose weight or bias
-    no kernel takes: of another dtype, of a tensor subclass, sparse. A layer may become any of these afterwards
-    (parametrized, pruned, quantized by torchao, sharded, hooked by accelerate) and computes what torch.nn.Linear would.
+    Left alone are subclasses of `torch.nn.Linear`, layers whose `forward` was replaced, and those
+    whose weight or bias no kernel takes: of another dtype, of a tensor subclass, sparse. A layer
+    may become any of these afterwards (parametrized, pruned, quantized by torchao, sharded, hooked
+    by accelerate) and computes what torch.nn.Linear would.
 
-    A patched model can be copied, saved, compiled, exported, traced and scripted. A torch.fx graph has a call of
-    `outblas.linear` where it had the module. torch.onnx.export and the quantizers that the report's `notes` name know
-    only `torch.nn.Linear`: quantize_dynamic leaves a patched layer in its dtype and does not say so.
+    A patched model can be copied, saved, compiled, exported, traced and scripted. A torch.fx graph
+    has a call of `outblas.linear` where it had the module. torch.onnx.export and the quantizers
+    that the report's `notes` name know only `torch.nn.Linear`: quantize_dynamic leaves a patched
+    layer in its dtype and does not say so.
 
     Raises TypeError for no module.
     """
@@ -158,10 +176,12 @@ def patch(model: torch.nn.Module) -> Report:
 
 
 def unpatch(model: torch.nn.Module) -> Report:
-    """Makes every `outblas.Linear` in a model, in place, a `torch.nn.Linear`, but for those with an activation.
+    """Makes every `outblas.Linear` in a model, in place, a `torch.nn.Linear`, but for those with an
+    activation.
 
-    It also restores a layer that was parametrized, sharded by `fully_shard` or hooked by accelerate after `patch`, so
-    that undoing that gives a `torch.nn.Linear`. `kept` of the report names what of ours remains and why.
+    It also restores a layer that was parametrized, sharded by `fully_shard` or hooked by accelerate
+    after `patch`, so that undoing that gives a `torch.nn.Linear`. `kept` of the report names what
+    of ours remains and why.
 
     Raises TypeError for no module.
     """
@@ -184,7 +204,9 @@ def unpatch(model: torch.nn.Module) -> Report:
             module.__class__ = _restored(kind, restored)
             swapped.append(name)
     for name, module in model.named_modules():
-        if isinstance(module, torch.fx.GraphModule) and any(node.target is linear for node in module.graph.nodes):
+        if isinstance(module, torch.fx.GraphModule) and any(
+            node.target is linear for node in module.graph.nodes
+        ):
             kept[name or "(root)"] = "its graph calls outblas.linear: trace the model after unpatch"
     return Report(tuple(swapped), kept)
 
@@ -202,8 +224,9 @@ def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Linear]]:
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether it is `Linear`, or what torch made of it: parametrizations and `fully_shard` give a module a class of
-    their own, derived from the one that it had. A user's subclass is not."""
+    """Whether it is `Linear`, or what torch made of it: parametrizations and `fully_shard` give a
+    module a class of their own, derived from the one that it had. A user's subclass is not.
+    """
     return issubclass(kind, Linear) and all(
         base is Linear or base.__module__.partition(".")[0] == "torch"
         for base in kind.__mro__
@@ -212,19 +235,29 @@ def _is_ours(kind: type) -> bool:
 
 
 def _restored(kind: type, done: dict[type, type]) -> type:
-    """A class that torch derived from `Linear`, derived from `torch.nn.Linear` instead. The old one stays as it is,
-    for modules of other models may share it."""
+    """A class that torch derived from `Linear`, derived from `torch.nn.Linear` instead. The old one
+    stays as it is, for modules of other models may share it.
+    """
     if not issubclass(kind, Linear):
         return kind
     if kind not in done:
-        own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-        done[kind] = type(kind.__name__, tuple(_restored(base, done) for base in kind.__bases__), own)
+        own = {
+            name: value
+            for name, value in vars(kind).items()
+            if name not in ("__dict__", "__weakref__")
+        }
+        done[kind] = type(
+            kind.__name__, tuple(_restored(base, done) for base in kind.__bases__), own
+        )
     return done[kind]
 
 
-def _rebind(module: torch.nn.Module, attribute: str, old: type[torch.nn.Linear], new: type[torch.nn.Linear]) -> None:
-    """Makes of an attribute that is the module's bound `old.forward` its `new.forward`. Wrappers of `forward` keep what
-    they wrap in such attributes, their own or as functools' `__wrapped__`."""
+def _rebind(
+    module: torch.nn.Module, attribute: str, old: type[torch.nn.Linear], new: type[torch.nn.Linear]
+) -> None:
+    """Makes of an attribute that is the module's bound `old.forward` its `new.forward`. Wrappers of
+    `forward` keep what they wrap in such attributes, their own or as functools' `__wrapped__`.
+    """
     holder = vars(module)
     while attribute in holder:
         value = holder[attribute]
@@ -242,7 +275,11 @@ def _reason(module: torch.nn.Linear) -> str | None:
         return "has no weight before its first call"
     if kind is not torch.nn.Linear:
         parametrized = torch.nn.utils.parametrize.is_parametrized(module)
-        return "its parameters are computed (parametrized)" if parametrized else f"is a {kind.__name__}"
+        return (
+            "its parameters are computed (parametrized)"
+            if parametrized
+            else f"is a {kind.__name__}"
+        )
     forward = vars(module).get("forward")
     if forward is not None and getattr(forward, "__func__", None) is not torch.nn.Linear.forward:
         return "its forward was replaced"
@@ -269,7 +306,9 @@ def _unusual(module: torch.nn.Linear) -> str | None:
 
 
 def _torch_takes(module: torch.nn.Linear) -> str | None:
-    """What keeps a swapped layer from our kernels. It computes no parameter, for that may change the layer's state."""
+    """What keeps a swapped layer from our kernels. It computes no parameter, for that may change
+    the layer's state.
+    """
     if unusual := _unusual(module):
         return unusual + (" until fully_shard gathers it" if "DTensor" in unusual else "")
     held = vars(module).get("weight", next(module.parameters(), None))
@@ -287,6 +326,9 @@ def _bypassed(model: torch.nn.Module) -> dict[int, str]:
             and getattr(parent, "activation_relu_or_gelu", False)
             and parent.self_attn.batch_first
         ):
-            why = "nn.TransformerEncoderLayer's fast path (eval, no gradients) takes its weight past it"
+            why = (
+                "nn.TransformerEncoderLayer's fast path (eval, no gradients) takes its weight "
+                "past it"
+            )
             found |= dict.fromkeys((id(parent.linear1), id(parent.linear2)), why)
     return found

@@ -1,7 +1,8 @@
 """The operators `torch.ops.outblas.*` and their fakes.
 
-`torch.library.Library` costs less than half of what the `custom_op` decorator costs per call, so definitions and
-implementations are registered by hand. `gemm` is what `matmul` and `addmm` become where more is asked of the epilogue.
+`torch.library.Library` costs less than half of what the `custom_op` decorator costs per call, so
+definitions and implementations are registered by hand. `gemm` is what `matmul` and `addmm` become
+where more is asked of the epilogue.
 """
 
 from collections.abc import Callable
@@ -18,17 +19,23 @@ from .operands import OperandError
 Tensor = torch.Tensor
 
 library = torch.library.Library("outblas", "DEF")
-# Defaults cost nothing per call: the dispatcher passes them on unseen. An argument called `kernel` Inductor would take
-# for one of its own.
+# Defaults cost nothing per call: the dispatcher passes them on unseen. An argument called `kernel`
+# Inductor would take for one of its own.
 _CHOICE = "str kernel_name='', str config='', str tune='', bool? batch_invariant=None"
 library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
-library.define(f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()")
-library.define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
 library.define(
-    f"addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> ()"
+    f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()"
+)
+library.define(
+    f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor"
+)
+library.define(
+    "addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, "
+    f"{_CHOICE}) -> ()"
 )
 _GEMM = (
-    "Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Scalar alpha=1, Scalar beta=1, "
+    "Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Scalar alpha=1, "
+    "Scalar beta=1, "
     f"str activation='', ScalarType? out_dtype=None, {_CHOICE}"
 )
 library.define(f"gemm({_GEMM}) -> Tensor")
@@ -47,7 +54,9 @@ def _matmul(
     tune: str = "",
     batch_invariant: bool | None = None,
 ) -> Tensor:
-    return run(Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
+    return run(
+        Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant))
+    )
 
 
 def _matmul_out(
@@ -75,7 +84,9 @@ def _addmm(
     tune: str = "",
     batch_invariant: bool | None = None,
 ) -> Tensor:
-    return run(Call(a, b, c, None, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
+    return run(
+        Call(a, b, c, None, None, alpha, beta, kernel, config, tune, wanted(batch_invariant))
+    )
 
 
 def _addmm_out(
@@ -108,13 +119,17 @@ def _call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Cal
         beta = 0
     extra = Extra(activation, bias, residual, aux)
     kernel, config, tune, batch_invariant = choice
-    return Call(a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra)
+    return Call(
+        a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra
+    )
 
 
 def check_activation(activation: str) -> None:
     """Checks the argument of an operator, where "" stands for none."""
     if activation and activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected '' or one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(
+            f"activation is {activation!r}, expected '' or one of {', '.join(ACTIVATIONS)}"
+        )
 
 
 def _gemm(*given: Any) -> Tensor:
@@ -136,7 +151,9 @@ def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
 
 def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
     """Memory for x. Raises as `operands.check_product`."""
-    return a.new_empty(operands.check_product(a, b, c), dtype=operands.check_out_dtype(out_dtype, a.dtype))
+    return a.new_empty(
+        operands.check_product(a, b, c), dtype=operands.check_out_dtype(out_dtype, a.dtype)
+    )
 
 
 def _written(out: Tensor) -> None:
@@ -156,8 +173,10 @@ def _strided(t: Tensor) -> bool:
 
 
 def _resolving(name: str) -> Callable[..., None]:
-    """What an operator that writes to its arguments does where some negate or conjugate when read: torch's own fallback
-    for such views takes operators that return a tensor. It writes to memory as it is, and then copies."""
+    """What an operator that writes to its arguments does where some negate or conjugate when read:
+    torch's own fallback for such views takes operators that return a tensor. It writes to memory as
+    it is, and then copies.
+    """
     operator = getattr(torch.ops.outblas, name).default
     arguments = [(each.name, each.is_write) for each in operator._schema.arguments]
 
@@ -171,7 +190,11 @@ def _resolving(name: str) -> Callable[..., None]:
                 continue
             operands.check_out(t, t.shape, t.dtype, t.device, written)
             pairs = zip(arguments, given, strict=False)
-            others = {other: x for (other, _), x in pairs if isinstance(x, Tensor) and x is not t and _strided(x)}
+            others = {
+                other: x
+                for (other, _), x in pairs
+                if isinstance(x, Tensor) and x is not t and _strided(x)
+            }
             operands.check_overlap(t, written, **others)
             values[i] = torch.empty(t.shape, dtype=t.dtype, device=t.device)
             copies.append((t, values[i]))
@@ -188,19 +211,25 @@ for _key in ("Negative", "Conjugate"):
 
 
 def fake(name: str) -> Callable[..., Any]:
-    """Registers an operator's fake, always from here: for each file that does, torch looks through all modules."""
+    """Registers an operator's fake, always from here: for each file that does, torch looks through
+    all modules.
+    """
     return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
 
 
 # `how` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
 @fake("matmul")
 def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
-    return a.new_empty(operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype))
+    return a.new_empty(
+        operands.check_pair(a, b), dtype=operands.check_out_dtype(out_dtype, a.dtype)
+    )
 
 
 @fake("matmul_out")
 def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
-    operands.check_out(out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device)
+    operands.check_out(
+        out, operands.check_pair(a, b), operands.check_out_dtype(out_dtype, a.dtype), a.device
+    )
     _written(out)
 
 
@@ -210,7 +239,9 @@ def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any)
 
 
 @fake("addmm_out")
-def _(c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> None:
+def _(
+    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any
+) -> None:
     operands.check_out(out, operands.check_addend(c, a, b), a.dtype, a.device)
     _written(out)
 
@@ -223,13 +254,18 @@ def check(*given: Any) -> None:
 def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     """Shapes of the output and of x, and their dtype. Raises as `check`."""
     a = call.a
-    shape, dtype = operands.check_product(a, call.b, call.c), operands.check_out_dtype(call.out_dtype, a.dtype)
+    shape, dtype = (
+        operands.check_product(a, call.b, call.c),
+        operands.check_out_dtype(call.out_dtype, a.dtype),
+    )
     if call.c is not None and dtype != a.dtype:
         raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
     return operands.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
 
 
-def _checked(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+def _checked(
+    out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
     """New tensors like the output and like x."""
     call = _call(out, aux, given)
     result, shape, dtype = _shapes(call)

@@ -1,8 +1,9 @@
-"""Who can have written a file or a folder: native code is loaded only from what this user alone can write.
+"""Who can have written a file or a folder: native code is loaded only from what this user alone can
+write.
 
-A folder is judged by its real path: every part of that path must belong to this user or to root, and none may be
-writable by others. A file is judged by its descriptor once it is open, so that what is judged is what is read. Systems
-without owners of files (Windows) refuse nothing.
+A folder is judged by its real path: every part of that path must belong to this user or to root,
+and none may be writable by others. A file is judged by its descriptor once it is open, so that what
+is judged is what is read. Systems without owners of files (Windows) refuse nothing.
 """
 
 import functools
@@ -37,10 +38,11 @@ class RefusedFolder(Refused):
 
 
 def own_folder(path: Path) -> Path:
-    """The real path of a folder in which nobody but this user can write, made with mode 0700 where it is missing.
+    """The real path of a folder in which nobody but this user can write, made with mode 0700 where
+    it is missing.
 
-    Raises RefusedFolder where others can write there, or replace the folder or one on its path; OSError where it can
-    neither be found nor made.
+    Raises RefusedFolder where others can write there, or replace the folder or one on its path;
+    OSError where it can neither be found nor made.
     """
     real = Path(os.path.realpath(path))
     for part in (*reversed(real.parents), real):
@@ -53,7 +55,9 @@ def own_folder(path: Path) -> Path:
 
 
 def _folder_problem(status: os.stat_result, *, last: bool) -> str | None:
-    """Why others may write in a folder (the last of a path), or replace what is in it and is ours (the others)."""
+    """Why others may write in a folder (the last of a path), or replace what is in it and is ours
+    (the others).
+    """
     if not stat.S_ISDIR(status.st_mode):
         return "is no folder"
     if not hasattr(os, "geteuid"):
@@ -70,7 +74,8 @@ def _folder_problem(status: os.stat_result, *, last: bool) -> str | None:
 def read(path: Path) -> bytes:
     """The bytes of a regular file that this user alone can have written.
 
-    Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of OSError as `open` does.
+    Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of
+    OSError as `open` does.
     """
     _check(path, os.lstat(path))  # before it is opened: to open a device may do something
     descriptor = os.open(path, _OPEN_FLAGS)
@@ -80,7 +85,9 @@ def read(path: Path) -> bytes:
 
 
 def shown(path: object) -> str:
-    """A path in a message: control characters as escapes, and the middle left out where it is long."""
+    """A path in a message: control characters as escapes, and the middle left out where it
+    is long.
+    """
     text = str(path)
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}…{text[-SHOWN // 2 :]}"
@@ -88,7 +95,9 @@ def shown(path: object) -> str:
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Raises Refused unless the status is that of a regular file which this user alone can have written."""
+    """Raises Refused unless the status is that of a regular file which this user alone can have
+    written.
+    """
     if not stat.S_ISREG(status.st_mode):
         raise Refused(f"{shown(path)} is {_kind(status.st_mode)}, expected a regular file")
     if not hasattr(os, "geteuid"):
@@ -96,7 +105,9 @@ def _check(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
     if status.st_mode & _OTHERS_WRITE:
-        raise Refused(f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})")
+        raise Refused(
+            f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+        )
     if status.st_nlink > 1:
         raise Refused(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
 
@@ -126,17 +137,23 @@ def _user(uid: int) -> str:
 def _is_unmapped(uid: int) -> bool:
     """Whether a uid stands for users of the host that a container does not know.
 
-    In a user namespace such as a container's, the host's root owns folders like /home, and shows as the overflow uid.
+    In a user namespace such as a container's, the host's root owns folders like /home, and shows as
+    the overflow uid.
     """
     return uid == _overflow_uid()
 
 
 @functools.cache
 def _overflow_uid() -> int | None:
-    """The uid as which unknown users show; None where it is a user of its own, or there is no such thing."""
+    """The uid as which unknown users show; None where it is a user of its own, or there is no such
+    thing.
+    """
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        ranges = [
+            tuple(map(int, line.split()))
+            for line in Path("/proc/self/uid_map").read_text().splitlines()
+        ]
     except (OSError, ValueError):
         return None
     mapped = any(first <= overflow < first + count for first, _, count in ranges)

@@ -1,7 +1,8 @@
 """The registry of kernels: one frozen record per rung, read without importing any DSL.
 
-Every rung file ends in `KERNEL = Kernel(...)` with literal arguments. Listing reads that record from the file's source,
-so `outblas list` works where triton or CuTe DSL is absent; the module itself is imported when its kernel is first used.
+Every rung file ends in `KERNEL = Kernel(...)` with literal arguments. Listing reads that record
+from the file's source, so `outblas list` works where triton or CuTe DSL is absent; the module
+itself is imported when its kernel is first used.
 """
 
 import ast
@@ -12,23 +13,42 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-# Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's package.
+# Kernels of every ladder, in the order of the climb; `simt.naive` is module `naive` of its ladder's
+# package.
 LADDERS: dict[str, tuple[str, ...]] = {
     "simt": (
-        "simt.naive", "simt.coalesced", "simt.shared", "simt.strip", "simt.register", "simt.vectorized",
-        "simt.warptile", "simt.pipelined",
+        "simt.naive",
+        "simt.coalesced",
+        "simt.shared",
+        "simt.strip",
+        "simt.register",
+        "simt.vectorized",
+        "simt.warptile",
+        "simt.pipelined",
     ),
     "portable": ("portable",),
     "turing": (
-        "turing.wmma", "turing.shared", "turing.double_buffer", "turing.vectorized", "turing.ldmatrix",
+        "turing.wmma",
+        "turing.shared",
+        "turing.double_buffer",
+        "turing.vectorized",
+        "turing.ldmatrix",
         "turing.cp_async",
     ),
     "hopper": (
-        "hopper.tma_wgmma", "hopper.large_tile", "hopper.warp_specialized", "hopper.two_consumers",
-        "hopper.persistent", "hopper.lean_barriers", "hopper.cluster_multicast", "hopper.store_tuning",
-        "hopper.tma_store", "hopper.hilbert", "hopper.gemm",
+        "hopper.tma_wgmma",
+        "hopper.large_tile",
+        "hopper.warp_specialized",
+        "hopper.two_consumers",
+        "hopper.persistent",
+        "hopper.lean_barriers",
+        "hopper.cluster_multicast",
+        "hopper.store_tuning",
+        "hopper.tma_store",
+        "hopper.hilbert",
+        "hopper.gemm",
     ),
-}  # fmt: skip
+}
 _PACKAGES = {
     "simt": "outblas.kernels",
     "portable": "outblas.kernels",
@@ -36,7 +56,8 @@ _PACKAGES = {
     "hopper": "outblas.hopper",
 }
 
-# Operands on which the documents measure a ladder, and so do reports: bfloat16 and nt for all others.
+# Operands on which the documents measure a ladder, and so do reports: bfloat16 and nt for all
+# others.
 _DTYPES = {"simt": "float32", "turing": "float16"}
 _LAYOUTS = {"simt": "nn"}
 
@@ -48,8 +69,9 @@ _DISTRIBUTIONS = {"triton": "triton", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi"
 class Kernel:
     """One rung of a ladder.
 
-    `dtypes` are the operand dtypes it takes, `min_arch` and `max_arch` the compute capabilities it runs on (90 is
-    sm_90; `None`: no upper limit), `dsl` one of "triton", "gluon", "cute"; `source` names the document it implements.
+    `dtypes` are the operand dtypes it takes, `min_arch` and `max_arch` the compute capabilities it
+    runs on (90 is sm_90; `None`: no upper limit), `dsl` one of "triton", "gluon", "cute"; `source`
+    names the document it implements.
     """
 
     name: str
@@ -97,7 +119,9 @@ def ladder(name: str | None = None) -> tuple[Kernel, ...]:
 def find(name: str) -> Kernel:
     """The record called `name`, e.g. "hopper.tma_wgmma". Raises TypeError or ValueError."""
     if not isinstance(name, str):
-        raise TypeError(f"kernel is {type(name).__name__}, expected a name (str): {', '.join(_NAMES)}")
+        raise TypeError(
+            f"kernel is {type(name).__name__}, expected a name (str): {', '.join(_NAMES)}"
+        )
     if name not in _NAMES:
         raise ValueError(f"kernel is {name!r}, expected one of: {', '.join(_NAMES)}")
     return _read(name)
@@ -115,7 +139,9 @@ def layout_of(name: str) -> str:
 
 @cache
 def load(name: str) -> ModuleType:
-    """Import the module of a kernel. Raises ImportError that says what to install when its DSL is missing."""
+    """Import the module of a kernel. Raises ImportError that says what to install when its DSL is
+    missing.
+    """
     kernel = find(name)
     try:
         return importlib.import_module(module_name(name))
@@ -126,4 +152,6 @@ def load(name: str) -> ModuleType:
         from . import requirements  # which parses versions, and is slow to import
 
         hint = requirements.install_command(_DISTRIBUTIONS[missing])
-        raise ImportError(f"kernel {kernel.name!r} needs {missing}, which is not installed: {hint}") from error
+        raise ImportError(
+            f"kernel {kernel.name!r} needs {missing}, which is not installed: {hint}"
+        ) from error

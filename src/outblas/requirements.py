@@ -1,4 +1,6 @@
-"""The versions outblas is tested with, read from its own package metadata, and what is installed here."""
+"""The versions outblas is tested with, read from its own package metadata, and what is installed
+here.
+"""
 
 from dataclasses import dataclass
 from importlib import metadata
@@ -26,7 +28,9 @@ class Status:
 
 def statuses() -> list[Status]:
     """Every dependency that applies to this platform, without those of extras."""
-    return [Status(r.name, str(r.specifier), installed(r.name)) for r in _requirements() if _applies(r)]
+    return [
+        Status(r.name, str(r.specifier), installed(r.name)) for r in _requirements() if _applies(r)
+    ]
 
 
 def install_command(name: str) -> str:

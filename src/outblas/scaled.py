@@ -1,7 +1,8 @@
-"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere torch in fp32.
+"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere
+torch in fp32.
 
-Only bias and residual have gradients. A bias before an activation needs x, which is computed again for it. Other
-tensors may need gradients, as in torch: the backward pass raises then.
+Only bias and residual have gradients. A bias before an activation needs x, which is computed again
+for it. Other tensors may need gradients, as in torch: the backward pass raises then.
 """
 
 from typing import Any
@@ -22,7 +23,8 @@ FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 ops.library.define(
-    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? out_dtype=None, "
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
+    "out_dtype=None, "
     "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
 )
 
@@ -48,21 +50,22 @@ def scaled_mm(
     """(scale_a * input) @ (scale_b * mat2) of fp8 operands, and an epilogue as `matmul`'s.
 
     Args:
-        input: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in multiples of 16, or it
-            is copied first.
-        mat2: (K, N), of either dtype and on input's device. Columns contiguous, as a transposed weight's, or it is
-            copied.
+        input: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in
+            multiples of 16, or it is copied first.
+        mat2: (K, N), of either dtype and on input's device. Columns contiguous, as a transposed
+            weight's, or it is copied.
         scale_a: float32, of one element for all of input, or (M, 1), one for each row.
         scale_b: float32, of one element for all of mat2, or (1, N), one for each column.
         bias, residual: of `out_dtype`, as in `matmul`.
         out_dtype: bfloat16, float16 or float32.
-        use_fast_accum: whether sums stay in the tensor cores of sm_90, which keep about 14 bits of them; else those of
-            128 products are added up in fp32.
+        use_fast_accum: whether sums stay in the tensor cores of sm_90, which keep about 14 bits of
+            them; else those of 128 products are added up in fp32.
         activation: as in `matmul`.
 
-    The keywords `a` and `b` stand for `input` and `mat2`. Without sm_90 torch multiplies in fp32, with a
-    `FallbackWarning`. bias and residual have gradients; that of a bias before an activation costs the product once
-    more. The other tensors have none, as in torch: where one of them needs gradients, the backward pass raises.
+    The keywords `a` and `b` stand for `input` and `mat2`. Without sm_90 torch multiplies in fp32,
+    with a `FallbackWarning`. bias and residual have gradients; that of a bias before an activation
+    costs the product once more. The other tensors have none, as in torch: where one of them needs
+    gradients, the backward pass raises.
 
     Raises TypeError, OperandError and ValueError as `matmul`; nothing is written then.
     """
@@ -74,7 +77,9 @@ def scaled_mm(
         how: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
         how |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
         how |= {} if activation is None else {"activation": activation}
-        result: Tensor = handle_torch_function(scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **how)
+        result: Tensor = handle_torch_function(
+            scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **how
+        )
         return result
     for name, t in given.items():
         operands.check_tensor(name, t)
@@ -112,13 +117,17 @@ def _checked(
     activation: str = "",
     residual: Tensor | None = None,
 ) -> tuple[tuple[int, ...], torch.dtype, bool, Extra]:
-    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises OperandError."""
+    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises
+    OperandError.
+    """
     ops.check_activation(activation)
     for name, t in ((A, a), (B, b)):
         if t.dim() != 2:
             raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
         if t.dtype not in FORMATS:
-            raise OperandError(f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}")
+            raise OperandError(
+                f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}"
+            )
         if t.device != a.device:
             raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
     if a.shape[1] != b.shape[0]:
@@ -126,12 +135,16 @@ def _checked(
     shape = a.shape[0], b.shape[1]
     for name, t, per in (("scale_a", scale_a, (shape[0], 1)), ("scale_b", scale_b, (1, shape[1]))):
         if t.dtype != torch.float32 or t.device != a.device:
-            raise OperandError(f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}")
+            raise OperandError(
+                f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}"
+            )
         if t.numel() != 1 and tuple(t.shape) != per:
             raise OperandError(f"{name}.shape is {tuple(t.shape)}, expected one element or {per}")
     dtype = out_dtype or torch.bfloat16
     if dtype not in OUT_DTYPES:
-        raise OperandError(f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}")
+        raise OperandError(
+            f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}"
+        )
     extra = Extra(activation, bias, residual)
     return operands.check_extra(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
 
@@ -143,7 +156,9 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
     if reason is not None:
         fallback.notice(reason)
         wide = Extra(activation, *(t if t is None else t.float() for t in (bias, residual)))
-        return fallback.fused(scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide).to(dtype)
+        return fallback.fused(
+            scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
+        ).to(dtype)
     if 0 in (*a.shape, *b.shape):
         x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
         x = x if bias is None else x + bias
@@ -168,8 +183,10 @@ def _refused(a: Tensor) -> str | None:
 
 
 def _words(t: Tensor) -> Tensor:
-    """Rows of fp8 values as rows of half as many of 16 bits, two at least, which are moved as such; copied where they
-    cannot be. Of rows of one word nothing would say that they are rows: fp8 products need both operands along K."""
+    """Rows of fp8 values as rows of half as many of 16 bits, two at least, which are moved as such;
+    copied where they cannot be. Of rows of one word nothing would say that they are rows: fp8
+    products need both operands along K.
+    """
     rows, columns = t.shape
     if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
         values = t.view(torch.uint8)
@@ -201,7 +218,8 @@ class _Gradients(torch.autograd.Function):
         for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
             if needed and i not in (_BIAS, _RESIDUAL):
                 raise NotImplementedError(
-                    f"{_SHOWN.get(name, name)} requires grad, and of scaled_mm only bias and residual have gradients: "
+                    f"{_SHOWN.get(name, name)} requires grad, and of scaled_mm only bias and "
+                    "residual have gradients: "
                     "expected a tensor that does not require grad"
                 )
         shape_bias, shape_residual = ctx.shapes
@@ -227,7 +245,9 @@ def _autograd(*given: Any) -> Any:
     for name, t in tensors.items():
         if gradients.pushed(t):
             name = {"a": A, "b": B}.get(name, name)
-            raise OperandError(f"{name} carries a forward-mode gradient, which scaled_mm does not have")
+            raise OperandError(
+                f"{name} carries a forward-mode gradient, which scaled_mm does not have"
+            )
     if gradients.grows(*tensors.values()):
         return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
     with gradients.below():

@@ -1,4 +1,6 @@
-"""Shapes of products, M×N×K: the suite that every campaign can be compared on, and shapes as text."""
+"""Shapes of products, M×N×K: the suite that every campaign can be compared on, and shapes
+as text.
+"""
 
 Shape = tuple[int, int, int]
 LAYOUTS = ("nt", "nn", "tn", "tt")  # A then B: n as stored row-major, t as stored transposed

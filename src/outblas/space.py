@@ -1,4 +1,6 @@
-"""Search spaces: every kernel declares its own, as frozen configs, and says of each what it asks of a GPU."""
+"""Search spaces: every kernel declares its own, as frozen configs, and says of each what it asks of
+a GPU.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,19 +16,22 @@ Axes = Mapping[str | tuple[str, ...], tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a config does with a GPU, in one vocabulary for all kernels. Sizes in elements, memory in bytes.
+    """What a config does with a GPU, in one vocabulary for all kernels. Sizes in elements, memory
+    in bytes.
 
-    `math`: the instructions that multiply. A CTA of `threads` computes `tile_m` × `tile_n` outputs, `tile_k` terms a
-    step, `stages` steps of operands in shared memory at a time (1: loads and products take turns). `groups` of threads
-    multiply different rows and may cover each other's waits; `in_flight`: products run on while a group awaits
-    operands. `registers` a thread, estimated. CTAs of a `cluster_m` × `cluster_n` cluster load shared operands once.
-    `issue`: the share of the instructions' rate that its code reaches, where that is known to be less.
-    `persistent` CTAs share the tiles, `sms` of them (0: one on each SM), in `order`, super-groups of `group_m` ×
-    `group_n`. `store`: how outputs leave: straight from "registers", in "wide" pieces, or "staged" and asynchronous.
-    `split_k` CTAs share each tile along K and add through memory, `cluster_k` of a cluster through shared memory;
-    `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their own and store one while the
-    other multiplies. `gathered`: where there is one wave, SMs of a GPC have neighbours. `lines`: of L2 that loads of A
-    and of B ask for where 128 bytes lie side by side.
+    `math`: the instructions that multiply. A CTA of `threads` computes `tile_m` × `tile_n` outputs,
+    `tile_k` terms a step, `stages` steps of operands in shared memory at a time (1: loads and
+    products take turns). `groups` of threads multiply different rows and may cover each other's
+    waits; `in_flight`: products run on while a group awaits operands. `registers` a thread,
+    estimated. CTAs of a `cluster_m` × `cluster_n` cluster load shared operands once.
+    `issue`: the share of the instructions' rate that its code reaches, where that is known to be
+    less. `persistent` CTAs share the tiles, `sms` of them (0: one on each SM), in `order`,
+    super-groups of `group_m` × `group_n`. `store`: how outputs leave: straight from "registers", in
+    "wide" pieces, or "staged" and asynchronous. `split_k` CTAs share each tile along K and add
+    through memory, `cluster_k` of a cluster through shared memory;
+    `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their own and
+    store one while the other multiplies. `gathered`: where there is one wave, SMs of a GPC have
+    neighbours. `lines`: of L2 that loads of A and of B ask for where 128 bytes lie side by side.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -60,9 +65,9 @@ class Footprint:
 class Space(Generic[C]):
     """The configs of a kernel worth trying for one problem on one GPU.
 
-    `own` is the config that the kernel takes if none is given, from which all differ along `axes`. `invalid_reason`
-    says why a config cannot run or cannot pay here, or None; reasons of one kind differ in their numbers alone. Configs
-    of which `compiled_as` makes the same share one compile.
+    `own` is the config that the kernel takes if none is given, from which all differ along `axes`.
+    `invalid_reason` says why a config cannot run or cannot pay here, or None; reasons of one kind
+    differ in their numbers alone. Configs of which `compiled_as` makes the same share one compile.
     """
 
     own: C

@@ -1,4 +1,6 @@
-"""An .svg of matplotlib in a third of its bytes and the same picture: each style once, numbers as fine as eyes are."""
+"""An .svg of matplotlib in a third of its bytes and the same picture: each style once, numbers as
+fine as eyes are.
+"""
 
 import itertools
 import re
@@ -28,14 +30,19 @@ def compact(text: str, note: str = "") -> str:
     _shorten(root, names, styles, digits=1)
     _regroup(root, {name for style, name in styles.items() if "opacity" in style})
     for sheet in root.iter("style"):
-        written = "".join(f"\n.{name}{{{style.replace(_FONT, '')}}}" for style, name in styles.items())
+        written = "".join(
+            f"\n.{name}{{{style.replace(_FONT, '')}}}" for style, name in styles.items()
+        )
         sheet.text = f"{_sheet(sheet.text or '')}\ntext{{{_FONT}}}{written}"
     if note:
         metadata = ElementTree.Element("metadata")
         metadata.text, metadata.tail = note, "\n"
         root.insert(0, metadata)
     root.attrib.pop("version", "")
-    root.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
+    root.attrib |= {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "xmlns:xlink": "http://www.w3.org/1999/xlink",
+    }
     return ElementTree.tostring(root, encoding="unicode").replace(" />", "/>") + "\n"
 
 
@@ -49,12 +56,21 @@ def _named_plainly(root: ElementTree.Element) -> None:
 def _names(root: ElementTree.Element) -> dict[str, str]:
     """A short name for each id that is referred to."""
     ids = {element.get("id") for element in root.iter()}
-    values = (value for element in root.iter() for value in element.attrib.values() if not value.startswith("data:"))
-    found = dict.fromkeys(name for value in values for name in _REFERENCE.findall(value) if name in ids)
+    values = (
+        value
+        for element in root.iter()
+        for value in element.attrib.values()
+        if not value.startswith("data:")
+    )
+    found = dict.fromkeys(
+        name for value in values for name in _REFERENCE.findall(value) if name in ids
+    )
     return {name: f"i{i}" for i, name in enumerate(found)}
 
 
-def _shorten(element: ElementTree.Element, names: dict[str, str], styles: dict[str, str], digits: int) -> None:
+def _shorten(
+    element: ElementTree.Element, names: dict[str, str], styles: dict[str, str], digits: int
+) -> None:
     """Attributes, here and below; a style becomes a class, and `styles` says which."""
     given = dict(element.attrib)
     element.attrib.clear()
@@ -70,7 +86,9 @@ def _shorten(element: ElementTree.Element, names: dict[str, str], styles: dict[s
         elif key in ("x", "y", "width", "height") and element.tag != "svg":
             short = f"{round(float(value), digits):g}"
         elif key == "transform":
-            short = _NUMBER.sub(lambda m: f"{round(float(m[0]), _FINE):g}", _UNTURNED.sub("", value))
+            short = _NUMBER.sub(
+                lambda m: f"{round(float(m[0]), _FINE):g}", _UNTURNED.sub("", value)
+            )
         elif key == "style":
             key, short = "class", styles.setdefault(_sheet(short), _class(len(styles)))
         if short:
@@ -100,13 +118,17 @@ def _steps(path: str, digits: int) -> str:
         elif kind == "L" and 0 in steps:
             kind, steps = ("v", steps[1:]) if steps[0] == 0 else ("h", steps[:1])
         if kind in "Mz" or any(steps):
-            made.append((kind if kind == "M" else kind.lower()) + " ".join(f"{step / scale:.10g}" for step in steps))
+            made.append(
+                (kind if kind == "M" else kind.lower())
+                + " ".join(f"{step / scale:.10g}" for step in steps)
+            )
     return _ZERO.sub("", "".join(made)).replace(" -", "-")
 
 
 def _regroup(element: ElementTree.Element, clear: set[str]) -> None:
-    """Groups that say nothing give up their children; neighbours in one style become one path unless in `clear`. Texts
-    come last, where nothing covers them, and neighbours of one class say it once.
+    """Groups that say nothing give up their children; neighbours in one style become one path
+    unless in `clear`. Texts come last, where nothing covers them, and neighbours of one class say
+    it once.
     """
     children: list[ElementTree.Element] = []
     for child in sorted(_children(element, clear), key=_last_if_text):
@@ -129,7 +151,9 @@ def _last_if_text(element: ElementTree.Element) -> tuple[bool, str]:
 
 def _classed(children: list[ElementTree.Element]) -> Iterator[ElementTree.Element]:
     """Three texts or marks and more of one class in a group that has it."""
-    for (tag, name), run in itertools.groupby(children, lambda child: (child.tag, child.get("class"))):
+    for (tag, name), run in itertools.groupby(
+        children, lambda child: (child.tag, child.get("class"))
+    ):
         alike = list(run)
         if tag in ("text", "use") and name and len(alike) > 2:
             for child in alike:
@@ -153,5 +177,8 @@ def _children(element: ElementTree.Element, clear: set[str]) -> Iterator[Element
 def _mergeable(one: ElementTree.Element, other: ElementTree.Element, clear: set[str]) -> bool:
     ours, theirs = ({**each.attrib, "d": ""} for each in (one, other))
     return (
-        one.tag == other.tag == "path" and ours == theirs and ours.keys() <= _MERGED and ours.get("class") not in clear
+        one.tag == other.tag == "path"
+        and ours == theirs
+        and ours.keys() <= _MERGED
+        and ours.get("class") not in clear
     )

@@ -6,8 +6,8 @@ import unicodedata
 def printable(text: str, keep: str = "") -> str:
     """Escapes everything that a terminal would act on and not show.
 
-    That is control characters, what changes the direction of writing, and what has no width: each becomes its escape in
-    Python ("\\\\x1b"). `keep`: characters that stay.
+    That is control characters, what changes the direction of writing, and what has no width: each
+    becomes its escape in Python ("\\\\x1b"). `keep`: characters that stay.
     """
     if text.isprintable():
         return text

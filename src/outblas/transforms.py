@@ -18,8 +18,10 @@ _KEYS = {"cpu": torch.DispatchKey.AutocastCPU, "cuda": torch.DispatchKey.Autocas
 
 
 def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[..., Any]:
-    """What calls `function`, which takes the arguments of `operator`, with operands that are tensors of autocast's
-    dtype, but float64 ones; bias and residual of the product's. Inside, autocast is off."""
+    """What calls `function`, which takes the arguments of `operator`, with operands that are
+    tensors of autocast's dtype, but float64 ones; bias and residual of the product's. Inside,
+    autocast is off.
+    """
     keys = torch._C.DispatchKeySet(_KEYS[device])
     names = [argument.name for argument in operator._schema.arguments]
     place = names.index("out_dtype") if "out_dtype" in names else len(names)
@@ -29,7 +31,11 @@ def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[
         out_dtype = (given[place] if len(given) > place else None) or dtype
 
         def cast(name: str, value: Any) -> Any:
-            fits = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+            fits = (
+                isinstance(value, Tensor)
+                and value.is_floating_point()
+                and value.dtype != torch.float64
+            )
             wanted = out_dtype if name in ("bias", "residual") else dtype
             return value.to(wanted) if fits and value.device.type == device else value
 
@@ -76,7 +82,9 @@ class _Operands:
 
     def added(self, t: Tensor | None, dim: int | None) -> Tensor | None:
         """A bias or a residual of the product as it is given back."""
-        return None if t is None else _lifted(_first(t, dim), dim, self.rank - self.row - self.column)
+        return (
+            None if t is None else _lifted(_first(t, dim), dim, self.rank - self.row - self.column)
+        )
 
     def given(self, product: Tensor) -> Tensor:
         if self.column:
@@ -88,17 +96,28 @@ def _first(t: Tensor, dim: int | None) -> Tensor:
     return t if dim is None else t.movedim(dim, 0)
 
 
-def _matmul(info: Any, dims: Any, a: Tensor, b: Tensor, out_dtype: Any = None, *choice: Any) -> tuple[Tensor, int]:
+def _matmul(
+    info: Any, dims: Any, a: Tensor, b: Tensor, out_dtype: Any = None, *choice: Any
+) -> tuple[Tensor, int]:
     ops.check(_sample(a, dims[0]), _sample(b, dims[1]), None, None, None, 1, 0, "", out_dtype)
     mapped = _Operands(a, b, *dims[:2])
     return mapped.given(ops.matmul(mapped.a, mapped.b, out_dtype, *choice)), 0
 
 
 def _addmm(
-    info: Any, dims: Any, c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *choice: Any
+    info: Any,
+    dims: Any,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    *choice: Any,
 ) -> tuple[Tensor, int]:
     dims = *dims[1:3], dims[0]
-    found: tuple[Tensor, int] = _gemm(info, dims, a, b, c, None, None, alpha, beta, "", None, *choice)
+    found: tuple[Tensor, int] = _gemm(
+        info, dims, a, b, c, None, None, alpha, beta, "", None, *choice
+    )
     return found
 
 
@@ -118,7 +137,9 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
     if c is None and not by_column and (dim_a is not None or dim_b is not None):
         operator = ops.gemm_aux if aux else ops.gemm
         bias, residual = mapped.extra(bias, dim_bias), mapped.extra(residual, dim_residual)
-        found = operator(mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice)
+        found = operator(
+            mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice
+        )
         return (tuple(map(mapped.given, found)), (0, 0)) if aux else (mapped.given(found), 0)
     # Operators have no batch of addends, and one product with several epilogues is still one.
     wide = torch.float32 if c is not None and a.dtype in _NARROW else out_dtype
@@ -126,8 +147,12 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
     if c is not None:
         if not (a.is_floating_point() or a.is_complex()):  # as torch.addmm
             alpha, beta = _whole("alpha", alpha, a.dtype), _whole("beta", beta, a.dtype)
-        x = torch.zeros_like(x) if alpha == 0 else x * alpha  # without a product, whatever A and B hold
-        x = (x if beta == 0 else x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta).to(a.dtype)
+        x = (
+            torch.zeros_like(x) if alpha == 0 else x * alpha
+        )  # without a product, whatever A and B hold
+        x = (x if beta == 0 else x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta).to(
+            a.dtype
+        )
     x = mapped.given(x.expand(info.batch_size, *x.shape[-mapped.rank :]))
     added = mapped.added(bias, dim_bias)
     x = x if added is None else x + added
@@ -141,7 +166,9 @@ def _gemm_aux(info: Any, dims: Any, *given: Any) -> Any:
     return _gemm(info, dims, *given, aux=True)
 
 
-def _activation_backward(info: Any, dims: Any, grad: Tensor, x: Tensor, activation: str) -> tuple[Tensor, int]:
+def _activation_backward(
+    info: Any, dims: Any, grad: Tensor, x: Tensor, activation: str
+) -> tuple[Tensor, int]:
     gradients.check_derivative(_sample(grad, dims[0]), _sample(x, dims[1]), activation)
     grad, x = (
         t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
@@ -150,11 +177,18 @@ def _activation_backward(info: Any, dims: Any, grad: Tensor, x: Tensor, activati
     return ops.activation_backward(grad, x, activation), 0
 
 
-_RULES: dict[str, Callable[..., Any]] = {"matmul": _matmul, "addmm": _addmm, "gemm": _gemm, "gemm_aux": _gemm_aux}
+_RULES: dict[str, Callable[..., Any]] = {
+    "matmul": _matmul,
+    "addmm": _addmm,
+    "gemm": _gemm,
+    "gemm_aux": _gemm_aux,
+}
 
 
 def _mapped(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule that casts first, where autocast is on: the dispatcher comes to rules before it comes to autocast."""
+    """A rule that casts first, where autocast is on: the dispatcher comes to rules before it comes
+    to autocast.
+    """
 
     def run(info: Any, dims: Any, *given: Any) -> Any:
         for device in _KEYS:

@@ -1,8 +1,9 @@
-"""Random faults against real sweeps, stores and caches, and a check of what is promised in spite of them.
+"""Random faults against real sweeps, stores and caches, and a check of what is promised in spite of
+them.
 
-`python -m tests.chaos` runs all campaigns; CONTRIBUTING.md says how. Each campaign is a module with `NAME`,
-`UNIT` (what it counts), `TARGET` (how many of these a whole run has), `EPISODE` (how many an episode has at
-most), `JOBS` (how many episodes may run side by side on two cores) and `episode(setting) -> Episode`. An episode
-draws everything from its own seed, so a failure repeats by its index, as far as the timing of processes can
-repeat.
+`python -m tests.chaos` runs all campaigns; CONTRIBUTING.md says how. Each campaign is a module with
+`NAME`, `UNIT` (what it counts), `TARGET` (how many of these a whole run has), `EPISODE` (how many
+an episode has at most), `JOBS` (how many episodes may run side by side on two cores) and
+`episode(setting) -> Episode`. An episode draws everything from its own seed, so a failure repeats
+by its index, as far as the timing of processes can repeat.
 """

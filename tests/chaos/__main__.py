@@ -28,7 +28,9 @@ from . import clocks, damage, disks, kills, objects, sharing
 from .episode import Episode, Setting
 from .nursery import PACKAGE, Nursery
 
-CAMPAIGNS: dict[str, ModuleType] = {module.NAME: module for module in (kills, damage, clocks, disks, sharing, objects)}
+CAMPAIGNS: dict[str, ModuleType] = {
+    module.NAME: module for module in (kills, damage, clocks, disks, sharing, objects)
+}
 SHOWN = 5  # failures of one promise
 LEAST_UNITS = 10  # that an episode is asked for, if so many are left
 BROKEN = "fault of the campaign"
@@ -45,7 +47,9 @@ class Total:
     units: int = 0
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     shares: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
-    failures: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: collections.defaultdict(list))
+    failures: dict[str, list[tuple[int, str]]] = field(
+        default_factory=lambda: collections.defaultdict(list)
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, index: int, found: Episode, seconds: float) -> None:
@@ -62,18 +66,32 @@ class Total:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=int(os.environ.get("CHAOS_SEED", "0")))
-    parser.add_argument("--scale", type=float, default=float(os.environ.get("CHAOS_SCALE", "1")), help="of all targets")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=float(os.environ.get("CHAOS_SCALE", "1")),
+        help="of all targets",
+    )
     parser.add_argument("--jobs", type=int, default=4, help="episodes side by side, at most")
-    parser.add_argument("--only", default="", help=f"campaigns ({', '.join(CAMPAIGNS)}), or an episode: kills:3")
-    parser.add_argument("--keep", action="store_true", help="leave the folders of episodes that failed")
+    parser.add_argument(
+        "--only", default="", help=f"campaigns ({', '.join(CAMPAIGNS)}), or an episode: kills:3"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the folders of episodes that failed"
+    )
     found = parser.parse_args(given)
     for name in filter(None, found.only.split(",")):
         campaign, _, index = name.partition(":")
         if campaign not in CAMPAIGNS or not (index or "0").isdecimal():
-            parser.error(f"--only is {found.only!r}, expected of {', '.join(CAMPAIGNS)}, with :INDEX for one episode")
+            parser.error(
+                f"--only is {found.only!r}, expected of {', '.join(CAMPAIGNS)}, with :INDEX for "
+                "one episode"
+            )
     if found.jobs < 1:
         parser.error(f"--jobs is {found.jobs}, expected at least 1")
     if not found.scale > 0:
@@ -92,7 +110,11 @@ def main(given: list[str] | None = None) -> int:
         with Nursery(folder) as nursery:
             for name in filter(None, (options.only or ",".join(CAMPAIGNS)).split(",")):
                 campaign, _, index = name.partition(":")
-                totals.append(run(options, CAMPAIGNS[campaign], int(index) if index else None, folder, nursery))
+                totals.append(
+                    run(
+                        options, CAMPAIGNS[campaign], int(index) if index else None, folder, nursery
+                    )
+                )
     finally:
         if options.keep:
             print(f"folders are below {folder}")
@@ -102,7 +124,13 @@ def main(given: list[str] | None = None) -> int:
     return 1 if any(any(total.failures.values()) for total in totals) else 0
 
 
-def run(options: argparse.Namespace, module: ModuleType, only: int | None, folder: Path, nursery: Nursery) -> Total:
+def run(
+    options: argparse.Namespace,
+    module: ModuleType,
+    only: int | None,
+    folder: Path,
+    nursery: Nursery,
+) -> Total:
     """Episodes of a campaign until it has its units, some side by side; or one of them."""
     total = Total(module)
     target = max(1, round(module.TARGET * options.scale))
@@ -117,7 +145,9 @@ def run(options: argparse.Namespace, module: ModuleType, only: int | None, folde
             left = target - total.units
             while left > 0 and len(running) < jobs and len(total.failures[BROKEN]) < MOST_BROKEN:
                 units = min(module.EPISODE, left, max(LEAST_UNITS, math.ceil(left / jobs)))
-                running.add(threads.submit(episode, options, total, next(indices), units, folder, nursery))
+                running.add(
+                    threads.submit(episode, options, total, next(indices), units, folder, nursery)
+                )
                 left -= units
             if not running:
                 return total
@@ -126,7 +156,14 @@ def run(options: argparse.Namespace, module: ModuleType, only: int | None, folde
                 future.result()
 
 
-def episode(options: argparse.Namespace, total: Total, index: int, units: int, folder: Path, nursery: Nursery) -> None:
+def episode(
+    options: argparse.Namespace,
+    total: Total,
+    index: int,
+    units: int,
+    folder: Path,
+    nursery: Nursery,
+) -> None:
     """One episode, in a folder of its own, added to the total."""
     name = f"{total.module.NAME}:{index}"
     place = folder / name.replace(":", "-")
@@ -142,7 +179,12 @@ def episode(options: argparse.Namespace, total: Total, index: int, units: int, f
 
 
 def attempt(
-    options: argparse.Namespace, module: ModuleType, index: int, units: int, place: Path, nursery: Nursery
+    options: argparse.Namespace,
+    module: ModuleType,
+    index: int,
+    units: int,
+    place: Path,
+    nursery: Nursery,
 ) -> Episode:
     """One episode; what it raises is a failure too."""
     numbers = random.Random(f"{options.seed} {module.NAME} {index}")
@@ -164,8 +206,13 @@ def report(options: argparse.Namespace, totals: list[Total], seconds: float) -> 
     print(f"\nseed {options.seed}, scale {options.scale:g}, {seconds:.0f} s\n")
     print(f"{'campaign':10}{'done':>20}{'episodes':>10}{'seconds':>9}{'failures':>10}")
     for total in totals:
-        done, failures = f"{total.units} {total.module.UNIT}", sum(map(len, total.failures.values()))
-        print(f"{total.module.NAME:10}{done:>20}{total.episodes:>10}{total.seconds:>9.0f}{failures:>10}")
+        done, failures = (
+            f"{total.units} {total.module.UNIT}",
+            sum(map(len, total.failures.values())),
+        )
+        print(
+            f"{total.module.NAME:10}{done:>20}{total.episodes:>10}{total.seconds:>9.0f}{failures:>10}"
+        )
     for total in totals:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(total.counts.items()))
         if counts:
@@ -180,7 +227,10 @@ def report(options: argparse.Namespace, totals: list[Total], seconds: float) -> 
             for detail, count in details.most_common(SHOWN):
                 index = next(index for index, other in failures if other == detail)
                 print(f"{count:>10}  {detail}")
-                print(f"{'':12}{sys.executable} -m {PACKAGE} --seed {options.seed} --only {total.module.NAME}:{index}")
+                print(
+                    f"{'':12}{sys.executable} -m {PACKAGE} --seed {options.seed} --only "
+                    f"{total.module.NAME}:{index}"
+                )
     if not any(any(total.failures.values()) for total in totals):
         print("\nno failures")
 

@@ -1,4 +1,6 @@
-"""The clock of the day jumps by an hour or a year while sweeps run: no verdict and no wait may depend on it."""
+"""The clock of the day jumps by an hour or a year while sweeps run: no verdict and no wait may
+depend on it.
+"""
 
 import shutil
 import struct
@@ -74,7 +76,9 @@ def _check_clock(world: World, clock: Clock, found: Episode) -> None:
         found.fail("fault of the campaign", f"the clock does not jump: {child.said()}")
 
 
-def _jump(setting: Setting, world: World, clock: Clock, drivers: list[Child], found: Episode) -> None:
+def _jump(
+    setting: Setting, world: World, clock: Clock, drivers: list[Child], found: Episode
+) -> None:
     """Jumps while configs are measured; the last is a year ahead, where winners get their date."""
     numbers = setting.random
     for number in range(found.units):
@@ -98,4 +102,7 @@ def _check_winner_is_replaced(world: World, found: Episode) -> None:
     for winner in reported:
         if (winner["config"], winner["us"], winner["when"]) not in there:
             dates = ", ".join(when for _, _, when in there)
-            found.fail("later winner does not replace one of the future", f"{winner['when']} lost to {dates}")
+            found.fail(
+                "later winner does not replace one of the future",
+                f"{winner['when']} lost to {dates}",
+            )

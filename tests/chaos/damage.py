@@ -1,4 +1,6 @@
-"""Damaged stores: each is read, written and salvaged in a process of its own, which may neither raise nor hang."""
+"""Damaged stores: each is read, written and salvaged in a process of its own, which may neither
+raise nor hang.
+"""
 
 import shutil
 import signal
@@ -33,7 +35,9 @@ def episode(setting: Setting) -> Episode:
         shutil.rmtree(place)
         if number % 8 == 0:
             shutil.copytree(sources[killed], place)
-            _run_command(setting, found, place / "tuning.sqlite", kind, seed, numbers.choice(COMMANDS))
+            _run_command(
+                setting, found, place / "tuning.sqlite", kind, seed, numbers.choice(COMMANDS)
+            )
             shutil.rmtree(place)
     if setting.index % 2 == 0 and found.units == EPISODE:
         _resume(setting, found)
@@ -44,7 +48,12 @@ def _stocked(setting: Setting, killed: bool) -> Path:
     """The folder of a store that was closed, or whose writer was killed."""
     folder = setting.folder / f"stock-{killed}"
     folder.mkdir()
-    given = {"path": str(folder / "tuning.sqlite"), "trials": TRIALS, "winners": WINNERS, "killed": killed}
+    given = {
+        "path": str(folder / "tuning.sqlite"),
+        "trials": TRIALS,
+        "winners": WINNERS,
+        "killed": killed,
+    }
     child = setting.nursery.start("stock", given, folder=folder)
     status = child.wait(120)
     if status != (-signal.SIGKILL if killed else 0):
@@ -52,8 +61,17 @@ def _stocked(setting: Setting, killed: bool) -> Path:
     return folder
 
 
-def _examine(setting: Setting, found: Episode, path: Path, kind: str, seed: str, late: bool) -> None:
-    given = {"path": str(path), "kind": kind, "seed": seed, "trials": TRIALS, "winners": WINNERS, "late": late}
+def _examine(
+    setting: Setting, found: Episode, path: Path, kind: str, seed: str, late: bool
+) -> None:
+    given = {
+        "path": str(path),
+        "kind": kind,
+        "seed": seed,
+        "trials": TRIALS,
+        "winners": WINNERS,
+        "late": late,
+    }
     child = setting.nursery.start("examine", given, folder=path.parent)
     what = f"{kind}, while it is open" if late else kind
     found.counts[what] += 1
@@ -79,7 +97,10 @@ def _check_salvage(found: Episode, kind: str, what: str, answer: dict[str, int])
     found.counts["records readable"] += answer["readable"]
     found.counts["records kept"] += answer["there"]
     if kind in damages.HARMLESS and answer["there"] < answer["of"]:
-        found.fail("harmless change loses records", f"{what}: {answer['there']} of {answer['of']} are there")
+        found.fail(
+            "harmless change loses records",
+            f"{what}: {answer['there']} of {answer['of']} are there",
+        )
     elif answer["salvaged"] < LEAST_SALVAGED * answer["readable"]:
         found.fail("readable records not salvaged", f"{what}: {_share(answer)}")
 
@@ -89,11 +110,19 @@ def _share(answer: dict[str, int]) -> str:
     return f"about {10 * round(10 * answer['salvaged'] / answer['readable'])}% of what can be read"
 
 
-def _run_command(setting: Setting, found: Episode, path: Path, kind: str, seed: str, command: list[str]) -> None:
+def _run_command(
+    setting: Setting, found: Episode, path: Path, kind: str, seed: str, command: list[str]
+) -> None:
     """`outblas cache` on a damaged store: a message and an exit status, never a traceback."""
     damages.apply(kind, seed, path)
     file = path.with_name("file.json")
-    arguments = ["cache", *command, *([str(file)] if command[0] in ("export", "import") else []), "--store", str(path)]
+    arguments = [
+        "cache",
+        *command,
+        *([str(file)] if command[0] in ("export", "import") else []),
+        "--store",
+        str(path),
+    ]
     if command[0] == "import":
         file.write_text("{}")
     child = setting.nursery.start("command", {"arguments": arguments}, folder=path.parent)
@@ -103,11 +132,15 @@ def _run_command(setting: Setting, found: Episode, path: Path, kind: str, seed: 
         child.wait(10)
         found.fail("command hangs", f"cache {command[0]}: {kind}")
     elif child.poll() not in (0, 1, 2) or "Traceback" in child.said():
-        found.fail("command raises", f"cache {command[0]}: {kind}: {child.said().splitlines()[-1:]}")
+        found.fail(
+            "command raises", f"cache {command[0]}: {kind}: {child.said().splitlines()[-1:]}"
+        )
 
 
 def _resume(setting: Setting, found: Episode) -> None:
-    """A real sweep, its store damaged, and the sweep again: it ends well, and each config has its trial."""
+    """A real sweep, its store damaged, and the sweep again: it ends well, and each config has its
+    trial.
+    """
     folder = setting.folder / "resume"
     folder.mkdir()
     numbers = setting.random
@@ -128,4 +161,6 @@ def _resume(setting: Setting, found: Episode) -> None:
         return
     missing = world.configs.keys() - {trial.config for trial in world.trials()}
     if missing:
-        found.fail("resumed sweep lacks trials", f"{kind}: {len(missing)} of {len(world.configs)} configs")
+        found.fail(
+            "resumed sweep lacks trials", f"{kind}: {len(missing)} of {len(world.configs)} configs"
+        )

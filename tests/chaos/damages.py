@@ -11,14 +11,20 @@ PAGE = 4096
 Damage = Callable[[random.Random, Path], None]
 
 
-def _bytes(change: Callable[[random.Random, bytearray], bytes | bytearray], suffix: str = "") -> Damage:
-    """Damage to the file's content, or to that of the file beside it with this suffix, if it is there."""
+def _bytes(
+    change: Callable[[random.Random, bytearray], bytes | bytearray], suffix: str = ""
+) -> Damage:
+    """Damage to the file's content, or to that of the file beside it with this suffix, if it is
+    there.
+    """
 
     def damage(numbers: random.Random, path: Path) -> None:
         target = path.with_name(path.name + suffix)
         if target.exists():
             changed = change(numbers, bytearray(target.read_bytes()))
-            with open(target, "r+b") as file:  # in place, as a disk would: whoever has it open sees it
+            with open(
+                target, "r+b"
+            ) as file:  # in place, as a disk would: whoever has it open sees it
                 file.write(changed)
                 file.truncate(len(changed))
 
@@ -73,7 +79,10 @@ def _duplicate_page(numbers: random.Random, data: bytearray) -> bytearray:
 
 def _swap_pages(numbers: random.Random, data: bytearray) -> bytearray:
     one, other = _page(numbers, data, 1), _page(numbers, data, 1)
-    data[one : one + PAGE], data[other : other + PAGE] = data[other : other + PAGE], data[one : one + PAGE]
+    data[one : one + PAGE], data[other : other + PAGE] = (
+        data[other : other + PAGE],
+        data[one : one + PAGE],
+    )
     return data
 
 
@@ -89,7 +98,9 @@ def _tail(numbers: random.Random, data: bytearray) -> bytearray:
 
 
 def _nothing_left(numbers: random.Random, data: bytearray) -> bytes:
-    return numbers.choice([b"", b"this is no database\n" * 100, bytes(len(data)), numbers.randbytes(len(data))])
+    return numbers.choice(
+        [b"", b"this is no database\n" * 100, bytes(len(data)), numbers.randbytes(len(data))]
+    )
 
 
 def _sql(*statements: str, schema: bool = False) -> Damage:
@@ -100,7 +111,9 @@ def _sql(*statements: str, schema: bool = False) -> Damage:
             if schema:
                 connection.execute("PRAGMA writable_schema = ON")
             for statement in statements if schema else [numbers.choice(statements)]:
-                with contextlib.suppress(sqlite3.OperationalError):  # a table that this version has not
+                with contextlib.suppress(
+                    sqlite3.OperationalError
+                ):  # a table that this version has not
                     connection.execute(statement)
 
     return damage
@@ -164,7 +177,9 @@ DAMAGES: dict[str, Damage] = {
     "log of another": _foreign_log,
     "log and index swapped": _swap_log_and_index,
     "a table dropped": _sql("DROP TABLE trials", "DROP TABLE winners", "DROP TABLE gpus"),
-    "a column dropped": _sql(*(f"ALTER TABLE trials DROP COLUMN {name}" for name in ("status", "us", "reason"))),
+    "a column dropped": _sql(
+        *(f"ALTER TABLE trials DROP COLUMN {name}" for name in ("status", "us", "reason"))
+    ),
     "a table renamed": _sql("ALTER TABLE trials RENAME TO trial", "ALTER TABLE gpus RENAME TO gpu"),
     "rows spoilt": _sql(
         "UPDATE trials SET status = 'great' WHERE id % 3 = 0",
@@ -174,7 +189,9 @@ DAMAGES: dict[str, Damage] = {
         "UPDATE gpus SET sms = sms + 1",
         "DELETE FROM gpus",
     ),
-    "wrong version": _sql("PRAGMA user_version = 0", "PRAGMA user_version = 99", "PRAGMA user_version = -1"),
+    "wrong version": _sql(
+        "PRAGMA user_version = 0", "PRAGMA user_version = 99", "PRAGMA user_version = -1"
+    ),
     "another program's": _sql("PRAGMA application_id = 0", "PRAGMA application_id = 77"),
 }
 # Changes that take nothing away: every record has to be there afterwards.
@@ -182,7 +199,9 @@ HARMLESS: dict[str, Damage] = {
     "garbage after the end": _bytes(_tail),
     "no index of the log": _remove("-shm"),
     "garbage in the log's index": _bytes(_garbage, "-shm"),
-    "a column added": _sql("ALTER TABLE trials ADD COLUMN extra", "ALTER TABLE winners ADD COLUMN extra"),
+    "a column added": _sql(
+        "ALTER TABLE trials ADD COLUMN extra", "ALTER TABLE winners ADD COLUMN extra"
+    ),
     "a table added": _sql("CREATE TABLE extra (x)"),
     "white space in the schema": _sql(
         "UPDATE sqlite_master SET sql = replace(sql, ', ', ' , ') WHERE type = 'table'", schema=True
@@ -200,7 +219,9 @@ def apply(kind: str, seed: str, path: Path) -> None:
 
 
 def header_changed(before: bytes, path: Path) -> bool:
-    """Whether the file says another version or program: such a file may be refused, and is left alone then."""
+    """Whether the file says another version or program: such a file may be refused, and is left
+    alone then.
+    """
     after = path.read_bytes()[:100] if path.exists() else b""
     return before[60:64] != after[60:64] or before[68:72] != after[68:72]
 

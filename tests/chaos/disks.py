@@ -1,4 +1,6 @@
-"""Stores on disks that are full, fill up, are freed or cannot be written: no success is claimed that is not on disk."""
+"""Stores on disks that are full, fill up, are freed or cannot be written: no success is claimed
+that is not on disk.
+"""
 
 import contextlib
 import os
@@ -23,17 +25,40 @@ EPISODE = 1
 JOBS = 4  # episodes side by side
 CONFIGS = 40
 DISK = 8 << 20  # bytes of the disk that fills up
-TUNE = ["tune", "--kernels", "portable", "--gpus", "cpu", "--shapes", "16", "--dtype", "float32", "--layout", "nn"]
+TUNE = [
+    "tune",
+    "--kernels",
+    "portable",
+    "--gpus",
+    "cpu",
+    "--shapes",
+    "16",
+    "--dtype",
+    "float32",
+    "--layout",
+    "nn",
+]
 
 
 def episode(setting: Setting) -> Episode:
-    kinds = [_full_before, _fills_up, _is_freed, _limited, _read_only, _group_writable, _full_then_resumed]
+    kinds = [
+        _full_before,
+        _fills_up,
+        _is_freed,
+        _limited,
+        _read_only,
+        _group_writable,
+        _full_then_resumed,
+    ]
     found = Episode(units=1)
     kind = kinds[setting.index % len(kinds)]
     world = World(setting, draw(setting.random, CONFIGS, [], slowest=20))
     for name in ("cwd", "home", "tmp"):
         (setting.folder / name).mkdir()
-    world.environment |= {"HOME": str(setting.folder / "home"), "TMPDIR": str(setting.folder / "tmp")}
+    world.environment |= {
+        "HOME": str(setting.folder / "home"),
+        "TMPDIR": str(setting.folder / "tmp"),
+    }
     found.counts[kind.__name__.strip("_").replace("_", " ")] += 1
     kind(setting, world, found)
     return found
@@ -48,7 +73,9 @@ def _full_before(setting: Setting, world: World, found: Episode) -> None:
         driver = _tune(world)
         _await(world, driver, found)
         if any(note.what == "measure" for note in world.notes()):
-            found.fail("measures though nothing can be kept", "on a disk that is full from the beginning")
+            found.fail(
+                "measures though nothing can be kept", "on a disk that is full from the beginning"
+            )
         _judge(world, driver, found)
 
 
@@ -78,7 +105,9 @@ def _is_freed(setting: Setting, world: World, found: Episode) -> None:
 def _limited(setting: Setting, world: World, found: Episode) -> None:
     """Files of this driver cannot grow beyond some size, as under a quota."""
     world.store.parent.mkdir()
-    driver = _tune(world, file_limit=setting.random.choice([0, 4096, 40_000, 100_000, 200_000, 1_000_000]))
+    driver = _tune(
+        world, file_limit=setting.random.choice([0, 4096, 40_000, 100_000, 200_000, 1_000_000])
+    )
     _await(world, driver, found)
     _judge(world, driver, found)
 
@@ -93,7 +122,10 @@ def _read_only(setting: Setting, world: World, found: Episode) -> None:
         driver = _tune(world)
         _await(world, driver, found)
         if len(world.notes()) > measured:
-            found.fail("measures though nothing can be kept", "on a disk that is read-only from the beginning")
+            found.fail(
+                "measures though nothing can be kept",
+                "on a disk that is read-only from the beginning",
+            )
         _judge(world, driver, found)
         child = world.command("cache", "ls", "--store", str(world.store))
         if child.wait(60) != 0:
@@ -111,7 +143,9 @@ def _group_writable(setting: Setting, world: World, found: Episode) -> None:
 
 
 def _full_then_resumed(setting: Setting, world: World, found: Episode) -> None:
-    """Fills up, and is freed after the driver has gone: what is missing is measured or imported, and all is well."""
+    """Fills up, and is freed after the driver has gone: what is missing is measured or imported,
+    and all is well.
+    """
     with _disk(setting, world, found):
         _fill_once(setting, world, found)
         (world.store.parent / "filler").unlink(missing_ok=True)
@@ -137,18 +171,27 @@ def _fill_once(setting: Setting, world: World, found: Episode) -> None:
 
 
 def _judge(world: World, driver: Child, found: Episode) -> None:
-    """Exit 0 says that all is in the file; after any other, what was measured is in the file or in an export."""
+    """Exit 0 says that all is in the file; after any other, what was measured is in the file or in
+    an export.
+    """
     said, status = driver.said(), driver.poll()
     if "Traceback" in said:
         found.fail("driver raises", said.splitlines()[-1])
     reported = _measured(world)
     missing = lost(reported, world.trials())
     if status == 0 and missing:
-        found.fail("success though trials are not kept", f"{len(missing)} of {len(reported)} are not in the file")
+        found.fail(
+            "success though trials are not kept",
+            f"{len(missing)} of {len(reported)} are not in the file",
+        )
         return
     if missing:
         exported = _imported(world, found)
-        left = [record for record in reported if record not in exported and record not in _records(world)]
+        left = [
+            record
+            for record in reported
+            if record not in exported and record not in _records(world)
+        ]
         if left:
             found.fail("trials neither in the file nor exported", f"{len(left)} of {len(reported)}")
         found.counts["trials exported in an emergency"] += len(exported)
@@ -199,11 +242,15 @@ def _tune(world: World, *options: str, **settings: Any) -> Child:
 def _await(world: World, driver: Child, found: Episode) -> None:
     world.await_end(found, driver)
     for orphan in processes.orphans(driver.mark):
-        found.fail("orphan", f"{orphan.command[:100]} runs {processes.ORPHAN_SECONDS:g} s after its driver")
+        found.fail(
+            "orphan", f"{orphan.command[:100]} runs {processes.ORPHAN_SECONDS:g} s after its driver"
+        )
 
 
 def _await_trials(world: World, driver: Child, count: int) -> None:
-    processes.soon(lambda: driver.poll() is not None or len(world.reported("trial")) >= count, SLOW_SECONDS)
+    processes.soon(
+        lambda: driver.poll() is not None or len(world.reported("trial")) >= count, SLOW_SECONDS
+    )
 
 
 @contextlib.contextmanager
@@ -212,7 +259,11 @@ def _disk(setting: Setting, world: World, found: Episode) -> Iterator[bool]:
     place = setting.folder / "disk"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "none", str(place)]
-    if os.getuid() != 0 or not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+    if (
+        os.getuid() != 0
+        or not shutil.which("mount")
+        or subprocess.run(command, capture_output=True).returncode
+    ):
         found.counts["left out, for want of a small disk"] += 1
         yield False
         return

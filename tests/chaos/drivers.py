@@ -1,7 +1,8 @@
-"""What runs in the processes that campaigns start; functions are called by name, and return an exit status.
+"""What runs in the processes that campaigns start; functions are called by name, and return an exit
+status.
 
-Whatever a driver has stored it acknowledges in a file, at the moment when the store's call returns: what is
-acknowledged has to be in the store from then on.
+Whatever a driver has stored it acknowledges in a file, at the moment when the store's call returns:
+what is acknowledged has to be in the store from then on.
 """
 
 import functools
@@ -28,7 +29,9 @@ __all__ = ["command", "examine", "say_time", "stock", "sweep", "use_objects"]
 
 # Functions that start nothing: where they have returned, nothing is left to end in order.
 ALONE = ("examine", "say_time", "stock", "use_objects")
-NOT_FINISHED = 4  # exit status of a sweep that ended by itself, and not with all that was asked of it
+NOT_FINISHED = (
+    4  # exit status of a sweep that ended by itself, and not with all that was asked of it
+)
 SUBJECT = Subject("chaos", kernel.__name__)
 SHAPE = (16, 16, 16)
 COMPILE_SECONDS = 5.0
@@ -42,14 +45,21 @@ def sweep(
     shapes: list[list[int]] | None = None,
     **options: Any,
 ) -> int:
-    """One sweep of the chaos kernel. `compiled`: as if for an H100, so that configs are compiled ahead."""
+    """One sweep of the chaos kernel. `compiled`: as if for an H100, so that configs are compiled
+    ahead.
+    """
     acknowledge(Path(acknowledged))
     if compiled:
         pretend_h100()
     wanted = [(m, n, k) for m, n, k in shapes or [SHAPE]]
     common = {"dtype": "float32", "layout": "nn", "gpus": "cpu", "top_k": 2, "compile_workers": 1}
     found = sweeping.sweep(
-        SUBJECT, wanted, store=store, trial_seconds=trial_seconds, progress=Stages(), **(common | options)
+        SUBJECT,
+        wanted,
+        store=store,
+        trial_seconds=trial_seconds,
+        progress=Stages(),
+        **(common | options),
     )
     answer = {
         "finished": found.finished,
@@ -75,7 +85,9 @@ def command(arguments: list[str], acknowledged: str | None = None) -> int:
 
 
 def acknowledge(path: Path) -> None:
-    """Notes what the store has taken: each trial and each winner, in full, with the driver that measured it."""
+    """Notes what the store has taken: each trial and each winner, in full, with the driver that
+    measured it.
+    """
     driver = os.environ[kernel.MARK]
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     add, crown = Store.add, Store.crown
@@ -103,7 +115,8 @@ def pretend_h100() -> None:
     """A sweep compiles ahead where there is a GPU: the CPU measures under the name of one."""
     h100 = gpus.imagined("h100")
     isolated.Bench.describe = lambda self: h100  # type: ignore[method-assign]
-    # Only for ["cpu"] alone there are no compilers. The second finds nothing to do, and starts no worker.
+    # Only for ["cpu"] alone there are no compilers. The second finds nothing to do, and starts no
+    # worker.
     sweeping.visible_gpus = lambda gpus: ["cpu", "cpu"]
     assert Compilers.__init__.__kwdefaults__ is not None
     Compilers.__init__.__kwdefaults__["timeout"] = COMPILE_SECONDS
@@ -116,7 +129,9 @@ def say_time() -> int:
 
 
 class Stages:
-    """Notes beside the measurements when this driver begins its finals: what follows is measured again on purpose."""
+    """Notes beside the measurements when this driver begins its finals: what follows is measured
+    again on purpose.
+    """
 
     def __init__(self) -> None:
         self._racing = False

@@ -11,7 +11,9 @@ from .nursery import Nursery
 
 @dataclass(frozen=True)
 class Failure:
-    """A promise that was not kept: which one, in a word or two that group failures, and all that is known of it."""
+    """A promise that was not kept: which one, in a word or two that group failures, and all that is
+    known of it.
+    """
 
     promise: str
     detail: str
@@ -19,7 +21,9 @@ class Failure:
 
 @dataclass
 class Episode:
-    """`units`: how many of what the campaign counts. `counts` are added up over episodes, `shares` averaged."""
+    """`units`: how many of what the campaign counts. `counts` are added up over episodes, `shares`
+    averaged.
+    """
 
     units: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -35,10 +39,11 @@ class Episode:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where an episode runs: a fresh folder of its own, its random numbers, and processes that start quickly.
+    """Where an episode runs: a fresh folder of its own, its random numbers, and processes that
+    start quickly.
 
-    `index` says which episode it is, `units` how many at most are wanted of it. `nursery_with` makes another
-    nursery, with these variables in the environment of all that it starts.
+    `index` says which episode it is, `units` how many at most are wanted of it. `nursery_with`
+    makes another nursery, with these variables in the environment of all that it starts.
     """
 
     index: int

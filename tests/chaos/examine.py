@@ -20,15 +20,26 @@ from . import damages
 
 GPUS = (Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8"), Gpu("NVIDIA H200", 90, 132))
 KERNELS = ("hopper.hilbert", "hopper.gemm", "portable")
-FINALIST = Finalist(kernel=KERNELS[0], config="number=1", us=200.5, ratio=1.047, ratio_low=1.04, ratio_high=1.05)
+FINALIST = Finalist(
+    kernel=KERNELS[0], config="number=1", us=200.5, ratio=1.047, ratio_low=1.04, ratio_high=1.05
+)
 
 
 def trial(number: int) -> Trial:
     """The trial of a number, different from all others in each of its figures."""
     facts: dict[str, Any] = {"status": "hang", "reason": f"not done in {number} s"}
     if number % 5:
-        facts = {"status": "ok", "us": 100 + number / 7, "ratio": 1 + number / 1000, "clock_mhz": 1500 + number / 3}
-        facts |= {"ratio_low": 1 + number / 1100, "ratio_high": 1 + number / 900, "predicted_us": 90 + number / 11}
+        facts = {
+            "status": "ok",
+            "us": 100 + number / 7,
+            "ratio": 1 + number / 1000,
+            "clock_mhz": 1500 + number / 3,
+        }
+        facts |= {
+            "ratio_low": 1 + number / 1100,
+            "ratio_high": 1 + number / 900,
+            "predicted_us": 90 + number / 11,
+        }
     return Trial(
         gpu=GPUS[number % 2],
         workload=Workload(16 * (1 + number % 7), 4096, 4096),
@@ -108,7 +119,10 @@ class Examination:
                 with self._step("reading"), Store(self.path, read_only=True) as store:
                     self._check(store.trials(), store.winners())
                     store.verify()
-                if damages.snapshot(self.path.parent) != damaged and self.path.name + "-wal" not in damaged:
+                if (
+                    damages.snapshot(self.path.parent) != damaged
+                    and self.path.name + "-wal" not in damaged
+                ):
                     self.faults.append(("reading changes files", ""))
         there = self._write()
         if not self.refused:
@@ -142,7 +156,9 @@ class Examination:
             if store.warning:
                 self.faults.append(("damaged again", store.warning))
             if missing := there - now:
-                self.faults.append(("lost after it was opened", f"{len(missing)} of {len(there)} records"))
+                self.faults.append(
+                    ("lost after it was opened", f"{len(missing)} of {len(there)} records")
+                )
             if not {_key(trial(100_000)), _key(winner(100_000))} <= now:
                 self.faults.append(("new results lost", ""))
             file = self.path.with_name("export.json")
@@ -160,7 +176,11 @@ class Examination:
         """Where a fresh store was begun, the damaged one lies beside it."""
         if self.truth.keys() <= there or not damaged.get(self.path.name):
             return
-        aside = [file for file in damages.snapshot(self.path.parent) if file.startswith(f"{self.path.name}.")]
+        aside = [
+            file
+            for file in damages.snapshot(self.path.parent)
+            if file.startswith(f"{self.path.name}.")
+        ]
         if not aside and self.path.stat().st_ino == self.inode:
             return  # it goes on in place, without the rows that are not valid
         if not aside:
@@ -175,10 +195,17 @@ class Examination:
             if key in new:
                 continue
             if key not in self.truth:
-                self.faults.append(("altered record returned", f"{type(record).__name__} of another identity: {key}"))
+                self.faults.append(
+                    (
+                        "altered record returned",
+                        f"{type(record).__name__} of another identity: {key}",
+                    )
+                )
             elif fields != self.truth[key]:
                 names = [name for name in fields if fields[name] != self.truth[key][name]]
-                self.faults.append(("altered record returned", f"{type(record).__name__} with another {names}"))
+                self.faults.append(
+                    ("altered record returned", f"{type(record).__name__} with another {names}")
+                )
         return {_key(record) for record in records}
 
     def _readable(self) -> set[str]:
@@ -190,20 +217,31 @@ class Examination:
         found: set[str] = set()
         with contextlib.closing(sqlite3.connect(folder / self.path.name)) as connection:
             connection.row_factory = sqlite3.Row
-            for pragma in ("application_id", "user_version"):  # a foreign log may have brought others
+            for pragma in (
+                "application_id",
+                "user_version",
+            ):  # a foreign log may have brought others
                 of_main = _rows(connection, f"PRAGMA {pragma}")
                 self.may_refuse |= bool(of_main) and of_main[0][0] != self.pragmas[pragma]
             gpus = {row["key"] for row in _rows(connection, "SELECT * FROM gpus") if _is_right(row)}
             for table in ("trials", "winners"):
                 for order in ("ASC", "DESC"):
                     rows = _rows(connection, f"SELECT * FROM {table} ORDER BY id {order}")
-                    found |= {self._key_of(table, row) for row in rows if "gpu" in row.keys() and row["gpu"] in gpus}  # noqa: SIM118
+                    found |= {
+                        self._key_of(table, row)
+                        for row in rows
+                        if "gpu" in row.keys() and row["gpu"] in gpus  # noqa: SIM118
+                    }
         return found & self.truth.keys()
 
     def _key_of(self, table: str, row: sqlite3.Row) -> str:
         """The key of a row that is as it was stored; "" of any other."""
         names = ("M", "N", "K", "dtype", "out_dtype", "layout", "kernel", "source", "config", "gpu")
-        kept = ("us", "ratio", "status", "reason", "when") if table == "trials" else ("us", "cublas_us", "when")
+        kept = (
+            ("us", "ratio", "status", "reason", "when")
+            if table == "trials"
+            else ("us", "cublas_us", "when")
+        )
         if not set(row.keys()).issuperset([*names, *kept]):
             return ""
         key = json.dumps([table, *(row[name] for name in names)], default=repr)
@@ -223,7 +261,9 @@ class Examination:
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.name}"
-            self.faults.append((f"{name} raises", f"{type(error).__name__} in {where}: {error}"[:300]))
+            self.faults.append(
+                (f"{name} raises", f"{type(error).__name__} in {where}: {error}"[:300])
+            )
 
 
 def examine(path: str, kind: str, seed: str, trials: int, winners: int, late: bool) -> int:
@@ -245,14 +285,18 @@ def _rows(connection: sqlite3.Connection, query: str) -> list[sqlite3.Row]:
 
 def _is_right(row: sqlite3.Row) -> bool:
     """Whether a row of GPUs is as it was stored."""
-    return any((row["name"], row["sms"], row["arch"]) == (gpu.name, gpu.sms, gpu.arch) for gpu in GPUS)
+    return any(
+        (row["name"], row["sms"], row["arch"]) == (gpu.name, gpu.sms, gpu.arch) for gpu in GPUS
+    )
 
 
 def _key(record: Trial | Winner) -> str:
     """What makes a trial or a winner of this campaign unique: its config among other facts."""
     table = "trials" if isinstance(record, Trial) else "winners"
     workload = [*vars(record.workload).values()]
-    return json.dumps([table, *workload, record.kernel, record.source, record.config, record.gpu.key])
+    return json.dumps(
+        [table, *workload, record.kernel, record.source, record.config, record.gpu.key]
+    )
 
 
 def sample(numbers: random.Random) -> tuple[str, bool]:

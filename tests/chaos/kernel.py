@@ -1,7 +1,9 @@
-"""A kernel whose configs are known to be sound or guilty: torch's product, after a pause and perhaps a fault.
+"""A kernel whose configs are known to be sound or guilty: torch's product, after a pause and
+perhaps a fault.
 
-`CHAOS_CONFIGS` has the configs of the space, separated by semicolons. Each compile and each measurement adds a line
-to the file `CHAOS_NOTES`: what is done, the config, the process that does it, and the driver that it works for.
+`CHAOS_CONFIGS` has the configs of the space, separated by semicolons. Each compile and each
+measurement adds a line to the file `CHAOS_NOTES`: what is done, the config, the process that does
+it, and the driver that it works for.
 """
 
 import ctypes
@@ -43,7 +45,9 @@ COMPILED: dict[str, tuple[Status, ...]] = {
 }
 STATUS = MEASURED | COMPILED
 
-MARK = "CHAOS_MARK"  # the driver that a process belongs to, in the environment of all its descendants
+MARK = (
+    "CHAOS_MARK"  # the driver that a process belongs to, in the environment of all its descendants
+)
 NOTES = "CHAOS_NOTES"
 CONFIGS = "CHAOS_CONFIGS"
 
@@ -132,12 +136,25 @@ def fail(fault):
 
 def space(problem, machine):
     own, *others = (from_text(Config, text) for text in os.environ[CONFIGS].split(";"))
-    return Space(own=own, axes={}, invalid_reason=lambda config: None, footprint=footprint, also=tuple(others))
+    return Space(
+        own=own,
+        axes={},
+        invalid_reason=lambda config: None,
+        footprint=footprint,
+        also=tuple(others),
+    )
 
 
 def footprint(config):
     return Footprint(
-        math="fma", tile_m=16, tile_n=16, tile_k=16, stages=1, threads=128, registers=32, shared_memory=2048
+        math="fma",
+        tile_m=16,
+        tile_n=16,
+        tile_k=16,
+        stages=1,
+        threads=128,
+        registers=32,
+        shared_memory=2048,
     )
 
 

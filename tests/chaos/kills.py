@@ -1,4 +1,6 @@
-"""Signals to drivers, measuring workers and compilers at random moments; the sweep is resumed until it is done."""
+"""Signals to drivers, measuring workers and compilers at random moments; the sweep is resumed until
+it is done.
+"""
 
 import random
 import signal
@@ -22,12 +24,17 @@ LONGEST_PAUSE = 1.0  # seconds between two signals
 AIMED_PAUSE = 0.3  # of those
 START_SECONDS = 20.0  # that they wait at most: processes take seconds to start
 FREEZE_SECONDS = 0.7  # that a stopped process stays stopped: less than a trial may take
-# Faults of an episode: those that cost nothing, one after which a process is started again, and one that takes seconds
-# or ends a driver that does not bear it.
+# Faults of an episode: those that cost nothing, one after which a process is started again, and one
+# that takes seconds or ends a driver that does not bear it.
 CHEAP = ["raise", "refuse", "compile-raise"]
 RESTARTING = ["segfault", "exit", "wrong", "abort", "compile-segfault", "compile-exit"]
 SEVERE = ["unprintable", "gil", "child", "base", "hang", "compile-hang"]
-WEIGHTS = {"worker": 8, "compiler": 8, "starting": 2, "supervisor": 2}  # of descendants to be struck; 1 of others
+WEIGHTS = {
+    "worker": 8,
+    "compiler": 8,
+    "starting": 2,
+    "supervisor": 2,
+}  # of descendants to be struck; 1 of others
 SIGNALS = {signal.SIGKILL: 80, signal.SIGTERM: 8, signal.SIGINT: 6, signal.SIGSTOP: 6}
 
 
@@ -58,8 +65,12 @@ def _configs(setting: Setting, wanted: int) -> list[Config]:
     return draw(setting.random, 45, faults)
 
 
-def _strike_until_ended(world: World, driver: Child, found: Episode, wanted: int, numbers: random.Random) -> bool:
-    """Whether anything was struck before the driver ended. It is killed when enough was struck, or nothing moves."""
+def _strike_until_ended(
+    world: World, driver: Child, found: Episode, wanted: int, numbers: random.Random
+) -> bool:
+    """Whether anything was struck before the driver ended. It is killed when enough was struck, or
+    nothing moves.
+    """
     before, moved, struck = world.signs_of_life(), time.monotonic(), False
     while driver.poll() is None:
         _pause(world, driver, numbers)
@@ -86,13 +97,17 @@ def _pause(world: World, driver: Child, numbers: random.Random) -> None:
     longest = LONGEST_PAUSE
     if numbers.random() < AIMED_SHARE:
         before = world.signs_of_life()
-        processes.soon(lambda: driver.poll() is not None or world.signs_of_life() != before, START_SECONDS)
+        processes.soon(
+            lambda: driver.poll() is not None or world.signs_of_life() != before, START_SECONDS
+        )
         longest = AIMED_PAUSE
     driver.wait(numbers.uniform(0, longest))
 
 
 def _strike(world: World, driver: Child, found: Episode, numbers: random.Random) -> bool:
-    """Sends a signal to the driver or to one of its descendants; whether there was one to get it."""
+    """Sends a signal to the driver or to one of its descendants; whether there was one to
+    get it.
+    """
     number = numbers.choices(list(SIGNALS), list(SIGNALS.values()))[0]
     if numbers.random() < DRIVER_SHARE:
         pid, kind = driver.pid, "driver"

@@ -1,7 +1,9 @@
-"""Starts many processes that use torch without the seconds that its import takes: each is a fork of one that has it.
+"""Starts many processes that use torch without the seconds that its import takes: each is a fork of
+one that has it.
 
-`Nursery` is the side of the campaign; `serve` runs in the process that forks. A started process ends as any program
-does: its exit handlers run, an exception ends it with a traceback, a signal kills it.
+`Nursery` is the side of the campaign; `serve` runs in the process that forks. A started process
+ends as any program does: its exit handlers run, an exception ends it with a traceback, a signal
+kills it.
 """
 
 import contextlib
@@ -87,7 +89,10 @@ class Nursery:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -106,7 +111,9 @@ class Nursery:
         umask: int | None = None,
         file_limit: int | None = None,
     ) -> Child:
-        """Runs a function of `drivers` in a process of its own; `file_limit` is the most bytes of a file it writes."""
+        """Runs a function of `drivers` in a process of its own; `file_limit` is the most bytes of a
+        file it writes.
+        """
         self._count += 1
         mark = f"{os.getpid()}-{time.monotonic_ns()}-{self._count}"
         output = self.folder / f"output-{self._count}"
@@ -140,7 +147,9 @@ class Nursery:
 
 
 def serve() -> int:
-    """Forks what it is told to until its input ends; in a fork, runs the function and returns its exit status."""
+    """Forks what it is told to until its input ends; in a fork, runs the function and returns its
+    exit status.
+    """
     drivers = importlib.import_module(f"{PACKAGE}.drivers")
     gc.freeze()  # so that a fork does not copy every page that a collection would touch
     for line in sys.stdin.buffer:
@@ -161,7 +170,9 @@ def serve() -> int:
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """What makes a fork a program of its own: session, output, folder, environment, limits, signals."""
+    """What makes a fork a program of its own: session, output, folder, environment, limits,
+    signals.
+    """
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,4 +1,6 @@
-"""The cache of compiled objects: processes fetch, evict, damage and are killed; none gets an altered object."""
+"""The cache of compiled objects: processes fetch, evict, damage and are killed; none gets an
+altered object.
+"""
 
 import contextlib
 import fcntl
@@ -27,7 +29,9 @@ LEAST_SECONDS = 1.5
 PROCESSES = 5
 KINDS = 24  # objects
 LIMIT = 12_000  # bytes of objects that are kept: about half of them
-PAUSE = 0.002  # seconds between two fetches of a process, so that two cores are not busy all the time
+PAUSE = (
+    0.002  # seconds between two fetches of a process, so that two cores are not busy all the time
+)
 
 
 def episode(setting: Setting) -> Episode:
@@ -39,7 +43,9 @@ def episode(setting: Setting) -> Episode:
 
     def start() -> Any:
         arguments = given | {"seed": numbers.random()}
-        return setting.nursery.start("use_objects", arguments, environment=environment, folder=setting.folder)
+        return setting.nursery.start(
+            "use_objects", arguments, environment=environment, folder=setting.folder
+        )
 
     children = [start() for _ in range(PROCESSES)]
     until = time.monotonic() + seconds
@@ -68,8 +74,14 @@ def _check_left(setting: Setting, environment: dict[str, str], found: Episode) -
     for path in (setting.folder / "cache").rglob("*"):
         os.utime(path, (before, before), follow_symlinks=False)
     arguments = {"place": str(setting.folder), "seconds": 0.5, "seed": -1}
-    setting.nursery.start("use_objects", arguments, environment=environment, folder=setting.folder).wait(60)
-    scratch = [path for path in (setting.folder / "cache").rglob("*") if path.name.startswith((".new", ".tmp"))]
+    setting.nursery.start(
+        "use_objects", arguments, environment=environment, folder=setting.folder
+    ).wait(60)
+    scratch = [
+        path
+        for path in (setting.folder / "cache").rglob("*")
+        if path.name.startswith((".new", ".tmp"))
+    ]
     found.counts["scratch folders left"] += sum(path.is_dir() for path in scratch)
     if scratch:
         found.fail("scratch of killed processes is left", "folders of killed writers")
@@ -101,7 +113,9 @@ def use_objects(place: str, seed: float, seconds: float) -> int:
                 _act(numbers, folder, kind)
             except Exception as error:
                 _tell(folder, "raises", f"{type(error).__name__}: {_general(str(error))}")
-            for each in caught:  # of damage a process may warn, and of what others removed it may not
+            for (
+                each
+            ) in caught:  # of damage a process may warn, and of what others removed it may not
                 if "Errno" in str(each.message):
                     _tell(folder, "warns falsely", _general(str(each.message)))
             caught.clear()
@@ -118,11 +132,17 @@ def _act(numbers: random.Random, folder: Path, kind: int) -> None:
         cache.prune(cache.directory() / "objects", numbers.choice([0, LIMIT // 2]))
     else:
         with _held(folder, kind, fcntl.LOCK_SH):  # damage comes before or after, and never within
-            found = cache.fetch(_facts(kind), build=lambda: _content(kind), save=_save, load=Path.read_bytes)
+            found = cache.fetch(
+                _facts(kind), build=lambda: _content(kind), save=_save, load=Path.read_bytes
+            )
         _append(folder / "counted", b".")
         if found != _content(kind):
             whole = found in map(_content, range(KINDS))
-            _tell(folder, "altered object loaded", "that of other facts" if whole else "with other bytes")
+            _tell(
+                folder,
+                "altered object loaded",
+                "that of other facts" if whole else "with other bytes",
+            )
 
 
 def _facts(kind: int) -> dict[str, object]:
@@ -142,7 +162,9 @@ def _save(built: bytes, path: Path) -> None:
 
 
 def _damage(numbers: random.Random, kind: int) -> None:
-    """Of an object or its record: bits flipped, cut off, removed, or the files of another object in place."""
+    """Of an object or its record: bits flipped, cut off, removed, or the files of another object in
+    place.
+    """
     path = cache.directory() / "objects" / f"{cache.digest(_facts(kind))}.o"
     target = numbers.choice([path, path.with_suffix(".json")])
     other = target.with_name(cache.digest(_facts((kind + 1) % KINDS)) + target.suffix)
@@ -157,7 +179,10 @@ def _damage(numbers: random.Random, kind: int) -> None:
             case 2:
                 target.unlink()
             case 3:
-                for suffix in (".o", ".json"):  # both: an object with its own record, under another name
+                for suffix in (
+                    ".o",
+                    ".json",
+                ):  # both: an object with its own record, under another name
                     target.with_suffix(suffix).write_bytes(other.with_suffix(suffix).read_bytes())
 
 

@@ -15,7 +15,9 @@ ORPHAN_SECONDS = 5.0  # within which all that a driver started has to be gone af
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this moment; `command` is its command line, `state` as in /proc (Z: dead, not yet waited for)."""
+    """A process of this moment; `command` is its command line, `state` as in /proc (Z: dead, not
+    yet waited for).
+    """
 
     pid: int
     parent: int
@@ -45,7 +47,9 @@ def descendants(pid: int) -> list[Process]:
 
 
 def marked(mark: str) -> list[Process]:
-    """Processes that were started with this mark in their environment, whoever their parent is by now."""
+    """Processes that were started with this mark in their environment, whoever their parent is by
+    now.
+    """
     wanted = f"{MARK}={mark}".encode()
     found = []
     for process in running():
@@ -89,7 +93,13 @@ def soon(condition: Callable[[], bool], seconds: float) -> bool:
 def _process(pid: int) -> Process | None:
     try:
         facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        command = (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return None
     return Process(pid, int(facts[1]), facts[0], command)

@@ -1,4 +1,6 @@
-"""Ten drivers on one store: each config is measured once while none dies, and nobody is branded when some do."""
+"""Ten drivers on one store: each config is measured once while none dies, and nobody is branded
+when some do.
+"""
 
 import random
 import signal
@@ -90,21 +92,32 @@ def _check_once(world: World, drivers: list[Child], found: Episode) -> None:
             by_driver[note.driver] += 1
     for config, count in counts.items():
         if count > 1:
-            found.fail("measured more than once", f"{count} times, though no driver died ({config})")
+            found.fail(
+                "measured more than once", f"{count} times, though no driver died ({config})"
+            )
     new = sum(int(driver.answer().get("new", 0)) for driver in drivers)
     if new != len(world.configs):
-        found.fail("drivers count other trials than there are", f"{new} new trials of {len(world.configs)} configs")
+        found.fail(
+            "drivers count other trials than there are",
+            f"{new} new trials of {len(world.configs)} configs",
+        )
     shares = [by_driver[driver.mark] / max(1, counts.total()) for driver in drivers]
     found.shares["configs of the busiest driver"] = max(shares)
     found.shares["configs of the idlest driver"] = min(shares)
 
 
-def _kill_some(world: World, drivers: list[Child], found: Episode, numbers: random.Random) -> list[Child]:
+def _kill_some(
+    world: World, drivers: list[Child], found: Episode, numbers: random.Random
+) -> list[Child]:
     """Kills at random moments; replaces dead drivers in the list, and returns these."""
     ended: list[Child] = []
     until = time.monotonic() + DEADLY_SECONDS
     kills = 0
-    while kills < MOST_KILLS and time.monotonic() < until and any(driver.poll() is None for driver in drivers):
+    while (
+        kills < MOST_KILLS
+        and time.monotonic() < until
+        and any(driver.poll() is None for driver in drivers)
+    ):
         before = world.signs_of_life()
         processes.soon(lambda before=before: world.signs_of_life() != before, 3)  # type: ignore[misc]
         time.sleep(numbers.uniform(0, 1.0))

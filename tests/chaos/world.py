@@ -1,4 +1,6 @@
-"""A store, configs that are known to be sound or guilty, and what is promised while drivers come and go."""
+"""A store, configs that are known to be sound or guilty, and what is promised while drivers come
+and go.
+"""
 
 import contextlib
 import json
@@ -21,7 +23,15 @@ from .kernel import Config
 from .nursery import Child, Nursery
 
 # A status that may be the circumstances' doing: a sound result may take the place of such a trial.
-CIRCUMSTANCE = {"compile timeout", "compile crash", "hang", "crash", "device lost", "out of memory", "failed"}
+CIRCUMSTANCE = {
+    "compile timeout",
+    "compile crash",
+    "hang",
+    "crash",
+    "device lost",
+    "out of memory",
+    "failed",
+}
 MOST_UNCOMPILED = 4  # configs of one driver that a few kills keep from being compiled ahead
 SLOW_SECONDS = 90.0  # without any sign of life of a driver, after which it is said to wait for ever
 
@@ -37,10 +47,16 @@ class Note:
 
 
 class World:
-    """The folder of an episode, its configs and store; drivers are started in it and judged when they have ended."""
+    """The folder of an episode, its configs and store; drivers are started in it and judged when
+    they have ended.
+    """
 
     def __init__(
-        self, setting: Setting, configs: list[Config], nursery: Nursery | None = None, folder: Path | None = None
+        self,
+        setting: Setting,
+        configs: list[Config],
+        nursery: Nursery | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.folder = folder or setting.folder
         self.nursery = nursery or setting.nursery
@@ -60,7 +76,9 @@ class World:
     def drive(self, **options: Any) -> Child:
         """Starts a sweep of all configs."""
         arguments = {"store": str(self.store), "acknowledged": str(self.acknowledged), **options}
-        return self.nursery.start("sweep", arguments, environment=self.environment, folder=self.folder)
+        return self.nursery.start(
+            "sweep", arguments, environment=self.environment, folder=self.folder
+        )
 
     def command(self, *arguments: str, **options: Any) -> Child:
         """Starts the command line."""
@@ -71,10 +89,15 @@ class World:
 
     def signs_of_life(self) -> tuple[int, ...]:
         """Changes when something is measured, compiled or stored."""
-        return tuple(path.stat().st_size if path.exists() else 0 for path in (self.notes_file, self.acknowledged))
+        return tuple(
+            path.stat().st_size if path.exists() else 0
+            for path in (self.notes_file, self.acknowledged)
+        )
 
     def await_end(self, episode: Episode, driver: Child, quiet: float = SLOW_SECONDS) -> bool:
-        """Waits until a driver has ended; one that does nothing for so many seconds is killed, and False returned."""
+        """Waits until a driver has ended; one that does nothing for so many seconds is killed, and
+        False returned.
+        """
         before, moved = self.signs_of_life(), time.monotonic()
         while driver.wait(0.5) is None:
             if (now := self.signs_of_life()) != before:
@@ -82,7 +105,8 @@ class World:
             elif time.monotonic() - moved > quiet:
                 last = [note for note in self.notes() if note.driver == driver.mark][-1:]
                 episode.fail(
-                    "endless wait", f"nothing for {quiet:.0f} s after {last[0].config if last else 'the start'}"
+                    "endless wait",
+                    f"nothing for {quiet:.0f} s after {last[0].config if last else 'the start'}",
                 )
                 driver.send(signal.SIGKILL)
                 driver.wait(10)
@@ -121,10 +145,15 @@ class World:
     # Promises.
 
     def check_ended(self, episode: Episode, driver: Child, *, disturbed: bool) -> None:
-        """After a driver's end: nothing runs on, nothing is lost, nobody is branded, and it did not end by itself."""
+        """After a driver's end: nothing runs on, nothing is lost, nobody is branded, and it did not
+        end by itself.
+        """
         status = driver.poll()
         for orphan in processes.orphans(driver.mark):
-            episode.fail("orphan", f"{self._describe(orphan)} runs {processes.ORPHAN_SECONDS:g} s after its driver")
+            episode.fail(
+                "orphan",
+                f"{self._describe(orphan)} runs {processes.ORPHAN_SECONDS:g} s after its driver",
+            )
         said = driver.said()
         if status == 1 and "Traceback" in said and "KeyboardInterrupt" not in said.splitlines()[-1]:
             episode.fail("driver raises", said.splitlines()[-1])
@@ -149,27 +178,44 @@ class World:
                 episode.fail("innocent branded", f"{trial.status}: {trial.reason}")
             else:
                 expected = " or ".join(kernel.STATUS[fault])
-                episode.fail("wrong verdict", f"{fault} is {trial.status}, expected {expected}: {trial.reason}")
+                episode.fail(
+                    "wrong verdict",
+                    f"{fault} is {trial.status}, expected {expected}: {trial.reason}",
+                )
 
     def check_complete(self, episode: Episode) -> None:
-        """After a sweep that ran undisturbed: each config has its trial, and the store verifies clean."""
+        """After a sweep that ran undisturbed: each config has its trial, and the store verifies
+        clean.
+        """
         there = {trial.config for trial in self.trials()}
         missing = [text for text in self.configs if text not in there]
         if missing:
-            episode.fail("config without a trial", f"{len(missing)} of {len(self.configs)}, such as {missing[0]}")
+            episode.fail(
+                "config without a trial",
+                f"{len(missing)} of {len(self.configs)}, such as {missing[0]}",
+            )
         winners = self.reported("winner")
         with Store(self.store, read_only=True) as store:
             if winners and not store.winners():
-                episode.fail("acknowledged winner lost", f"{len(winners)} were stored, and there is none")
+                episode.fail(
+                    "acknowledged winner lost", f"{len(winners)} were stored, and there is none"
+                )
         self.check_verify(episode)
 
     def check_compiling(self, episode: Episode, driver: Child) -> None:
-        """A compile that is killed costs that one; compiling ahead does not end, or the driver says that it does."""
-        late = [note.config for note in self.notes() if note.what == "uncompiled" and note.driver == driver.mark]
+        """A compile that is killed costs that one; compiling ahead does not end, or the driver says
+        that it does.
+        """
+        late = [
+            note.config
+            for note in self.notes()
+            if note.what == "uncompiled" and note.driver == driver.mark
+        ]
         episode.counts["measured without their compile"] += len(late)
         if len(late) > MOST_UNCOMPILED and "no compile process" not in driver.said():
             episode.fail(
-                "compiling ahead ends silently", f"{len(late)} of {len(self.configs)} configs were not compiled ahead"
+                "compiling ahead ends silently",
+                f"{len(late)} of {len(self.configs)} configs were not compiled ahead",
             )
 
     def check_verify(self, episode: Episode) -> None:
@@ -197,7 +243,9 @@ class World:
 
 
 def lost(reported: list[dict[str, Any]], stored: list[Trial]) -> list[str]:
-    """Which acknowledged trials are not there, or not as they were; an improvement of a circumstance's doing may be."""
+    """Which acknowledged trials are not there, or not as they were; an improvement of a
+    circumstance's doing may be.
+    """
     by_identity = {_identity(to_record(trial)): to_record(trial) for trial in stored}
     last = {_identity(record): record for record in reported}
     problems = []
@@ -205,18 +253,24 @@ def lost(reported: list[dict[str, Any]], stored: list[Trial]) -> list[str]:
         found = by_identity.get(identity)
         if found is None:
             problems.append(f"{record['config']} ({record['status']}) is gone")
-        elif found != record and not (record["status"] in CIRCUMSTANCE and found["status"] in ("ok", "wrong")):
+        elif found != record and not (
+            record["status"] in CIRCUMSTANCE and found["status"] in ("ok", "wrong")
+        ):
             fields = [name for name in record if record[name] != found[name]]
             problems.append(f"{record['config']} has another {', '.join(fields)}")
     return problems
 
 
 def _identity(record: dict[str, Any]) -> str:
-    return json.dumps([record[name] for name in ("gpu", "workload", "kernel", "source", "config")], sort_keys=True)
+    return json.dumps(
+        [record[name] for name in ("gpu", "workload", "kernel", "source", "config")], sort_keys=True
+    )
 
 
 def draw(numbers: random.Random, sound: int, faults: list[str], slowest: int = 300) -> list[Config]:
-    """So many sound configs of random length, and one for each fault, in a random order; the first is sound."""
+    """So many sound configs of random length, and one for each fault, in a random order; the first
+    is sound.
+    """
     made = [
         Config(number, numbers.randrange(0, slowest), numbers.randrange(0, slowest), fault)
         for number, fault in enumerate([""] * sound + faults)

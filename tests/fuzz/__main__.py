@@ -20,11 +20,15 @@ SECONDS = 300  # that a chunk may take
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--calls", type=int, default=int(os.environ.get("FUZZ_CALLS", "40000")))
     parser.add_argument("--seed", type=int, default=int(os.environ.get("FUZZ_SEED", "0")))
     parser.add_argument("--first", type=int, default=0, help="index of the first call")
-    parser.add_argument("--device", default=os.environ.get("FUZZ_DEVICE", "cpu"), help="cpu or cuda")
+    parser.add_argument(
+        "--device", default=os.environ.get("FUZZ_DEVICE", "cpu"), help="cpu or cuda"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--light", action="store_true", help="without calls that take seconds")
     parser.add_argument("--only", type=int, help="make one call, and say all about it")
@@ -44,7 +48,9 @@ def main() -> int:
 
     # A GPU cannot be used in a process forked from one that has looked for it.
     context = multiprocessing.get_context("fork" if given.device == "cpu" else "spawn")
-    with ProcessPool(max_workers=given.jobs, max_tasks=40, initializer=prepare, context=context) as pool:
+    with ProcessPool(
+        max_workers=given.jobs, max_tasks=40, initializer=prepare, context=context
+    ) as pool:
         spans = [(low, min(low + CHUNK, last)) for low in chunks]
         waiting = collections.deque((span, schedule(pool, given, span)) for span in spans)
         shown = 0.0
@@ -62,7 +68,10 @@ def main() -> int:
             if time.monotonic() - shown > 10:
                 shown = time.monotonic()
                 rate = found.count / (shown - start)
-                print(f"{found.count:>8} calls, {rate:.0f} a second, {found.unexplained} differences", flush=True)
+                print(
+                    f"{found.count:>8} calls, {rate:.0f} a second, {found.unexplained} differences",
+                    flush=True,
+                )
     report(given, found, time.monotonic() - start)
     if given.save:
         with open(given.save, "w", encoding="utf-8") as file:
@@ -77,7 +86,9 @@ def schedule(pool: ProcessPool, given: argparse.Namespace, span: tuple[int, int]
 
 
 class Total:
-    """What came of all calls. `rows` are the differences, those that are listed with the name of their entry."""
+    """What came of all calls. `rows` are the differences, those that are listed with the name of
+    their entry.
+    """
 
     def __init__(self) -> None:
         self.count = self.unexplained = 0
@@ -98,9 +109,24 @@ class Total:
 
         made = spec.make(given.seed, index, given.device)
         text = f"{type(error).__name__} {error}"
-        self.add({"count": 1, "outcomes": [((made["call"], "differs"), 1)], "missing": [], "rows": [
-            {"index": index, "call": made["call"], "kind": "the process ends", "cause": text, "detail": text,
-             "known": None, "alone": True}]})  # fmt: skip
+        self.add(
+            {
+                "count": 1,
+                "outcomes": [((made["call"], "differs"), 1)],
+                "missing": [],
+                "rows": [
+                    {
+                        "index": index,
+                        "call": made["call"],
+                        "kind": "the process ends",
+                        "cause": text,
+                        "detail": text,
+                        "known": None,
+                        "alone": True,
+                    }
+                ],
+            }
+        )
 
 
 def report(given: argparse.Namespace, found: Total, seconds: float) -> None:
@@ -132,7 +158,9 @@ def report(given: argparse.Namespace, found: Total, seconds: float) -> None:
 
 
 def command(given: argparse.Namespace, row: dict) -> str:
-    """What makes the call again: alone, or where it does not differ alone, after those before it."""
+    """What makes the call again: alone, or where it does not differ alone, after those
+    before it.
+    """
     text = f"{sys.executable} -m tests.fuzz --seed {given.seed} --device {given.device}"
     index = row["index"]
     if row["alone"]:

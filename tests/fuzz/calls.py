@@ -37,17 +37,23 @@ class Outcome:
     second: dict[str, Tensor | None] = field(default_factory=dict)
     gradient_error: BaseException | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)  # what no outcome may have: memory that changed, say
+    faults: list[str] = field(
+        default_factory=list
+    )  # what no outcome may have: memory that changed, say
 
     def __str__(self) -> str:
         if self.error is not None:
             return described(self.error)
-        return ", ".join(f"{type(r).__name__} {shape_of(r)} {getattr(r, 'dtype', '')}" for r in self.results)
+        return ", ".join(
+            f"{type(r).__name__} {shape_of(r)} {getattr(r, 'dtype', '')}" for r in self.results
+        )
 
 
 def described(error: BaseException) -> str:
     text = str(error).strip()
-    inner = re.search(r"making fake tensor call.*?: got (\w+)\(['\"](.*?)['\"]\)\n", text, re.DOTALL)
+    inner = re.search(
+        r"making fake tensor call.*?: got (\w+)\(['\"](.*?)['\"]\)\n", text, re.DOTALL
+    )
     if inner:  # what Dynamo makes of an error
         return f"{inner[1]}: {inner[2]}"
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
@@ -81,7 +87,9 @@ NAMES = {  # of the operands of a function: in descriptions, in torch
 
 
 def passed(spec: dict, t: dict, *, by_torch: bool = False) -> tuple[list, dict]:
-    """The operands of a public function, by place or by name: torch's, or what outblas calls them."""
+    """The operands of a public function, by place or by name: torch's, or what outblas
+    calls them.
+    """
     names = {name: other for name, other in NAMES[spec["call"]].items() if name in t}
     style = spec.get("names")
     if style is None:
@@ -127,7 +135,11 @@ def by_outblas(spec: dict, t: dict) -> Any:
     positional, how = passed(spec, t)
     optional = ["residual", "out", "aux", *(["bias"] if name != "linear" else [])]
     how |= {n: t[n] for n in optional if n in t}
-    how |= {n: spec[n] for n in ("activation", "kernel", "use_fast_accum", "batch_invariant") if n in spec}
+    how |= {
+        n: spec[n]
+        for n in ("activation", "kernel", "use_fast_accum", "batch_invariant")
+        if n in spec
+    }
     how |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
     if "out_dtype" in spec:
         how["out_dtype"] = dtype_of(spec)
@@ -164,7 +176,9 @@ def by_torch(spec: dict, t: dict) -> Any:
     activation = spec.get("activation")
     t = {n: x for n, x in t.items() if x is not None or n not in ("bias", "residual", "out", "aux")}
     linear = name == "linear" and ("out" in t or ("bias" in t and ndim(spec, t, "bias") != 1))
-    if (is_fused(spec) or name == "scaled_mm" or linear) and not all(isinstance(x, Tensor) for x in t.values()):
+    if (is_fused(spec) or name == "scaled_mm" or linear) and not all(
+        isinstance(x, Tensor) for x in t.values()
+    ):
         raise TypeError("expected tensors")
     if activation is not None and not isinstance(activation, str):
         raise TypeError("activation")
@@ -182,11 +196,19 @@ def by_torch(spec: dict, t: dict) -> Any:
     if name == "scaled_mm" and not activation and "residual" not in t and not spec.get("composed"):
         scales = t["scale_a"], t["scale_b"]
         fast = spec.get("use_fast_accum", False)
-        how = {"bias": t.get("bias"), "out_dtype": dtype_of(spec) or torch.bfloat16, "use_fast_accum": fast}
+        how = {
+            "bias": t.get("bias"),
+            "out_dtype": dtype_of(spec) or torch.bfloat16,
+            "use_fast_accum": fast,
+        }
         return torch._scaled_mm(t["a"], t["b"], *scales, **how)
-    grows = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in t.values())
+    grows = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in t.values()
+    )
     if grows and any(n in t for n in WRITTEN):
-        raise RuntimeError("functions with out=... arguments don't support automatic differentiation")
+        raise RuntimeError(
+            "functions with out=... arguments don't support automatic differentiation"
+        )
     if any(n in t for n in WRITTEN):  # autocast leaves calls with out= alone
         with torch.autocast(spec.get("device", "cpu"), enabled=False):
             return composed(spec, t, activation)
@@ -234,7 +256,9 @@ def plain(spec: dict, t: dict) -> Any:
     positional, named = passed(spec | {"call": name}, t, by_torch=True)
     if name == "addmm" and spec["call"].startswith("op."):  # as operators read their arguments
         scalars = {n: scalar(spec.get(n), 1) for n in ("beta", "alpha")}
-        found = (torch.ops.aten.addmm.out if how else torch.ops.aten.addmm)(*positional, **scalars, **how)
+        found = (torch.ops.aten.addmm.out if how else torch.ops.aten.addmm)(
+            *positional, **scalars, **how
+        )
     elif name == "addmm":
         named |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
         found = torch.addmm(*positional, **named, **how)
@@ -269,7 +293,10 @@ def before_activation(spec: dict, t: dict) -> Tensor:
             raise RuntimeError("expected float32 scales")
         if t["a"].dim() != 2 or t["b"].dim() != 2:
             raise RuntimeError("expected matrices")
-        for scale, per in ((t["scale_a"], (t["a"].shape[0], 1)), (t["scale_b"], (1, t["b"].shape[1]))):
+        for scale, per in (
+            (t["scale_a"], (t["a"].shape[0], 1)),
+            (t["scale_b"], (1, t["b"].shape[1])),
+        ):
             if scale.numel() != 1 and tuple(scale.shape) != per:
                 raise RuntimeError("expected one scale, or one a row or a column")
         x = NoGradient.apply((t["a"].float() * t["scale_a"]) @ (t["b"].float() * t["scale_b"]))
@@ -294,7 +321,9 @@ def before_activation(spec: dict, t: dict) -> Tensor:
 def write(out: Tensor, y: Tensor) -> Tensor:
     """What `out=` of a function of torch's takes, but that it does not resize."""
     if out.shape != y.shape or out.dtype != y.dtype:
-        raise RuntimeError(f"out is {tuple(out.shape)} {out.dtype}, expected {tuple(y.shape)} {y.dtype}")
+        raise RuntimeError(
+            f"out is {tuple(out.shape)} {out.dtype}, expected {tuple(y.shape)} {y.dtype}"
+        )
     return out.copy_(y)
 
 
@@ -330,7 +359,9 @@ def derivative(x: Tensor, function: str) -> Tensor:
     if x.is_complex() and function != "silu":
         raise NotImplementedError(f"{function} of complex numbers")
     if function == "relu":
-        return torch.ops.aten.threshold_backward(torch.ones_like(x), x, 0)  # its derivative is 0, and not None
+        return torch.ops.aten.threshold_backward(
+            torch.ones_like(x), x, 0
+        )  # its derivative is 0, and not None
     if function == "silu":
         s = 1 / (1 + torch.exp(-x))
         return s * (1 + x * (1 - s))
@@ -422,18 +453,23 @@ def transformed(spec: dict, t: dict, call: Any) -> Any:
 
 
 def make(spec: dict, call: Any) -> Outcome:
-    """Builds the tensors of a call, makes it, differentiates it, and looks at what it left behind."""
+    """Builds the tensors of a call, makes it, differentiates it, and looks at what it left
+    behind.
+    """
     ours = call is by_outblas
-    mode = FakeTensorMode() if any(t.get("kind") == "fake" for t in spec["tensors"].values()) else None
+    mode = (
+        FakeTensorMode() if any(t.get("kind") == "fake" for t in spec["tensors"].values()) else None
+    )
     needs = tuple(spec.get("gradients", {}).get("of", ()))
     outcome = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         t = tensors.build(spec["tensors"], spec.get("device", "cpu"), needs, mode)
         watched = {
-            name: Watch(x) for name, x in t.items()
+            name: Watch(x)
+            for name, x in t.items()
             if isinstance(x, Tensor) and spec["tensors"][name].get("kind", "") in MEMORY
-        }  # fmt: skip
+        }
         versions = {name: version(x) for name, x in t.items()}
         tensors.Function.log.clear()
         function = call
@@ -505,21 +541,31 @@ class Watch:
 
 
 def broken(spec: dict, error: Exception) -> bool:
-    """Whether torch may have broken memory that nobody may look at any more: a lazy clone's that it resized."""
-    kinds = [spec["tensors"][t["alias"]].get("kind") for t in spec["tensors"].values() if "alias" in t]
+    """Whether torch may have broken memory that nobody may look at any more: a lazy clone's that it
+    resized.
+    """
+    kinds = [
+        spec["tensors"][t["alias"]].get("kind") for t in spec["tensors"].values() if "alias" in t
+    ]
     return "COW.cpp" in str(error) or "cow" in kinds
 
 
 def look(spec: dict, t: dict, watched: dict, versions: dict, outcome: Outcome) -> None:
     """Notes which memory changed that must not have, and which versions did."""
     ok = outcome.error is None
-    written = {watched[name].storage.data_ptr() for name in WRITTEN if name in watched and watched[name].before.numel()}
+    written = {
+        watched[name].storage.data_ptr()
+        for name in WRITTEN
+        if name in watched and watched[name].before.numel()
+    }
     for name, watch in watched.items():
         if not ok or name not in WRITTEN:
             if ok and watch.storage.data_ptr() in written:
                 continue  # shares memory with what is written
             if watch.changed():
-                outcome.faults.append(f"{name} is modified" + ("" if ok else ", although the call raises"))
+                outcome.faults.append(
+                    f"{name} is modified" + ("" if ok else ", although the call raises")
+                )
         elif watch.changed_outside() and len(written) == 1:
             outcome.faults.append(f"memory around {name} is modified")
     for name, before in versions.items():
@@ -536,7 +582,13 @@ def look(spec: dict, t: dict, watched: dict, versions: dict, outcome: Outcome) -
 def differentiate(spec: dict, t: dict, outcome: Outcome) -> None:
     how = spec.get("gradients")
     y = outcome.results[0]
-    if not how or "transform" in spec or not isinstance(y, Tensor) or not y.requires_grad or y.layout != torch.strided:
+    if (
+        not how
+        or "transform" in spec
+        or not isinstance(y, Tensor)
+        or not y.requires_grad
+        or y.layout != torch.strided
+    ):
         return
     if y.is_meta or y.is_nested or spec["tensors"]["a"].get("kind") in ("fake", "nested"):
         return
@@ -545,9 +597,14 @@ def differentiate(spec: dict, t: dict, outcome: Outcome) -> None:
     try:
         if how.get("double"):
             grad = grad.detach().requires_grad_()
-            first = torch.autograd.grad(y, list(leaves.values()), grad, create_graph=True, allow_unused=True)
+            first = torch.autograd.grad(
+                y, list(leaves.values()), grad, create_graph=True, allow_unused=True
+            )
             outcome.gradients = dict(zip(leaves, first, strict=True))
-            total = sum(((g.abs() ** 2).sum() for g in first if g is not None and g.requires_grad), y.new_zeros(()))
+            total = sum(
+                ((g.abs() ** 2).sum() for g in first if g is not None and g.requires_grad),
+                y.new_zeros(()),
+            )
             if total.requires_grad:
                 wanted = [*leaves.values(), grad]
                 second = torch.autograd.grad(total.real, wanted, allow_unused=True)
@@ -567,15 +624,22 @@ def upcast(t: Any) -> Any:
 
 
 def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None]]:
-    """Results and gradients in float64; or for their error bounds those of the sums of all magnitudes."""
+    """Results and gradients in float64; or for their error bounds those of the sums of all
+    magnitudes.
+    """
     plain_specs = {
         name: {k: v for k, v in s.items() if k not in ("kind", "alias", "requires_grad")}
-        for name, s in spec["tensors"].items() if name not in WRITTEN
-    }  # fmt: skip
+        for name, s in spec["tensors"].items()
+        if name not in WRITTEN
+    }
     built = {name: upcast(tensors.base(s)) for name, s in plain_specs.items()}
     if magnitude:
         built = {name: x.abs() for name, x in built.items()}
-    needs = spec.get("gradients", {}).get("of", ()) if spec.get("setting") not in ("no_grad", "inference") else ()
+    needs = (
+        spec.get("gradients", {}).get("of", ())
+        if spec.get("setting") not in ("no_grad", "inference")
+        else ()
+    )
     built = {name: x.detach().requires_grad_(name in needs) for name, x in built.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -586,10 +650,18 @@ def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None
     if leaves and y.requires_grad and not spec["gradients"].get("double"):
         how = spec["gradients"]
         dtype = RESULT.get(spec["call"]) or spec.get("out_dtype") or spec["tensors"]["a"]["dtype"]
-        dtype = "bfloat16" if spec.get("setting") == "autocast" and dtype in FLOATS and dtype != "float64" else dtype
-        grad = upcast(tensors.lay(tuple(y.shape), getattr(torch, dtype), how["layout"], "normal", how["seed"]))
+        dtype = (
+            "bfloat16"
+            if spec.get("setting") == "autocast" and dtype in FLOATS and dtype != "float64"
+            else dtype
+        )
+        grad = upcast(
+            tensors.lay(tuple(y.shape), getattr(torch, dtype), how["layout"], "normal", how["seed"])
+        )
         grad = grad.abs() if magnitude else grad
-        found = torch.autograd.grad(y, [built[n] for n in leaves], grad.to(y.dtype), allow_unused=True)
+        found = torch.autograd.grad(
+            y, [built[n] for n in leaves], grad.to(y.dtype), allow_unused=True
+        )
         gradients = dict(zip(leaves, found, strict=True))
     return results, gradients
 

@@ -32,13 +32,28 @@ class Difference:
 
 def differences(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
     # What is handed to one function of torch is refused as late as torch refuses it.
-    alike = ours.error is not None and described(ours.error) == described(theirs.error) and not is_fused(spec)
-    found = [Difference("memory", fault) for fault in ours.faults if not (alike and fault in theirs.faults)]
+    alike = (
+        ours.error is not None
+        and described(ours.error) == described(theirs.error)
+        and not is_fused(spec)
+    )
+    found = [
+        Difference("memory", fault)
+        for fault in ours.faults
+        if not (alike and fault in theirs.faults)
+    ]
     if ours.error is not None or theirs.error is not None:
-        return found + of_errors(spec, ours.error, theirs.error, "raises", compiled="compile" in spec)
+        return found + of_errors(
+            spec, ours.error, theirs.error, "raises", compiled="compile" in spec
+        )
     found += of_facts(spec, ours, theirs)
     if len(ours.results) != len(theirs.results):
-        return [*found, Difference("results", f"{len(ours.results)} results, torch's are {len(theirs.results)}")]
+        return [
+            *found,
+            Difference(
+                "results", f"{len(ours.results)} results, torch's are {len(theirs.results)}"
+            ),
+        ]
     truths = Truths(spec)
     for i, pair in enumerate(zip(ours.results, theirs.results, strict=True)):
         found += of_results(spec, *pair, i, truths)
@@ -49,25 +64,35 @@ def differences(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
     return found
 
 
-def of_errors(spec: dict, ours: Any, theirs: Any, what: str, *, compiled: bool = False) -> list[Difference]:
+def of_errors(
+    spec: dict, ours: Any, theirs: Any, what: str, *, compiled: bool = False
+) -> list[Difference]:
     if ours is None and theirs is None:
         return []
     if ours is None and "!this_view_meta->has_fw_view() INTERNAL ASSERT FAILED" in str(theirs):
-        return []  # torch cannot transpose a negating view that carries a forward-mode gradient: no rule, but a fault
+        # torch cannot transpose a negating view that carries a forward-mode gradient: no rule, but
+        # a fault
+        return []
     if ours is None:
         return [Difference(f"only torch {what}", described(theirs))]
     if theirs is None:
         return [Difference(f"only outblas {what}", described(ours))]
     if compiled:  # whose errors are the compiler's
         return []
-    if isinstance(ours, type(theirs)) or (type(theirs) is NotImplementedError and isinstance(ours, RuntimeError)):
+    if isinstance(ours, type(theirs)) or (
+        type(theirs) is NotImplementedError and isinstance(ours, RuntimeError)
+    ):
         return []
     if another_fault(spec, ours, theirs):
         return []
     clear = isinstance(ours, TypeError | ValueError | RuntimeError)
-    if clear and isinstance(theirs, IndexError | AssertionError | AttributeError | KeyError | OverflowError):
+    if clear and isinstance(
+        theirs, IndexError | AssertionError | AttributeError | KeyError | OverflowError
+    ):
         return []  # which torch lets slip
-    return [Difference("another type of error", f"{described(ours)} | torch: {type(theirs).__name__}")]
+    return [
+        Difference("another type of error", f"{described(ours)} | torch: {type(theirs).__name__}")
+    ]
 
 
 _SCALAR = r"\b(alpha|beta|number|overflow|[Bb]oolean|invalid combination|converted|finite)"
@@ -76,8 +101,9 @@ _ACTIVATION = r"\bactivation\b|must be a str"
 
 
 def another_fault(spec: dict, ours: BaseException, theirs: BaseException) -> bool:
-    """Whether a call has an argument of a wrong kind, of which one of the errors speaks and the other does not: there
-    was something else to complain about, and nothing says what comes first."""
+    """Whether a call has an argument of a wrong kind, of which one of the errors speaks and the
+    other does not: there was something else to complain about, and nothing says what comes first.
+    """
     if not isinstance(ours, TypeError | ValueError | RuntimeError):
         return False
     wrong_kinds = {"string", "None", "vector", "complex", "huge"}
@@ -88,8 +114,14 @@ def another_fault(spec: dict, ours: BaseException, theirs: BaseException) -> boo
         return True
     scalars = any(several)
     kinds = any(t.get("kind") in OPAQUE for t in spec["tensors"].values())
-    wrong = [(scalars, _SCALAR), (kinds, _TENSOR), (spec.get("activation") in (3, "tanh"), _ACTIVATION)]
-    found = [bool(re.search(p, str(ours))) != bool(re.search(p, str(theirs))) for on, p in wrong if on]
+    wrong = [
+        (scalars, _SCALAR),
+        (kinds, _TENSOR),
+        (spec.get("activation") in (3, "tanh"), _ACTIVATION),
+    ]
+    found = [
+        bool(re.search(p, str(ours))) != bool(re.search(p, str(theirs))) for on, p in wrong if on
+    ]
     return any(found)
 
 
@@ -102,11 +134,18 @@ def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
                 found.append(Difference("fact", "out is not what is returned"))
         elif name == "functions":
             if bool(mine) != bool(other):
-                found.append(Difference("fact", f"__torch_function__ is called with {mine}, torch: {other}"))
+                found.append(
+                    Difference("fact", f"__torch_function__ is called with {mine}, torch: {other}")
+                )
         elif name.startswith("version") and other is None:
             continue
-        elif name.endswith("copy-on-write") and (mine or copied(spec)) and not any(t.numel() for t in ours.results):
-            continue  # nothing is written, for which products of torch leave memory shared, and copies do not
+        elif (
+            name.endswith("copy-on-write")
+            and (mine or copied(spec))
+            and not any(t.numel() for t in ours.results)
+        ):
+            # nothing is written, for which products of torch leave memory shared, and copies do not
+            continue
         elif mine != other:
             found.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
     return found
@@ -114,11 +153,15 @@ def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
 
 def copied(spec: dict) -> bool:
     """Whether what goes to `out` is computed elsewhere first, by outblas or by `composed`."""
-    return is_fused(spec) or any(t.get("kind") in ("subclass", "function") for t in spec["tensors"].values())
+    return is_fused(spec) or any(
+        t.get("kind") in ("subclass", "function") for t in spec["tensors"].values()
+    )
 
 
 def undefined(spec: dict) -> bool:
-    """Whether what torch writes depends on the order in which it writes: where outblas leaves a call to it whole."""
+    """Whether what torch writes depends on the order in which it writes: where outblas leaves a
+    call to it whole.
+    """
     out = spec["tensors"].get("out", {})
     in_place = out.get("alias") == "c" and "from" not in out
     return ("alias" in out and not in_place) or out.get("layout") in ("expanded", "overlapping")
@@ -126,7 +169,11 @@ def undefined(spec: dict) -> bool:
 
 def promised(spec: dict) -> bool:
     """Whether torch promises that a result is contiguous."""
-    return "out" not in spec["tensors"] and "transform" not in spec and spec["call"] != "op.activation_backward"
+    return (
+        "out" not in spec["tensors"]
+        and "transform" not in spec
+        and spec["call"] != "op.activation_backward"
+    )
 
 
 def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> list[Difference]:
@@ -146,13 +193,25 @@ def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> 
         if mine != other:
             found.append(Difference(trait, f"result's {trait} is {mine}, torch: {other}"))
     if (ours.grad_fn is None) != (theirs.grad_fn is None):
-        found.append(Difference("grad_fn", f"{ours.grad_fn is not None}, torch: {theirs.grad_fn is not None}"))
+        found.append(
+            Difference(
+                "grad_fn", f"{ours.grad_fn is not None}, torch: {theirs.grad_fn is not None}"
+            )
+        )
     if ours.is_inference() != theirs.is_inference():
-        found.append(Difference("inference", f"{ours.is_inference()}, torch: {theirs.is_inference()}"))
+        found.append(
+            Difference("inference", f"{ours.is_inference()}, torch: {theirs.is_inference()}")
+        )
     strided = ours.layout == torch.strided and not ours.is_nested and promised(spec)
     if strided and theirs.is_contiguous() and not ours.is_contiguous():
-        found.append(Difference("strides", f"{ours.stride()}, torch: {theirs.stride()} for {tuple(ours.shape)}"))
-    kinds = {t.get("kind") for t in spec["tensors"].values()}  # beside a meta tensor torch computes nothing
+        found.append(
+            Difference(
+                "strides", f"{ours.stride()}, torch: {theirs.stride()} for {tuple(ours.shape)}"
+            )
+        )
+    kinds = {
+        t.get("kind") for t in spec["tensors"].values()
+    }  # beside a meta tensor torch computes nothing
     if (
         found
         or ours.is_meta
@@ -167,7 +226,9 @@ def of_results(spec: dict, ours: Any, theirs: Any, i: int, truths: "Truths") -> 
     return [*found, *of_values(spec, ours, theirs, what, ("results", i), truths)]
 
 
-def of_gradients(spec: dict, ours: dict, theirs: dict, order: str, truths: "Truths") -> list[Difference]:
+def of_gradients(
+    spec: dict, ours: dict, theirs: dict, order: str, truths: "Truths"
+) -> list[Difference]:
     found = []
     for name in sorted({*ours, *theirs}):
         mine, other = ours.get(name), theirs.get(name)
@@ -175,7 +236,10 @@ def of_gradients(spec: dict, ours: dict, theirs: dict, order: str, truths: "Trut
         if (mine is None) != (other is None):
             zero = all(t is None or not bool(t.detach().abs().any()) for t in (mine, other))
             kind = "None or zero gradient" if zero else "missing gradient"
-            given = "None" if mine is None else f"{tuple(mine.shape)}", "None" if other is None else "a tensor"
+            given = (
+                "None" if mine is None else f"{tuple(mine.shape)}",
+                "None" if other is None else "a tensor",
+            )
             found.append(Difference(kind, f"{what} is {given[0]}, torch: {given[1]}"))
             continue
         if mine is None or other is None:
@@ -183,12 +247,16 @@ def of_gradients(spec: dict, ours: dict, theirs: dict, order: str, truths: "Trut
         traits = "shape", "dtype", "layout", "requires_grad"
         wrong = [t for t in traits if getattr(mine, t) != getattr(other, t)]
         if wrong:
-            text = ", ".join(f"{t} is {getattr(mine, t)}, torch: {getattr(other, t)}" for t in wrong)
+            text = ", ".join(
+                f"{t} is {getattr(mine, t)}, torch: {getattr(other, t)}" for t in wrong
+            )
             found.append(Difference("gradient", f"{what}: {text}"))
             continue
         accumulated = order == "gradients" and not spec["gradients"].get("double")
         if mine.layout == torch.strided and accumulated and significant(mine) != significant(other):
-            found.append(Difference("gradient strides", f"{what}: {mine.stride()}, torch: {other.stride()}"))
+            found.append(
+                Difference("gradient strides", f"{what}: {mine.stride()}, torch: {other.stride()}")
+            )
         key = (order, name) if order == "gradients" else None
         found += of_values(spec, mine, other, what, key, truths)
     return found
@@ -202,7 +270,11 @@ def significant(t: Tensor) -> list[int]:
 # ---- values
 def dense(t: Tensor) -> Tensor:
     if t.is_nested:
-        return torch.cat([part.reshape(-1) for part in t.detach().unbind()]) if t.size(0) else torch.zeros(0)
+        return (
+            torch.cat([part.reshape(-1) for part in t.detach().unbind()])
+            if t.size(0)
+            else torch.zeros(0)
+        )
     t = t.detach()
     if hasattr(t, "a") and type(t).__name__ == "TwoTensor":
         t = t.a
@@ -229,25 +301,38 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 def exactly(spec: dict) -> bool:
     """Whether outblas hands the call to the very function of torch."""
     name = spec["call"].removeprefix("op.")
-    if spec.get("device", "cpu") != "cpu" or name not in ("matmul", "addmm", "matmul_out", "addmm_out"):
+    if spec.get("device", "cpu") != "cpu" or name not in (
+        "matmul",
+        "addmm",
+        "matmul_out",
+        "addmm_out",
+    ):
         return False
     if any(n in spec for n in ("kernel", "activation", "out_dtype", "transform", "compile")):
         return False
     if any(
-        "lazy" in t or t["layout"] == "imag" or t.get("kind") == "two" for t in spec["tensors"].values()
+        "lazy" in t or t["layout"] == "imag" or t.get("kind") == "two"
+        for t in spec["tensors"].values()
     ):  # operators get copies that lie otherwise: an imaginary part may negate
         return False
     if "out" in spec["tensors"] and copied(spec):
         return False
     if spec.get("setting") == "dispatch_mode":
         return False
-    if any(n in spec["tensors"] for n in ("bias", "residual", "aux")) or spec.get("setting") == "autocast":
+    if (
+        any(n in spec["tensors"] for n in ("bias", "residual", "aux"))
+        or spec.get("setting") == "autocast"
+    ):
         return False
     out = spec["tensors"].get("out")
     if out is None:
         return True
     rank = max(len(spec["tensors"][n]["shape"]) for n in ("a", "b"))
-    return out["layout"] in ("contiguous", "offset") and "alias" not in out and len(out["shape"]) == rank
+    return (
+        out["layout"] in ("contiguous", "offset")
+        and "alias" not in out
+        and len(out["shape"]) == rank
+    )
 
 
 class Truths:
@@ -258,7 +343,13 @@ class Truths:
 
     def of(self, key: tuple | None, *, magnitude: bool) -> Tensor | None:
         spec = self.spec
-        kinds = {t.get("kind", "") for t in spec["tensors"].values()} - {"", "parameter", "subclass", "function", "cow"}
+        kinds = {t.get("kind", "") for t in spec["tensors"].values()} - {
+            "",
+            "parameter",
+            "subclass",
+            "function",
+            "cow",
+        }
         if key is None or "transform" in spec or kinds:
             return None
         if key[0] == "gradients" and spec["call"] == "op.activation_backward":
@@ -329,8 +420,12 @@ def of_values(
         wanted = [right.to(wide)]
         far = scale.nan_to_num(float("inf")) > narrow.max / 4  # may overflow on either way
         wanted_also = other
-        bad_far = far & ~near(mine, wanted_also, limit) & ~mine.abs().ge(narrow.max / 8) & mine.isfinite()
-        bad = ~far & ~near(mine, wanted[0], limit) & ~near(mine, wanted_also, torch.zeros_like(limit))
+        bad_far = (
+            far & ~near(mine, wanted_also, limit) & ~mine.abs().ge(narrow.max / 8) & mine.isfinite()
+        )
+        bad = (
+            ~far & ~near(mine, wanted[0], limit) & ~near(mine, wanted_also, torch.zeros_like(limit))
+        )
         bad = bad | (bad_far & other.isfinite() & right.isfinite())
         if not bad.any():
             return []
@@ -338,11 +433,15 @@ def of_values(
         text = f"{complex(mine[place]):.6g} at {place}, expected {complex(wanted[0][place]):.6g}"
         return [
             Difference(
-                "values", f"{what}: {text}, torch: {complex(other[place]):.6g}, within {float(limit[place].real):.2g}"
+                "values",
+                f"{what}: {text}, torch: {complex(other[place]):.6g}, within "
+                f"{float(limit[place].real):.2g}",
             )
         ]
     bad = ~near(mine, wanted[0], limit)
-    if right is None and special(spec):  # squares of such numbers cancel, and their sum has no digit that is certain
+    if right is None and special(
+        spec
+    ):  # squares of such numbers cancel, and their sum has no digit that is certain
         bad = bad & ~other.abs().ge(narrow.max**0.5)
     if not bad.any():
         return []
@@ -351,7 +450,9 @@ def of_values(
 
 def special(spec: dict) -> bool:
     """Whether a transform's loss squares the largest numbers of a dtype."""
-    return "grad" in spec.get("transform", "") and any(t.get("fill") == "special" for t in spec["tensors"].values())
+    return "grad" in spec.get("transform", "") and any(
+        t.get("fill") == "special" for t in spec["tensors"].values()
+    )
 
 
 def near(x: Tensor, y: Tensor, limit: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ Predicate = Callable[[dict, Outcome, Outcome, Difference], bool]
 
 @dataclass(frozen=True)
 class Known:
-    """`example` is the description of a call that shows the difference, and no other that is not listed."""
+    """`example` is the description of a call that shows the difference, and no other that is not
+    listed.
+    """
 
     name: str
     reason: str
@@ -38,8 +40,12 @@ def call(name: str, tensors: dict, **how) -> dict:
 
 
 def raises(pattern: str, *, torch_too: bool = False) -> Predicate:
-    """outblas alone raises this, or with `torch_too` torch raises something else, of another type."""
-    kinds = ("only outblas raises", "another type of error") if torch_too else ("only outblas raises",)
+    """outblas alone raises this, or with `torch_too` torch raises something else, of
+    another type.
+    """
+    kinds = (
+        ("only outblas raises", "another type of error") if torch_too else ("only outblas raises",)
+    )
 
     def matches(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
         return found.kind in kinds and bool(re.match(pattern, described(ours.error)))
@@ -69,7 +75,10 @@ _DEVICES = (
     r"\w+: \w+ is on (meta but \w+ is on (cpu|cuda:\d)|(cpu|cuda:\d) but \w+ is on meta)"
     r"|\w+: \w+ is torch\.\w+ on (meta|cpu|cuda:\d), expected"
 )
-_SCALARS = r"\w+: (alpha|beta) is .*, expected (a real number for operands of|a number that float32 can hold)"
+_SCALARS = (
+    r"\w+: (alpha|beta) is .*, expected (a real number for operands of|a number that "
+    r"float32 can hold)"
+)
 _SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
 
 
@@ -77,14 +86,17 @@ _REFUSED_BY_SCALED_MM = (
     r"\w+: (Invalid scaling configuration|expected scale_[ab]\.stride|Bias must be size"
     r"|Both scale_a and scale_b must be contiguous|self must be row_major|mat2 must be col_major"
     r"|Expected both dimensions of mat2 to be divisible|Expected self\.size\(1\) to be divisible"
-    r"|mat2 shape \(|Expected trailing dimension of mat1|Only multiplication of row-major and column-major"
+    r"|mat2 shape \(|Expected trailing dimension of mat1|Only multiplication of row-major and "
+    r"column-major"
     r"|Multiplication of two Float8_e5m2|Bias is not supported when out_dtype"
     r"|CUDA error: CUBLAS_STATUS_NOT_SUPPORTED)"
 )
 
 
 def _unmultiplied(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
-    nothing = any(t.get("kind") == "sparse" and t.get("fill") == "zeros" for t in spec["tensors"].values())
+    nothing = any(
+        t.get("kind") == "sparse" and t.get("fill") == "zeros" for t in spec["tensors"].values()
+    )
     return (_empty(spec) or nothing) and raises(f"{_DTYPES}|{_SCALARS}")(spec, ours, theirs, found)
 
 
@@ -94,25 +106,41 @@ def _unchecked(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) ->
 
 
 def _scaled(spec: dict, kind: str, pattern: str, found: Difference) -> bool:
-    return spec["call"].endswith("scaled_mm") and found.kind == kind and bool(re.match(pattern, found.detail))
+    return (
+        spec["call"].endswith("scaled_mm")
+        and found.kind == kind
+        and bool(re.match(pattern, found.detail))
+    )
 
 
 def _mapped_addmm(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
     if "vmap" not in spec.get("transform", ""):
         return False
-    if "c" not in spec["tensors"]:  # torch's linear of numbers that are not floating-point is an addmm there
+    if (
+        "c" not in spec["tensors"]
+    ):  # torch's linear of numbers that are not floating-point is an addmm there
         whole = spec["tensors"]["a"]["dtype"] in NUMBERS and "bias" in spec["tensors"]
         return spec["call"] == "linear" and whole and found.kind == "dtype"
     scalars = [spec.get(n, {"kind": "int", "value": 1}) for n in ("alpha", "beta")]
-    odd = spec["tensors"]["a"]["dtype"] in NUMBERS or any(s["kind"] in ("bool", "complex") for s in scalars)
+    odd = spec["tensors"]["a"]["dtype"] in NUMBERS or any(
+        s["kind"] in ("bool", "complex") for s in scalars
+    )
     refused = found.kind == "only torch raises" and "alpha" in found.detail
-    refused = refused or (found.kind == "only outblas raises" and "expected a real number" in found.detail)
-    refused = refused or (found.kind == "only outblas raises" and "not implemented for" in found.detail)
-    refused = refused or (found.kind == "only outblas raises" and "expected a number that torch." in found.detail)
+    refused = refused or (
+        found.kind == "only outblas raises" and "expected a real number" in found.detail
+    )
+    refused = refused or (
+        found.kind == "only outblas raises" and "not implemented for" in found.detail
+    )
+    refused = refused or (
+        found.kind == "only outblas raises" and "expected a number that torch." in found.detail
+    )
     read = found.kind == "values" and scalars[1]["value"] == 0 and "torch: nan" in found.detail
     promoted = r"\w+: (c|input)\.dtype is torch\.\w+ but |\w+: (c|input)\.shape is .* broadcasts to"
     return (
-        read or raises(promoted)(spec, ours, theirs, found) or (odd and (refused or found.kind in ("dtype", "values")))
+        read
+        or raises(promoted)(spec, ours, theirs, found)
+        or (odd and (refused or found.kind in ("dtype", "values")))
     )
 
 
@@ -151,14 +179,22 @@ def _strided_out(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) 
 def _enlarging(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
     """Of a gated activation, torch's halves may be those of the bias that enlarges the product."""
     columns = (spec["tensors"].get("bias", {}).get("shape") or [1])[-1]
-    paired = columns > 1 and columns % 2 == 0 and raises(r"\w+: activation '\w+' pairs")(spec, ours, theirs, found)
+    paired = (
+        columns > 1
+        and columns % 2 == 0
+        and raises(r"\w+: activation '\w+' pairs")(spec, ours, theirs, found)
+    )
     return paired or raises(r"\w+: (bias|residual)\.shape is ")(spec, ours, theirs, found)
 
 
 def _sparse_row(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
     t = spec["tensors"]
     row = "out" in t and len(t["a"]["shape"]) == 1 and t["b"].get("kind") == "sparse"
-    return row and found.kind == "only torch raises" and "expand is unsupported for Sparse" in found.detail
+    return (
+        row
+        and found.kind == "only torch raises"
+        and "expand is unsupported for Sparse" in found.detail
+    )
 
 
 def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) -> bool:
@@ -169,121 +205,167 @@ def _operators(spec: dict, ours: Outcome, theirs: Outcome, found: Difference) ->
 KNOWN = [
     Known(
         "out of another shape",
-        "torch resizes an out that has another shape, and warns that it will stop doing so. outblas refuses it.",
+        "torch resizes an out that has another shape, and warns that it will stop doing so. "
+        "outblas refuses it.",
         raises(r"\w+: (out|aux)\.shape is "),
         call("matmul", {"a": A, "b": B, "out": tensor(2, 2, fill="nan")}),
     ),
     Known(
         "out in the memory of an operand",
-        "torch writes to an out that shares memory with what it still reads, and the result is whatever comes of it. "
+        "torch writes to an out that shares memory with what it still reads, and the result is "
+        "whatever comes of it. "
         "outblas refuses it. The one exception is addmm(c, a, b, out=c).",
         raises(r"\w+: (out|aux) overlaps \w+ in memory", torch_too=True),
         call("matmul", {"a": tensor(4, 4), "b": tensor(4, 4), "out": tensor(4, 4, alias="a")}),
     ),
     Known(
         "out that overlaps itself",
-        "torch refuses some outputs two of whose elements share memory, and takes others, empty products and those "
+        "torch refuses some outputs two of whose elements share memory, and takes others, empty "
+        "products and those "
         "that it computes elsewhere first. outblas refuses all.",
         raises(
             r"\w+: (out|aux) has strides .*(elements share memory|elements apart)"
             r"|RuntimeError: unsupported operation: more than one element of the written-to tensor",
             torch_too=True,
         ),
-        call("matmul", {"a": tensor(2, 3, 0), "b": tensor(0, 5), "out": tensor(2, 3, 5, layout="expanded", seed=7)}),
+        call(
+            "matmul",
+            {
+                "a": tensor(2, 3, 0),
+                "b": tensor(0, 5),
+                "out": tensor(2, 3, 5, layout="expanded", seed=7),
+            },
+        ),
     ),
     Known(
         "out that negates or conjugates, with an epilogue",
-        "matmul and addmm write to a view made by torch.conj or torch._neg_view. With bias, activation, residual or "
+        "matmul and addmm write to a view made by torch.conj or torch._neg_view. With bias, "
+        "activation, residual or "
         "aux it is refused.",
         raises(r"\w+: (out|aux) is a view that negates or conjugates", torch_too=True),
-        call("matmul", {"a": A, "b": B, "bias": tensor(5), "out": tensor(3, 5, lazy="neg", fill="nan")}),
+        call(
+            "matmul",
+            {"a": A, "b": B, "bias": tensor(5), "out": tensor(3, 5, lazy="neg", fill="nan")},
+        ),
     ),
     Known(
         "out that torch cannot fold",
-        "torch.matmul folds a batch times one matrix into a two-dimensional product, and fails where an out with gaps "
+        "torch.matmul folds a batch times one matrix into a two-dimensional product, and fails "
+        "where an out with gaps "
         "cannot be folded with it. outblas writes to any strides.",
         _strided_out,
         call(
-            "matmul", {"a": tensor(5, 2, 0), "b": tensor(0, 8), "out": tensor(5, 2, 8, layout="steps", seed=1451584461)}
+            "matmul",
+            {
+                "a": tensor(5, 2, 0),
+                "b": tensor(0, 8),
+                "out": tensor(5, 2, 8, layout="steps", seed=1451584461),
+            },
         ),
     ),
     Known(
         "out of a vector times a sparse matrix",
-        "torch.matmul multiplies a vector by a sparse matrix, and fails where it is given an out. outblas writes it.",
+        "torch.matmul multiplies a vector by a sparse matrix, and fails where it is given an out. "
+        "outblas writes it.",
         _sparse_row,
-        call("matmul", {"a": tensor(4), "b": tensor(4, 5) | {"kind": "sparse"}, "out": tensor(5, fill="nan")}),
+        call(
+            "matmul",
+            {"a": tensor(4), "b": tensor(4, 5) | {"kind": "sparse"}, "out": tensor(5, fill="nan")},
+        ),
     ),
     Known(
         "batch_invariant where torch computes",
-        "torch has no such promise. Where outblas would hand a call to torch, a call that asks for batch-invariance "
+        "torch has no such promise. Where outblas would hand a call to torch, a call that asks for "
+        "batch-invariance "
         "raises, so that nobody relies on it in vain.",
         raises(r"\w+: batch_invariant is True, and torch would take this call", torch_too=True),
         call("matmul", {"a": A, "b": B}, setting="batch_invariant"),
     ),
     Known(
         "a named kernel",
-        "A call that names a kernel never falls back to torch: it raises and says what the kernel needs.",
+        "A call that names a kernel never falls back to torch: it raises and says what the kernel "
+        "needs.",
         raises(r"\w+: kernel '[\w.]+'(:| needs | has no | takes no | does not )", torch_too=True),
-        call("matmul", {"a": tensor(3, 4, dtype="float64"), "b": tensor(4, 5, dtype="float64")}, kernel="portable"),
+        call(
+            "matmul",
+            {"a": tensor(3, 4, dtype="float64"), "b": tensor(4, 5, dtype="float64")},
+            kernel="portable",
+        ),
     ),
     Known(
         "dtypes of an epilogue",
-        "bias, residual and aux have the dtype of the product: they are added before it is rounded. torch would "
+        "bias, residual and aux have the dtype of the product: they are added before it is "
+        "rounded. torch would "
         "promote the sum to the wider dtype.",
         raises(r"\w+: (bias|residual|aux)\.dtype is ", torch_too=True),
         call("matmul", {"a": A, "b": B, "residual": tensor(3, 5, dtype="float64")}),
     ),
     Known(
         "shapes of an epilogue",
-        "bias and residual broadcast to the product and never enlarge it, as in torch.addmm. A sum of torch tensors "
+        "bias and residual broadcast to the product and never enlarge it, as in torch.addmm. A sum "
+        "of torch tensors "
         "would broadcast both ways.",
         _enlarging,
         call("matmul", {"a": A, "b": B, "residual": tensor(2, 3, 5)}),
     ),
     Known(
         "a weight of one dimension with a bias",
-        "torch.nn.functional.linear takes a weight (K) without a bias only. outblas.linear takes it with any epilogue.",
+        "torch.nn.functional.linear takes a weight (K) without a bias only. outblas.linear takes "
+        "it with any epilogue.",
         lambda spec, ours, theirs, found: (
             spec["call"] == "linear"
             and len(spec["tensors"]["b"]["shape"]) - ("in_dims" in spec) <= 1
             and "bias" in spec["tensors"]
             and found.kind == "only torch raises"
-            and bool(re.search("mat2 must be a matrix|incorrect dims for mm|expand|b must be 2D", found.detail))
+            and bool(
+                re.search(
+                    "mat2 must be a matrix|incorrect dims for mm|expand|b must be 2D", found.detail
+                )
+            )
         ),
         call("linear", {"a": A, "b": tensor(4), "bias": tensor(1)}),
     ),
     Known(
         "dtypes of empty products",
-        "torch finds out that dtypes differ when it multiplies, so that operands of different dtypes pass where there "
-        "is nothing to multiply, a sparse matrix without elements too, and an alpha or beta that their dtype cannot "
+        "torch finds out that dtypes differ when it multiplies, so that operands of different "
+        "dtypes pass where there "
+        "is nothing to multiply, a sparse matrix without elements too, and an alpha or beta that "
+        "their dtype cannot "
         "hold. outblas refuses them always.",
         _unmultiplied,
         call("matmul", {"a": tensor(2, 3, 0), "b": tensor(2, 0, 4, dtype="float64")}),
     ),
     Known(
         "checks of fake and meta tensors",
-        "torch checks less of fake and meta tensors than of real ones: not dtypes, nor the shape of c in addmm, nor "
+        "torch checks less of fake and meta tensors than of real ones: not dtypes, nor the shape "
+        "of c in addmm, nor "
         "the inner sizes of _scaled_mm. outblas checks all alike.",
         _unchecked,
-        call("matmul", {"a": A | {"kind": "fake"}, "b": tensor(4, 5, dtype="float64", kind="fake")}),
+        call(
+            "matmul", {"a": A | {"kind": "fake"}, "b": tensor(4, 5, dtype="float64", kind="fake")}
+        ),
     ),
     Known(
         "meta tensors beside others",
-        "torch multiplies a meta tensor with one that has memory. outblas wants all operands on one device.",
+        "torch multiplies a meta tensor with one that has memory. outblas wants all operands on "
+        "one device.",
         raises(_DEVICES),
         call("matmul", {"a": A | {"kind": "meta"}, "b": B}),
     ),
     Known(
         "autocast and what is added",
-        "Under autocast outblas casts c, bias and residual to the dtype of the product, which stays the dtype of the "
+        "Under autocast outblas casts c, bias and residual to the dtype of the product, which "
+        "stays the dtype of the "
         "result. torch adds a float32 tensor to a bfloat16 product in float32.",
         _autocast,
         call("matmul", {"a": A, "b": B, "residual": C}, setting="autocast"),
     ),
     Known(
         "alpha of 0",
-        "With alpha = 0, and without anything to multiply, the product is not computed, and neither are its gradients: "
-        "they are 0. torch multiplies by alpha in the backward pass, and NaN and infinity come through.",
+        "With alpha = 0, and without anything to multiply, the product is not computed, and "
+        "neither are its gradients: "
+        "they are 0. torch multiplies by alpha in the backward pass, and NaN and infinity come "
+        "through.",
         _alpha_zero,
         call(
             "addmm",
@@ -296,13 +378,19 @@ KNOWN = [
     ),
     Known(
         "vmap of addmm",
-        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators, which promote "
-        "integers and a c of another dtype, let c enlarge the product, refuse float or bool alpha and beta that "
+        "Under torch.func.vmap torch computes addmm, and linear with a bias, by other operators, "
+        "which promote "
+        "integers and a c of another dtype, let c enlarge the product, refuse float or bool alpha "
+        "and beta that "
         "torch.addmm takes, and read c with beta = 0. In outblas vmap changes none of these.",
         _mapped_addmm,
         call(
             "addmm",
-            {"a": tensor(2, 3, 4, dtype="int32"), "b": tensor(4, 5, dtype="int32"), "c": tensor(5, dtype="int32")},
+            {
+                "a": tensor(2, 3, 4, dtype="int32"),
+                "b": tensor(4, 5, dtype="int32"),
+                "c": tensor(5, dtype="int32"),
+            },
             beta={"kind": "float", "value": 2.0},
             transform="vmap",
             in_dims={"a": 0, "b": None, "c": None},
@@ -310,7 +398,8 @@ KNOWN = [
     ),
     Known(
         "operands that are lazy clones",
-        "A kernel takes addresses, and what takes the address of a tensor gives a lazy clone (torch._lazy_clone) "
+        "A kernel takes addresses, and what takes the address of a tensor gives a lazy clone "
+        "(torch._lazy_clone) "
         "memory of its own. torch's products leave what they only read shared. The "
         "values are the same; the clone costs its copy.",
         lambda spec, ours, theirs, found: (
@@ -322,23 +411,30 @@ KNOWN = [
     ),
     Known(
         "operators and sparse or nested tensors",
-        "torch.ops.outblas.* take strided tensors. The functions of outblas hand sparse and nested ones to torch.",
+        "torch.ops.outblas.* take strided tensors. The functions of outblas hand sparse and nested "
+        "ones to torch.",
         _operators,
         call("op.matmul", {"a": A | {"kind": "sparse"}, "b": B}),
     ),
     Known(
         "scaled_mm takes more",
-        "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each operand. "
-        "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that broadcasts.",
+        "torch._scaled_mm wants sizes in multiples of 16, contiguous scales and one layout of each "
+        "operand. "
+        "outblas.scaled_mm copies what lies otherwise, and takes any size, and any bias that "
+        "broadcasts.",
         lambda spec, ours, theirs, found: (
             _scaled(spec, "only torch raises", _REFUSED_BY_SCALED_MM, found)
-            and not ("activation" in spec or spec["tensors"].get("residual", {"kind": "None"}).get("kind") != "None")
+            and not (
+                "activation" in spec
+                or spec["tensors"].get("residual", {"kind": "None"}).get("kind") != "None"
+            )
         ),
         call("scaled_mm", FP8 | {"scale_a": tensor(16, 1, fill="positive")}, out_dtype="bfloat16"),
     ),
     Known(
         "gradients of scaled_mm",
-        "torch._scaled_mm has no gradients, and says so in the backward pass. outblas.scaled_mm has those of bias and "
+        "torch._scaled_mm has no gradients, and says so in the backward pass. outblas.scaled_mm "
+        "has those of bias and "
         "residual.",
         lambda spec, ours, theirs, found: _scaled(
             spec, "only torch backward raises", ".*derivative for aten::_scaled_mm", found
@@ -352,11 +448,14 @@ KNOWN = [
     ),
     Known(
         "dtypes of scaled_mm",
-        "outblas.scaled_mm returns bfloat16, float16 or float32, and bfloat16 by default. torch._scaled_mm returns fp8 "
+        "outblas.scaled_mm returns bfloat16, float16 or float32, and bfloat16 by default. "
+        "torch._scaled_mm returns fp8 "
         "too, and by default.",
         lambda spec, ours, theirs, found: (
             spec["call"].endswith("scaled_mm")
-            and raises(r"\w+: out_dtype is torch\.\w+, expected one of", torch_too=True)(spec, ours, theirs, found)
+            and raises(r"\w+: out_dtype is torch\.\w+, expected one of", torch_too=True)(
+                spec, ours, theirs, found
+            )
         ),
         call("scaled_mm", FP8, out_dtype="float8_e4m3fn"),
     ),

@@ -33,13 +33,17 @@ def missing() -> tuple[str, ...]:
 
 
 def prepare() -> None:
-    """Of a process that does nothing else: it is one of several, and fake tensors log what they refuse."""
+    """Of a process that does nothing else: it is one of several, and fake tensors log what they
+    refuse.
+    """
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
 
 
 def run(seed: int, low: int, high: int, device: str, light: bool = False) -> dict:
-    """Calls `low` to `high` of a seed. Plans are those of this run alone, so that it can be made again."""
+    """Calls `low` to `high` of a seed. Plans are those of this run alone, so that it can be made
+    again.
+    """
     dispatch.forget()
     outcomes: collections.Counter = collections.Counter()
     rows, lacking = [], set()
@@ -55,9 +59,16 @@ def run(seed: int, low: int, high: int, device: str, light: bool = False) -> dic
             outcome, found = judged(made)
             outcomes[name, outcome] += 1
             if low + 1 < high and any(_lost(row["detail"]) for row in found):
-                os._exit(3)  # the GPU is lost to this process: the driver looks for the call that did it
+                os._exit(
+                    3
+                )  # the GPU is lost to this process: the driver looks for the call that did it
             rows += [row | {"index": index, "call": name} for row in found]
-    return {"count": high - low, "outcomes": list(outcomes.items()), "rows": rows, "missing": sorted(lacking)}
+    return {
+        "count": high - low,
+        "outcomes": list(outcomes.items()),
+        "rows": rows,
+        "missing": sorted(lacking),
+    }
 
 
 def _lost(detail: str) -> bool:
@@ -84,7 +95,9 @@ def note(found: dict, made: dict, ours, theirs, difference: compare.Difference) 
 
 
 def once(made: dict) -> tuple[calls.Outcome, calls.Outcome, list[dict]]:
-    """The outcomes of a call, outblas's of the last of its repetitions, and the differences of all."""
+    """The outcomes of a call, outblas's of the last of its repetitions, and the
+    differences of all.
+    """
     try:
         theirs = calls.make(made, calls.by_torch)
         found: dict[tuple, dict] = {}
@@ -92,7 +105,11 @@ def once(made: dict) -> tuple[calls.Outcome, calls.Outcome, list[dict]]:
             ours = calls.make(made, calls.by_outblas)
             for difference in compare.differences(made, ours, theirs):
                 note(found, made, ours, theirs, difference)
-            if theirs.error is not None and ours.error is None and made["call"].endswith("scaled_mm"):
+            if (
+                theirs.error is not None
+                and ours.error is None
+                and made["call"].endswith("scaled_mm")
+            ):
                 # Torch takes fewer calls than its operators could: are the values right?
                 composed = calls.make(made | {"composed": True}, calls.by_torch)
                 for difference in compare.differences(made, ours, composed):
@@ -102,5 +119,11 @@ def once(made: dict) -> tuple[calls.Outcome, calls.Outcome, list[dict]]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
         text = f"{type(error).__name__} {error} at {where}"
-        row = {"kind": "fault of the fuzz", "cause": text, "detail": text, "known": None, "alone": True}
+        row = {
+            "kind": "fault of the fuzz",
+            "cause": text,
+            "detail": text,
+            "known": None,
+            "alone": True,
+        }
         return calls.Outcome(), calls.Outcome(), [row]

@@ -16,28 +16,81 @@ FP8 = ["float8_e4m3fn", "float8_e5m2"]
 GATED = ["reglu", "geglu", "geglu_tanh", "swiglu"]
 ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu", *GATED]
 CALLS = {
-    "matmul": 28, "addmm": 18, "linear": 15, "scaled_mm": 7, "Linear": 5, "patch": 3, "op.matmul": 4,
-    "op.matmul_out": 2, "op.addmm": 3, "op.addmm_out": 2, "op.gemm": 4, "op.gemm_aux": 2, "op.gemm_out": 2,
-    "op.scaled_mm": 1, "op.activation_backward": 2,
-}  # fmt: skip
+    "matmul": 28,
+    "addmm": 18,
+    "linear": 15,
+    "scaled_mm": 7,
+    "Linear": 5,
+    "patch": 3,
+    "op.matmul": 4,
+    "op.matmul_out": 2,
+    "op.addmm": 3,
+    "op.addmm_out": 2,
+    "op.gemm": 4,
+    "op.gemm_aux": 2,
+    "op.gemm_out": 2,
+    "op.scaled_mm": 1,
+    "op.activation_backward": 2,
+}
 SETTINGS = {
-    "": 60, "no_grad": 2, "inference": 3, "autocast": 4, "default_dtype": 2, "default_device": 2,
-    "function_mode": 2, "dispatch_mode": 2, "deterministic": 2, "batch_invariant": 1,
-}  # fmt: skip
+    "": 60,
+    "no_grad": 2,
+    "inference": 3,
+    "autocast": 4,
+    "default_dtype": 2,
+    "default_device": 2,
+    "function_mode": 2,
+    "dispatch_mode": 2,
+    "deterministic": 2,
+    "batch_invariant": 1,
+}
 TRANSFORMS = {"": 84, "vmap": 6, "grad": 4, "vmap grad": 2, "jvp": 3}
 KINDS = {  # of one operand, or of all where operands must agree
-    "": 70, "parameter": 4, "subclass": 4, "function": 4, "two": 2, "duck": 1, "cow": 6, "meta": 3, "fake": 3,
-    "nested": 6, "sparse": 3, "list": 1, "float": 1, "None": 1, "numpy": 1,
-}  # fmt: skip
+    "": 70,
+    "parameter": 4,
+    "subclass": 4,
+    "function": 4,
+    "two": 2,
+    "duck": 1,
+    "cow": 6,
+    "meta": 3,
+    "fake": 3,
+    "nested": 6,
+    "sparse": 3,
+    "list": 1,
+    "float": 1,
+    "None": 1,
+    "numpy": 1,
+}
 WHOLE = ("meta", "fake", "two")  # kinds that all tensors of a call are of together (as a rule)
 LAYOUTS = {
-    "contiguous": 8, "transposed": 5, "steps": 3, "offset": 2, "expanded": 3, "overlapping": 2, "imag": 1,
-}  # fmt: skip
+    "contiguous": 8,
+    "transposed": 5,
+    "steps": 3,
+    "offset": 2,
+    "expanded": 3,
+    "overlapping": 2,
+    "imag": 1,
+}
 FILLS = {"normal": 12, "integers": 5, "special": 3, "zeros": 1}
 SCALARS = {
-    "int": 5, "float": 8, "zero": 3, "numpy float32": 1, "numpy float64": 1, "numpy int64": 1, "tensor": 2,
-    "int tensor": 1, "bool": 2, "nan": 1, "inf": 1, "complex": 2, "huge": 1, "string": 1, "None": 1, "vector": 1,
-}  # fmt: skip
+    "int": 5,
+    "float": 8,
+    "zero": 3,
+    "numpy float32": 1,
+    "numpy float64": 1,
+    "numpy int64": 1,
+    "tensor": 2,
+    "int tensor": 1,
+    "bool": 2,
+    "nan": 1,
+    "inf": 1,
+    "complex": 2,
+    "huge": 1,
+    "string": 1,
+    "None": 1,
+    "vector": 1,
+}
 HEAVY = 150  # of so many calls, one is compiled, and one runs in Triton's interpreter
 
 
@@ -65,7 +118,11 @@ def is_heavy(spec: dict) -> bool:
 
 def is_fused(spec: dict) -> bool:
     """Whether torch has no one function for a call."""
-    extra = ("residual", "aux") if spec["call"] in ("linear", "Linear", "patch") else ("bias", "residual", "aux")
+    extra = (
+        ("residual", "aux")
+        if spec["call"] in ("linear", "Linear", "patch")
+        else ("bias", "residual", "aux")
+    )
     return "activation" in spec or "out_dtype" in spec or any(n in spec["tensors"] for n in extra)
 
 
@@ -96,12 +153,19 @@ class Maker:
         layout = pick(self.rng, LAYOUTS)
         if layout == "imag" and dtype not in ("float32", "float64"):
             layout = "contiguous"
-        found = {"shape": list(shape), "dtype": dtype, "layout": layout, "seed": self.rng.randrange(2**31)}
+        found = {
+            "shape": list(shape),
+            "dtype": dtype,
+            "layout": layout,
+            "seed": self.rng.randrange(2**31),
+        }
         fill = pick(self.rng, FILLS)
         if fill != "normal":
             found["fill"] = fill
         if self.chance(0.06) and (dtype in COMPLEX or dtype in FLOATS):
-            found["lazy"] = self.rng.choice(["neg", "conj", "neg conj"] if dtype in COMPLEX else ["neg"])
+            found["lazy"] = self.rng.choice(
+                ["neg", "conj", "neg conj"] if dtype in COMPLEX else ["neg"]
+            )
         return found
 
     def shapes(self) -> tuple[list[int], list[int]]:
@@ -143,16 +207,27 @@ class Maker:
         return shape
 
     def scalar(self, spec: dict, dtype: str) -> dict:
-        """Alpha or beta. Where tensors are no numbers yet, or the call is an operator's, of the ordinary kinds."""
+        """Alpha or beta. Where tensors are no numbers yet, or the call is an operator's, of the
+        ordinary kinds.
+        """
         rng, kind = self.rng, pick(self.rng, SCALARS)
-        if dtype in (*INTEGERS, "bool", *FP8) and kind in ("nan", "inf", "huge") and self.chance(0.8):
+        if (
+            dtype in (*INTEGERS, "bool", *FP8)
+            and kind in ("nan", "inf", "huge")
+            and self.chance(0.8)
+        ):
             kind = "int"
         if spec["call"].startswith("op.") and kind == "complex" and dtype not in COMPLEX:
             kind = "float"
         value = {
-            "int": rng.choice([1, 2, -1, 3]), "zero": 0, "bool": rng.choice([False, True]), "numpy int64": 2,
-            "int tensor": rng.choice([0, 2]), "huge": rng.choice([1e39, 2.0**70, 3e38]), "string": "2",
-        }.get(kind, rng.choice([0.5, -2.0, 1.0, 1.25, 0.0]))  # fmt: skip
+            "int": rng.choice([1, 2, -1, 3]),
+            "zero": 0,
+            "bool": rng.choice([False, True]),
+            "numpy int64": 2,
+            "int tensor": rng.choice([0, 2]),
+            "huge": rng.choice([1e39, 2.0**70, 3e38]),
+            "string": "2",
+        }.get(kind, rng.choice([0.5, -2.0, 1.0, 1.25, 0.0]))
         return {"kind": kind, "value": value}
 
     # ---- calls
@@ -176,7 +251,12 @@ class Maker:
                 spec["batch_invariant"] = False
         transform = pick(rng, TRANSFORMS)
         out = "out" in t or "aux" in t or name.endswith("_out")
-        if transform and not out and setting in ("", "no_grad", "deterministic") and base != "scaled_mm":
+        if (
+            transform
+            and not out
+            and setting in ("", "no_grad", "deterministic")
+            and base != "scaled_mm"
+        ):
             self.transform(spec, transform)
         else:
             self.kinds(spec)
@@ -194,13 +274,17 @@ class Maker:
         return spec
 
     def sober(self, spec: dict) -> None:
-        """Takes back numbers that only show where a product overflows, or how torch reads them without a kernel."""
+        """Takes back numbers that only show where a product overflows, or how torch reads them
+        without a kernel.
+        """
         kinds = {t.get("kind") for t in spec["tensors"].values()}
         unread = kinds & {"fake", "meta"} and spec["tensors"]["a"]["dtype"] not in FLOATS + COMPLEX
         for name in ("alpha", "beta"):
             kind = spec.get(name, {}).get("kind")
             differentiated = "gradients" in spec or "transform" in spec
-            if (kind in ("huge", "inf") and differentiated) or (kind in ("huge", "nan", "inf", "complex") and unread):
+            if (kind in ("huge", "inf") and differentiated) or (
+                kind in ("huge", "nan", "inf", "complex") and unread
+            ):
                 spec[name] = {"kind": "int", "value": 2}
 
     def of_matmul(self, spec: dict) -> None:
@@ -226,7 +310,11 @@ class Maker:
     def product(self, spec: dict, a: list[int], b: list[int], c: list[int] | None) -> None:
         rng, dtype = self.rng, self.dtype()
         plain = spec["call"] in ("op.matmul", "op.matmul_out", "op.addmm", "op.addmm_out")
-        with_extra = not plain and dtype not in FP8 and (self.chance(0.35) or spec["call"].startswith("op.gemm"))
+        with_extra = (
+            not plain
+            and dtype not in FP8
+            and (self.chance(0.35) or spec["call"].startswith("op.gemm"))
+        )
         if with_extra and self.chance(0.5):
             spec["activation"] = rng.choice(ACTIVATIONS) if self.chance(0.97) else "tanh"
             if self.chance(0.01) and not spec["call"].startswith("op."):
@@ -248,7 +336,9 @@ class Maker:
         x_shape = product_shape(a, b)
         self.epilogue(spec, x_shape, wide or dtype, with_extra)
         shape = [*x_shape[:-1], x_shape[-1] // gate] if x_shape else []
-        if spec["call"].endswith("_out") or (not spec["call"].startswith("op.") and self.chance(0.17)):
+        if spec["call"].endswith("_out") or (
+            not spec["call"].startswith("op.") and self.chance(0.17)
+        ):
             self.out(spec, shape, wide or dtype)
 
     def epilogue(self, spec: dict, x_shape, dtype: str, with_extra: bool) -> None:
@@ -262,7 +352,9 @@ class Maker:
             tensors["bias"] = self.tensor(bias, dtype if self.chance(0.96) else self.dtype())
         if self.chance(0.4):
             residual = shape if self.chance(0.5) else self.broadcast(shape)
-            tensors["residual"] = self.tensor(residual, dtype if self.chance(0.96) else self.dtype())
+            tensors["residual"] = self.tensor(
+                residual, dtype if self.chance(0.96) else self.dtype()
+            )
         takes_aux = spec["call"] in ("matmul", "addmm", "op.gemm_out")
         if takes_aux and self.chance(0.25):
             tensors["aux"] = self.written(x_shape, dtype)
@@ -274,7 +366,9 @@ class Maker:
         found.pop("lazy", None)
         found["fill"] = "nan"
         right = ["contiguous", "contiguous", "transposed", "steps", "offset"]
-        found["layout"] = rng.choice(right) if self.chance(0.93) else rng.choice(["expanded", "overlapping"])
+        found["layout"] = (
+            rng.choice(right) if self.chance(0.93) else rng.choice(["expanded", "overlapping"])
+        )
         if self.chance(0.03) and dtype in FLOATS + COMPLEX:
             found["lazy"] = "neg" if dtype in FLOATS else "conj"
         return found
@@ -305,8 +399,14 @@ class Maker:
         if with_extra and self.chance(0.5):
             spec["activation"] = rng.choice(ACTIVATIONS)
             columns *= halves(spec["activation"])
-        lead = [rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rng.choices([0, 1, 2, 3], [2, 6, 3, 1])[0])]
-        x, w = self.damaged([*lead, inner]), self.damaged([columns, inner] if self.chance(0.95) else [inner])
+        lead = [
+            rng.choice([0, 1, 2, 3, 5, 8])
+            for _ in range(rng.choices([0, 1, 2, 3], [2, 6, 3, 1])[0])
+        ]
+        x, w = (
+            self.damaged([*lead, inner]),
+            self.damaged([columns, inner] if self.chance(0.95) else [inner]),
+        )
         tensors = spec["tensors"] = {"a": self.tensor(x, dtype)}
         tensors["b"] = self.tensor(w, dtype if self.chance(0.96) else self.dtype())
         x_shape = [*x[:-1], *w[:-1]]
@@ -327,7 +427,9 @@ class Maker:
             columns *= halves(spec["activation"])
         lead = [rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rng.choices([0, 1, 2], [1, 6, 3])[0])]
         spec["tensors"] = {
-            "a": self.tensor(self.damaged([*lead, inner]), dtype if self.chance(0.96) else self.dtype()),
+            "a": self.tensor(
+                self.damaged([*lead, inner]), dtype if self.chance(0.96) else self.dtype()
+            ),
             "b": self.tensor([columns, inner], dtype) | {"kind": "parameter"},
         }
         if self.chance(0.7):
@@ -362,7 +464,9 @@ class Maker:
             tensors[name] = self.tensor(self.damaged(shape), dtype) | {"fill": "positive"}
         dtype = rng.choice(["bfloat16", "float16", "float32"])
         if self.chance(0.9):
-            spec["out_dtype"] = dtype if self.chance(0.95) else rng.choice(["float64", "float8_e4m3fn"])
+            spec["out_dtype"] = (
+                dtype if self.chance(0.95) else rng.choice(["float64", "float8_e4m3fn"])
+            )
         else:
             dtype = "bfloat16"
         self.epilogue(spec, [rows, columns], dtype, self.chance(0.4))
@@ -376,17 +480,26 @@ class Maker:
         shape = [self.rng.choice(self.sizes) for _ in range(self.rng.choice([1, 2, 2, 3]))]
         shape[-1] *= gate
         grad = [*shape[:-1], shape[-1] // gate]
-        spec["tensors"] = {"grad": self.tensor(self.damaged(grad), dtype), "a": self.tensor(shape, dtype)}
+        spec["tensors"] = {
+            "grad": self.tensor(self.damaged(grad), dtype),
+            "a": self.tensor(shape, dtype),
+        }
         for t in spec["tensors"].values():  # at infinity, formulas that are right elsewhere differ
             t["fill"] = "integers" if t.get("fill") == "integers" else "normal"
-            t["layout"] = "expanded" if t["layout"] == "overlapping" else t["layout"]  # oneDNN's gelu takes none
+            t["layout"] = (
+                "expanded" if t["layout"] == "overlapping" else t["layout"]
+            )  # oneDNN's gelu takes none
 
     # ---- how
     def kinds(self, spec: dict) -> None:
         tensors = spec["tensors"]
         kind = pick(self.rng, KINDS)
         read = [n for n in tensors if n not in ("out", "aux") and "kind" not in tensors[n]]
-        if not kind or ("out" in tensors and kind in ("meta", "fake", "nested", "sparse", "two") and self.chance(0.8)):
+        if not kind or (
+            "out" in tensors
+            and kind in ("meta", "fake", "nested", "sparse", "two")
+            and self.chance(0.8)
+        ):
             return
         if kind == "fake" and any("alias" in t for t in tensors.values()):
             return
@@ -416,7 +529,9 @@ class Maker:
                 continue
             if kind == "sparse" and (len(t["shape"]) != 2 or t["dtype"] not in FLOATS):
                 continue
-            if kind in ("nested", "sparse") and any(x.get("alias") == name for x in tensors.values()):
+            if kind in ("nested", "sparse") and any(
+                x.get("alias") == name for x in tensors.values()
+            ):
                 continue  # it has no memory as an out of strides would have
             t["kind"] = kind
             if kind in ("cow", "nested", "sparse", "numpy", "list"):
@@ -426,16 +541,24 @@ class Maker:
     def gradients(self, spec: dict) -> None:
         tensors = spec["tensors"]
         can = [
-            name for name, t in tensors.items()
-            if name not in ("out", "aux") and t["dtype"] in FLOATS + COMPLEX and "alias" not in t
+            name
+            for name, t in tensors.items()
+            if name not in ("out", "aux")
+            and t["dtype"] in FLOATS + COMPLEX
+            and "alias" not in t
             and t.get("kind", "") not in ("list", "float", "None", "numpy", "duck", "meta", "fake")
-        ]  # fmt: skip
+        ]
         writes = "out" in tensors or "aux" in tensors or spec["call"].endswith("_out")
         if not can or not self.chance(0.05 if writes else 0.45):
             return
         of = [name for name in can if self.chance(0.6)] or [self.rng.choice(can)]
-        layout = self.rng.choice(["contiguous", "contiguous", "transposed", "steps", "expanded", "overlapping"])
-        if any(name in str(spec.get("activation")) for name in ("gelu", "geglu")) and layout == "overlapping":
+        layout = self.rng.choice(
+            ["contiguous", "contiguous", "transposed", "steps", "expanded", "overlapping"]
+        )
+        if (
+            any(name in str(spec.get("activation")) for name in ("gelu", "geglu"))
+            and layout == "overlapping"
+        ):
             layout = "expanded"  # oneDNN's gelu, where it is used, takes no such gradient
         spec["gradients"] = {"of": of, "layout": layout, "seed": self.rng.randrange(2**31)}
         wide = all(tensors[name]["dtype"] in ("float64", "complex128") for name in can)
@@ -456,7 +579,9 @@ class Maker:
             size = self.rng.choice([1, 2, 3])
             dims = spec["in_dims"] = {}
             for name, t in tensors.items():
-                if self.chance(0.6) or (name == list(tensors)[-1] and not any(d is not None for d in dims.values())):
+                if self.chance(0.6) or (
+                    name == list(tensors)[-1] and not any(d is not None for d in dims.values())
+                ):
                     dims[name] = self.rng.randrange(len(t["shape"]) + 1)
                     t["shape"].insert(dims[name], size)
                 else:
@@ -483,8 +608,14 @@ class Maker:
         ordinary = ordinary and all(t["dtype"] in FLOATS + FP8 for t in spec["tensors"].values())
         ordinary = ordinary and len({t["dtype"] for t in spec["tensors"].values()}) == 1
         ordinary = ordinary and not ("gradients" in spec and "out" in spec["tensors"])
-        ordinary = ordinary and len(spec["tensors"]["b"]["shape"]) > 1 if "b" in spec["tensors"] else False
-        ordinary = ordinary and spec["call"] not in ("patch", "Linear", "scaled_mm") and "setting" not in spec
+        ordinary = (
+            ordinary and len(spec["tensors"]["b"]["shape"]) > 1 if "b" in spec["tensors"] else False
+        )
+        ordinary = (
+            ordinary
+            and spec["call"] not in ("patch", "Linear", "scaled_mm")
+            and "setting" not in spec
+        )
         spec.pop("repeat", None)
         return ordinary and "transform" not in spec and "names" not in spec
 
@@ -493,6 +624,8 @@ def product_shape(a: list[int], b: list[int]) -> list[int]:
     """That of the product of operands that fit together; something for those that do not."""
     lead_a, lead_b = a[:-2], b[:-2]
     rank = max(len(lead_a), len(lead_b))
-    pairs = zip([1] * (rank - len(lead_a)) + lead_a, [1] * (rank - len(lead_b)) + lead_b, strict=True)
+    pairs = zip(
+        [1] * (rank - len(lead_a)) + lead_a, [1] * (rank - len(lead_b)) + lead_b, strict=True
+    )
     batch = [y if x == 1 else x for x, y in pairs]
     return [*batch, *(a[-2:-1] if len(a) > 1 else []), *(b[-1:] if len(b) > 1 else [])]

@@ -1,4 +1,6 @@
-"""Tensors as a description asks for them: values, strides, lazy bits, kinds, and what memory they share."""
+"""Tensors as a description asks for them: values, strides, lazy bits, kinds, and what memory they
+share.
+"""
 
 import math
 
@@ -39,7 +41,9 @@ def values(shape, dtype, fill, seed):
     """Contiguous, on the CPU; the same for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
     if fill == "nan":  # memory to write to
-        return torch.full(shape, 7 if not (dtype.is_floating_point or dtype.is_complex) else math.nan).to(dtype)
+        return torch.full(
+            shape, 7 if not (dtype.is_floating_point or dtype.is_complex) else math.nan
+        ).to(dtype)
     if fill == "zeros":
         return torch.zeros(shape, dtype=dtype)
     if fill == "positive":
@@ -63,7 +67,9 @@ def values(shape, dtype, fill, seed):
 
 
 def lay(shape, dtype, layout, fill, seed, device="cpu", room=0):
-    """A tensor of this shape that lies as asked, in memory that is a little larger in some layouts."""
+    """A tensor of this shape that lies as asked, in memory that is a little larger in some
+    layouts.
+    """
     rank = len(shape)
 
     def fresh(shape):
@@ -78,7 +84,9 @@ def lay(shape, dtype, layout, fill, seed, device="cpu", room=0):
     if layout == "steps" and rank:
         steps = [1 + (seed >> 2 * i) % 3 for i in range(rank)]
         whole = fresh([2 + n * step for n, step in zip(shape, steps, strict=True)])
-        return whole[tuple(slice(1, 1 + n * step, step) for n, step in zip(shape, steps, strict=True))]
+        return whole[
+            tuple(slice(1, 1 + n * step, step) for n, step in zip(shape, steps, strict=True))
+        ]
     if layout == "offset":
         count = math.prod(shape)
         start = 1 + seed % 5
@@ -86,7 +94,9 @@ def lay(shape, dtype, layout, fill, seed, device="cpu", room=0):
     if layout == "expanded" and rank:
         repeated = [seed >> i & 1 for i in range(rank)]
         repeated = repeated if any(repeated) else [1] + [0] * (rank - 1)
-        return fresh([1 if again else n for n, again in zip(shape, repeated, strict=True)]).expand(shape)
+        return fresh([1 if again else n for n, again in zip(shape, repeated, strict=True)]).expand(
+            shape
+        )
     if layout == "overlapping" and rank:
         strides = [1 + (seed >> i) % 2 for i in range(rank)]
         span = 1 + sum(max(n - 1, 0) * step for n, step in zip(shape, strides, strict=True))
@@ -113,7 +123,9 @@ def overlaps_itself(t: torch.Tensor) -> bool:
 
 
 def _shares(spec: dict, of: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor in the memory of another, from an element of it on; the other itself if it fits."""
+    """A contiguous tensor in the memory of another, from an element of it on; the other itself if
+    it fits.
+    """
     dtype, shape = getattr(torch, spec["dtype"]), tuple(spec["shape"])
     if "from" not in spec and of.dtype == dtype and tuple(of.shape) == shape:
         return of
@@ -121,7 +133,9 @@ def _shares(spec: dict, of: torch.Tensor) -> torch.Tensor:
     room = storage.nbytes() // dtype.itemsize
     start = min(spec.get("from", 0), max(room - math.prod(shape), 0))
     if start + math.prod(shape) > room:
-        return torch.full(shape, 7.0).to(dtype).to(of.device)  # it has too little memory: apart, then
+        return (
+            torch.full(shape, 7.0).to(dtype).to(of.device)
+        )  # it has too little memory: apart, then
     return torch.empty(0, dtype=dtype, device=of.device).set_(storage, start, shape)
 
 
@@ -129,7 +143,15 @@ def base(spec: dict, device: str = "cpu") -> torch.Tensor:
     """Plain: the shape, the values and the strides, and lazy bits."""
     dtype = getattr(torch, spec["dtype"])
     lazy = spec.get("lazy", "")
-    t = lay(spec["shape"], dtype, spec["layout"], spec.get("fill", "normal"), spec["seed"], device, spec.get("room", 0))
+    t = lay(
+        spec["shape"],
+        dtype,
+        spec["layout"],
+        spec.get("fill", "normal"),
+        spec["seed"],
+        device,
+        spec.get("room", 0),
+    )
     if "conj" in lazy:
         t = t.conj()
     if "neg" in lazy:
@@ -137,7 +159,9 @@ def base(spec: dict, device: str = "cpu") -> torch.Tensor:
     return t
 
 
-def build(specs: dict, device: str = "cpu", needs: tuple = (), mode: FakeTensorMode | None = None) -> dict:
+def build(
+    specs: dict, device: str = "cpu", needs: tuple = (), mode: FakeTensorMode | None = None
+) -> dict:
     """All tensors of a call; `needs` names those that need gradients."""
     built: dict = {}
     for name in sorted(specs, key=lambda name: "alias" in specs[name]):
@@ -151,13 +175,19 @@ def build(specs: dict, device: str = "cpu", needs: tuple = (), mode: FakeTensorM
             t = _shares(spec, of.detach() if of.requires_grad else of)
         else:
             t = base(spec, device)
-        built[name] = _of_kind(t, kind, spec, mode, name in needs or spec.get("requires_grad", False))
+        built[name] = _of_kind(
+            t, kind, spec, mode, name in needs or spec.get("requires_grad", False)
+        )
     return {name: built[name] for name in specs}
 
 
 def _of_kind(t, kind, spec, mode, grows):
     if kind in ("list", "float", "None", "numpy"):
-        return {"list": [[1.0, 2.0]], "float": 2.5, "None": None}[kind] if kind != "numpy" else _numpy(t)
+        return (
+            {"list": [[1.0, 2.0]], "float": 2.5, "None": None}[kind]
+            if kind != "numpy"
+            else _numpy(t)
+        )
     if kind == "duck":
         return Duck()
     if kind == "meta":
@@ -182,10 +212,18 @@ def _of_kind(t, kind, spec, mode, grows):
     if kind == "parameter":
         return torch.nn.Parameter(t, requires_grad=grows)
     if grows:
-        t = t.detach().requires_grad_() if t._base is not None or not t.is_leaf else t.requires_grad_()
+        t = (
+            t.detach().requires_grad_()
+            if t._base is not None or not t.is_leaf
+            else t.requires_grad_()
+        )
     return t
 
 
 def _numpy(t):
     t = t.cpu()
-    return t.float().numpy() if t.dtype in (torch.bfloat16, torch.float16) or t.dtype.itemsize == 1 else t.numpy()
+    return (
+        t.float().numpy()
+        if t.dtype in (torch.bfloat16, torch.float16) or t.dtype.itemsize == 1
+        else t.numpy()
+    )

@@ -1,4 +1,6 @@
-"""`cute.arch` and `cute.nvgpu.warpgroup` on the model: barriers, fences, what a thread asks about itself."""
+"""`cute.arch` and `cute.nvgpu.warpgroup` on the model: barriers, fences, what a thread asks about
+itself.
+"""
 
 import re
 from types import SimpleNamespace
@@ -35,7 +37,9 @@ class Arch(Opaque):
         agent.pause()
         barrier = agent.cta.barrier(pointer.address)
         barrier.wait(
-            agent, lambda: barrier.passes(parity), lambda: f"{barrier.name}, parity {parity} in phase {barrier.phase}"
+            agent,
+            lambda: barrier.passes(parity),
+            lambda: f"{barrier.name}, parity {parity} in phase {barrier.phase}",
         )
 
     def mbarrier_arrive(self, pointer, rank=None):
@@ -80,7 +84,9 @@ class Arch(Opaque):
     def cluster_arrive(self):
         """Releases: what the agent has sent is performed before."""
         agent = state.machine.agent
-        agent.sent_performed.wait(agent, lambda: agent.sent == 0, lambda: "its arrivals to be performed")
+        agent.sent_performed.wait(
+            agent, lambda: agent.sent == 0, lambda: "its arrivals to be performed"
+        )
         self.cluster_arrive_relaxed()
 
     def cluster_arrive_relaxed(self):
@@ -89,14 +95,18 @@ class Arch(Opaque):
         first = agent.cta.index - agent.cta.rank
         barrier = state.machine.cluster_barriers.setdefault(first, NamedBarrier())
         threads = sum(
-            a.threads for cta in state.machine.ctas[first : first + state.machine.cluster] for a in cta.agents
+            a.threads
+            for cta in state.machine.ctas[first : first + state.machine.cluster]
+            for a in cta.agents
         )
         agent.cluster_turn = barrier.arrive(agent, threads)
 
     def cluster_wait(self):
         agent = state.machine.agent
         barrier = state.machine.cluster_barriers[agent.cta.index - agent.cta.rank]
-        barrier.wait(agent, lambda: barrier.turn > agent.cluster_turn, lambda: "the cluster's barrier")
+        barrier.wait(
+            agent, lambda: barrier.turn > agent.cluster_turn, lambda: "the cluster's barrier"
+        )
 
     def fence_proxy(self, *_, **__):
         agent = state.machine.agent

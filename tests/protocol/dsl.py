@@ -1,4 +1,5 @@
-"""What stands for CuTe DSL while the kernels' source runs on `machine`: plain Python, one agent at a time.
+"""What stands for CuTe DSL while the kernels' source runs on `machine`: plain Python, one agent at
+a time.
 
 `load` executes modules of `hopper/` over it, and may change their source first, to plant a fault.
 """
@@ -13,13 +14,34 @@ import outblas.hopper
 from . import state
 from .arch import Arch, WarpgroupOps
 from .machine import InFlight, Machine, ProtocolFault, Store, Write
-from .tensors import Allocator, GlobalTensor, GlobalWords, Matrix, Pointer, Shared, SharedLayout, Table, make_tensor
+from .tensors import (
+    Allocator,
+    GlobalTensor,
+    GlobalWords,
+    Matrix,
+    Pointer,
+    Shared,
+    SharedLayout,
+    Table,
+    make_tensor,
+)
 from .values import LANES_OF_ELEMENT, NUMERICS, Numeric, Opaque, Registers, Sum
 
 __all__ = ["GlobalTensor", "Matrix", "Numeric", "Table", "content", "load", "use"]
 
 FOLDER = Path(outblas.hopper.__file__).parent
-PLAIN = {"config", "schedule", "placement", "host", "gemm_host", "rules", "copies", "cycles", "space", "gemm_space"}
+PLAIN = {
+    "config",
+    "schedule",
+    "placement",
+    "host",
+    "gemm_host",
+    "rules",
+    "copies",
+    "cycles",
+    "space",
+    "gemm_space",
+}
 
 
 def use(on: Machine) -> None:
@@ -104,12 +126,16 @@ def tma_load(agent, source, target, pointer, mask):
             cta.check_present(f"a load of {agent.name}")
             for tag in cta.memory.in_range(low, high):
                 if tag != InFlight(source.tag):
-                    raise ProtocolFault("overwritten", f"{cta.name}: {source.tag} lands where {tag} is")
+                    raise ProtocolFault(
+                        "overwritten", f"{cta.name}: {source.tag} lands where {tag} is"
+                    )
             cta.memory.write(low, high, source.tag)
             state.machine.fetched(source.tag)
             cta.barrier(pointer.address).landed(high - low)
 
-        state.machine.after(state.machine.timing.delay(f"load {source.name.split('@')[0]}", cta.name), land)
+        state.machine.after(
+            state.machine.timing.delay(f"load {source.name.split('@')[0]}", cta.name), land
+        )
 
 
 def tma_store(agent, source, target):
@@ -119,7 +145,9 @@ def tma_store(agent, source, target):
     regions = memory.read(low, high, f"a TMA store of {agent.name}")
     for region in regions:
         if region.write is not None and not region.write.fenced:
-            raise ProtocolFault("early read", f"a TMA store reads what {region.write.agent} has not fenced")
+            raise ProtocolFault(
+                "early read", f"a TMA store reads what {region.write.agent} has not fenced"
+            )
     number, store = memory.begin_read(low, high, f"a TMA store of {agent.name}"), Store()
     agent.storing.append(store)
     state.machine.stored(agent, target.tag, [region.tag for region in regions])
@@ -136,7 +164,9 @@ def write_buffer(agent, source, target):
     """Each agent of a consumer writes its part of a buffer."""
     agent.pause()
     consumer = agent.tidx // 128 - 1
-    low, high = (target.part(consumer, target.shape[0] // 64) if target.shape[0] > 64 else target).range()
+    low, high = (
+        target.part(consumer, target.shape[0] // 64) if target.shape[0] > 64 else target
+    ).range()
     number, of = agent.ordinal
     step = (high - low) // of
     end = high if number == of - 1 else low + (number + 1) * step
@@ -168,7 +198,9 @@ def read_workspace(agent, source, target):
     for i in range(source.count):
         value = source.pointer.memory.values.get(source.pointer.index + i)
         if value is None:
-            raise ProtocolFault("early read", f"{agent.name} reads partial sums that nobody has written")
+            raise ProtocolFault(
+                "early read", f"{agent.name} reads partial sums that nobody has written"
+            )
         target[i] = value
 
 
@@ -181,7 +213,9 @@ def autovec_copy(source, target):
 def gemm(mma, acc, a, b, c):
     agent = state.machine.agent
     agent.pause()
-    agent.warpgroup.issue(agent, agent.multiplied, acc.owner, (a.range(), b.range()), not mma.accumulates)
+    agent.warpgroup.issue(
+        agent, agent.multiplied, acc.owner, (a.range(), b.range()), not mma.accumulates
+    )
     agent.multiplied += 1
 
 
@@ -199,10 +233,14 @@ class Mma:
     def partition_A(self, tensor):
         return tensor
 
-    partition_B = partition_C = partition_D = partition_S = make_fragment_A = make_fragment_B = retile = partition_A
+    partition_B = partition_C = partition_D = partition_S = make_fragment_A = make_fragment_B = (
+        retile
+    ) = partition_A
 
     def partition_shape_C(self, shape):
-        return LANES_OF_ELEMENT * max(1, state.machine.config.cluster_k * shape[1] // state.machine.config.tile_n)
+        return LANES_OF_ELEMENT * max(
+            1, state.machine.config.cluster_k * shape[1] // state.machine.config.tile_n
+        )
 
 
 class Prepared:
@@ -222,8 +260,12 @@ def kernel(function):
 ARCH = Arch()
 WARPGROUP_OPS = WarpgroupOps()
 HELPERS = SimpleNamespace(
-    make_smem_layout_a=lambda major, tile, dtype, stages: SharedLayout((tile[0], tile[2]), dtype, stages),
-    make_smem_layout_b=lambda major, tile, dtype, stages: SharedLayout((tile[1], tile[2]), dtype, stages),
+    make_smem_layout_a=lambda major, tile, dtype, stages: SharedLayout(
+        (tile[0], tile[2]), dtype, stages
+    ),
+    make_smem_layout_b=lambda major, tile, dtype, stages: SharedLayout(
+        (tile[1], tile[2]), dtype, stages
+    ),
     get_smem_layout_atom=Opaque(),
     make_trivial_tiled_mma=lambda *_: Mma(),
 )
@@ -358,8 +400,8 @@ def store_pieces(k, gC, cC, shape, width, cache):
 
 # ---- the kernels' modules
 def load(patches=None):
-    """The modules of `hopper/` over this DSL, by name, made as they are asked for. `patches`: of a module's source,
-    pairs of what to replace, all of it, and by what.
+    """The modules of `hopper/` over this DSL, by name, made as they are asked for. `patches`: of a
+    module's source, pairs of what to replace, all of it, and by what.
     """
     patches = patches or {}
     made: dict[str, ModuleType] = {}

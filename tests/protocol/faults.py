@@ -1,7 +1,7 @@
 """Faults to plant in the kernels' source, which the model has to find.
 
-Each says what goes wrong, the schedule in which it does, and what to change: the module, its text, and what to put in
-its place.
+Each says what goes wrong, the schedule in which it does, and what to change: the module, its text,
+and what to put in its place.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,11 @@ FETCH_ALONE = (
     Change("fetched", '    cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")\n', ""),
 )
 TURN_EARLY = (
-    Change("gemm", "            fetched.await_full(k, config, self.stored, ring, slot)\n", "            pass\n"),
+    Change(
+        "gemm",
+        "            fetched.await_full(k, config, self.stored, ring, slot)\n",
+        "            pass\n",
+    ),
 )
 
 FAULTS = (
@@ -39,8 +43,16 @@ FAULTS = (
         "pingpong, addend fetched",
         TURN_EARLY + FETCH_ALONE,
     ),
-    Fault("a warp waits for stages that nothing of it holds", "staggered turns, residual fetched", FETCH_ALONE),
-    Fault("a warp skips stages that it does not know to be empty", "pingpong, one k tile", FETCH_ALONE[1:]),
+    Fault(
+        "a warp waits for stages that nothing of it holds",
+        "staggered turns, residual fetched",
+        FETCH_ALONE,
+    ),
+    Fault(
+        "a warp skips stages that it does not know to be empty",
+        "pingpong, one k tile",
+        FETCH_ALONE[1:],
+    ),
     Fault(
         "the turn passes before the products",
         "pingpong",
@@ -51,11 +63,13 @@ FAULTS = (
                 "        part, own = width // config.cluster_k, mine\n"
                 "        if config.pingpong:\n"
                 "            other = TURN + 1 - k.consumer\n"
-                "            cute.arch.barrier_arrive(barrier_id=other, number_of_threads=2 * WARPGROUP)\n",
+                "            cute.arch.barrier_arrive(barrier_id=other, number_of_threads=2 * "
+                "WARPGROUP)\n",
             ),
             Change(
                 "gemm",
-                "if cutlass.const_expr(config.pingpong or self.form.in_turn):\n            cute.arch.barrier_arrive(",
+                "if cutlass.const_expr(config.pingpong or self.form.in_turn):\n            "
+                "cute.arch.barrier_arrive(",
                 "if cutlass.const_expr(self.form.in_turn):\n            cute.arch.barrier_arrive(",
             ),
         ),
@@ -68,10 +82,18 @@ FAULTS = (
     Fault(
         "consumers skip one stage too few",
         "pingpong",
-        (Change("gemm", "slot = ring.skip(slot, k.slots_a_tile)", "slot = ring.skip(slot, k.slots_a_tile - 1)"),),
+        (
+            Change(
+                "gemm",
+                "slot = ring.skip(slot, k.slots_a_tile)",
+                "slot = ring.skip(slot, k.slots_a_tile - 1)",
+            ),
+        ),
     ),
     Fault(
-        "phases do not turn over in a skip", "pingpong", (Change("sync", "slot.phase ^ (turns & 1))", "slot.phase)"),)
+        "phases do not turn over in a skip",
+        "pingpong",
+        (Change("sync", "slot.phase ^ (turns & 1))", "slot.phase)"),),
     ),
     Fault(
         "consumers do not wait for a stage",
@@ -134,7 +156,8 @@ FAULTS = (
         (
             Change(
                 "roles",
-                "        ring.release(previous if cutlass.const_expr(in_flight > 0) else slot.index)",
+                "        ring.release(previous if cutlass.const_expr(in_flight > 0) else "
+                "slot.index)",
                 "        ring.release(slot.index)",
             ),
         ),
@@ -176,24 +199,42 @@ FAULTS = (
         "multicast",
         (Change("group_ring", "if lane < self.cluster:", "if lane < self.cluster - 1:"),),
     ),
-    Fault("CTAs do not meet before they load", "multicast", (Change("gemm", "        self.meet()\n", ""),)),
+    Fault(
+        "CTAs do not meet before they load",
+        "multicast",
+        (Change("gemm", "        self.meet()\n", ""),),
+    ),
     Fault(
         "a CTA ends while peers still arrive",
         "multicast",
         (Change("gemm", "            ring.close(slot)\n", "            pass\n"),),
     ),
     Fault(
-        "a CTA ends while its stores read shared memory", "cooperative", (Change("gemm", "        self.leave()\n", ""),)
+        "a CTA ends while its stores read shared memory",
+        "cooperative",
+        (Change("gemm", "        self.leave()\n", ""),),
     ),
     Fault(
         "more bytes are announced than land",
         "cooperative",
-        (Change("sync", "self.tx_bytes if tx_bytes is None", "self.tx_bytes + 16 if tx_bytes is None"),),
+        (
+            Change(
+                "sync",
+                "self.tx_bytes if tx_bytes is None",
+                "self.tx_bytes + 16 if tx_bytes is None",
+            ),
+        ),
     ),
     Fault(
         "a buffer of C is written while a store reads it",
         "cooperative",
-        (Change("epilogue", "            await_buffers(k)\n        for n", "            pass\n        for n"),),
+        (
+            Change(
+                "epilogue",
+                "            await_buffers(k)\n        for n",
+                "            pass\n        for n",
+            ),
+        ),
     ),
     Fault(
         "stores are issued before all have written",
@@ -220,7 +261,13 @@ FAULTS = (
     Fault(
         "what was fetched is read before it lands",
         "addend fetched",
-        (Change("fetched", "    if cutlass.const_expr(number % per == 0):\n        ring.wait(slot)\n", ""),),
+        (
+            Change(
+                "fetched",
+                "    if cutlass.const_expr(number % per == 0):\n        ring.wait(slot)\n",
+                "",
+            ),
+        ),
     ),
     Fault(
         "an addend leaves its stage before all have read it",
@@ -228,7 +275,8 @@ FAULTS = (
         (
             Change(
                 "fetched",
-                "    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)\n    ring.release",
+                "    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)\n   "
+                " ring.release",
                 "    ring.release",
             ),
         ),
@@ -236,12 +284,24 @@ FAULTS = (
     Fault(
         "C is stored over an addend that has not been fetched",
         "elastic columns, addend in place",
-        (Change("fetched", "            ring.wait(turns[(number + 1) // per])\n", "            pass\n"),),
+        (
+            Change(
+                "fetched",
+                "            ring.wait(turns[(number + 1) // per])\n",
+                "            pass\n",
+            ),
+        ),
     ),
     Fault(
         "slots that a narrow tile leaves empty are not released",
         "elastic columns, few to a stage",
-        (Change("epilogue", "        fetched.skip(k, whole, config, ring, turns, len(slabs))", "        pass"),),
+        (
+            Change(
+                "epilogue",
+                "        fetched.skip(k, whole, config, ring, turns, len(slabs))",
+                "        pass",
+            ),
+        ),
     ),
     Fault(
         "a consumer keeps its turn",
@@ -249,7 +309,8 @@ FAULTS = (
         (
             Change(
                 "gemm",
-                "if cutlass.const_expr(config.pingpong or self.form.in_turn):\n            cute.arch.barrier_arrive(",
+                "if cutlass.const_expr(config.pingpong or self.form.in_turn):\n            "
+                "cute.arch.barrier_arrive(",
                 "if cutlass.const_expr(config.pingpong):\n            cute.arch.barrier_arrive(",
             ),
         ),
@@ -305,7 +366,8 @@ FAULTS = (
         (
             Change(
                 "pieces",
-                "    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)\n    said = k.said",
+                "    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)\n   "
+                " said = k.said",
                 "    said = k.said",
             ),
         ),
@@ -313,7 +375,13 @@ FAULTS = (
     Fault(
         "a counter is left for the next call",
         "split-K",
-        (Change("pieces", "            counters[work.shared * k.parts + k.part] = Int32(0)\n", "            pass\n"),),
+        (
+            Change(
+                "pieces",
+                "            counters[work.shared * k.parts + k.part] = Int32(0)\n",
+                "            pass\n",
+            ),
+        ),
     ),
     Fault(
         "whoever comes before the last adds up",
@@ -329,6 +397,10 @@ FAULTS = (
     Fault(
         "two tiles have one place for their sums",
         "stream-K, five clusters",
-        (Change("work", "            place = begins_in + shared ", "            place = begins_in "),),
+        (
+            Change(
+                "work", "            place = begins_in + shared ", "            place = begins_in "
+            ),
+        ),
     ),
 )

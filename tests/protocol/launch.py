@@ -1,4 +1,6 @@
-"""Launches of `hopper.gemm` on the model: what a config computes, and whether all of it is right."""
+"""Launches of `hopper.gemm` on the model: what a config computes, and whether all of it is
+right.
+"""
 
 import random
 from dataclasses import dataclass, replace
@@ -20,8 +22,9 @@ ADDED = "addend", "bias", "residual", "aux", "scale_a", "scale_b"
 
 @dataclass(frozen=True)
 class Case:
-    """A call. `M` and `N` are of C; `clusters` fit on the GPU at once; `epilogue` is any of "addend", "residual",
-    "aux", "bias", "gated" and "unstaged" (a C whose rows TMA cannot store); `in_place`: C lies where the addend does.
+    """A call. `M` and `N` are of C; `clusters` fit on the GPU at once; `epilogue` is any of
+    "addend", "residual", "aux", "bias", "gated" and "unstaged" (a C whose rows TMA cannot store);
+    `in_place`: C lies where the addend does.
     """
 
     config: gemm_host.HopperConfig
@@ -36,15 +39,20 @@ class Case:
 
     def __str__(self) -> str:
         batch = f"{self.matrices} of " if self.matrices else ""
-        with_ = "".join(f", {name}" for name in sorted(self.epilogue)) + (", in place" if self.in_place else "")
+        with_ = "".join(f", {name}" for name in sorted(self.epilogue)) + (
+            ", in place" if self.in_place else ""
+        )
         return (
-            f"{batch}{self.M}x{self.N}, {self.k_tiles} k tiles, {self.clusters} clusters{with_}, {self.out_dtype}: "
+            f"{batch}{self.M}x{self.N}, {self.k_tiles} k tiles, {self.clusters} clusters{with_}, "
+            f"{self.out_dtype}: "
             f"{configs.to_text(self.config)}"
         )
 
 
 class Launch(Machine):
-    """One call on the model. `order` has of each part of C that was stored the k tiles in the order of their sum."""
+    """One call on the model. `order` has of each part of C that was stored the k tiles in the order
+    of their sum.
+    """
 
     def __init__(self, case: Case, form, timing: Timing, number: int):
         super().__init__(timing, content=dsl.content)
@@ -52,7 +60,9 @@ class Launch(Machine):
         self.order: dict[tuple, tuple[int, ...]] = {}
         self.written: set[tuple] = set()
         width = 32 if case.out_dtype is torch.float32 else 16
-        self.types = {name: dsl.Numeric("out", width) for name in ("C", "addend", "residual", "aux")}
+        self.types = {
+            name: dsl.Numeric("out", width) for name in ("C", "addend", "residual", "aux")
+        }
 
     def run_kernel(self, body, grid: int, warpgroups: int, cluster: int) -> None:
         lanes = max(self.config.cluster, 1)
@@ -62,7 +72,9 @@ class Launch(Machine):
         """A load has landed."""
         name, offset = tag
         if self.case.in_place and name.startswith("addend") and self._touched(offset):
-            raise ProtocolFault("overwritten", f"the addend at {offset} is fetched where C has been stored")
+            raise ProtocolFault(
+                "overwritten", f"the addend at {offset} is fetched where C has been stored"
+            )
 
     def _touched(self, offset) -> bool:
         row, column, *matrix = offset
@@ -83,12 +95,19 @@ class Launch(Machine):
         row, column, *rest = offset
         contents = set(found)
         if len(contents) != 1:
-            raise ProtocolFault("wrong result", f"{name} at {offset} gets {len(contents)} things: {found}")
+            raise ProtocolFault(
+                "wrong result", f"{name} at {offset} gets {len(contents)} things: {found}"
+            )
         ((_, value),) = contents
         total, came = value if isinstance(value, tuple) else (value, None)
-        ks = tuple(self._check_product(product, row, column, total.part, rest) for product in total.products)
+        ks = tuple(
+            self._check_product(product, row, column, total.part, rest)
+            for product in total.products
+        )
         if sorted(ks) != list(range(self.case.k_tiles)):
-            raise ProtocolFault("wrong result", f"{name} at {offset} sums k tiles {ks} of {self.case.k_tiles}")
+            raise ProtocolFault(
+                "wrong result", f"{name} at {offset} sums k tiles {ks} of {self.case.k_tiles}"
+            )
         if name.startswith("aux"):
             return
         if self.form.fetched and (came is None or came[1] != offset):
@@ -110,12 +129,16 @@ class Launch(Machine):
             raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies {product}")
         first = halves[0][1]
         if a[1] != first[1] or any(at[:2] != first[:2] for _, at in halves):
-            raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies k of {a} and {halves}")
+            raise ProtocolFault(
+                "wrong result", f"C at {(row, column)} multiplies k of {a} and {halves}"
+            )
         wide = config.tile_n // (2 if self.form.gated else 1)
         own = wide // config.cluster_k
         low = first[0] + part * own
         if not (0 <= row - a[0] < config.tile_m and low <= column < low + own):
-            raise ProtocolFault("wrong result", f"C at {(row, column)} multiplies {product}, part {part}")
+            raise ProtocolFault(
+                "wrong result", f"C at {(row, column)} multiplies {product}, part {part}"
+            )
         if self.form.batched and not a[-1] == first[-1] == rest[-1]:
             raise ProtocolFault("wrong result", f"matrix {rest[-1]} multiplies {product}")
         return int(a[1]) // config.tile_k
@@ -128,7 +151,9 @@ class Launch(Machine):
             for row in range(0, case.M, 64):
                 for column in range(0, case.N, 8):
                     if (row, column, *rest) not in self.written:
-                        raise ProtocolFault("wrong result", f"C at {(row, column, *rest)} is never stored")
+                        raise ProtocolFault(
+                            "wrong result", f"C at {(row, column, *rest)} is never stored"
+                        )
 
     def check_stages(self) -> None:
         """Every stage that was filled has been released."""
@@ -139,7 +164,8 @@ class Launch(Machine):
                 if empty is not None and full.phase != empty.phase:
                     raise ProtocolFault(
                         "unreleased stage",
-                        f"{cta.name}: stage {s} was filled {full.phase} times and released {empty.phase} times",
+                        f"{cta.name}: stage {s} was filled {full.phase} times and released "
+                        f"{empty.phase} times",
                     )
 
 
@@ -197,8 +223,17 @@ def table(case: Case, form, launched: int):
     return dsl.Table([tile for step in steps for tile in step])
 
 
-def simulate(case: Case, seed: int, *, patches: tuple = (), slow: dict[str, float] | None = None, calls: int = 1):
-    """Runs the call, `calls` times over the same workspace. Returns the last launch. Raises ProtocolFault."""
+def simulate(
+    case: Case,
+    seed: int,
+    *,
+    patches: tuple = (),
+    slow: dict[str, float] | None = None,
+    calls: int = 1,
+):
+    """Runs the call, `calls` times over the same workspace. Returns the last launch. Raises
+    ProtocolFault.
+    """
     config, form = case.config, form_of(case)
     find = modules(patches)
     gemm = find("gemm").Gemm(config, form)
@@ -224,7 +259,10 @@ def simulate(case: Case, seed: int, *, patches: tuple = (), slow: dict[str, floa
 
         K = case.k_tiles * config.tile_k
         shapes = {"addend": wide, "residual": case.N, "aux": wide, "bias": wide}
-        added = [matrix(name, case.M, shapes[name]) if getattr(form, name) == "staged" else None for name in ADDED]
+        added = [
+            matrix(name, case.M, shapes[name]) if getattr(form, name) == "staged" else None
+            for name in ADDED
+        ]
         gemm(
             matrix("A", case.M, K),
             matrix("B", K, wide),
@@ -255,7 +293,17 @@ class PlainForm:
     fetched: str = ""
 
 
-def simulate_rung(name: str, config, M: int, N: int, k_tiles: int, clusters: int, seed: int, *, patches: tuple = ()):
+def simulate_rung(
+    name: str,
+    config,
+    M: int,
+    N: int,
+    k_tiles: int,
+    clusters: int,
+    seed: int,
+    *,
+    patches: tuple = (),
+):
     """Runs a rung of the ladder, by its module. Returns the launch. Raises ProtocolFault."""
     find = modules(patches)
     module = find(name)
@@ -266,10 +314,14 @@ def simulate_rung(name: str, config, M: int, N: int, k_tiles: int, clusters: int
     table = None
     if kind.persistent:
         rows, columns = schedule.cluster_tiles(config, M, N)
-        steps = raster.schedule(config.order, rows, columns, clusters, config.group_m, config.group_n)
+        steps = raster.schedule(
+            config.order, rows, columns, clusters, config.group_m, config.group_n
+        )
         table = dsl.Table([list(step) for step in steps])
     K = k_tiles * config.tile_k
-    a, b, c = (dsl.Matrix(f"{x}@0", shape) for x, shape in (("A", (M, K)), ("B", (K, N)), ("C", (M, N))))
+    a, b, c = (
+        dsl.Matrix(f"{x}@0", shape) for x, shape in (("A", (M, K)), ("B", (K, N)), ("C", (M, N)))
+    )
     kind(config, width=8)(a, b, c, table, None, None)
     launch.check_stages()
     launch.check_all()

@@ -1,4 +1,6 @@
-"""A simulated GPU: threads that wait for each other, copies that land some time, and what can go wrong between them."""
+"""A simulated GPU: threads that wait for each other, copies that land some time, and what can go
+wrong between them.
+"""
 
 import heapq
 import itertools
@@ -14,8 +16,8 @@ MOST_EVENTS = 3_000_000
 
 
 class ProtocolFault(Exception):
-    """A run that went wrong. `kind` is one of "deadlock", "early read", "overwritten", "unreleased stage", "arrivals",
-    "exit" and "wrong result".
+    """A run that went wrong. `kind` is one of "deadlock", "early read", "overwritten", "unreleased
+    stage", "arrivals", "exit" and "wrong result".
     """
 
     def __init__(self, kind: str, text: str):
@@ -26,9 +28,10 @@ class ProtocolFault(Exception):
 class Timing:
     """How long everything takes, in cycles: random, and adversarial by scale.
 
-    Each kind of delay, and each kind at each place, draws a factor once, from 0 to 3000, so that in one run fetches
-    take a thousand times as long as products, in another one consumer is asleep most of the time. Single delays are
-    now and then fifty times as long as the others. Seed 0 has no delays: everything happens in the order of its start.
+    Each kind of delay, and each kind at each place, draws a factor once, from 0 to 3000, so that in
+    one run fetches take a thousand times as long as products, in another one consumer is asleep
+    most of the time. Single delays are now and then fifty times as long as the others. Seed 0 has
+    no delays: everything happens in the order of its start.
     """
 
     def __init__(self, seed: int, slow: dict[str, float] | None = None):
@@ -67,7 +70,9 @@ class Waiting:
 
 @dataclass
 class Barrier(Waiting):
-    """An mbarrier. A phase ends when all its arrivals have come and as many bytes have landed as were announced."""
+    """An mbarrier. A phase ends when all its arrivals have come and as many bytes have landed as
+    were announced.
+    """
 
     name: str
     expected: int = 0
@@ -85,7 +90,9 @@ class Barrier(Waiting):
         if self.expected == 0:
             raise ProtocolFault("arrivals", f"{self.name} is arrived at before it is initialised")
         if count > self.pending:
-            raise ProtocolFault("arrivals", f"{self.name} gets {count} arrivals and awaits {self.pending}")
+            raise ProtocolFault(
+                "arrivals", f"{self.name} gets {count} arrivals and awaits {self.pending}"
+            )
         self.pending -= count
         self.bytes += announced
         self._end_phase()
@@ -101,7 +108,9 @@ class Barrier(Waiting):
             self.changed()
 
     def passes(self, parity: int) -> bool:
-        """PTX's try_wait.parity: true once the phase of this parity has ended, and the next one has not."""
+        """PTX's try_wait.parity: true once the phase of this parity has ended, and the next one has
+        not.
+        """
         return self.phase & 1 != parity
 
     @property
@@ -123,7 +132,9 @@ class NamedBarrier(Waiting):
         self.arrived += agent.threads
         self.members.append(agent)
         if self.arrived > threads:
-            raise ProtocolFault("arrivals", f"{self.arrived} threads arrive at a named barrier of {threads}")
+            raise ProtocolFault(
+                "arrivals", f"{self.arrived} threads arrive at a named barrier of {threads}"
+            )
         if self.arrived == threads:
             seen = set().union(*(member.observed for member in self.members))
             for member in self.members:
@@ -177,17 +188,25 @@ class SharedMemory:
     def check_unread(self, low: int, high: int, tag: object) -> None:
         for start, end, who in self.readers.values():
             if start < high and low < end:
-                raise ProtocolFault("overwritten", f"{self.name}: {tag} is written over what {who} still reads")
+                raise ProtocolFault(
+                    "overwritten", f"{self.name}: {tag} is written over what {who} still reads"
+                )
 
     def read(self, low: int, high: int, who: str) -> list[Region]:
         """The regions of a range, all of it written."""
-        found = sorted((r for r in self.regions if r.low < high and low < r.high), key=lambda r: r.low)
+        found = sorted(
+            (r for r in self.regions if r.low < high and low < r.high), key=lambda r: r.low
+        )
         covered = sum(min(r.high, high) - max(r.low, low) for r in found)
         if covered < high - low:
-            raise ProtocolFault("early read", f"{self.name}: {who} reads bytes that nobody has written")
+            raise ProtocolFault(
+                "early read", f"{self.name}: {who} reads bytes that nobody has written"
+            )
         for region in found:
             if isinstance(region.tag, InFlight):
-                raise ProtocolFault("early read", f"{self.name}: {who} reads where {region.tag.tag} has not landed")
+                raise ProtocolFault(
+                    "early read", f"{self.name}: {who} reads where {region.tag.tag} has not landed"
+                )
         return found
 
     def in_range(self, low: int, high: int) -> list[object]:
@@ -241,14 +260,16 @@ class Cta:
 
 
 class Warpgroup(Waiting):
-    """Four warps that multiply together: a wgmma starts when all of them have issued it, and reads shared memory until
-    it ends; groups end in their order.
+    """Four warps that multiply together: a wgmma starts when all of them have issued it, and reads
+    shared memory until it ends; groups end in their order.
     """
 
     def __init__(self, cta: Cta, number: int):
         super().__init__()
         self.cta, self.name = cta, f"{cta.name}, warpgroup {number}"
-        self.issued: list[list] = []  # of each wgmma: threads that have issued it, accumulators, operands
+        self.issued: list[
+            list
+        ] = []  # of each wgmma: threads that have issued it, accumulators, operands
         self.ended = 0
         self.tensor_core_free = 0.0
 
@@ -257,7 +278,9 @@ class Warpgroup(Waiting):
             self.issued.append([0, [], operands, overwrite])
         entry = self.issued[number]
         if entry[2] != operands or entry[3] != overwrite:
-            raise ProtocolFault("wrong result", f"{self.name}: warps issue different wgmma: {entry[2]}, {operands}")
+            raise ProtocolFault(
+                "wrong result", f"{self.name}: warps issue different wgmma: {entry[2]}, {operands}"
+            )
         entry[0] += agent.threads
         entry[1].append(accumulator)
         accumulator.running += 1
@@ -285,7 +308,9 @@ class Warpgroup(Waiting):
 
 
 class Agent:
-    """Threads of a warpgroup that do the same at the same time: a warp, a lane that acts alone, or what is left."""
+    """Threads of a warpgroup that do the same at the same time: a warp, a lane that acts alone, or
+    what is left.
+    """
 
     def __init__(self, machine: "Machine", cta: Cta, warpgroup: int, lane: int, threads: int):
         self.machine, self.cta, self.threads = machine, cta, threads
@@ -296,7 +321,9 @@ class Agent:
         self.thread: greenlet | None = None
         self.allocated = 0
         self.multiplied = 0  # wgmma issued
-        self.groups: list[int] = []  # of each committed group, the number of wgmma issued by its end
+        self.groups: list[
+            int
+        ] = []  # of each committed group, the number of wgmma issued by its end
         self.storing: list = []  # TMA stores not committed, and
         self.stores: list = []  # those of committed groups
         self.reads_done = Waiting()
@@ -313,7 +340,9 @@ class Agent:
     @property
     def ordinal(self) -> tuple[int, int]:
         """Which of the warpgroup's agents this is, and of how many."""
-        mates = [agent for agent in self.cta.agents if agent.tidx // WARPGROUP == self.tidx // WARPGROUP]
+        mates = [
+            agent for agent in self.cta.agents if agent.tidx // WARPGROUP == self.tidx // WARPGROUP
+        ]
         return mates.index(self), len(mates)
 
     def resume(self) -> None:
@@ -343,7 +372,9 @@ class Store:
 
 @dataclass
 class GlobalMemory:
-    """So many 32-bit words, which outlive a launch. What is written is visible to others some time, or by a fence."""
+    """So many 32-bit words, which outlive a launch. What is written is visible to others some time,
+    or by a fence.
+    """
 
     words: int
     values: dict[int, object] = field(default_factory=dict)
@@ -374,9 +405,11 @@ class Machine:
     def peer(self, cta: Cta, rank: int) -> Cta:
         return self.ctas[cta.index - cta.rank + int(rank)]
 
-    def launch(self, grid: int, cluster: int, warpgroups: int, lanes: int, body: Callable[[], None]) -> None:
-        """Runs `body` for every agent. Of a consumer warpgroup so many lanes are agents of their own; of the first
-        warpgroup every warp is one. Raises ProtocolFault.
+    def launch(
+        self, grid: int, cluster: int, warpgroups: int, lanes: int, body: Callable[[], None]
+    ) -> None:
+        """Runs `body` for every agent. Of a consumer warpgroup so many lanes are agents of their
+        own; of the first warpgroup every warp is one. Raises ProtocolFault.
         """
         self.cluster = cluster
         for index in range(grid):
@@ -398,7 +431,9 @@ class Machine:
             action()
         self._check_end()
 
-    def _begin(self, cta: Cta, warpgroup: int, lane: int, threads: int, body: Callable[[], None]) -> None:
+    def _begin(
+        self, cta: Cta, warpgroup: int, lane: int, threads: int, body: Callable[[], None]
+    ) -> None:
         agent = Agent(self, cta, warpgroup, lane, threads)
         cta.agents.append(agent)
 
@@ -408,18 +443,25 @@ class Machine:
 
         agent.thread = greenlet(run, parent=self.hub)
         agent.thread.agent = agent
-        self.after(self.timing.delay("start", cta.name) + self.timing.delay("step", agent.name), agent.resume)
+        self.after(
+            self.timing.delay("start", cta.name) + self.timing.delay("step", agent.name),
+            agent.resume,
+        )
 
     def _check_end(self) -> None:
         waiting = [agent for cta in self.ctas for agent in cta.agents if not agent.thread.dead]
         if waiting:
-            text = "; ".join(f"{a.name} waits for {a.waits_for() if a.waits_for else 'nothing'}" for a in waiting[:6])
+            text = "; ".join(
+                f"{a.name} waits for {a.waits_for() if a.waits_for else 'nothing'}"
+                for a in waiting[:6]
+            )
             raise ProtocolFault("deadlock", f"{len(waiting)} agents wait: {text}")
         for cta in self.ctas:
             for barrier in cta.barriers.values():
                 if not barrier.idle:
                     raise ProtocolFault(
                         "arrivals",
-                        f"{barrier.name} is left inside of a phase: {barrier.pending} of {barrier.expected} arrivals "
+                        f"{barrier.name} is left inside of a phase: {barrier.pending} of "
+                        f"{barrier.expected} arrivals "
                         f"and {barrier.bytes} bytes are to come",
                     )

@@ -1,4 +1,6 @@
-"""Tensors of the model: ranges of shared memory, parts of matrices in global memory, words of a workspace."""
+"""Tensors of the model: ranges of shared memory, parts of matrices in global memory, words of a
+workspace.
+"""
 
 import math
 from types import SimpleNamespace
@@ -85,18 +87,24 @@ class Shared:
             return self
         if not 0 <= at < self.count:
             raise ProtocolFault("wrong result", f"stage {at} of {self.count}")
-        return Shared(self.base + at * self.stride, self.stride, self.size, 1, self.shape, self.offset)
+        return Shared(
+            self.base + at * self.stride, self.stride, self.size, 1, self.shape, self.offset
+        )
 
     def part(self, number, parts):
         size = self.size // parts
-        return Shared(self.base, self.stride, size, self.count, self.shape, self.offset + int(number) * size)
+        return Shared(
+            self.base, self.stride, size, self.count, self.shape, self.offset + int(number) * size
+        )
 
     def tile(self, box, at):
         found = self
         for extent, rows, number in zip(self.shape, box[:2], at[:2], strict=True):
             found = found.part(number, extent // rows)
         first, count = (at[2] * box[2], box[2]) if len(box) == 3 else (0, self.count)
-        return Shared(found.base + first * self.stride, self.stride, found.size, count, box[:2], found.offset)
+        return Shared(
+            found.base + first * self.stride, self.stride, found.size, count, box[:2], found.offset
+        )
 
 
 class SharedWords:
@@ -106,7 +114,9 @@ class SharedWords:
     def __getitem__(self, i):
         words = state.machine.agent.cta.memory.words
         if self.address + 4 * i not in words:
-            raise ProtocolFault("early read", f"{state.machine.agent.name} reads a word that nobody has written")
+            raise ProtocolFault(
+                "early read", f"{state.machine.agent.name} reads a word that nobody has written"
+            )
         return words[self.address + 4 * i]
 
     def __setitem__(self, i, value):
@@ -119,8 +129,8 @@ class GlobalWords:
 
 
 class Matrix:
-    """A matrix in global memory, or a part of it. `offset`: coordinates of its first element; `rest`: modes that are
-    still to be chosen, and their steps.
+    """A matrix in global memory, or a part of it. `offset`: coordinates of its first element;
+    `rest`: modes that are still to be chosen, and their steps.
     """
 
     def __init__(self, name, shape, offset=None, rest=()):

@@ -1,4 +1,6 @@
-"""What registers hold in the model: sums as lists of products, and what makes no difference to a protocol."""
+"""What registers hold in the model: sums as lists of products, and what makes no difference to a
+protocol.
+"""
 
 from . import state
 from .machine import ProtocolFault
@@ -57,8 +59,8 @@ NUMERICS = {name: Numeric(name, width) for name, width in WIDTHS.items()}
 
 
 class Sum:
-    """An accumulator: the products that it is made of, in the order in which they were added. `part`: which part of
-    the tile's columns its thread has it of.
+    """An accumulator: the products that it is made of, in the order in which they were added.
+    `part`: which part of the tile's columns its thread has it of.
     """
 
     def __init__(self, products, part):
@@ -68,7 +70,10 @@ class Sum:
         if not isinstance(other, Sum):
             return self
         if other.part != self.part:
-            raise ProtocolFault("wrong result", f"sums of parts {self.part} and {other.part} of the columns are added")
+            raise ProtocolFault(
+                "wrong result",
+                f"sums of parts {self.part} and {other.part} of the columns are added",
+            )
         return Sum(self.products + other.products, self.part)
 
     def __eq__(self, other):
@@ -107,7 +112,10 @@ class Registers:
 
     def _settled(self):
         if self.owner.running:
-            raise ProtocolFault("early read", f"{state.machine.agent.name} uses accumulators while wgmma adds to them")
+            raise ProtocolFault(
+                "early read",
+                f"{state.machine.agent.name} uses accumulators while wgmma adds to them",
+            )
 
     def __getitem__(self, i):
         self._settled()

@@ -1,4 +1,6 @@
-"""The burst protocol: idle, one warm call, the timed calls; providers interleaved round by round, in balanced order."""
+"""The burst protocol: idle, one warm call, the timed calls; providers interleaved round by round,
+in balanced order.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +13,8 @@ from .clock import Clock
 from .turn import Batch, Call
 
 IDLE_SECONDS = 0.05  # lets clocks and temperature recover between turns
-ENQUEUE_US = 300.0  # how long the SMs are kept busy while the host, slow after its sleep, enqueues what follows
+# how long the SMs are kept busy while the host, slow after its sleep, enqueues what follows
+ENQUEUE_US = 300.0
 
 
 @dataclass
@@ -30,7 +33,9 @@ def run(
     idle: float = IDLE_SECONDS,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Samples]:
-    """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device, after `idle` seconds."""
+    """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device, after
+    `idle` seconds.
+    """
     samples = {name: Samples() for name in batches}
     for order in schedule.rounds(list(batches), rounds):
         for name in order:
@@ -45,7 +50,8 @@ def run(
 def _turn(warm: Call, batch: Batch, clock: Clock, idle: float) -> tuple[float, float]:
     """µs a call of the batch, and the clock from the warm call on.
 
-    A stamp between the two lets the SMs run dry: that cost cuBLAS 2.5% at N = 4096, and 10 µs of spread.
+    A stamp between the two lets the SMs run dry: that cost cuBLAS 2.5% at N = 4096, and 10 µs of
+        spread.
     """
     torch.cuda.synchronize()
     time.sleep(idle)

@@ -1,4 +1,6 @@
-"""A campaign: every provider at every shape, checked first, then timed by one protocol; one record each."""
+"""A campaign: every provider at every shape, checked first, then timed by one protocol; one record
+each.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,9 +41,8 @@ Entrants = dict[str, _Entrant]  # by label, the base first
 class Campaign:
     """Times providers against `torch.mm` on the current CUDA device.
 
-    The first provider is cuBLAS. `dtype`: bfloat16, float16, float32 (IEEE products) or tf32. `rounds`: by
-    mode, at least.
-    `progress` is told what is being done.
+    The first provider is cuBLAS. `dtype`: bfloat16, float16, float32 (IEEE products) or tf32.
+    `rounds`: by mode, at least. `progress` is told what is being done.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Campaign:
             self._meter = None
         self._device = Device.current(dtype)
 
-    def run(self, shapes: Sequence[Shape], layouts: Sequence[str], modes: Sequence[str]) -> Iterator[Record]:
+    def run(
+        self, shapes: Sequence[Shape], layouts: Sequence[str], modes: Sequence[str]
+    ) -> Iterator[Record]:
         """Records as they come: all providers of one shape and layout, mode by mode."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if self.dtype == "tf32" else "highest")
@@ -92,22 +95,35 @@ class Campaign:
         for mode in modes if BASE in entrants else ():
             timed = (self._burst if mode == "burst" else self._sustained)(shape, layout, entrants)
             for provider, check in checks:
-                yield self._record(provider, shape, layout, mode, check, **timed.get(provider.label, {}))
+                yield self._record(
+                    provider, shape, layout, mode, check, **timed.get(provider.label, {})
+                )
 
-    def _record(self, provider: Provider, shape: Shape, layout: str, mode: str, check: str, **found: Any) -> Record:
+    def _record(
+        self, provider: Provider, shape: Shape, layout: str, mode: str, check: str, **found: Any
+    ) -> Record:
         name, config = provider.name, provider.config
         return Record(
-            provider=name, config=config, shape=shape, dtype=self.dtype, layout=layout, mode=mode, check=check, **found
+            provider=name,
+            config=config,
+            shape=shape,
+            dtype=self.dtype,
+            layout=layout,
+            mode=mode,
+            check=check,
+            **found,
         )
 
     def _enter(self, provider: Provider, case: Case, operands: Any) -> tuple[str, _Entrant | None]:
         """What the exact oracle says, and the call on this shape's operands if it passed.
 
-        Whatever a provider raises costs that provider this shape, unless the device is lost with it.
+        Whatever a provider raises costs that provider this shape, unless the device is lost with
+        it.
         """
         try:
             with watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
-                # Before the check: a provider that chooses among algorithms chooses for these operands, where they lie.
+                # Before the check: a provider that chooses among algorithms chooses for these
+                # operands, where they lie.
                 call = provider.prepare(*operands)
                 fault = provider.fault(case)
                 if fault is not None:
@@ -125,7 +141,9 @@ class Campaign:
     def _burst(self, shape: Shape, layout: str, entrants: Entrants) -> dict[str, dict[str, Any]]:
         rounds = schedule.whole_rounds(len(entrants), self.rounds["burst"])
         short = _short(entrants)
-        calls = {label: turn.graph_calls(e.us) if short else turn.CALLS for label, e in entrants.items()}
+        calls = {
+            label: turn.graph_calls(e.us) if short else turn.CALLS for label, e in entrants.items()
+        }
         batches = {
             label: (e.call, turn.graph(e.call, calls[label]) if short else turn.eager(e.call))
             for label, e in entrants.items()
@@ -138,16 +156,26 @@ class Campaign:
             us, mhz = samples[label].us, samples[label].mhz
             spread = ratio(samples[BASE].us, us)
             found[label] = {
-                **figures(shape, us, mhz, spread, self._device), **apart.get(label, {}),
-                "verdict": spread.verdict(BURST_TOLERANCE), "rounds": rounds, "calls": calls[label], "graph": short,
+                **figures(shape, us, mhz, spread, self._device),
+                **apart.get(label, {}),
+                "verdict": spread.verdict(BURST_TOLERANCE),
+                "rounds": rounds,
+                "calls": calls[label],
+                "graph": short,
                 "host_us": turn.host_us(e.call, e.us),
-            }  # fmt: skip
+            }
         return found
 
-    def _apart(self, shape: Shape, layout: str, entrants: Entrants, calls: int) -> dict[str, dict[str, float]]:
-        """Short calls once more, a foreign kernel before each, whose own time is subtracted round by round."""
+    def _apart(
+        self, shape: Shape, layout: str, entrants: Entrants, calls: int
+    ) -> dict[str, dict[str, float]]:
+        """Short calls once more, a foreign kernel before each, whose own time is subtracted round
+        by round.
+        """
         alone = turn.graph_apart(None, calls)
-        batches = {label: (e.call, turn.graph_apart(e.call, calls)) for label, e in entrants.items()}
+        batches = {
+            label: (e.call, turn.graph_apart(e.call, calls)) for label, e in entrants.items()
+        }
         batches[""] = (alone.run, alone)
         rounds = schedule.whole_rounds(len(batches), self.rounds["burst"])
         say = self._counter(f"{to_text(shape)} {layout} burst, apart", rounds)
@@ -164,24 +192,32 @@ class Campaign:
             if min(*us, *times[BASE]) > 0
         }
 
-    def _sustained(self, shape: Shape, layout: str, entrants: Entrants) -> dict[str, dict[str, Any]]:
+    def _sustained(
+        self, shape: Shape, layout: str, entrants: Entrants
+    ) -> dict[str, dict[str, Any]]:
         passes, short = self.rounds["sustained"], _short(entrants)
         batches = {}
         for label, e in entrants.items():
             one = turn.graph(e.call, turn.graph_calls(e.us)) if short else turn.eager(e.call, 1)
             repeats = max(1, round(sustained.BATCH_US / (e.us * one.calls)))
             batches[label] = turn.Batch(turn.eager(one.run, repeats).run, one.calls * repeats)
-        say = self._counter(f"{to_text(shape)} {layout} sustained", len(schedule.turns(BASE, [*batches][1:], passes)))
+        say = self._counter(
+            f"{to_text(shape)} {layout} sustained",
+            len(schedule.turns(BASE, [*batches][1:], passes)),
+        )
         done = sustained.run(batches, BASE, self._clock, self._meter, passes=passes, progress=say)
         found = {}
         for label, (turns, base) in sustained.pair(done, BASE).items():
             us, mhz, watts = ([getattr(t, name) for t in turns] for name in ("us", "mhz", "watts"))
             spread = ratio(base, us)
             found[label] = {
-                **figures(shape, us, mhz, spread, self._device), **energy(shape, us, watts),
-                "verdict": spread.verdict(SUSTAINED_TOLERANCE), "rounds": len(turns), "calls": batches[label].calls,
+                **figures(shape, us, mhz, spread, self._device),
+                **energy(shape, us, watts),
+                "verdict": spread.verdict(SUSTAINED_TOLERANCE),
+                "rounds": len(turns),
+                "calls": batches[label].calls,
                 "graph": short,
-            }  # fmt: skip
+            }
         return found
 
     def _counter(self, text: str, total: int) -> Callable[[], None]:

@@ -31,7 +31,9 @@ def figure(report: dict[str, Any]) -> Figure:
     energy = [r for r in squares if r.get("pj_per_flop") is not None]
     panels = 1 + bool(squares) + bool(energy)
     groups = list(dict.fromkeys(_group(r) for r in results))
-    canvas, axes = charts.canvas(panels, (max(8.0, 0.5 + 0.28 * len(groups) * len(labels)), 3.4 * panels))
+    canvas, axes = charts.canvas(
+        panels, (max(8.0, 0.5 + 0.28 * len(groups) * len(labels)), 3.4 * panels)
+    )
     _ratios(axes[0], results, groups, labels, colours)
     if squares:
         _against_n(axes[1], squares, labels, colours, "tflops", "TFLOP/s")
@@ -44,7 +46,9 @@ def figure(report: dict[str, Any]) -> Figure:
 
 
 def label(result: Result) -> str:
-    return f"{result['provider']}[{result['config']}]" if result["config"] else str(result["provider"])
+    return (
+        f"{result['provider']}[{result['config']}]" if result["config"] else str(result["provider"])
+    )
 
 
 def _group(result: Result) -> tuple[str, str, str]:
@@ -52,7 +56,11 @@ def _group(result: Result) -> tuple[str, str, str]:
 
 
 def _ratios(
-    axis: Any, results: list[Result], groups: list[tuple[str, str, str]], labels: list[str], colours: dict[str, str]
+    axis: Any,
+    results: list[Result],
+    groups: list[tuple[str, str, str]],
+    labels: list[str],
+    colours: dict[str, str],
 ) -> None:
     """Bars by shape, a whisker from the 10th to the 90th percentile; cuBLAS is the line at 1."""
     shown = [name for name in labels if name != "cublas"]
@@ -62,8 +70,19 @@ def _ratios(
         at = [(x, own[g]) for x, g in enumerate(groups) if g in own]
         places = [x - 0.4 + width * (i + 0.5) for x, _ in at]
         heights = [r["ratio"] for _, r in at]
-        whiskers = [[r["ratio"] - r["ratio_low"] for _, r in at], [r["ratio_high"] - r["ratio"] for _, r in at]]
-        axis.bar(places, heights, width * 0.92, yerr=whiskers, color=colours[name], label=name, ecolor="#444")
+        whiskers = [
+            [r["ratio"] - r["ratio_low"] for _, r in at],
+            [r["ratio_high"] - r["ratio"] for _, r in at],
+        ]
+        axis.bar(
+            places,
+            heights,
+            width * 0.92,
+            yerr=whiskers,
+            color=colours[name],
+            label=name,
+            ecolor="#444",
+        )
     axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, label="cublas")
     axis.set_xticks(range(len(groups)), [_tick(g, groups) for g in groups], rotation=30, ha="right")
     axis.set_ylabel("× cuBLAS (above 1 is faster)")
@@ -77,16 +96,30 @@ def _tick(group: tuple[str, str, str], groups: list[tuple[str, str, str]]) -> st
 
 
 def _against_n(
-    axis: Any, results: list[Result], labels: list[str], colours: dict[str, str], key: str, unit: str
+    axis: Any,
+    results: list[Result],
+    labels: list[str],
+    colours: dict[str, str],
+    key: str,
+    unit: str,
 ) -> None:
     """A line for each provider, layout and mode over square products."""
     lines = list(dict.fromkeys((label(r), r["layout"], r["mode"]) for r in results))
     for name, layout, mode in lines:
         points = sorted(
-            (r["shape"][0], r[key]) for r in results if (label(r), r["layout"], r["mode"]) == (name, layout, mode)
+            (r["shape"][0], r[key])
+            for r in results
+            if (label(r), r["layout"], r["mode"]) == (name, layout, mode)
         )
         style = "--" if mode == "sustained" and key == "tflops" else "-"
-        axis.plot(*zip(*points, strict=True), style, marker="o", markersize=4, color=colours[name], label=name)
+        axis.plot(
+            *zip(*points, strict=True),
+            style,
+            marker="o",
+            markersize=4,
+            color=colours[name],
+            label=name,
+        )
     axis.set_xscale("log", base=2)
     sizes = sorted({r["shape"][0] for r in results})
     axis.set_xticks(sizes, [str(n) for n in sizes])

@@ -1,4 +1,5 @@
-"""The true SM clock: cycles that every SM counted between two points of a stream, over the nanoseconds between them.
+"""The true SM clock: cycles that every SM counted between two points of a stream, over the
+nanoseconds between them.
 
 NVML's clock is sampled a few times a second and says nothing of a burst of a millisecond.
 """
@@ -24,9 +25,12 @@ def _kernel() -> Any:
         lane = tl.arange(0, 1)
         seed = tl.full((1,), 0, tl.int64)
         wait = seed + wait
-        begun = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1)
+        begun = tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1
+        )
         tl.inline_asm_elementwise(
-            "{ .reg .u64 t; .reg .pred p; loop: mov.u64 t, %globaltimer; sub.u64 t, t, $1; setp.lt.u64 p, t, $2; "
+            "{ .reg .u64 t; .reg .pred p; loop: mov.u64 t, %globaltimer; sub.u64 t, t, $1; "
+            "setp.lt.u64 p, t, $2; "
             "@p bra loop; mov.u64 $0, t; }",
             "=l,l,l",
             [begun, wait],
@@ -35,10 +39,19 @@ def _kernel() -> Any:
             1,
         )
         sm = tl.inline_asm_elementwise(
-            "{ .reg .u32 s; mov.u32 s, %smid; cvt.u64.u32 $0, s; }", "=l,l", [seed], tl.int64, False, 1
+            "{ .reg .u32 s; mov.u32 s, %smid; cvt.u64.u32 $0, s; }",
+            "=l,l",
+            [seed],
+            tl.int64,
+            False,
+            1,
         )
-        cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l,l", [seed], tl.int64, False, 1)
-        nanoseconds = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1)
+        cycles = tl.inline_asm_elementwise(
+            "mov.u64 $0, %clock64;", "=l,l", [seed], tl.int64, False, 1
+        )
+        nanoseconds = tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1
+        )
         row = out + tl.program_id(0) * 3 + lane
         tl.store(row, sm)
         tl.store(row + 1, cycles)
@@ -48,7 +61,9 @@ def _kernel() -> Any:
 
 
 class Clock:
-    """Two stamps on the current device and stream; allocates once, so that nothing is allocated while timing."""
+    """Two stamps on the current device and stream; allocates once, so that nothing is allocated
+    while timing.
+    """
 
     def __init__(self) -> None:
         sms = torch.cuda.get_device_properties().multi_processor_count
@@ -59,7 +74,9 @@ class Clock:
         torch.cuda.synchronize()
 
     def start(self, wait_us: float = 0.0) -> None:
-        """Stamps after keeping every SM busy for `wait_us`: time for the host to enqueue what is to be timed."""
+        """Stamps after keeping every SM busy for `wait_us`: time for the host to enqueue what is to
+        be timed.
+        """
         self._stamp(0, wait_us)
 
     def stop(self) -> None:
@@ -74,7 +91,9 @@ class Clock:
 
 
 def mhz(before: list[list[int]], after: list[list[int]]) -> float:
-    """From rows (SM, cycles, nanoseconds) of two stamps: each SM counts its own cycles, and the median SM speaks."""
+    """From rows (SM, cycles, nanoseconds) of two stamps: each SM counts its own cycles, and the
+    median SM speaks.
+    """
     ends = {row[0]: row for row in after}
     return statistics.median(
         1000 * (ends[sm][1] - cycles) / (ends[sm][2] - nanoseconds)

@@ -1,7 +1,9 @@
-"""cuBLASLt's alternatives: asks its heuristic for many algorithms and keeps the fastest, through the C library.
+"""cuBLASLt's alternatives: asks its heuristic for many algorithms and keeps the fastest, through
+the C library.
 
-torch.mm runs the first algorithm that cuBLASLt's heuristic names. This asks for more of them, so that a claim to
-outrun cuBLAS does not rest on the heuristic's mistakes. The library is the one torch has loaded, called by ctypes.
+torch.mm runs the first algorithm that cuBLASLt's heuristic names. This asks for more of them, so
+that a claim to outrun cuBLAS does not rest on the heuristic's mistakes. The library is the one
+torch has loaded, called by ctypes.
 """
 
 import ctypes
@@ -92,15 +94,29 @@ class _Matmul:
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b, out, self.workspace)]
         return int(
             _library().cublasLtMatmul(
-                _handle(out.device.index), self.operation, ctypes.byref(one), pointers[1], self.first, pointers[0],
-                self.second, ctypes.byref(zero), pointers[2], self.result, pointers[2], self.result, ctypes.byref(algo),
-                pointers[3], ctypes.c_size_t(WORKSPACE_BYTES), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+                _handle(out.device.index),
+                self.operation,
+                ctypes.byref(one),
+                pointers[1],
+                self.first,
+                pointers[0],
+                self.second,
+                ctypes.byref(zero),
+                pointers[2],
+                self.result,
+                pointers[2],
+                self.result,
+                ctypes.byref(algo),
+                pointers[3],
+                ctypes.c_size_t(WORKSPACE_BYTES),
+                ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
             )
-        )  # fmt: skip
+        )
 
 
 def best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
-    """The fastest of cuBLASLt's algorithms for out[M, N] = a[M, K] @ b[K, N], timed here, as a call without arguments.
+    """The fastest of cuBLASLt's algorithms for out[M, N] = a[M, K] @ b[K, N], timed here, as a call
+    without arguments.
 
     Operands may be stored either way, out by rows. Raises CublasLtError if none runs.
     """
@@ -120,18 +136,26 @@ def _key(*tensors: torch.Tensor) -> tuple[Any, ...]:
     return (tf32_requested(), *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
 
 
-def _fastest(key: tuple[Any, ...], matmul: _Matmul, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> _Algo:
+def _fastest(
+    key: tuple[Any, ...], matmul: _Matmul, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> _Algo:
     """Chosen once a problem, so that the algorithm that was checked is the one that is timed."""
     if key not in _chosen:
-        runnable = [algo for algo in _algorithms(matmul, a.device.index) if matmul.run(algo, a, b, out) == 0]
+        runnable = [
+            algo for algo in _algorithms(matmul, a.device.index) if matmul.run(algo, a, b, out) == 0
+        ]
         if not runnable:
             raise CublasLtError("none of the heuristic's algorithms runs")
-        _chosen[key] = runnable[_winner([partial(matmul.run, algo, a, b, out) for algo in runnable])]
+        _chosen[key] = runnable[
+            _winner([partial(matmul.run, algo, a, b, out) for algo in runnable])
+        ]
     return _chosen[key]
 
 
 def _winner(calls: list[turn.Call]) -> int:
-    """The fastest by the burst protocol of the first and of those that are fastest back to back; the first on a tie."""
+    """The fastest by the burst protocol of the first and of those that are fastest back to back;
+    the first on a tie.
+    """
     short = min(map(turn.rough_us, calls)) < turn.SHORT_US
     batches = [turn.graph(call, SCREEN_CALLS) if short else turn.eager(call) for call in calls]
     times = [0.0] * len(calls)
@@ -150,14 +174,26 @@ def _algorithms(matmul: _Matmul, device: int) -> list[_Algo]:
     preference = ctypes.c_void_p()
     _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
     size = ctypes.c_uint64(WORKSPACE_BYTES)
-    _call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, ctypes.byref(size), ctypes.c_size_t(8))
+    _call(
+        "cublasLtMatmulPreferenceSetAttribute",
+        preference,
+        _MAX_WORKSPACE,
+        ctypes.byref(size),
+        ctypes.c_size_t(8),
+    )
     found = (_Heuristic * ALGORITHMS)()
     count = ctypes.c_int()
     layouts = (matmul.first, matmul.second, matmul.result, matmul.result)
     _call(
-        "cublasLtMatmulAlgoGetHeuristic", _handle(device), matmul.operation, *layouts, preference, ALGORITHMS, found,
+        "cublasLtMatmulAlgoGetHeuristic",
+        _handle(device),
+        matmul.operation,
+        *layouts,
+        preference,
+        ALGORITHMS,
+        found,
         ctypes.byref(count),
-    )  # fmt: skip
+    )
     _call("cublasLtMatmulPreferenceDestroy", preference)
     return [found[i].algo for i in range(count.value) if found[i].state == 0]
 
@@ -172,14 +208,22 @@ def _describe(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> _Matmul:
     second, transposed_a = _layout(a, K, M)
     for attribute, transposed in ((_TRANSA, transposed_b), (_TRANSB, transposed_a)):
         flag = ctypes.c_int32(transposed)
-        _call("cublasLtMatmulDescSetAttribute", operation, attribute, ctypes.byref(flag), ctypes.c_size_t(4))
+        _call(
+            "cublasLtMatmulDescSetAttribute",
+            operation,
+            attribute,
+            ctypes.byref(flag),
+            ctypes.c_size_t(4),
+        )
     result, _ = _layout(out, N, M)
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=a.device)
     return _Matmul(operation, first, second, result, workspace)
 
 
 def _layout(t: torch.Tensor, rows: int, columns: int) -> tuple[ctypes.c_void_p, bool]:
-    """The column-major rows×columns matrix that t's transpose is, or its transpose where t is stored transposed."""
+    """The column-major rows×columns matrix that t's transpose is, or its transpose where t is
+    stored transposed.
+    """
     transposed = t.stride(1) != 1
     if transposed:
         rows, columns = columns, rows

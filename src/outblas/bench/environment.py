@@ -40,7 +40,10 @@ def environment() -> dict[str, Any]:
         "driver": driver(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        **{name: versions.get(name) for name in ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi")},
+        **{
+            name: versions.get(name)
+            for name in ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi")
+        },
     }
 
 
@@ -48,4 +51,8 @@ def _gpu() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {"gpu": None, "sms": None, "power_limit_w": None}
     properties = torch.cuda.get_device_properties()
-    return {"gpu": properties.name, "sms": properties.multi_processor_count, "power_limit_w": power_limit()}
+    return {
+        "gpu": properties.name,
+        "sms": properties.multi_processor_count,
+        "power_limit_w": power_limit(),
+    }

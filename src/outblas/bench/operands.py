@@ -6,9 +6,15 @@ from ..shapes import Shape
 
 
 def normal(
-    shape: Shape, layout: str, dtype: torch.dtype, out_dtype: torch.dtype | None = None, device: str = "cuda"
+    shape: Shape,
+    layout: str,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None = None,
+    device: str = "cuda",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a[M, K] and b[K, N] of normal(0, 1), stored as `layout` says, and an empty out[M, N], on the current GPU."""
+    """a[M, K] and b[K, N] of normal(0, 1), stored as `layout` says, and an empty out[M, N], on the
+    current GPU.
+    """
     M, N, K = shape
     generator = torch.Generator(device).manual_seed(0)
 
@@ -17,4 +23,8 @@ def normal(
         t = torch.empty(stored, dtype=dtype, device=device).normal_(generator=generator)
         return t if letter == "n" else t.t()
 
-    return matrix(M, K, layout[0]), matrix(K, N, layout[1]), torch.empty(M, N, dtype=out_dtype or dtype, device=device)
+    return (
+        matrix(M, K, layout[0]),
+        matrix(K, N, layout[1]),
+        torch.empty(M, N, dtype=out_dtype or dtype, device=device),
+    )

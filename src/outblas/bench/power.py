@@ -9,9 +9,9 @@ import torch
 class EnergyMeter:
     """Samples the board's energy counter (mJ, renewed about ten times a second) while work runs.
 
-    Power is taken between the first and the last renewal seen, so that a counter which stands still between renewals
-    costs no accuracy. On an H100 at constant load renewals still differ by ±15%: a second gives watts to about 2%.
-    Raises RuntimeError where NVML has no counter.
+    Power is taken between the first and the last renewal seen, so that a counter which stands still
+    between renewals costs no accuracy. On an H100 at constant load renewals still differ by ±15%: a
+    second gives watts to about 2%. Raises RuntimeError where NVML has no counter.
     """
 
     def __init__(self) -> None:
@@ -61,6 +61,8 @@ def mean_power(renewals: list[tuple[float, int]]) -> float | None:
 
 
 def _handle(nvml: Any) -> Any:
-    """NVML counts GPUs in its own order, and sees those that CUDA_VISIBLE_DEVICES hides: match by UUID."""
+    """NVML counts GPUs in its own order, and sees those that CUDA_VISIBLE_DEVICES hides: match by
+    UUID.
+    """
     uuid = str(torch.cuda.get_device_properties().uuid)
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -1,4 +1,6 @@
-"""Who is timed: cuBLAS, its alternatives, torch.compile, `outblas.matmul` as called, and every kernel by name."""
+"""Who is timed: cuBLAS, its alternatives, torch.compile, `outblas.matmul` as called, and every
+kernel by name.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +17,16 @@ from .record import BASE
 # By the name of a precision, the dtype of the operands.
 OPERANDS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "tf32": "float32"}
 
-# prepare(a, b, out) returns a call without arguments that writes a @ b to out; raises Refused if it cannot.
+# prepare(a, b, out) returns a call without arguments that writes a @ b to out; raises Refused if it
+# cannot.
 Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class Provider:
-    """`config` holds what a kernel's config changes of its defaults, as text; `trusted` providers are not checked."""
+    """`config` holds what a kernel's config changes of its defaults, as text; `trusted` providers
+    are not checked.
+    """
 
     name: str
     config: str
@@ -33,11 +38,15 @@ class Provider:
         return f"{self.name}[{self.config}]" if self.config else self.name
 
     def fault(self, case: Case) -> str | None:
-        """What the exact oracle finds wrong with this provider's product, or None. Raises Refused."""
+        """What the exact oracle finds wrong with this provider's product, or None. Raises
+        Refused.
+        """
         if self.trusted:
             return None
 
-        def run(a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
+        def run(
+            a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
+        ) -> None:
             self.prepare(a, b, out)()
 
         result = ORACLES["exact"](run, case, "cuda")
@@ -45,8 +54,8 @@ class Provider:
 
 
 def parse(text: str) -> Provider:
-    """`cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, perhaps with a config:
-    `NAME[k=v,k=v]`.
+    """`cublas`, `cublaslt-best`, `torch.compile`, `outblas`, or a kernel's name, perhaps with a
+    config: `NAME[k=v,k=v]`.
 
     Raises ValueError for an unknown name or config.
     """
@@ -65,7 +74,9 @@ def parse(text: str) -> Provider:
 
 
 def kernel(name: str, config: str = "") -> Provider:
-    """A kernel of the registry; `config` as text. Raises ValueError for a config that it does not have."""
+    """A kernel of the registry; `config` as text. Raises ValueError for a config that it does not
+    have.
+    """
     from ..api import matmul
 
     chosen = configs.from_text(registry.load(name).Config, config) if config else None
@@ -106,8 +117,11 @@ def _cublaslt_best(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Calla
 
 
 def _compiled(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
-    """Inductor's choice among its Triton templates and cuBLAS; graphs are the bench's own business."""
-    torch._dynamo.reset()  # after eight shapes of one function Dynamo would run it eagerly, and we would time cuBLAS
+    """Inductor's choice among its Triton templates and cuBLAS; graphs are the bench's own
+    business.
+    """
+    # after eight shapes of one function Dynamo would run it eagerly, and we would time cuBLAS
+    torch._dynamo.reset()
     product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
     out.copy_(product(a, b))  # compiles here, and gives the oracle what it looks at
     return lambda: product(a, b)

@@ -1,4 +1,6 @@
-"""What is reported of a provider at a shape, and how figures follow from times, clocks and watts."""
+"""What is reported of a provider at a shape, and how figures follow from times, clocks and
+watts.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ REFUSED = "refused: "
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One provider at one shape. `check` is "exact", "–" for cuBLAS, or why there are no figures (then all are None).
+    """One provider at one shape. `check` is "exact", "–" for cuBLAS, or why there are no figures
+    (then all are None).
 
-    `us` a call on the device, `host_us` of an eager call on the host, `ratio` cuBLAS's time over this one's (above 1
-    is faster), its 10th and 90th percentile, `ratio_apart` with a foreign kernel between calls; `graph`: inside a CUDA
-    graph of `calls` calls; `clock_mhz` counted by the SMs; `joules` a call.
+    `us` a call on the device, `host_us` of an eager call on the host, `ratio` cuBLAS's time over
+    this one's (above 1 is faster), its 10th and 90th percentile, `ratio_apart` with a foreign
+    kernel between calls; `graph`: inside a CUDA graph of `calls` calls; `clock_mhz` counted by the
+    SMs; `joules` a call.
     """
 
     provider: str
@@ -69,7 +73,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Device:
-    """FLOP that all SMs of the device can do in a clock, in the campaign's dtype; None where no table says."""
+    """FLOP that all SMs of the device can do in a clock, in the campaign's dtype; None where no
+    table says.
+    """
 
     flops_per_clock: int | None
 
@@ -81,8 +87,12 @@ class Device:
         return cls(per_sm * properties.multi_processor_count if per_sm else None)
 
 
-def figures(shape: Shape, us: Sequence[float], mhz: Sequence[float], spread: Ratio, device: Device) -> dict[str, Any]:
-    """Medians over rounds. Utilisation is FLOP/s over what the SMs can do at the clock of the same round."""
+def figures(
+    shape: Shape, us: Sequence[float], mhz: Sequence[float], spread: Ratio, device: Device
+) -> dict[str, Any]:
+    """Medians over rounds. Utilisation is FLOP/s over what the SMs can do at the clock of the same
+    round.
+    """
     work, peak = flop(shape), device.flops_per_clock
     return {
         "us": statistics.median(us),
@@ -91,11 +101,17 @@ def figures(shape: Shape, us: Sequence[float], mhz: Sequence[float], spread: Rat
         "ratio_low": spread.low,
         "ratio_high": spread.high,
         "clock_mhz": statistics.median(mhz),
-        "utilisation": statistics.median(work / (t * f * peak) for t, f in zip(us, mhz, strict=True)) if peak else None,
+        "utilisation": statistics.median(
+            work / (t * f * peak) for t, f in zip(us, mhz, strict=True)
+        )
+        if peak
+        else None,
     }
 
 
-def energy(shape: Shape, us: Sequence[float], watts: Sequence[float | None]) -> dict[str, float | None]:
+def energy(
+    shape: Shape, us: Sequence[float], watts: Sequence[float | None]
+) -> dict[str, float | None]:
     """Mean watts over turns, joules a call and pJ/FLOP; None unless every turn has its watts."""
     powers = [w for w in watts if w is not None]
     if len(powers) < len(us):

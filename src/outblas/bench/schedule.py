@@ -9,8 +9,9 @@ T = TypeVar("T")
 def rounds(names: Sequence[T], count: int) -> Iterator[list[T]]:
     """Orders of `count` rounds, a Williams design.
 
-    Over n rounds (2n for odd n) every provider takes every position and follows every other as often, so heat and the
-    caches that one leaves behind reach all others alike; a plain rotation would keep every provider's predecessor.
+    Over n rounds (2n for odd n) every provider takes every position and follows every other as
+    often, so heat and the caches that one leaves behind reach all others alike; a plain rotation
+    would keep every provider's predecessor.
     """
     n = len(names)
     zigzag = [i // 2 if i % 2 == 0 else n - 1 - i // 2 for i in range(n)]  # 0, n-1, 1, n-2, ...
@@ -20,13 +21,17 @@ def rounds(names: Sequence[T], count: int) -> Iterator[list[T]]:
 
 
 def whole_rounds(providers: int, at_least: int) -> int:
-    """The fewest rounds, from `at_least`, that complete the design: each order, and its opposite, as often."""
+    """The fewest rounds, from `at_least`, that complete the design: each order, and its opposite,
+    as often.
+    """
     period = 2 * providers if providers % 2 else max(2, providers)
     return -(-at_least // period) * period
 
 
 def turns(base: T, others: Sequence[T], passes: int) -> list[T]:
-    """Sustained turns: the base before and after every other provider, the others' order rotated by pass."""
+    """Sustained turns: the base before and after every other provider, the others' order rotated by
+    pass.
+    """
     order = [base]
     for i in range(passes):
         shift = i % len(others) if others else 0

@@ -8,7 +8,8 @@ from typing import Literal
 
 Verdict = Literal["faster", "slower", "tied"]
 
-# Ratios closer to 1 than this are ties, however often they repeat: what a provider timed against itself can show.
+# Ratios closer to 1 than this are ties, however often they repeat: what a provider timed against
+# itself can show.
 BURST_TOLERANCE = 0.005
 SUSTAINED_TOLERANCE = 0.003
 
@@ -17,8 +18,8 @@ SUSTAINED_TOLERANCE = 0.003
 class Ratio:
     """The base's time over a provider's: the median over rounds, and the 10th and 90th percentile.
 
-    `sure_low` and `sure_high` enclose the true median with 95% confidence, by ranks: no distribution is assumed. Below
-    six rounds no ranks do, and they are the extremes.
+    `sure_low` and `sure_high` enclose the true median with 95% confidence, by ranks: no
+    distribution is assumed. Below six rounds no ranks do, and they are the extremes.
     """
 
     median: float
@@ -28,7 +29,9 @@ class Ratio:
     sure_high: float
 
     def verdict(self, tolerance: float) -> Verdict:
-        """Faster or slower than the base only if the interval excludes 1 and the median differs by the tolerance."""
+        """Faster or slower than the base only if the interval excludes 1 and the median differs by
+        the tolerance.
+        """
         if self.sure_low > 1 and self.median > 1 + tolerance:
             return "faster"
         if self.sure_high < 1 and self.median < 1 - tolerance:
@@ -37,17 +40,25 @@ class Ratio:
 
 
 def ratio(base: Sequence[float], times: Sequence[float]) -> Ratio:
-    """Ratios of times taken in the same rounds. Raises ValueError unless both have as many, two at least."""
+    """Ratios of times taken in the same rounds. Raises ValueError unless both have as many, two at
+    least.
+    """
     if len(base) != len(times) or len(times) < 2:
-        raise ValueError(f"times has {len(times)} rounds and base {len(base)}, expected as many, at least 2")
+        raise ValueError(
+            f"times has {len(times)} rounds and base {len(base)}, expected as many, at least 2"
+        )
     ratios = sorted(b / t for b, t in zip(base, times, strict=True))
     deciles = statistics.quantiles(ratios, n=10, method="inclusive")
     rank = _rank(len(ratios))
-    return Ratio(statistics.median(ratios), deciles[0], deciles[-1], ratios[rank], ratios[-1 - rank])
+    return Ratio(
+        statistics.median(ratios), deciles[0], deciles[-1], ratios[rank], ratios[-1 - rank]
+    )
 
 
 def _rank(n: int) -> int:
-    """Largest k such that the k-th smallest and k-th largest of n values (from 0) enclose the median, 95% of times."""
+    """Largest k such that the k-th smallest and k-th largest of n values (from 0) enclose the
+    median, 95% of times.
+    """
     tail, k = 0.0, -1
     while (tail := tail + math.comb(n, k + 1) / 2**n) <= 0.025:
         k += 1

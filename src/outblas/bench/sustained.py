@@ -1,6 +1,8 @@
-"""The sustained protocol: turns of seconds, the first half discarded, the base before and after every other provider.
+"""The sustained protocol: turns of seconds, the first half discarded, the base before and after
+every other provider.
 
-Power, not the SMs, limits large products. A turn shorter than a second or two still runs on the last one's heat.
+Power, not the SMs, limits large products. A turn shorter than a second or two still runs on the
+last one's heat.
 """
 
 import time
@@ -39,7 +41,9 @@ def run(
     seconds: float = TURN_SECONDS,
     progress: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, Turn]]:
-    """The turns in the order they ran; `schedule.turns` says which. Batches should last about `BATCH_US`."""
+    """The turns in the order they ran; `schedule.turns` says which. Batches should last about
+    `BATCH_US`.
+    """
     done = []
     for name in schedule.turns(base, [name for name in batches if name != base], passes):
         done.append((name, _turn(batches[name], clock, meter, seconds)))

@@ -1,4 +1,6 @@
-"""One provider at one shape, ready to be timed: eager, inside a CUDA graph, and the host's share of a call."""
+"""One provider at one shape, ready to be timed: eager, inside a CUDA graph, and the host's share of
+a call.
+"""
 
 import math
 import statistics
@@ -21,7 +23,9 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Batch:
-    """`calls` calls of one provider, enqueued by `run()`. `holds`: memory that they use, and that nobody else keeps."""
+    """`calls` calls of one provider, enqueued by `run()`. `holds`: memory that they use, and that
+    nobody else keeps.
+    """
 
     run: Call
     calls: int
@@ -45,7 +49,8 @@ def graph(call: Call, calls: int) -> Batch:
 
 
 def graph_apart(call: Call | None, calls: int) -> Batch:
-    """As `graph`, a small foreign kernel before each call; without a call the foreign kernels alone.
+    """As `graph`, a small foreign kernel before each call; without a call the foreign kernels
+    alone.
 
     Kernels that overlap their own next launch cannot overlap a stranger's.
     """
@@ -64,7 +69,9 @@ def graph_calls(us: float) -> int:
 
 
 def _capture(calls: list[Call]) -> torch.cuda.CUDAGraph:
-    """Captures calls that have run before: compiling, loading and autotuning are not allowed in a capture."""
+    """Captures calls that have run before: compiling, loading and autotuning are not allowed in a
+    capture.
+    """
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(captured):

@@ -2,7 +2,19 @@
 
 import typer
 
-from . import bench, cache, demo, doctor, inspect, listing, profile, report, report_tune, tune, verify
+from . import (
+    bench,
+    cache,
+    demo,
+    doctor,
+    inspect,
+    listing,
+    profile,
+    report,
+    report_tune,
+    tune,
+    verify,
+)
 
 app = typer.Typer(
     name="outblas",

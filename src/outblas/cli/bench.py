@@ -34,7 +34,7 @@ from .common import (
     save_json,
     split,
     usage_errors,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..bench.campaign import Campaign
@@ -42,17 +42,30 @@ if TYPE_CHECKING:
     from ..bench.record import Record
 
 COLUMNS = (
-    "shape", "layout", "mode", "provider", "check", "µs", "TFLOP/s", "× cuBLAS", "apart", "verdict", "host µs", "MHz",
-    "util.", "W", "pJ/FLOP",
-)  # fmt: skip
+    "shape",
+    "layout",
+    "mode",
+    "provider",
+    "check",
+    "µs",
+    "TFLOP/s",
+    "× cuBLAS",
+    "apart",
+    "verdict",
+    "host µs",
+    "MHz",
+    "util.",
+    "W",
+    "pJ/FLOP",
+)
 
 
 def bench(
     kernels: Annotated[
         str,
         typer.Option(
-            help="Kernels by name, NAME[k=v,...] for a config; outblas (what matmul takes), cublas (against itself), "
-            "cublaslt-best, torch.compile. "
+            help="Kernels by name, NAME[k=v,...] for a config; outblas (what matmul takes), "
+            "cublas (against itself), cublaslt-best, torch.compile. "
             "Default: all kernels that run here."
         ),
     ] = "",
@@ -62,13 +75,22 @@ def bench(
     layout: LayoutOption = "nt",
     mode: Annotated[str, typer.Option(help="burst, sustained, or both.")] = "burst",
     rounds: Annotated[
-        int | None, typer.Option(min=2, help="Rounds of burst, at least (15 by default); passes of sustained (3).")
+        int | None,
+        typer.Option(
+            min=2, help="Rounds of burst, at least (15 by default); passes of sustained (3)."
+        ),
     ] = None,
     json: JsonOption = False,
-    save: Annotated[Path | None, typer.Option(help="Write the JSON to a file, renewed with every figure.")] = None,
-    chart: Annotated[Path | None, typer.Option(help="Draw the figures: .png, .svg or .pdf.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the JSON to a file, renewed with every figure.")
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="Draw the figures: .png, .svg or .pdf.")
+    ] = None,
 ) -> None:
-    """Times kernels beside cuBLAS, checked first. Exit code 1 if a kernel is wrong, 3 without a GPU."""
+    """Times kernels beside cuBLAS, checked first. Exit code 1 if a kernel is wrong, 3 without a
+    GPU.
+    """
     import torch
 
     from ..bench.providers import OPERANDS, parse
@@ -103,7 +125,9 @@ def bench(
 
 def split_names(text: str) -> list[str]:
     """`a,b[k=v,k=v]` → a and b[k=v,k=v]: commas inside brackets do not separate."""
-    return [part.strip() for part in re.findall(r"[^,\[]+(?:\[[^\]]*\]?)?[^,]*", text) if part.strip()]
+    return [
+        part.strip() for part in re.findall(r"[^,\[]+(?:\[[^\]]*\]?)?[^,]*", text) if part.strip()
+    ]
 
 
 def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
@@ -114,7 +138,9 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _campaign(named: list[Provider], ladder: str | None, dtype: str, rounds: int | None) -> Campaign:
+def _campaign(
+    named: list[Provider], ladder: str | None, dtype: str, rounds: int | None
+) -> Campaign:
     import torch
 
     from ..bench import providers
@@ -140,11 +166,19 @@ def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
         kernel = registry.find(provider.name)
         check_runs(kernel, device)
         if OPERANDS[dtype] not in kernel.dtypes:
-            raise ValueError(f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}")
+            raise ValueError(
+                f"--dtype is {dtype!r}, expected for {kernel.name}: {', '.join(kernel.dtypes)}"
+            )
 
 
 def _run(
-    campaign: Campaign, shapes: list[Shape], layouts: list[str], modes: list[str], save: Path | None, *, quiet: bool
+    campaign: Campaign,
+    shapes: list[Shape],
+    layouts: list[str],
+    modes: list[str],
+    save: Path | None,
+    *,
+    quiet: bool,
 ) -> tuple[dict[str, Any], bool]:
     """Runs the campaign under a live table, and says whether every product was right.
 
@@ -174,7 +208,9 @@ def _run(
 
 
 def _view(gpu: str, dtype: str, rows: list[tuple[str, ...]]) -> Table:
-    """A table without the columns in which nothing was measured; layout and mode go to the title if all share them."""
+    """A table without the columns in which nothing was measured; layout and mode go to the title if
+    all share them.
+    """
     title, kept = f"{gpu}, {dtype}", []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
@@ -183,17 +219,31 @@ def _view(gpu: str, dtype: str, rows: list[tuple[str, ...]]) -> Table:
         elif values != {NONE}:
             kept.append(i)
     cells = ([row[i] for i in kept] for row in rows)
-    return make_table(f"{title}; × cuBLAS is its time over the provider's", [COLUMNS[i] for i in kept], cells)
+    return make_table(
+        f"{title}; × cuBLAS is its time over the provider's", [COLUMNS[i] for i in kept], cells
+    )
 
 
 def row(record: Record) -> tuple[str, ...]:
     """The cells of one record; a dash where nothing was measured."""
     r = record
-    spread = f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else NONE
+    spread = (
+        f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})" if r.ratio is not None else NONE
+    )
     return (
-        to_text(r.shape), r.layout, r.mode, r.label, r.check,
+        to_text(r.shape),
+        r.layout,
+        r.mode,
+        r.label,
+        r.check,
         figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
-        figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"), spread, figure(r.ratio_apart, ".3f"),
-        r.verdict or NONE, figure(r.host_us, ".1f"), figure(r.clock_mhz, ".0f"), figure(r.utilisation, ".3f"),
-        figure(r.watts, ".0f"), figure(r.pj_per_flop, ".3f"),
-    )  # fmt: skip
+        figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
+        spread,
+        figure(r.ratio_apart, ".3f"),
+        r.verdict or NONE,
+        figure(r.host_us, ".1f"),
+        figure(r.clock_mhz, ".0f"),
+        figure(r.utilisation, ".3f"),
+        figure(r.watts, ".0f"),
+        figure(r.pj_per_flop, ".3f"),
+    )

@@ -36,18 +36,25 @@ if TYPE_CHECKING:
     from ..autotune.records import Trial
     from ..autotune.store import Store
 
-app = typer.Typer(help="Tuning results and compiled kernels: list, export, import, check, prune.", no_args_is_help=True)
+app = typer.Typer(
+    help="Tuning results and compiled kernels: list, export, import, check, prune.",
+    no_args_is_help=True,
+)
 
 SHOWN = 100  # trials that `show` has a table of, unless another number is given
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="The file of results. Default: tuning.sqlite in the cache directory.")
+    Path | None,
+    typer.Option(
+        "--store", help="The file of results. Default: tuning.sqlite in the cache directory."
+    ),
 ]
 
 
 LimitOption = Annotated[
-    int | None, typer.Option(min=1, help=f"The first so many. Default: {SHOWN}, and with --json all.")
+    int | None,
+    typer.Option(min=1, help=f"The first so many. Default: {SHOWN}, and with --json all."),
 ]
 
 
@@ -57,8 +64,12 @@ def _most(limit: int | None, json: bool) -> int | None:
 
 
 @app.command("ls")
-def list_results(store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False) -> None:
-    """One line for each GPU, kernel and workload: trials, the best of the screen, the winner of the finals."""
+def list_results(
+    store: StoreOption = None, limit: LimitOption = None, json: JsonOption = False
+) -> None:
+    """One line for each GPU, kernel and workload: trials, the best of the screen, the winner of the
+    finals.
+    """
     with _opened(store) as found:
         rows = found.summaries()
         path = found.path
@@ -67,20 +78,40 @@ def list_results(store: StoreOption = None, limit: LimitOption = None, json: Jso
     size = sum(file.stat().st_size for file in compiled)
 
     def show() -> None:
-        columns = ("kernel", "workload", "trials", "ok", "failed", "best µs", "× cuBLAS", "winner", "date")
+        columns = (
+            "kernel",
+            "workload",
+            "trials",
+            "ok",
+            "failed",
+            "best µs",
+            "× cuBLAS",
+            "winner",
+            "date",
+        )
         for gpu in dict.fromkeys(row.gpu for row in rows):
             table(gpu, columns, [_cells(row) for row in rows if row.gpu == gpu])
-        said = f"{len(rows)} of {total} sweeps; --limit shows more" if len(rows) < total else f"{total} sweeps"
+        said = (
+            f"{len(rows)} of {total} sweeps; --limit shows more"
+            if len(rows) < total
+            else f"{total} sweeps"
+        )
         note(f"{path}: {said if rows else 'no results'}", None)
         note(f"Compiled kernels: {len(compiled)}, {size / 2**20:.1f} MiB", None)
 
     compiled_value = {"objects": len(compiled), "bytes": size}
-    give({"store": str(path), "rows": [_json(row) for row in rows], "compiled": compiled_value}, show, json=json)
+    give(
+        {"store": str(path), "rows": [_json(row) for row in rows], "compiled": compiled_value},
+        show,
+        json=json,
+    )
 
 
 @app.command()
 def show(
-    what: Annotated[list[str], typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, kernels, or both.")],
+    what: Annotated[
+        list[str], typer.Argument(metavar="MxNxK|KERNEL...", help="Shapes, kernels, or both.")
+    ],
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16, float32 or tf32.")] = None,
     layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt.")] = None,
     limit: LimitOption = None,
@@ -92,13 +123,23 @@ def show(
 
     with usage_errors():
         names = [name for name in what if not name[:1].isdecimal() and name != "suite"]
-        shapes = [shape for text in what if text not in names for shape in parse_shapes(text, "MxNxK", least=1)]
-        for option, value, allowed in (("--dtype", dtype, PRECISIONS), ("--layout", layout, LAYOUTS)):
+        shapes = [
+            shape
+            for text in what
+            if text not in names
+            for shape in parse_shapes(text, "MxNxK", least=1)
+        ]
+        for option, value, allowed in (
+            ("--dtype", dtype, PRECISIONS),
+            ("--layout", layout, LAYOUTS),
+        ):
             if value is not None:
                 check_one_of(option, value, allowed)
         with _opened(store) as found:
             _check_kernels(names, found)
-            chosen, total = found.browse(_selection(names, shapes, dtype, layout), _most(limit, json))
+            chosen, total = found.browse(
+                _selection(names, shapes, dtype, layout), _most(limit, json)
+            )
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "× cuBLAS", "reason", "date")
@@ -112,12 +153,22 @@ def show(
 
 @app.command()
 def export(
-    file: Annotated[Path | None, typer.Argument(help="The file to write; with --ship, the folder.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="The file to write; with --ship, the folder.")
+    ] = None,
     ship: Annotated[
-        bool, typer.Option("--ship", help="Write winners to the tables that come with the package, one for each GPU.")
+        bool,
+        typer.Option(
+            "--ship",
+            help="Write winners to the tables that come with the package, one for each GPU.",
+        ),
     ] = False,
-    kernels: Annotated[str, typer.Option(help="Kernels by name, comma-separated. Default: all.")] = "",
-    shapes: Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated. Default: all.")] = "",
+    kernels: Annotated[
+        str, typer.Option(help="Kernels by name, comma-separated. Default: all.")
+    ] = "",
+    shapes: Annotated[
+        str, typer.Option(help="N, MxNxK or suite, comma-separated. Default: all.")
+    ] = "",
     store: StoreOption = None,
 ) -> None:
     """Writes results to one file of JSON Lines, or winners to tables that ship with the package."""
@@ -135,7 +186,9 @@ def export(
             if ship:
                 _ship(found, names, wanted, folder)
             else:
-                trials, winners = transfer.export_store(found, _required(file), _selection(names, wanted))
+                trials, winners = transfer.export_store(
+                    found, _required(file), _selection(names, wanted)
+                )
                 typer.echo(f"{trials} trials, {winners} winners")
 
 
@@ -146,7 +199,10 @@ def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -
     winners = store.stream(lambda _, winners: list(winners), _selection(kernels, shapes))
     measured = [winner for winner in winners if winner.gpu.arch]
     if interpreted := len(winners) - len(measured):
-        say(f"{interpreted} winners of the interpreter are left out: they say nothing of a GPU", err=True)
+        say(
+            f"{interpreted} winners of the interpreter are left out: they say nothing of a GPU",
+            err=True,
+        )
     for path in transfer.ship(measured, folder):
         say(path)
     typer.echo(f"{len(measured)} winners")
@@ -154,9 +210,12 @@ def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -
 
 @app.command("import")
 def import_results(
-    file: Annotated[Path, typer.Argument(help="What outblas cache export wrote.")], store: StoreOption = None
+    file: Annotated[Path, typer.Argument(help="What outblas cache export wrote.")],
+    store: StoreOption = None,
 ) -> None:
-    """Adds the results of another machine to this one's: all of the file, or nothing if anything in it is amiss."""
+    """Adds the results of another machine to this one's: all of the file, or nothing if anything in
+    it is amiss.
+    """
     from ..autotune import transfer
 
     with usage_errors(), _opened(store, writing=True, new=True) as found:
@@ -166,10 +225,14 @@ def import_results(
 
 @app.command()
 def verify(
-    file: Annotated[Path | None, typer.Argument(help="An exported file. Default: all that is here.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="An exported file. Default: all that is here.")
+    ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Checks results, compiled kernels and shipped tables, or one exported file. Exit code 1 if anything is amiss."""
+    """Checks results, compiled kernels and shipped tables, or one exported file. Exit code 1 if
+    anything is amiss.
+    """
     from ..autotune import transfer
 
     if file is not None:
@@ -188,11 +251,19 @@ def verify(
 
 @app.command()
 def prune(
-    older_than: Annotated[str | None, typer.Option(help="Results from before so long ago: 30d, 12h, 2w.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Results from before so long ago: 30d, 12h, 2w.")
+    ] = None,
     kernel: Annotated[str | None, typer.Option(help="Results of one kernel.")] = None,
-    stale: Annotated[bool, typer.Option("--stale", help="Results of kernels whose source has changed since.")] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Results of kernels whose source has changed since.")
+    ] = False,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Compiled kernels too (alone: only these); --older-than applies to them.")
+        bool,
+        typer.Option(
+            "--compiled",
+            help="Compiled kernels too (alone: only these); --older-than applies to them.",
+        ),
     ] = False,
     store: StoreOption = None,
 ) -> None:
@@ -229,9 +300,12 @@ def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path | None, *, writing: bool = False, new: bool = False, quiet: bool = False) -> Iterator[Store]:
-    """A store; what is wrong with it goes to standard error unless `quiet`. Raises a usage error for what is none, and
-    for one that cannot be written though it should."""
+def _opened(
+    path: Path | None, *, writing: bool = False, new: bool = False, quiet: bool = False
+) -> Iterator[Store]:
+    """A store; what is wrong with it goes to standard error unless `quiet`. Raises a usage error
+    for what is none, and for one that cannot be written though it should.
+    """
     from ..autotune.store import Store, StoreError
 
     with usage_errors(StoreError), warnings.catch_warnings():
@@ -281,9 +355,15 @@ def _cells(row: Summary) -> tuple[object, ...]:
 
 def _trial_cells(trial: Trial) -> tuple[object, ...]:
     return (
-        trial.workload, trial.kernel, brief(trial.kernel, trial.config) or "default", trial.status,
-        figure(trial.us, ".2f"), figure(trial.ratio, ".3f"), " ".join(trial.reason.split()) or NONE, _date(trial.when),
-    )  # fmt: skip
+        trial.workload,
+        trial.kernel,
+        brief(trial.kernel, trial.config) or "default",
+        trial.status,
+        figure(trial.us, ".2f"),
+        figure(trial.ratio, ".3f"),
+        " ".join(trial.reason.split()) or NONE,
+        _date(trial.when),
+    )
 
 
 def _check_kernels(names: Iterable[str], store: Store) -> None:
@@ -295,7 +375,10 @@ def _check_kernels(names: Iterable[str], store: Store) -> None:
 
 
 def _selection(
-    kernels: Sequence[str], shapes: Sequence[Shape], dtype: str | None = None, layout: str | None = None
+    kernels: Sequence[str],
+    shapes: Sequence[Shape],
+    dtype: str | None = None,
+    layout: str | None = None,
 ) -> Selection:
     from ..autotune.listing import Selection
 

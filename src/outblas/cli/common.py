@@ -36,8 +36,12 @@ NO_GPU = 3  # exit code of commands that have nothing to measure on
 parse_shapes = shapes.parse
 
 ShapesOption = Annotated[str, typer.Option(help="N, MxNxK or suite, comma-separated.")]
-PrecisionOption = Annotated[str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")]
-LayoutOption = Annotated[str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")]
+PrecisionOption = Annotated[
+    str, typer.Option(help="bfloat16, float16, float32 (IEEE products) or tf32.")
+]
+LayoutOption = Annotated[
+    str, typer.Option(help="nt, nn, tn, tt: A then B, n stored by rows, t transposed.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON to a file.")]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page.")]
@@ -67,8 +71,12 @@ def note(text: str, style: str | None = "dim", *, highlight: bool | None = None)
 
 def check_writable(path: Path | None, option: str = "--save") -> None:
     """Raises ValueError for a file that could not be written once the work is done."""
-    if path is not None and (path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))):
-        raise ValueError(f"{option} is {str(path)!r}, expected a file in a folder that can be written")
+    if path is not None and (
+        path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK))
+    ):
+        raise ValueError(
+            f"{option} is {str(path)!r}, expected a file in a folder that can be written"
+        )
 
 
 def check_files(save: Path | None, html: Path | None, chart: Path | None) -> None:
@@ -93,7 +101,9 @@ def said(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(value: Any) -> Any:
-    """With fractions of seven digits: no measurement has more. Whole numbers stay, without a point."""
+    """With fractions of seven digits: no measurement has more. Whole numbers stay, without
+    a point.
+    """
     match value:
         case dict():
             return {name: _measured(item) for name, item in value.items()}
@@ -107,7 +117,9 @@ def _measured(value: Any) -> Any:
 
 
 def _laid_out(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each field of the whole and each record or row of a list, and no other white space."""
+    """JSON with a line for each field of the whole and each record or row of a list, and no other
+    white space.
+    """
     if isinstance(value, dict) and value and depth == 0:
         lines = [f"{json.dumps(name)}: {_laid_out(item, 1)}" for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + "\n}"
@@ -144,18 +156,34 @@ def say(text: object, *, err: bool = False) -> None:
 _OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
-        "address", "arch", "budget", "config", "dtype", "engine", "gpus", "layout", "out_dtype", "ranker", "shapes",
-        "sms", "store", "top_k", "trials",
+        "address",
+        "arch",
+        "budget",
+        "config",
+        "dtype",
+        "engine",
+        "gpus",
+        "layout",
+        "out_dtype",
+        "ranker",
+        "shapes",
+        "sms",
+        "store",
+        "top_k",
+        "trials",
     )
-}  # fmt: skip
+}
 
 
 @contextmanager
-def usage_errors(*others: type[Exception], options: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A ValueError, an error of another kind named, and a path that is too long are of usage: one line, exit code 2.
+def usage_errors(
+    *others: type[Exception], options: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A ValueError, an error of another kind named, and a path that is too long are of usage: one
+    line, exit code 2.
 
-    Where the message begins with a parameter of the library, it is given the name of its option: in `options` are those
-    of this command besides `_OPTIONS`.
+    Where the message begins with a parameter of the library, it is given the name of its option: in
+    `options` are those of this command besides `_OPTIONS`.
     """
     kinds: tuple[type[Exception], ...] = (ValueError, *others)
     try:
@@ -175,7 +203,9 @@ def _by_option(message: str, options: Mapping[str, str]) -> str:
 
 
 def check_given(option: str, value: str | None) -> None:
-    """Raises ValueError for an option that is there and empty, as an unset variable of a shell makes it."""
+    """Raises ValueError for an option that is there and empty, as an unset variable of a shell
+    makes it.
+    """
     if value is not None and not split(value):
         raise ValueError(f"{option} is {value!r}, expected a value, or no {option}")
 

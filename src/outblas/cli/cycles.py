@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 def check(kernel: str) -> None:
     """Raises ValueError for a kernel that cannot count its cycles."""
     if kernel == CUBLAS or not hasattr(registry.load(kernel), "phases"):
-        raise ValueError(f"--phases is given for {kernel!r}, expected a kernel of the hopper ladder")
+        raise ValueError(
+            f"--phases is given for {kernel!r}, expected a kernel of the hopper ladder"
+        )
 
 
 def run(
-    requests: list[Request], device: torch.device, environment: dict[str, Any], *, json: bool, save: Path | None
+    requests: list[Request],
+    device: torch.device,
+    environment: dict[str, Any],
+    *,
+    json: bool,
+    save: Path | None,
 ) -> None:
     """Runs every request in an instrumented compile, then shows the mean cycles of each role."""
     results = [_measure(request, device, quiet=json) for request in requests]
@@ -53,9 +60,14 @@ def _measure(request: Request, device: torch.device, *, quiet: bool) -> dict[str
         typer.echo(f"profiling failed: {error}", err=True)
         raise typer.Exit(1) from None
     return {
-        "provider": request.kernel, "shape": list(request.shape), "dtype": request.dtype, "layout": request.layout,
-        "config": request.config, "resolved": request.resolved(), "phases": [asdict(role) for role in roles],
-    }  # fmt: skip
+        "provider": request.kernel,
+        "shape": list(request.shape),
+        "dtype": request.dtype,
+        "layout": request.layout,
+        "config": request.config,
+        "resolved": request.resolved(),
+        "phases": [asdict(role) for role in roles],
+    }
 
 
 def sizes(request: Request) -> str:

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 N = 4096
 
 
-def demo(save: Annotated[Path | None, typer.Option(help="Write the times to a JSON file.")] = None) -> None:
-    """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU, the machine code."""
+def demo(
+    save: Annotated[Path | None, typer.Option(help="Write the times to a JSON file.")] = None,
+) -> None:
+    """Multiplies matrices, checks every element, and shows times beside cuBLAS's; without a GPU,
+    the machine code.
+    """
     import torch
 
     with usage_errors():
@@ -28,7 +32,9 @@ def demo(save: Annotated[Path | None, typer.Option(help="Write the times to a JS
 
 
 def _on_gpu(save: Path | None) -> bool:
-    """Every kernel that runs here at N = 4096 in bf16: the exact oracle, then the burst protocol."""
+    """Every kernel that runs here at N = 4096 in bf16: the exact oracle, then the burst
+    protocol.
+    """
     import torch
 
     from ..bench import environment
@@ -44,24 +50,39 @@ def _on_gpu(save: Path | None) -> bool:
     columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
     table("Burst: idle, one warm call, 8 timed", columns, map(_row, records))
     if save is not None:
-        save_json(save, {"environment": environment(), "results": [said(record.record()) for record in records]})
+        save_json(
+            save,
+            {
+                "environment": environment(),
+                "results": [said(record.record()) for record in records],
+            },
+        )
     return all(record.passed for record in records)
 
 
 def _row(record: Record) -> tuple[str, ...]:
     r, figures = record, (NONE,) * 3
     if r.us is not None:
-        figures = (f"{r.us:.1f}", f"{r.tflops:.0f}", f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})")
+        figures = (
+            f"{r.us:.1f}",
+            f"{r.tflops:.0f}",
+            f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})",
+        )
     return (r.label, r.check, *figures)
 
 
 def _without_gpu() -> bool:
-    """The portable kernel on small matrices through the interpreter, and the Hopper rungs compiled."""
+    """The portable kernel on small matrices through the interpreter, and the Hopper rungs
+    compiled.
+    """
     import torch
 
     from ..verify.cases import Case
 
-    console.print("No NVIDIA GPU: small products run through Triton's interpreter, Hopper kernels are only compiled.")
+    console.print(
+        "No NVIDIA GPU: small products run through Triton's interpreter, Hopper kernels are only "
+        "compiled."
+    )
     cases = [
         Case(128, 128, 128, torch.bfloat16, layout="nt"),
         Case(200, 120, 72, torch.float16),
@@ -91,7 +112,9 @@ def _check(kernel: str, case: Case, device: str) -> str | None:
 
 
 def _compile_hopper() -> bool:
-    """What the assembler makes of every Hopper rung for sm_90a; false if registers spill or it warns."""
+    """What the assembler makes of every Hopper rung for sm_90a; false if registers spill or it
+    warns.
+    """
     from ..inspect import inspect
 
     rows, passed = [], True
@@ -104,9 +127,13 @@ def _compile_hopper() -> bool:
             return False
         spilled = found.spill_stores + found.spill_loads
         passed &= not spilled and not found.warnings
-        wgmma = " ".join(f"{n} × {op}" for op, n in found.instructions.items() if op.startswith("HGMMA"))
+        wgmma = " ".join(
+            f"{n} × {op}" for op, n in found.instructions.items() if op.startswith("HGMMA")
+        )
         tma = found.count("UTMALDG")
-        rows.append((kernel.name, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma))
+        rows.append(
+            (kernel.name, found.registers, f"{spilled} B", f"{found.smem_bytes} B", wgmma, tma)
+        )
     columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
     table("Compiled for sm_90a, bf16, B stored N×K", columns, rows)
     return passed

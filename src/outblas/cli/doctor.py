@@ -11,14 +11,18 @@ from .common import NONE, JsonOption, console, give, note, table
 
 
 def doctor(json: JsonOption = False) -> None:
-    """GPU, driver, versions against the tested ranges, cache, and what runs here. Exit code 1 if something is amiss."""
+    """GPU, driver, versions against the tested ranges, cache, and what runs here. Exit code 1 if
+    something is amiss.
+    """
     report = examine()
     give(report, lambda: _show(report), json=json)
     raise typer.Exit(1 if report["problems"] else 0)
 
 
 def examine() -> dict[str, Any]:
-    """Everything the command prints, as JSON-able values; `problems` lists what keeps a kernel from running well."""
+    """Everything the command prints, as JSON-able values; `problems` lists what keeps a kernel from
+    running well.
+    """
     from ..bench import driver
 
     versions = [
@@ -32,10 +36,17 @@ def examine() -> dict[str, Any]:
     tuning = _tuning()
     problems += [f"tuning: {tuning['problem']}"] if tuning["problem"] else []
     return {
-        "outblas": __version__, "python": platform.python_version(), "platform": platform.platform(),
-        "driver": driver(), "gpus": gpus, "versions": versions, "cache": store, "tuning": tuning,
-        "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()], "problems": problems,
-    }  # fmt: skip
+        "outblas": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "driver": driver(),
+        "gpus": gpus,
+        "versions": versions,
+        "cache": store,
+        "tuning": tuning,
+        "kernels": [{"name": k.name, "runs": _runs(k)} for k in registry.ladder()],
+        "problems": problems,
+    }
 
 
 def _tuning() -> dict[str, Any]:
@@ -47,7 +58,11 @@ def _tuning() -> dict[str, Any]:
     found: dict[str, Any] = {"tables": tables, "winners": 0, "problem": None}
     try:
         with Store(read_only=True) as store:
-            found |= {"store": str(store.path), "winners": len(store.winners()), "problem": store.warning}
+            found |= {
+                "store": str(store.path),
+                "winners": len(store.winners()),
+                "problem": store.warning,
+            }
     except (StoreError, ValueError) as error:
         found["problem"] = str(error)
     return found
@@ -61,16 +76,24 @@ def _gpus() -> list[dict[str, Any]]:
         p = torch.cuda.get_device_properties(index)
         found.append(
             {
-                "name": p.name, "arch": 10 * p.major + p.minor, "sms": p.multi_processor_count,
+                "name": p.name,
+                "arch": 10 * p.major + p.minor,
+                "sms": p.multi_processor_count,
                 "memory_gib": round(p.total_memory / 2**30, 1),
             }
-        )  # fmt: skip
+        )
     return found
 
 
 def _cache() -> dict[str, Any]:
     """The compile cache. `network`: the type of its file system, if other machines share it."""
-    found: dict[str, Any] = {"directory": None, "network": None, "problem": None, "objects": 0, "bytes": 0}
+    found: dict[str, Any] = {
+        "directory": None,
+        "network": None,
+        "problem": None,
+        "objects": 0,
+        "bytes": 0,
+    }
     try:
         folder = cache.directory()
         found |= {"directory": str(folder), "network": cache.network_filesystem(folder)}
@@ -90,24 +113,45 @@ def _runs(kernel: registry.Kernel) -> str:
         return f"no: {error}"
     if not torch.cuda.is_available():
         gap = dispatch.lacks_device(kernel, torch.device("cpu"))
-        return "on the CPU, through the interpreter" if gap is None else f"no: {gap}; it compiles here"
-    gaps = [dispatch.lacks_device(kernel, torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
+        return (
+            "on the CPU, through the interpreter" if gap is None else f"no: {gap}; it compiles here"
+        )
+    gaps = [
+        dispatch.lacks_device(kernel, torch.device("cuda", i))
+        for i in range(torch.cuda.device_count())
+    ]
     return "yes" if None in gaps else f"no: {gaps[0]}"
 
 
 def _show(report: dict[str, Any]) -> None:
     console.print(f"outblas {report['outblas']}, Python {report['python']}, {report['platform']}")
     if report["gpus"]:
-        rows = [(g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB") for g in report["gpus"]]
-        table(f"GPUs (driver {report['driver'] or 'unknown'})", ("name", "arch", "SMs", "memory"), rows)
+        rows = [
+            (g["name"], f"sm_{g['arch']}", g["sms"], f"{g['memory_gib']} GiB")
+            for g in report["gpus"]
+        ]
+        table(
+            f"GPUs (driver {report['driver'] or 'unknown'})",
+            ("name", "arch", "SMs", "memory"),
+            rows,
+        )
     else:
         console.print("No NVIDIA GPU: torch takes every call that names no kernel.")
-    rows = [(v["name"], v["installed"] or NONE, v["tested"], v["problem"] or "") for v in report["versions"]]
+    rows = [
+        (v["name"], v["installed"] or NONE, v["tested"], v["problem"] or "")
+        for v in report["versions"]
+    ]
     table("Versions", ("package", "installed", "tested", "problem"), rows)
     store = report["cache"]
-    state = store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
+    state = (
+        store["problem"] or f"{store['objects']} compiled kernels, {store['bytes'] / 2**20:.1f} MiB"
+    )
     if store["network"]:
-        state += f", on {store['network']}: where its locks do not hold, a kernel is compiled more than once"
+        state += (
+            f", on {store['network']}: where its locks do not hold, a kernel is compiled "
+            "more "
+            "than once"
+        )
     note(f"Cache {shown(store['directory'] or NONE)}: {state}", None)
     tuning = report["tuning"]
     gpus = ", ".join(tuning["tables"]) or "no GPU"

@@ -25,7 +25,7 @@ from .common import (
     split,
     table,
     usage_errors,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..inspect import Inspection
@@ -44,43 +44,76 @@ _GROUPS = {
 
 
 def inspect(
-    kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all by default.")] = None,
-    config: Annotated[str | None, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")] = None,
+    kernels: Annotated[
+        list[str] | None, typer.Argument(help="Kernels by name; all by default.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(help="tile_m=128,stages=4. Default: what the kernel chooses.")
+    ] = None,
     arch: Annotated[
-        str | None, typer.Option(help="75, 80, 90 or sm_90a, comma-separated. Default: all that a kernel runs on.")
+        str | None,
+        typer.Option(
+            help="75, 80, 90 or sm_90a, comma-separated. Default: all that a kernel runs on."
+        ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16 or float32. Default: as documents measure it.")
+        str | None,
+        typer.Option(help="bfloat16, float16 or float32. Default: as documents measure it."),
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="nt, nn, tn or tt. Default: as documents measure it.")
+    ] = None,
     shapes: Annotated[str, typer.Option(help="One shape, 4096 or MxNxK.")] = "4096",
     json: JsonOption = False,
     save: SaveOption = None,
-    sass: Annotated[bool, typer.Option("--sass", help="Print the SASS of one kernel for one architecture.")] = False,
-    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX of one kernel for one architecture.")] = False,
+    sass: Annotated[
+        bool, typer.Option("--sass", help="Print the SASS of one kernel for one architecture.")
+    ] = False,
+    ptx: Annotated[
+        bool, typer.Option("--ptx", help="Print the PTX of one kernel for one architecture.")
+    ] = False,
 ) -> None:
-    """Compiles kernels and shows registers, spills, occupancy, instructions, warnings and rooflines; needs no GPU."""
+    """Compiles kernels and shows registers, spills, occupancy, instructions, warnings and
+    rooflines; needs no GPU.
+    """
     try:
         with usage_errors():
             check_writable(save)
-            for option, text in (("--config", config), ("--arch", arch), ("--dtype", dtype), ("--layout", layout)):
+            for option, text in (
+                ("--config", config),
+                ("--arch", arch),
+                ("--dtype", dtype),
+                ("--layout", layout),
+            ):
                 check_given(option, text)
             if layout is not None:
                 check_one_of("--layout", layout, LAYOUTS)
             variants = _variants(kernels or [], _archs(arch), dtype)
             if (sass or ptx) and (len(variants) != 1 or json):
                 raise ValueError(
-                    f"--sass and --ptx got {len(variants)} variants{' and --json' if json else ''}, "
+                    f"--sass and --ptx got {len(variants)} "
+                    f"variants{' and --json' if json else ''}, "
                     "expected one kernel, one --arch, and no --json"
                 )
-            found = _inspect(variants, config, dtype, layout, one_shape(shapes, least=0), quiet=json or sass or ptx)
+            found = _inspect(
+                variants,
+                config,
+                dtype,
+                layout,
+                one_shape(shapes, least=0),
+                quiet=json or sass or ptx,
+            )
     except ImportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
 
     def show() -> None:
         if sass or ptx:
-            typer.echo("\n".join(text for text, on in ((found[0].sass, sass), (found[0].ptx_text, ptx)) if on))
+            typer.echo(
+                "\n".join(
+                    text for text, on in ((found[0].sass, sass), (found[0].ptx_text, ptx)) if on
+                )
+            )
         else:
             _show(found)
 
@@ -88,19 +121,29 @@ def inspect(
 
 
 def _archs(text: str | None) -> list[int]:
-    """Architectures as the command line and the compilers name them: 90, 90a, sm_90 and sm_90a are one."""
+    """Architectures as the command line and the compilers name them: 90, 90a, sm_90 and sm_90a are
+    one.
+    """
     found = []
     for part in split(text or ""):
         name = part.lower().removeprefix("sm_").removesuffix("a")
         known = [str(arch) for arch in ARCHS]
         if name not in known or (part.lower().endswith("a") and int(name) not in _SPECIFIC):
-            check_one_of("--arch", part, [*known, *(f"sm_{arch}{'a' * (arch in _SPECIFIC)}" for arch in ARCHS)])
+            check_one_of(
+                "--arch",
+                part,
+                [*known, *(f"sm_{arch}{'a' * (arch in _SPECIFIC)}" for arch in ARCHS)],
+            )
         found.append(int(name))
     return list(dict.fromkeys(found))
 
 
-def _variants(names: Sequence[str], archs: Sequence[int], dtype: str | None) -> list[tuple[str, int]]:
-    """Kernels and architectures: all of the named kernels', or of all kernels those that the options allow."""
+def _variants(
+    names: Sequence[str], archs: Sequence[int], dtype: str | None
+) -> list[tuple[str, int]]:
+    """Kernels and architectures: all of the named kernels', or of all kernels those that the
+    options allow.
+    """
     variants = []
     for kernel in [registry.find(name) for name in dict.fromkeys(names)] or registry.ladder():
         own = compilable(kernel)
@@ -109,7 +152,9 @@ def _variants(names: Sequence[str], archs: Sequence[int], dtype: str | None) -> 
         elif not dtype or dtype in kernel.dtypes:
             variants += [(kernel.name, arch) for arch in own if not archs or arch in archs]
     if not variants:
-        raise ValueError(f"--dtype is {dtype!r}, and no kernel takes it on the architectures of --arch")
+        raise ValueError(
+            f"--dtype is {dtype!r}, and no kernel takes it on the architectures of --arch"
+        )
     return variants
 
 
@@ -127,7 +172,11 @@ def _inspect(
     found = []
     options = {"config": config, "dtype": dtype, "layout": layout}
     for kernel, arch in variants:
-        with contextlib.nullcontext() if quiet else console.status(f"{kernel}: compiling for sm_{arch}"):
+        with (
+            contextlib.nullcontext()
+            if quiet
+            else console.status(f"{kernel}: compiling for sm_{arch}")
+        ):
             found.append(inspect(kernel, arch=arch, shape=shape, **options))
     return found
 
@@ -135,33 +184,66 @@ def _inspect(
 def _show(found: Sequence[Inspection]) -> None:
     rows = [
         (
-            i.kernel, i.arch, f"{i.dtype} {i.layout}", i.registers, f"{i.spill_stores} / {i.spill_loads}",
-            f"{i.smem_bytes / 1024:g}", i.stages, i.threads, i.ctas_per_sm,
-            f"{i.warps_per_sm} ({_share(i):.0%})", i.limiter,
+            i.kernel,
+            i.arch,
+            f"{i.dtype} {i.layout}",
+            i.registers,
+            f"{i.spill_stores} / {i.spill_loads}",
+            f"{i.smem_bytes / 1024:g}",
+            i.stages,
+            i.threads,
+            i.ctas_per_sm,
+            f"{i.warps_per_sm} ({_share(i):.0%})",
+            i.limiter,
         )
         for i in found
-    ]  # fmt: skip
-    columns = ("kernel", "arch", "operands", "registers", "spill B st / ld", "smem KiB", "stages", "threads")
+    ]
+    columns = (
+        "kernel",
+        "arch",
+        "operands",
+        "registers",
+        "spill B st / ld",
+        "smem KiB",
+        "stages",
+        "threads",
+    )
     table("Resources", (*columns, "CTAs/SM", "warps/SM", "limited by"), rows)
-    groups = [[i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())] for i in found]
+    groups = [
+        [i.kernel, i.arch, *(_group(i.instructions, ops) for ops in _GROUPS.values())]
+        for i in found
+    ]
     headings = ["kernel", "arch", *_GROUPS]
     if any(i.ffma_reuse is not None for i in found):
         headings.append("FFMA in hot loop")
         groups = [[*row, _ffma(i)] for row, i in zip(groups, found, strict=True)]
     table("Instructions", headings, groups)
     bounds = [
-        (i.kernel, machine, _figure(b["tflops"]), b["by"], *(_ceiling(b["ceilings"].get(x), i.intensity.get(x))
-         for x in ("compute", "dram", "l1", "shared", "l2")))
+        (
+            i.kernel,
+            machine,
+            _figure(b["tflops"]),
+            b["by"],
+            *(
+                _ceiling(b["ceilings"].get(x), i.intensity.get(x))
+                for x in ("compute", "dram", "l1", "shared", "l2")
+            ),
+        )
         for i in found
         for machine, b in i.bound.items()
-    ]  # fmt: skip
+    ]
     levels = ("compute", "DRAM", "L1", "shared memory", "L2 if nothing merges")
-    table("Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds)
+    table(
+        "Roofline: TFLOP/s (FLOP per byte)", ("kernel", "machine", "bound", "by", *levels), bounds
+    )
     for i in found:
         name = f"{i.kernel} {i.arch}"
         note(f"{name}: {_config(i)}")
         for access, conflicts in (i.bank_conflicts or {}).items():
-            note(f"{name}: {access}: bank conflicts add {conflicts:g} wavefronts an instruction", None)
+            note(
+                f"{name}: {access}: bank conflicts add {conflicts:g} wavefronts an instruction",
+                None,
+            )
         for warning in i.warnings:
             note(f"{name}: {warning}", "yellow")
 
@@ -181,7 +263,9 @@ def _share(i: Inspection) -> float:
 
 
 def _group(instructions: Mapping[str, int], operations: Sequence[str]) -> str:
-    """`4 HGMMA.64x64x16.F32.BF16`: products in full, whatever else is counted under the bare operation."""
+    """`4 HGMMA.64x64x16.F32.BF16`: products in full, whatever else is counted under the bare
+    operation.
+    """
     counts: dict[str, int] = {}
     for mnemonic, n in instructions.items():
         operation = mnemonic.split(".")[0]
@@ -192,7 +276,9 @@ def _group(instructions: Mapping[str, int], operations: Sequence[str]) -> str:
 
 
 def _ffma(i: Inspection) -> str:
-    """`94.1%, 35.2% .reuse`: FFMA among the instructions of the hot loop, and those that keep an operand."""
+    """`94.1%, 35.2% .reuse`: FFMA among the instructions of the hot loop, and those that keep an
+    operand.
+    """
     return NONE if i.ffma_reuse is None else f"{i.ffma_share:.1%}, {i.ffma_reuse:.1%} .reuse"
 
 

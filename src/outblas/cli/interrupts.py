@@ -29,8 +29,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def handled() -> Iterator[Interrupts]:
-    """Within, the first signal raises KeyboardInterrupt and the second ends the process at once: its workers follow,
-    and what it has stored is on disk. A signal that is ignored stays so, as in a shell's background jobs."""
+    """Within, the first signal raises KeyboardInterrupt and the second ends the process at once:
+    its workers follow, and what it has stored is on disk. A signal that is ignored stays so, as in
+    a shell's background jobs.
+    """
     received = Interrupts()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -54,5 +56,7 @@ def handled() -> Iterator[Interrupts]:
 
 
 def same_command(*, without: str = "") -> str:
-    """The command line of this process, for a shell, without an option that is not to be given again."""
+    """The command line of this process, for a shell, without an option that is not to be given
+    again.
+    """
     return shlex.join(["outblas", *(part for part in sys.argv[1:] if part != without)])

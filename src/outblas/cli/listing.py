@@ -10,7 +10,8 @@ from .common import NONE, JsonOption, give, table, usage_errors
 
 
 def list_kernels(
-    ladder: Annotated[str | None, typer.Argument(help="One ladder; all by default.")] = None, json: JsonOption = False
+    ladder: Annotated[str | None, typer.Argument(help="One ladder; all by default.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """The kernels that can be called by name."""
     with usage_errors(options={"name": "ladder"}):
@@ -23,4 +24,8 @@ def list_kernels(
 def _archs(kernel: registry.Kernel) -> str:
     if kernel.max_arch is None:
         return f"sm_{kernel.min_arch} and newer"
-    return f"sm_{kernel.min_arch}" if kernel.max_arch == kernel.min_arch else f"sm_{kernel.min_arch}–{kernel.max_arch}"
+    return (
+        f"sm_{kernel.min_arch}"
+        if kernel.max_arch == kernel.min_arch
+        else f"sm_{kernel.min_arch}–{kernel.max_arch}"
+    )

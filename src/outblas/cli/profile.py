@@ -33,14 +33,15 @@ from .common import (
     split,
     table,
     usage_errors,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     import torch
 
 DTYPES = ("bfloat16", "float16", "float32")
 NOTE = (
-    "Time is ncu's own: one run, caches flushed, clocks as they come. Speed is measured by `outblas bench`. "
+    "Time is ncu's own: one run, caches flushed, clocks as they come. Speed is measured by "
+    "`outblas bench`. "
     "Rates are of the cycles in which SMs are active."
 )
 SMALLEST_STALL = 0.005  # warps per issue; the table leaves out less
@@ -48,7 +49,9 @@ SMALLEST_STALL = 0.005  # warps per issue; the table leaves out less
 
 @dataclass(frozen=True)
 class Profile:
-    """One provider at one shape; `codes` are the memory instructions of the launches, None if not asked for."""
+    """One provider at one shape; `codes` are the memory instructions of the launches, None if not
+    asked for.
+    """
 
     provider: str
     request: Request
@@ -57,8 +60,9 @@ class Profile:
     codes: list[page.Code] | None = None
 
     def formulas(self) -> dict[str, float | None]:
-        """Intensities to hold the counters to, FLOP per byte: A, B and C moved once between DRAM and L2; the slices
-        of a CTA's tile moved by every CTA alone between L2 and the SMs (None: the configuration names no tile).
+        """Intensities to hold the counters to, FLOP per byte: A, B and C moved once between DRAM
+        and L2; the slices of a CTA's tile moved by every CTA alone between L2 and the SMs (None:
+        the configuration names no tile).
         """
         import torch
 
@@ -67,29 +71,37 @@ class Profile:
         tile = [int(settings[name]) for name in ("block_m", "block_n") if name in settings]
         return {
             "compulsory_flop_per_dram_byte": roofline.compulsory(request.shape, size, size),
-            "tile_flop_per_l2_byte": roofline.of_tile(tile[0], tile[1], size) if len(tile) == 2 else None,
+            "tile_flop_per_l2_byte": roofline.of_tile(tile[0], tile[1], size)
+            if len(tile) == 2
+            else None,
         }
 
     @property
     def ffma_reuse(self) -> float | None:
-        """The share of the FFMAs in the hot loop that keep an operand for the next instruction (`.reuse` in the SASS);
-        None for cuBLAS, whose code ncu shows without these flags."""
+        """The share of the FFMAs in the hot loop that keep an operand for the next instruction
+        (`.reuse` in the SASS); None for cuBLAS, whose code ncu shows without these flags.
+        """
         shares = [code.ffma_reuse for code in self.codes or ()]
         return shares[0] if len(shares) == 1 else None
 
     def record(self) -> dict[str, Any]:
-        """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`; `launch` is an index.
+        """The profile as JSON-able values, units as in `Counters` and `instructions.Counts`;
+        `launch` is an index.
 
-        `stalls` names no reason for which no warp stalls, and `memory` nothing that such accesses do not have.
+        `stalls` names no reason for which no warp stalls, and `memory` nothing that such accesses
+        do not have.
         """
         request = self.request
         memory: dict[str, Any] = {}
         if self.codes is not None:
             memory = {"ffma_reuse": self.ffma_reuse, "instructions": [], "memory": []}
         for launch, code in enumerate(self.codes or ()):
-            memory["instructions"] += [{"launch": launch, **access.record()} for access in code.accesses]
+            memory["instructions"] += [
+                {"launch": launch, **access.record()} for access in code.accesses
+            ]
             memory["memory"] += [
-                {"launch": launch, **said(page.total_record(*kind, counts))} for kind, counts in code.totals().items()
+                {"launch": launch, **said(page.total_record(*kind, counts))}
+                for kind, counts in code.totals().items()
             ]
         return {
             "provider": self.provider,
@@ -100,11 +112,18 @@ class Profile:
             "config": "" if self.provider == CUBLAS else request.config,
             "resolved": "" if self.provider == CUBLAS else request.resolved(),
             "launches": [
-                {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block, "us": launch.values.get(TIME)}
+                {
+                    "kernel": launch.kernel,
+                    "grid": launch.grid,
+                    "block": launch.block,
+                    "us": launch.values.get(TIME),
+                }
                 for launch in self.launches
             ],
             **asdict(self.counters),
-            "stalls": {reason: warps for reason, warps in self.counters.stalls.items() if warps != 0},
+            "stalls": {
+                reason: warps for reason, warps in self.counters.stalls.items() if warps != 0
+            },
             **self.formulas(),
             **memory,
         }
@@ -112,20 +131,39 @@ class Profile:
 
 def profile(
     kernel: Annotated[str, typer.Argument(help="A kernel by name, or cublas.")],
-    shapes: Annotated[str, typer.Option(help="4096, 640x72x96 or suite, comma-separated.")] = "4096",
-    config: Annotated[str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")] = "",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure it.")] = "",
+    shapes: Annotated[
+        str, typer.Option(help="4096, 640x72x96 or suite, comma-separated.")
+    ] = "4096",
+    config: Annotated[
+        str, typer.Option(help="The kernel's configuration: tile_m=128,tile_n=256.")
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure it.")
+    ] = "",
     layout: Annotated[
-        str, typer.Option(help="nt, nn, tn, tt: A then B, t as stored transposed. Default: as documents measure it.")
+        str,
+        typer.Option(
+            help=(
+                "nt, nn, tn, tt: A then B, t as stored transposed. Default: as documents "
+                "measure it."
+            )
+        ),
     ] = "",
     phases: Annotated[
-        bool, typer.Option("--phases", help="Cycles by phase and role, from an instrumented compile, instead of ncu.")
+        bool,
+        typer.Option(
+            "--phases",
+            help="Cycles by phase and role, from an instrumented compile, instead of ncu.",
+        ),
     ] = False,
     addend: Annotated[
         bool, typer.Option("--addend", help="Of alpha A B + beta C with a matrix C, not of A B.")
     ] = False,
     instructions: Annotated[
-        bool, typer.Option("--instructions", help="What each memory instruction did too, from a second run of ncu.")
+        bool,
+        typer.Option(
+            "--instructions", help="What each memory instruction did too, from a second run of ncu."
+        ),
     ] = False,
     json: JsonOption = False,
     save: SaveOption = None,
@@ -152,7 +190,11 @@ def profile(
         return
     try:
         with usage_errors(ncu.Refused):
-            profiles = [each for request in requests for each in _measure(request, device, instructions, quiet=json)]
+            profiles = [
+                each
+                for request in requests
+                for each in _measure(request, device, instructions, quiet=json)
+            ]
     except ncu.CannotMeasure as error:
         raise _stop(f"cannot measure here: {error}", NO_GPU) from None
     except RuntimeError as error:
@@ -160,13 +202,17 @@ def profile(
 
     def show() -> None:
         for request in requests:
-            _show(request, [each for each in profiles if each.request is request], environment["gpu"])
+            _show(
+                request, [each for each in profiles if each.request is request], environment["gpu"]
+            )
 
     report = {"environment": environment, "results": [each.record() for each in profiles]}
     give(report, show, json=json, save=save)
 
 
-def _requests(kernel: str, shapes: str, config: str, dtype: str, layout: str, addend: bool) -> list[Request]:
+def _requests(
+    kernel: str, shapes: str, config: str, dtype: str, layout: str, addend: bool
+) -> list[Request]:
     """The products that the arguments ask for. Raises ValueError for arguments that name none."""
     names = (CUBLAS, *(each.name for each in registry.ladder()))
     if kernel not in names:
@@ -190,7 +236,9 @@ def _stop(message: str, code: int) -> typer.Exit:
 
 
 def _device(kernel: str) -> torch.device:
-    """The GPU that calls go to. Raises CannotMeasure without one, ValueError if the kernel does not run on it."""
+    """The GPU that calls go to. Raises CannotMeasure without one, ValueError if the kernel does not
+    run on it.
+    """
     import torch
 
     if not torch.cuda.is_available() or torch.version.cuda is None:
@@ -207,7 +255,9 @@ def _environment(*, ncu_too: bool) -> dict[str, Any]:
     return {**environment(), **({"ncu": ncu.version()} if ncu_too else {})}
 
 
-def _measure(request: Request, device: torch.device, instructions: bool, *, quiet: bool) -> list[Profile]:
+def _measure(
+    request: Request, device: torch.device, instructions: bool, *, quiet: bool
+) -> list[Profile]:
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -233,7 +283,13 @@ def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
     table(title, ("counter", *names), rows)
     table("Warps stalled per issue, by reason", ("reason", *names), _stalls(counters))
     launches = [
-        (each.provider, _kernel(one.kernel), _grid(one.grid), _grid(one.block), figure(one.values.get(TIME), ".1f"))
+        (
+            each.provider,
+            _kernel(one.kernel),
+            _grid(one.grid),
+            _grid(one.block),
+            figure(one.values.get(TIME), ".1f"),
+        )
         for each in profiles
         for one in each.launches
     ]
@@ -244,19 +300,49 @@ def _show(request: Request, profiles: list[Profile], gpu: str) -> None:
 
 
 LABELS = (
-    "time in ncu, one cold run (µs)", "L2 hit rate", "L1 hit rate", "DRAM read (MB)", "DRAM written (MB)",
-    "L1 global loads (MB)", "L2 → SM (MB)", "L1 (GB/s)", "L2 (GB/s)", "DRAM (GB/s)", "global load requests",
-    "global store requests", "FLOP / DRAM byte", "… A, B, C moved once", "FLOP / L2→SM byte", "… by the CTA's tile",
-    "tensor pipe active", "FMA pipe active", "fp32 FMAs (10⁶)", "fp32 FMAs / M·N·K", "FFMAs with .reuse", "IPC",
-    "achieved occupancy", "not selected, of the cycles between issues", "registers / thread",
-    "shared wavefronts: loads", "shared wavefronts: stores", "shared wavefronts: wgmma",
-)  # fmt: skip
+    "time in ncu, one cold run (µs)",
+    "L2 hit rate",
+    "L1 hit rate",
+    "DRAM read (MB)",
+    "DRAM written (MB)",
+    "L1 global loads (MB)",
+    "L2 → SM (MB)",
+    "L1 (GB/s)",
+    "L2 (GB/s)",
+    "DRAM (GB/s)",
+    "global load requests",
+    "global store requests",
+    "FLOP / DRAM byte",
+    "… A, B, C moved once",
+    "FLOP / L2→SM byte",
+    "… by the CTA's tile",
+    "tensor pipe active",
+    "FMA pipe active",
+    "fp32 FMAs (10⁶)",
+    "fp32 FMAs / M·N·K",
+    "FFMAs with .reuse",
+    "IPC",
+    "achieved occupancy",
+    "not selected, of the cycles between issues",
+    "registers / thread",
+    "shared wavefronts: loads",
+    "shared wavefronts: stores",
+    "shared wavefronts: wgmma",
+)
 
 
 MEMORY = (
-    "provider", "operand", "access", "requests", "transactions each", "sectors each", "efficiency",
-    "shared wavefronts", "ideal", "excess",
-)  # fmt: skip
+    "provider",
+    "operand",
+    "access",
+    "requests",
+    "transactions each",
+    "sectors each",
+    "efficiency",
+    "shared wavefronts",
+    "ideal",
+    "excess",
+)
 
 
 def _memory(profile: Profile) -> list[tuple[str, ...]]:
@@ -266,7 +352,10 @@ def _memory(profile: Profile) -> list[tuple[str, ...]]:
         name = profile.provider if len(profile.launches) == 1 else f"{profile.provider} {number}"
         for kind, counts in code.totals().items():
             of = page.total_record(*kind, counts)
-            each = (figure(of[key], ".2f") for key in ("transactions_per_request", "sectors_per_request"))
+            each = (
+                figure(of[key], ".2f")
+                for key in ("transactions_per_request", "sectors_per_request")
+            )
             passes = (figure(of[key], ",.0f") for key in ("wavefronts", "ideal", "excess"))
             access = f"{of['space']} {of['operation']}"
             requests, efficiency = f"{of['requests']:,}", figure(of["efficiency"], ".1%")
@@ -321,8 +410,17 @@ def _grid(sizes: tuple[int, ...]) -> str:
 
 
 def _stalls(counters: list[Counters]) -> list[tuple[str, ...]]:
-    """Reasons by size, the last provider's before cuBLAS's; what stalls nobody is left out, except not_selected."""
+    """Reasons by size, the last provider's before cuBLAS's; what stalls nobody is left out, except
+    not_selected.
+    """
     sizes = {reason: [c.stalls[reason] for c in counters] for reason in counters[0].stalls}
-    shown = [r for r, of in sizes.items() if r == "not_selected" or any((s or 0) >= SMALLEST_STALL for s in of)]
+    shown = [
+        r
+        for r, of in sizes.items()
+        if r == "not_selected" or any((s or 0) >= SMALLEST_STALL for s in of)
+    ]
     shown.sort(key=lambda reason: [-(size or 0) for size in reversed(sizes[reason])])
-    return [(reason.replace("_", " "), *(figure(size, ".2f") for size in sizes[reason])) for reason in shown]
+    return [
+        (reason.replace("_", " "), *(figure(size, ".2f") for size in sizes[reason]))
+        for reason in shown
+    ]

@@ -32,21 +32,34 @@ if TYPE_CHECKING:
     from ..report.profiles import Profiles
     from ..report.results import Measurements
 
-app = typer.Typer(help="Ladders, tile orders, accesses, rooflines and the README's tables.", no_args_is_help=True)
+app = typer.Typer(
+    help="Ladders, tile orders, accesses, rooflines and the README's tables.", no_args_is_help=True
+)
 
 ResultsOption = Annotated[
-    str, typer.Option(help="Files of outblas bench, comma-separated. Default: those in the checkout's results/.")
+    str,
+    typer.Option(
+        help="Files of outblas bench, comma-separated. Default: those in the checkout's results/."
+    ),
 ]
 ProfilesOption = Annotated[
-    str, typer.Option(help="Files of outblas profile, comma-separated. Default: those in the checkout's results/.")
+    str,
+    typer.Option(
+        help="Files of outblas profile, comma-separated. Default: those in the checkout's results/."
+    ),
 ]
 
 
 @app.command()
 def ladder(
-    ladder: Annotated[str | None, typer.Option(help="simt, portable, turing or hopper; all by default.")] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="simt, portable, turing or hopper; all by default.")
+    ] = None,
     shapes: Annotated[
-        str, typer.Option(help="N,... of square products. Default: 4096,8192; of simt, turing 2048,4096.")
+        str,
+        typer.Option(
+            help="N,... of square products. Default: 4096,8192; of simt, turing 2048,4096."
+        ),
     ] = "",
     results: ResultsOption = "",
     profiles: ProfilesOption = "",
@@ -55,7 +68,9 @@ def ladder(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Every rung in order of the climb, the seed's figure beside ours, then the claims and what came of them."""
+    """Every rung in order of the climb, the seed's figure beside ours, then the claims and what
+    came of them.
+    """
     from ..report import claims, ladder_chart, page, sizes
     from ..report import ladder as report
 
@@ -67,7 +82,9 @@ def ladder(
         rows = report.rows(measurements, ladder, edges, evidence.profiles)
         last = sizes.last(measurements, ladder)
         sweep = sizes.rows(measurements, last) if last else []
-        picture: Any = ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
+        picture: Any = (
+            ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
+        )
     found = claims.of_ladder(claims.settled(evidence), ladder)
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
         (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
@@ -120,10 +137,13 @@ def sizes(
 
 @app.command()
 def roofline(
-    ladder: Annotated[str | None, typer.Option(help="The kernels of one ladder; all by default.")] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="The kernels of one ladder; all by default.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help="T4, A100, H100, GH200 or H200.")] = "H100",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16, float32. Default: as documents measure each ladder.")
+        str,
+        typer.Option(help="bfloat16, float16, float32. Default: as documents measure each ladder."),
     ] = "",
     shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "4096",
     results: ResultsOption = "",
@@ -132,8 +152,9 @@ def roofline(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """All kernels on one roofline: CTAs an SM, what memory allows, what was measured here and in the documents. Needs
-    no GPU."""
+    """All kernels on one roofline: CTAs an SM, what memory allows, what was measured here and in
+    the documents. Needs no GPU.
+    """
     from .. import machines, registry
     from ..report import page
     from ..report import roofline as report
@@ -158,9 +179,17 @@ def roofline(
 
     give([point.record() for point in points], show, json=json, save=save)
     if html is not None:
-        notes = [f"{machine.name}: {machine.source}", *page.environment_notes(m.environment for m in measurements)]
-        parts = [page.chart(report.draw(points, shape)), page.table("TFLOP/s by level", report.COLUMNS, cells)]
-        html.write_text(page.page(f"outblas: roofline of an {machine.name}", notes, parts), encoding="utf-8")
+        notes = [
+            f"{machine.name}: {machine.source}",
+            *page.environment_notes(m.environment for m in measurements),
+        ]
+        parts = [
+            page.chart(report.draw(points, shape)),
+            page.table("TFLOP/s by level", report.COLUMNS, cells),
+        ]
+        html.write_text(
+            page.page(f"outblas: roofline of an {machine.name}", notes, parts), encoding="utf-8"
+        )
     if chart is not None:
         _save_chart(report.draw(points, shape), chart)
 
@@ -169,26 +198,38 @@ def roofline(
 def raster(
     shapes: Annotated[str, typer.Option(help="N or MxNxK, one.")] = "8192",
     tile: Annotated[str, typer.Option(help="Of one CTA, along M and N.")] = "128x256",
-    cluster: Annotated[str, typer.Option(help="CTAs along M and N that share operands by multicast.")] = "1x1",
+    cluster: Annotated[
+        str, typer.Option(help="CTAs along M and N that share operands by multicast.")
+    ] = "1x1",
     sms: Annotated[int, typer.Option(help="CTAs that run at a time.")] = 128,
-    group: Annotated[str, typer.Option(help="Tiles along M and N of grouped; serpentine takes M's.")] = "16x8",
+    group: Annotated[
+        str, typer.Option(help="Tiles along M and N of grouped; serpentine takes M's.")
+    ] = "16x8",
     results: ProfilesOption = "",
     json: JsonOption = False,
     save: SaveOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Orders of tiles under a model of an H100's L2, beside the hit rates that ncu measured. Needs no GPU."""
+    """Orders of tiles under a model of an H100's L2, beside the hit rates that ncu measured. Needs
+    no GPU.
+    """
     from ..report import raster as report
 
     with usage_errors():
         check_files(save, None, chart)
-        setting = report.Setting(one_shape(shapes), _pair(tile, "--tile"), _pair(cluster, "--cluster"), sms)
+        setting = report.Setting(
+            one_shape(shapes), _pair(tile, "--tile"), _pair(cluster, "--cluster"), sms
+        )
         found = report.report(setting, _pair(group, "--group"), _load_profiles(results))
 
     def show() -> None:
         table(found.title, report.COLUMNS, [row.cells() for row in found.rows])
         if any(agreement.orders for agreement in found.agreements):
-            table("The model beside ncu", report.AGREEMENT_COLUMNS, [each.cells() for each in found.agreements])
+            table(
+                "The model beside ncu",
+                report.AGREEMENT_COLUMNS,
+                [each.cells() for each in found.agreements],
+            )
         for line in found.notes():
             note(line)
 
@@ -198,8 +239,12 @@ def raster(
 
 
 @app.command()
-def accesses(results: ProfilesOption = "", json: JsonOption = False, save: SaveOption = None) -> None:
-    """Bank conflicts and coalescing of the CUDA-core kernels: predicted from layouts, and by ncu. Needs no GPU."""
+def accesses(
+    results: ProfilesOption = "", json: JsonOption = False, save: SaveOption = None
+) -> None:
+    """Bank conflicts and coalescing of the CUDA-core kernels: predicted from layouts, and by ncu.
+    Needs no GPU.
+    """
     from ..report import accesses as report
 
     with usage_errors(ImportError):
@@ -226,7 +271,8 @@ def accesses(results: ProfilesOption = "", json: JsonOption = False, save: SaveO
 @app.command()
 def readme(
     check: Annotated[
-        bool, typer.Option("--check", help="Only say what is out of date; exit code 1 if anything is.")
+        bool,
+        typer.Option("--check", help="Only say what is out of date; exit code 1 if anything is."),
     ] = False,
 ) -> None:
     """Makes the generated parts of README.md and its charts anew from results/."""
@@ -235,13 +281,18 @@ def readme(
     with usage_errors(OSError):
         changed = report.stale() if check else report.render()
     for name in changed:
-        typer.echo(f"{name}: {'out of date: run outblas report readme' if check else 'made anew'}", err=check)
+        typer.echo(
+            f"{name}: {'out of date: run outblas report readme' if check else 'made anew'}",
+            err=check,
+        )
     raise typer.Exit(1 if check and changed else 0)
 
 
 @app.command()
 def pack(files: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
-    """Rewrites result files in half the space: field names once, and a row for each entry. Every report reads both."""
+    """Rewrites result files in half the space: field names once, and a row for each entry. Every
+    report reads both.
+    """
     from ..report import results
 
     for path in files:
@@ -252,7 +303,9 @@ def pack(files: Annotated[list[Path], typer.Argument(help="Files that --save wro
 def _squares(text: str) -> tuple[int, ...]:
     found = parse_shapes(text, least=1)
     if any(len(set(shape)) > 1 for shape in found):
-        raise ValueError(f"--shapes is {text!r}, expected N,...: the seeds measured square products")
+        raise ValueError(
+            f"--shapes is {text!r}, expected N,...: the seeds measured square products"
+        )
     return tuple(dict.fromkeys(shape[0] for shape in found))
 
 
@@ -282,12 +335,18 @@ def _load_profiles(text: str) -> Profiles:
 
 
 def _evidence(measurements: Measurements, text: str) -> Evidence:
-    """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the checkout."""
+    """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the
+    checkout.
+    """
     from ..report import claims, phases, profiles, results
 
-    paths = [Path(name) for name in split(text)] or profiles.default_files() + phases.default_files()
+    paths = [
+        Path(name) for name in split(text)
+    ] or profiles.default_files() + phases.default_files()
     of = results.by_kind(paths)
-    return claims.Evidence(measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases))
+    return claims.Evidence(
+        measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases)
+    )
 
 
 def _save_chart(figure: Any, path: Path) -> None:

@@ -32,22 +32,32 @@ if TYPE_CHECKING:
 
 
 def tune(
-    kernel: Annotated[str, typer.Option(help="A kernel by name. Default: the one with the most trials.")] = "",
-    shapes: Annotated[str, typer.Option(help="N or MxNxK, one. Default: what has the most trials.")] = "",
+    kernel: Annotated[
+        str, typer.Option(help="A kernel by name. Default: the one with the most trials.")
+    ] = "",
+    shapes: Annotated[
+        str, typer.Option(help="N or MxNxK, one. Default: what has the most trials.")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or tf32.")] = "",
     layout: LayoutOption = "",
     gpu: Annotated[
-        str, typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials.")
+        str,
+        typer.Option(help="A GPU by name or a part of it. Default: the one with the most trials."),
     ] = "",
-    store: Annotated[Path | None, typer.Option(help="The store of sweeps. Default: the cache's.")] = None,
-    source: Annotated[Path | None, typer.Option("--from", help="What outblas cache export wrote.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="The store of sweeps. Default: the cache's.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="What outblas cache export wrote.")
+    ] = None,
     json: JsonOption = False,
     save: SaveOption = None,
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the model beside them.
-    Needs no GPU."""
+    """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the
+    model beside them. Needs no GPU.
+    """
     from .. import charts
     from ..autotune import choose
     from ..report import tune as report
@@ -58,9 +68,13 @@ def tune(
         own, workload, name = _choose(trials, kernel, shapes, dtype, layout, gpu)
         gpu_of = next(trial.gpu for trial in trials if trial.gpu.name == name)
         found = report.build(
-            trials, winners, kernel=own, workload=workload, gpu_name=name,
+            trials,
+            winners,
+            kernel=own,
+            workload=workload,
+            gpu_name=name,
             limits=lambda config: choose.limits(own, config, workload, gpu_of),
-        )  # fmt: skip
+        )
         picture = report.draw(found) if chart is not None else None
         written = report.html(found) if html is not None else ""
 
@@ -105,8 +119,9 @@ def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Wi
 def _choose(
     trials: Sequence[Trial], kernel: str, shapes: str, dtype: str, layout: str, gpu: str
 ) -> tuple[str, Workload, str]:
-    """Kernel, workload and GPU: as the options say, otherwise those with the most trials. Raises ValueError that names
-    the option which leaves nothing."""
+    """Kernel, workload and GPU: as the options say, otherwise those with the most trials. Raises
+    ValueError that names the option which leaves nothing.
+    """
     if layout:
         check_one_of("--layout", layout, LAYOUTS)
     shape = to_text(one_shape(shapes)) if shapes else ""
@@ -122,7 +137,9 @@ def _choose(
     return own, workload, name
 
 
-def _keep(trials: Sequence[Trial], option: str, wanted: str, key: Callable[[Trial], str]) -> list[Trial]:
+def _keep(
+    trials: Sequence[Trial], option: str, wanted: str, key: Callable[[Trial], str]
+) -> list[Trial]:
     kept = [t for t in trials if not wanted or key(t) == wanted]
     if not kept:
         there = ", ".join(sorted({key(t) for t in trials}))

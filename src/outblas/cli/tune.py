@@ -49,29 +49,52 @@ SHOWN = 10
 def tune(
     kernels: Annotated[
         str | None,
-        typer.Option(help="Kernels by name, comma-separated: they compete. Default: what matmul chooses from."),
+        typer.Option(
+            help=(
+                "Kernels by name, comma-separated: they compete. Default: what matmul chooses from."
+            )
+        ),
     ] = None,
     shapes: ShapesOption = "4096",
     dtype: PrecisionOption = "bfloat16",
-    out_dtype: Annotated[str | None, typer.Option(help="float32 for 16-bit operands with an fp32 product.")] = None,
+    out_dtype: Annotated[
+        str | None, typer.Option(help="float32 for 16-bit operands with an fp32 product.")
+    ] = None,
     layout: LayoutOption = "nt",
     budget: Annotated[
-        str | None, typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done.")
+        str | None,
+        typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done."),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Configs of each kernel at a shape, the ranker's best. All by default.")
+        int | None,
+        typer.Option(
+            min=1, help="Configs of each kernel at a shape, the ranker's best. All by default."
+        ),
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
     gpus: Annotated[
-        str | None, typer.Option(help="all, indices such as 0,1, or cpu: the interpreter. Default: 0.")
+        str | None,
+        typer.Option(help="all, indices such as 0,1, or cpu: the interpreter. Default: 0."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: one task a shape on a cluster.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: one task a shape on a cluster.")
+    ] = "local",
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster.")] = None,
-    ranker: Annotated[str, typer.Option(help="model, or heuristics: NVIDIA's nvMatmulHeuristics.")] = "model",
-    store: Annotated[Path | None, typer.Option(help="Another file of trials than the user's.")] = None,
-    resume: Annotated[bool, typer.Option(help="Keep what the store has; --no-resume measures anew.")] = True,
+    ranker: Annotated[
+        str, typer.Option(help="model, or heuristics: NVIDIA's nvMatmulHeuristics.")
+    ] = "model",
+    store: Annotated[
+        Path | None, typer.Option(help="Another file of trials than the user's.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Keep what the store has; --no-resume measures anew.")
+    ] = True,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Measure anew what has failed, other than by being wrong or refused.")
+        bool,
+        typer.Option(
+            "--retry-failed",
+            help="Measure anew what has failed, other than by being wrong or refused.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be tried, and what not and why.")
@@ -80,18 +103,28 @@ def tune(
         str | None, typer.Option(help="MxNxK: what matmul chooses there, and how it comes to that.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="With --dry-run or --explain: T4, A100, H100, GH200, H200 in place of the GPU.")
+        str | None,
+        typer.Option(
+            help="With --dry-run or --explain: T4, A100, H100, GH200, H200 in place of the GPU."
+        ),
     ] = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Finds the fastest configs of kernels on this GPU. Kill it at any moment: it goes on where it was.
+    """Finds the fastest configs of kernels on this GPU. Kill it at any moment: it goes on where it
+    was.
 
-    Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after Ctrl-C.
+    Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after
+    Ctrl-C.
     """
     from ..autotune.store import StoreError
 
-    with usage_errors(ImportError, ConnectionError, StoreError, options={"kernel": "--kernels", "machine": "--gpu"}):
+    with usage_errors(
+        ImportError,
+        ConnectionError,
+        StoreError,
+        options={"kernel": "--kernels", "machine": "--gpu"},
+    ):
         check_writable(save)
         for option, text in (
             ("--kernels", kernels),
@@ -143,7 +176,10 @@ def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
 
     check_one_of("--engine", engine, ENGINES)
     if engine == "ray" and gpus is not None:
-        raise ValueError(f"--gpus is {gpus!r}, expected none with --engine ray, which takes all GPUs of the cluster")
+        raise ValueError(
+            f"--gpus is {gpus!r}, expected none with --engine ray, which takes all GPUs of the "
+            "cluster"
+        )
     if engine != "ray" and address is not None:
         raise ValueError(f"--address is {address!r}, expected none without --engine ray")
 
@@ -152,7 +188,10 @@ def _check_preview(dry_run: bool, explain: str | None, gpu: str | None) -> None:
     if dry_run and explain is not None:
         raise ValueError("--dry-run and --explain are both given, expected one of them")
     if gpu is not None and not dry_run and explain is None:
-        raise ValueError(f"--gpu is {gpu!r}, expected none without --dry-run or --explain: --gpus says what to tune on")
+        raise ValueError(
+            f"--gpu is {gpu!r}, expected none without --dry-run or --explain: --gpus says what to "
+            "tune on"
+        )
 
 
 def _check_gpus(gpus: str | None, *, preview: bool) -> None:
@@ -188,7 +227,9 @@ def _check_kernels(kernels: str | None) -> None:
         of(name)
 
 
-def _workloads(explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str) -> list[Workload]:
+def _workloads(
+    explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str
+) -> list[Workload]:
     from ..autotune.records import Workload
 
     layouts = split(layout)
@@ -196,8 +237,14 @@ def _workloads(explain: str | None, shapes: str, dtype: str, out_dtype: str | No
         if letters not in LAYOUTS:
             raise ValueError(f"--layout is {letters!r}, expected of {', '.join(LAYOUTS)}")
     parse_shapes(shapes, least=1)
-    chosen = parse_shapes(explain, "--explain", least=1) if explain is not None else parse_shapes(shapes, least=1)
-    return [Workload(*shape, dtype, out_dtype or "", letters) for letters in layouts for shape in chosen]
+    chosen = (
+        parse_shapes(explain, "--explain", least=1)
+        if explain is not None
+        else parse_shapes(shapes, least=1)
+    )
+    return [
+        Workload(*shape, dtype, out_dtype or "", letters) for letters in layouts for shape in chosen
+    ]
 
 
 def parse_budget(text: str) -> float | None:
@@ -230,7 +277,13 @@ def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
 
 
 def _dry_run(
-    subjects: tuple[Subject, ...], workloads: list[Workload], gpu: Gpu, trials: int | None, ranker: str, *, quiet: bool
+    subjects: tuple[Subject, ...],
+    workloads: list[Workload],
+    gpu: Gpu,
+    trials: int | None,
+    ranker: str,
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     """What a sweep would try, in which order, and what each rule keeps it from trying."""
     from ..autotune import model, prune, sweeping
@@ -242,28 +295,52 @@ def _dry_run(
         plan = prune.plan(subjects, workload, gpu, trials=trials, ranker=sweeping.ranker_of(ranker))
         ranked = [
             {
-                "kernel": c.subject.name, "config": c.text, "predicted_us": c.predicted_us,
+                "kernel": c.subject.name,
+                "config": c.text,
+                "predicted_us": c.predicted_us,
                 "limits": model.predict(c.footprint, workload, on).limits if on else "",
             }
             for c in plan.ranked
-        ]  # fmt: skip
-        pruned = [{"count": rule.count, "rule": rule.rule, "example": rule.example} for rule in plan.pruned]
+        ]
+        pruned = [
+            {"count": rule.count, "rule": rule.rule, "example": rule.example}
+            for rule in plan.pruned
+        ]
         counts = {"generated": plan.generated, "valid": plan.valid}
         found.append({"workload": str(workload), **counts, "pruned": pruned, "ranked": ranked})
         if quiet:
             continue
-        said = f"{plan.generated} configs generated, {plan.valid} valid, {len(plan.ranked)} to be measured"
+        said = (
+            f"{plan.generated} configs generated, {plan.valid} valid, {len(plan.ranked)} to be "
+            "measured"
+        )
         note(f"{workload} on {gpu.name}: {said}.", None)
-        table("Not tried", ("configs", "reason, for one of them"), [(r.count, r.example) for r in plan.pruned])
+        table(
+            "Not tried",
+            ("configs", "reason, for one of them"),
+            [(r.count, r.example) for r in plan.pruned],
+        )
         rows = [
-            (i, r["kernel"], short(str(r["kernel"]), str(r["config"])), f"{r['predicted_us']:.1f}", r["limits"])
+            (
+                i,
+                r["kernel"],
+                short(str(r["kernel"]), str(r["config"])),
+                f"{r['predicted_us']:.1f}",
+                r["limits"],
+            )
             for i, r in enumerate(ranked[:SHOWN], 1)
         ]
-        table(f"The first {len(rows)} by {ranker}", ("", "kernel", "config", "µs expected", "limits"), rows)
+        table(
+            f"The first {len(rows)} by {ranker}",
+            ("", "kernel", "config", "µs expected", "limits"),
+            rows,
+        )
     return {"gpu": gpu.name, "plans": found}
 
 
-def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: bool) -> dict[str, Any]:
+def _explain(
+    workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: bool
+) -> dict[str, Any]:
     """What `matmul` chooses for packed operands, and every place where it looks."""
     import os
 
@@ -291,23 +368,31 @@ def _explain(workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: 
         remarks = choose.remarks(picked.kernel, workload)
         found.append(
             {
-                "workload": str(workload), "kernel": picked.kernel, "config": picked.config, "why": picked.why,
-                "steps": [{"place": place, "found": text} for place, text in steps], "passed_over": passed,
+                "workload": str(workload),
+                "kernel": picked.kernel,
+                "config": picked.config,
+                "why": picked.why,
+                "steps": [{"place": place, "found": text} for place, text in steps],
+                "passed_over": passed,
                 "remarks": remarks,
             }
-        )  # fmt: skip
+        )
         if not quiet:
             table(f"{workload} on {gpu.name}", ("place", "what is known there"), steps)
             for line in passed:
                 note(f"passed over: {line}", None)
-            config = choose.short(picked.kernel, picked.config) if picked.config else "its own config"
+            config = (
+                choose.short(picked.kernel, picked.config) if picked.config else "its own config"
+            )
             note(f"matmul takes {picked.kernel}, {config or 'its own config'}: {picked.why}.", None)
             for line in remarks:
                 note(f"{line}.", None)
     return {"gpu": gpu.name, "mode": mode, "choices": found}
 
 
-def _interruptible_sweep(kernels: str | None, workloads: list[Workload], **options: Any) -> dict[str, Any]:
+def _interruptible_sweep(
+    kernels: str | None, workloads: list[Workload], **options: Any
+) -> dict[str, Any]:
     """A sweep that Ctrl-C and SIGTERM end in order: it says then how to go on."""
     from .. import cache
 
@@ -315,18 +400,28 @@ def _interruptible_sweep(kernels: str | None, workloads: list[Workload], **optio
         try:
             return _sweep(kernels, workloads, **options)
         except (KeyboardInterrupt, SystemExit) as error:
-            if isinstance(error, SystemExit) and error.code != signal.SIGTERM:  # as Ray has it, which takes the signal
+            if (
+                isinstance(error, SystemExit) and error.code != signal.SIGTERM
+            ):  # as Ray has it, which takes the signal
                 raise
-            received.signal = received.signal or (signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT)
+            received.signal = received.signal or (
+                signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT
+            )
             kept = options["store"] or cache.directory() / "tuning.sqlite"
             for line in getattr(error, "__notes__", ()):
                 typer.echo(f"! {line}", err=True)
-            typer.echo(f"Interrupted: what was measured is in {kept}. The same command goes on from there:", err=True)
+            typer.echo(
+                f"Interrupted: what was measured is in {kept}. The same command goes on from "
+                "there:",
+                err=True,
+            )
             typer.echo(f"  {interrupts.same_command(without='--no-resume')}", err=True)
             raise typer.Exit(received.exit_code) from None
 
 
-def _sweep(kernels: str | None, workloads: list[Workload], *, quiet: bool, gpus: str, **options: Any) -> dict[str, Any]:
+def _sweep(
+    kernels: str | None, workloads: list[Workload], *, quiet: bool, gpus: str, **options: Any
+) -> dict[str, Any]:
     """Runs the sweep under a live view, and shows what came of it."""
     import torch
 
@@ -334,17 +429,24 @@ def _sweep(kernels: str | None, workloads: list[Workload], *, quiet: bool, gpus:
 
     if gpus != "cpu" and options["engine"] == "local" and not torch.cuda.is_available():
         typer.echo(
-            "No NVIDIA GPU that torch can use: --dry-run shows what would be tried, --gpus cpu tunes portable in the "
-            "interpreter.", err=True,
-        )  # fmt: skip
+            "No NVIDIA GPU that torch can use: --dry-run shows what would be tried, --gpus cpu "
+            "tunes portable in the "
+            "interpreter.",
+            err=True,
+        )
         raise typer.Exit(NO_GPU)
     names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0].dtype)
     with _View(quiet=quiet) as view:
         found = sweep(
-            names, list(dict.fromkeys(w.shape for w in workloads)), dtype=workloads[0].dtype,
-            out_dtype=workloads[0].out_dtype, layout=list(dict.fromkeys(w.layout for w in workloads)), gpus=gpus,
-            progress=view, **options,
-        )  # fmt: skip
+            names,
+            list(dict.fromkeys(w.shape for w in workloads)),
+            dtype=workloads[0].dtype,
+            out_dtype=workloads[0].out_dtype,
+            layout=list(dict.fromkeys(w.layout for w in workloads)),
+            gpus=gpus,
+            progress=view,
+            **options,
+        )
     if not quiet:
         _show(found)
     return _record(found)
@@ -358,7 +460,9 @@ def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
     if gpus == "cpu" and engine == "local":
         return ["portable"]
     if not torch.cuda.is_available():
-        raise ValueError("--kernels is empty, expected names: this machine has no GPU to choose them by")
+        raise ValueError(
+            "--kernels is empty, expected names: this machine has no GPU to choose them by"
+        )
     major, minor = torch.cuda.get_device_capability()
     return list(rivals(10 * major + minor, dtype))
 
@@ -369,7 +473,9 @@ class _View:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._snapshots: dict[Workload, Progress] = {}
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render, transient=True)
+        self._live = Live(
+            console=console, refresh_per_second=4, get_renderable=self._render, transient=True
+        )
         self._plain = not sys.stdout.isatty()
         self._last: dict[tuple[Workload, str], float] = {}
 
@@ -386,7 +492,11 @@ class _View:
 
         self._snapshots[progress.workload] = progress
         key, now = (progress.workload, progress.stage), time.monotonic()
-        if self._plain and progress.stage != "waiting" and now - self._last.get(key, 0.0) > _LINES_EVERY:
+        if (
+            self._plain
+            and progress.stage != "waiting"
+            and now - self._last.get(key, 0.0) > _LINES_EVERY
+        ):
             self._last[key] = now
             typer.echo(line(progress), err=True)
 
@@ -401,7 +511,16 @@ def _show(found: Sweep) -> None:
     from ..autotune.sweeping import lost_results
 
     rows = [_row(winner) for winner in found.winners]
-    columns = ("shape", "kernel", "config", "µs", "× cuBLAS", "ahead of the next", "confidence", "measured")
+    columns = (
+        "shape",
+        "kernel",
+        "config",
+        "µs",
+        "× cuBLAS",
+        "ahead of the next",
+        "confidence",
+        "measured",
+    )
     gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in found.winners))
     table(f"Winners on {gpus}" if gpus else "Winners", columns, rows)
     for outcome in found.outcomes:
@@ -409,14 +528,24 @@ def _show(found: Sweep) -> None:
         for trial in failed[:SHOWN]:
             note(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}")
         if len(failed) > SHOWN:
-            console.print(f"and {len(failed) - SHOWN} more; outblas cache show has all", style="dim")
+            console.print(
+                f"and {len(failed) - SHOWN} more; outblas cache show has all", style="dim"
+            )
         for left in outcome.unmeasured[:SHOWN]:
-            where = f"{outcome.job.workload} {left.kernel}[{short(left.kernel, left.config) or 'its own'}]"
-            note(f"{where}: not measured, and tried again by the next sweep: {left.reason}", "yellow")
+            where = (
+                f"{outcome.job.workload} "
+                f"{left.kernel}[{short(left.kernel, left.config) or 'its own'}]"
+            )
+            note(
+                f"{where}: not measured, and tried again by the next sweep: {left.reason}", "yellow"
+            )
         if (more := len(outcome.unmeasured) - SHOWN) > 0:
             note(f"and {more} more that were not measured", "yellow")
         if outcome.unlocked:
-            note(f"{outcome.job.workload}: measured without the lock on the GPU: {outcome.unlocked}", "yellow")
+            note(
+                f"{outcome.job.workload}: measured without the lock on the GPU: {outcome.unlocked}",
+                "yellow",
+            )
     for failure in found.failures:
         note(f"! {failure.workload}: {failure.reason}", "yellow")
     if found.unsaved:
@@ -433,10 +562,15 @@ def _row(w: Winner) -> tuple[str, ...]:
     if w.lead is not None and w.lead_low is not None and w.lead_high is not None:
         lead = f"{w.lead - 1:+.2%} ({w.lead_low - 1:+.2%} to {w.lead_high - 1:+.2%})"
     return (
-        f"{to_text(w.workload.shape)} {w.workload.layout}", w.kernel, short(w.kernel, w.config) or "its own",
-        f"{w.us:.1f}", f"{w.ratio:.3f} ({w.ratio_low:.3f}–{w.ratio_high:.3f})", lead, _confidence(w),
+        f"{to_text(w.workload.shape)} {w.workload.layout}",
+        w.kernel,
+        short(w.kernel, w.config) or "its own",
+        f"{w.us:.1f}",
+        f"{w.ratio:.3f} ({w.ratio_low:.3f}–{w.ratio_high:.3f})",
+        lead,
+        _confidence(w),
         f"{w.screened} of {w.valid}, {w.rounds} rounds",
-    )  # fmt: skip
+    )
 
 
 def _confidence(w: Winner) -> str:
@@ -457,15 +591,24 @@ def _record(found: Sweep) -> dict[str, Any]:
         "winners": [to_record(winner) for winner in found.winners],
         "outcomes": [
             {
-                "workload": str(outcome.job.workload), "gpu": outcome.gpu.name, "generated": outcome.plan.generated,
-                "valid": outcome.plan.valid, "trials": len(outcome.trials), "new": outcome.new,
-                "failed": sum(not trial.ok for trial in outcome.trials), "finished": outcome.finished,
+                "workload": str(outcome.job.workload),
+                "gpu": outcome.gpu.name,
+                "generated": outcome.plan.generated,
+                "valid": outcome.plan.valid,
+                "trials": len(outcome.trials),
+                "new": outcome.new,
+                "failed": sum(not trial.ok for trial in outcome.trials),
+                "finished": outcome.finished,
                 "unlocked": outcome.unlocked,
                 "unmeasured": [
-                    {"kernel": left.kernel, "config": left.config, "reason": left.reason} for left in outcome.unmeasured
+                    {"kernel": left.kernel, "config": left.config, "reason": left.reason}
+                    for left in outcome.unmeasured
                 ],
             }
             for outcome in found.outcomes
         ],
-        "failures": [{"workload": str(failure.workload), "reason": failure.reason} for failure in found.failures],
-    }  # fmt: skip
+        "failures": [
+            {"workload": str(failure.workload), "reason": failure.reason}
+            for failure in found.failures
+        ],
+    }

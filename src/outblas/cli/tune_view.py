@@ -16,15 +16,23 @@ _UUID = 12  # characters of a GPU's UUID that are shown
 
 
 def render(snapshots: Sequence[Progress], *, gpu: str = "") -> RenderableType:
-    """A heading, a block for each workload that is being tuned, then a line for each that is finished."""
+    """A heading, a block for each workload that is being tuned, then a line for each that is
+    finished.
+    """
     by_stage = Counter(p.stage for p in snapshots)
     active = [p for p in snapshots if p.stage in ("preparing", "screening", "finals")]
     finished = [p for p in snapshots if p.stage in ("done", "failed")]
-    counts = {"tuned now": len(active), **{stage: by_stage[stage] for stage in ("done", "failed", "waiting")}}
+    counts = {
+        "tuned now": len(active),
+        **{stage: by_stage[stage] for stage in ("done", "failed", "waiting")},
+    }
     heading = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing to tune"
     parts: list[RenderableType] = [Text(f"{gpu}: {heading}" if gpu else heading, style="bold")]
     for progress in active:
-        parts += [Text(""), *(_block(progress) if len(active) <= MOST_BLOCKS else _short(progress, failures=True))]
+        parts += [
+            Text(""),
+            *(_block(progress) if len(active) <= MOST_BLOCKS else _short(progress, failures=True)),
+        ]
     if finished:
         parts += [Text(""), *map(_finished, finished)]
     return Group(*parts)
@@ -35,11 +43,23 @@ def line(progress: Progress) -> str:
     p = progress
     said = [f"{p.workload}{_where(p)}: {p.stage}"]
     if p.stage in ("done", "failed"):
-        return ", ".join([*said, *filter(None, (_best(p), _failures(p.failures), _one_line(p.message)))])
+        return ", ".join(
+            [*said, *filter(None, (_best(p), _failures(p.failures), _one_line(p.message)))]
+        )
     if p.valid:
         said.append(f"{_done(p)} of {p.valid}")
     if p.stage != "waiting":
-        said += filter(None, (_rounds(p), _queue(p), _best(p), _failures(p.failures), _times(p), _one_line(p.message)))
+        said += filter(
+            None,
+            (
+                _rounds(p),
+                _queue(p),
+                _best(p),
+                _failures(p.failures),
+                _times(p),
+                _one_line(p.message),
+            ),
+        )
     return ", ".join(said)
 
 
@@ -69,7 +89,9 @@ def _short(p: Progress, *, failures: bool = False) -> Iterable[RenderableType]:
     bar.add_column(no_wrap=True)
     bar.add_column(no_wrap=True, justify="right")
     progress = ProgressBar(total=p.valid or None, completed=done, pulse=not p.valid)
-    bar.add_row(progress, f"{done}/{p.valid}{aside}" if p.valid else "", Text(_speed(p), style=_style(p)))
+    bar.add_row(
+        progress, f"{done}/{p.valid}{aside}" if p.valid else "", Text(_speed(p), style=_style(p))
+    )
     yield bar
 
 
@@ -77,8 +99,14 @@ def _finished(p: Progress) -> RenderableType:
     if p.stage == "done" and p.best_ratio is not None:
         left = p.failures["unmeasured"]
         missing = (f", {left} configs not measured" if left else "", "yellow")
-        return _cut(Text.assemble(("✓ ", "green"), _place(p), (_speed(p), _style(p)), missing, f"  {p.best}"))
-    why = _one_line(p.message) or ", ".join(filter(None, ("no config is right", _failures(p.failures))))
+        return _cut(
+            Text.assemble(
+                ("✓ ", "green"), _place(p), (_speed(p), _style(p)), missing, f"  {p.best}"
+            )
+        )
+    why = _one_line(p.message) or ", ".join(
+        filter(None, ("no config is right", _failures(p.failures)))
+    )
     return _cut(Text.assemble(("✗ ", "red"), _place(p), (why, "red")))
 
 

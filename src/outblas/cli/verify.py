@@ -27,7 +27,7 @@ from .common import (
     split,
     table,
     usage_errors,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..verify.cases import Case
@@ -47,22 +47,33 @@ class Tally:
 
 
 def verify(
-    kernels: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all that run here by default.")] = None,
+    kernels: Annotated[
+        list[str] | None, typer.Argument(help="Kernels by name; all that run here by default.")
+    ] = None,
     shapes: Annotated[
         str | None,
-        typer.Option(help="quick, full, or sizes: 4096, 640x72x96, comma-separated. Default: full on a GPU."),
+        typer.Option(
+            help="quick, full, or sizes: 4096, 640x72x96, comma-separated. Default: full on a GPU."
+        ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes.")
+        str | None,
+        typer.Option(help="bfloat16, float16, float32. Default: all that a kernel takes."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nt, nn, tn, tt. Default: all.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
-    """Checks kernels with the exact oracle, the error bound and NaN and Inf. Exit code 1 if any check fails."""
+    """Checks kernels with the exact oracle, the error bound and NaN and Inf. Exit code 1 if any
+    check fails.
+    """
     import torch
 
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     with usage_errors():
         check_writable(save)
         for option, text in (("--shapes", shapes), ("--dtype", dtype), ("--layout", layout)):
@@ -86,7 +97,13 @@ def verify(
     report = {
         "device": name,
         "results": [
-            {"kernel": t.kernel, "dtype": t.dtype, "passed": t.passed, "failed": t.failures, "refused": dict(t.refused)}
+            {
+                "kernel": t.kernel,
+                "dtype": t.dtype,
+                "passed": t.passed,
+                "failed": t.failures,
+                "refused": dict(t.refused),
+            }
             for t in tallies
         ],
     }
@@ -95,18 +112,28 @@ def verify(
 
 
 def _runnable(device: Any) -> list[str]:
-    return [kernel.name for kernel in registry.ladder() if dispatch.lacks_device(kernel, device) is None]
+    return [
+        kernel.name for kernel in registry.ladder() if dispatch.lacks_device(kernel, device) is None
+    ]
 
 
 def _tally(
-    kernel: registry.Kernel, dtype: str, device: Any, shapes: str | None, layouts: list[str], *, quiet: bool
+    kernel: registry.Kernel,
+    dtype: str,
+    device: Any,
+    shapes: str | None,
+    layouts: list[str],
+    *,
+    quiet: bool,
 ) -> Tally:
     from ..verify.kernels import Refused, check, oracles
     from ..verify.watchdog import watchdog
 
     tally = Tally(kernel.name, dtype)
     cases = list(_cases(dtype, device, shapes, layouts))
-    for case in track(cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True):
+    for case in track(
+        cases, f"{kernel.name} {dtype}", console=console, disable=quiet, transient=True
+    ):
         for oracle in oracles(kernel.name):
             try:
                 with watchdog(CASE_SECONDS, f"{kernel.name} {case} {oracle}"):
@@ -138,16 +165,31 @@ def _cases(dtype: str, device: Any, shapes: str | None, layouts: list[str]) -> I
         case "full":
             found = cases.full(kind)
         case sizes:
-            found = (cases.Case(*s, kind, layout=letter) for s in parse_shapes(sizes) for letter in LAYOUTS)
+            found = (
+                cases.Case(*s, kind, layout=letter)
+                for s in parse_shapes(sizes)
+                for letter in LAYOUTS
+            )
     return (case for case in found if not layouts or case.layout in layouts)
 
 
 def _show(device: str, tallies: list[Tally]) -> None:
     rows = [
-        (t.kernel, t.dtype, t.passed, len(t.failures), sum(t.refused.values()), "FAIL" if t.failures else "ok")
+        (
+            t.kernel,
+            t.dtype,
+            t.passed,
+            len(t.failures),
+            sum(t.refused.values()),
+            "FAIL" if t.failures else "ok",
+        )
         for t in tallies
     ]
-    table(f"Verified on {device}", ("kernel", "dtype", "passed", "failed", "cases not taken", ""), rows)
+    table(
+        f"Verified on {device}",
+        ("kernel", "dtype", "passed", "failed", "cases not taken", ""),
+        rows,
+    )
     for t in tallies:
         for reason, count in t.refused.items():
             note(f"{t.dtype}: {count} × {reason}")

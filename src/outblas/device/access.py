@@ -1,4 +1,5 @@
-"""What a warp's accesses to memory cost, from who holds what: wavefronts in shared memory, transactions in global.
+"""What a warp's accesses to memory cost, from who holds what: wavefronts in shared memory,
+transactions in global.
 
 Plain Python, by the rules that ncu's counters follow on sm_90.
 """
@@ -21,7 +22,9 @@ Address = Callable[[int, int], int]  # row and column of an element → its word
 
 @dataclass(frozen=True)
 class Shared:
-    """One warp moves its part of a tile: so many instructions, the wavefronts they take, and the least they could."""
+    """One warp moves its part of a tile: so many instructions, the wavefronts they take, and the
+    least they could.
+    """
 
     instructions: int
     wavefronts: int
@@ -34,12 +37,15 @@ class Shared:
 
     def __add__(self, other: Shared) -> Shared:
         return Shared(
-            self.instructions + other.instructions, self.wavefronts + other.wavefronts, self.ideal + other.ideal
+            self.instructions + other.instructions,
+            self.wavefronts + other.wavefronts,
+            self.ideal + other.ideal,
         )
 
 
 def shared(mapping: Mapping, word: Address) -> Shared:
-    """Reads or writes of a tile in shared memory by warp 0, at most four adjacent words of a thread in one instruction.
+    """Reads or writes of a tile in shared memory by warp 0, at most four adjacent words of a thread
+    in one instruction.
 
     Bits of a register's number that move no element are skipped: a value is moved once.
     """
@@ -53,9 +59,15 @@ def shared(mapping: Mapping, word: Address) -> Shared:
 
 
 def _vectors(mapping: Mapping, word: Address) -> tuple[int, list[int]]:
-    """Words of one instruction, which starts at a multiple of them, and the first register of each."""
+    """Words of one instruction, which starts at a multiple of them, and the first register
+    of each.
+    """
     start = word(0, 0)
-    moves = [(bit, word(*basis) - start) for bit, basis in enumerate(mapping.registers) if basis != (0, 0)]
+    moves = [
+        (bit, word(*basis) - start)
+        for bit, basis in enumerate(mapping.registers)
+        if basis != (0, 0)
+    ]
     within: list[int] = []
     for width in (1, 2):
         adjacent = [bit for bit, step in moves if step == width]
@@ -66,15 +78,17 @@ def _vectors(mapping: Mapping, word: Address) -> tuple[int, list[int]]:
         within += adjacent
     others = [bit for bit, _ in moves if bit not in within]
     return 2 ** len(within), [
-        sum((number >> i & 1) << bit for i, bit in enumerate(others)) for number in range(2 ** len(others))
+        sum((number >> i & 1) << bit for i, bit in enumerate(others))
+        for number in range(2 ** len(others))
     ]
 
 
 def of_request(addresses: Sequence[int], width: int) -> tuple[int, int]:
     """Wavefronts of one request of a warp for `width` words from these on, and those that it needs.
 
-    Wide accesses go in groups of lanes that ask for 128 bytes at most: 32 lanes of one word, 16 of two, 8 of four.
-    Twice as many go together if each asks for the same as its neighbour, or as the lane two further.
+    Wide accesses go in groups of lanes that ask for 128 bytes at most: 32 lanes of one word, 16 of
+    two, 8 of four. Twice as many go together if each asks for the same as its neighbour, or as the
+    lane two further.
     """
     lanes = WARP // width
     groups = []
@@ -92,13 +106,16 @@ def _passes(addresses: Sequence[int], width: int) -> int:
 
 
 def touched(mapping: Mapping, byte: Address, size: int, unit: int) -> int:
-    """Units of memory (lines of 128 bytes, sectors of 32) that one request of warp 0 touches, `size` bytes a lane."""
+    """Units of memory (lines of 128 bytes, sectors of 32) that one request of warp 0 touches,
+    `size` bytes a lane.
+    """
     starts = (byte(*mapping.element(0, lane)) for lane in range(WARP))
     return len({at // unit for start in starts for at in (start, start + size - 1)})
 
 
 def slab_of(mapping: Mapping, terms: int, axis: int) -> Mapping:
-    """Reads of a whole slab by the threads that compute `mapping`: terms × rows (axis 0) or terms × columns (axis 1).
+    """Reads of a whole slab by the threads that compute `mapping`: terms × rows (axis 0) or terms ×
+    columns (axis 1).
 
     Lanes that differ on the other axis alone read the same.
     """
@@ -110,5 +127,8 @@ def slab_of(mapping: Mapping, terms: int, axis: int) -> Mapping:
     steps = tuple((1 << bit, 0) for bit in range(terms.bit_length() - 1))
     registers = tuple(basis for basis in kept(mapping.registers) if basis != (0, 0))
     return Mapping(
-        (terms, mapping.shape[axis]), (*registers, *steps), tuple(kept(mapping.lanes)), tuple(kept(mapping.warps))
+        (terms, mapping.shape[axis]),
+        (*registers, *steps),
+        tuple(kept(mapping.lanes)),
+        tuple(kept(mapping.warps)),
     )

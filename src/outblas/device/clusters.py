@@ -1,11 +1,13 @@
-"""What clusters of sm_90 cost, in cycles; imports no DSL. Estimates: EXCHANGE and EXCHANGED are set by hand from one
-exchange of 32 KB, which takes 1800 cycles on an H100, TOGETHER is fitted to a sweep (WORKLOG.md), CROWDED not measured.
+"""What clusters of sm_90 cost, in cycles; imports no DSL. Estimates: EXCHANGE and EXCHANGED are set
+by hand from one exchange of 32 KB, which takes 1800 cycles on an H100, TOGETHER is fitted to a
+sweep (WORKLOG.md), CROWDED not measured.
 """
 
 TOGETHER = 1000.0  # by which the CTAs of a cluster begin and end later than CTAs alone
 EXCHANGE = 500.0  # until partial sums are in another CTA's shared memory, and
 EXCHANGED = 25.0  # bytes of them a cycle
-CROWDED = 0.85  # of the SMs, those that clusters of four or eight can use: GPCs have no multiple of as many
+# of the SMs, those that clusters of four or eight can use: GPCs have no multiple of as many
+CROWDED = 0.85
 
 
 def at_once(sms: int, cluster: int) -> int:

@@ -12,7 +12,10 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
-LEGACY, PER_THREAD = 1, 2  # handles that stand for another stream in every context, or in every thread
+LEGACY, PER_THREAD = (
+    1,
+    2,
+)  # handles that stand for another stream in every context, or in every thread
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 _thread = threading.local()

@@ -1,9 +1,11 @@
-"""Device code for what follows a product, in fp32, in kernels of Triton and of Gluon and in the interpreter.
+"""Device code for what follows a product, in fp32, in kernels of Triton and of Gluon and in the
+interpreter.
 
-Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. A view is (pointer, outer, inner,
-m, n): where a tensor lies and how it steps along batch, rows and columns; its pointer is None without the tensor, its m
-or n where all rows or columns are the same. A place is (m, n, inside_m, inside_n, outer, inner): rows and columns of a
-tile as a column and a row, which of them exist, and the indices of the batch.
+Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. A view is
+(pointer, outer, inner, m, n): where a tensor lies and how it steps along batch, rows and columns;
+its pointer is None without the tensor, its m or n where all rows or columns are the same. A place
+is (m, n, inside_m, inside_n, outer, inner): rows and columns of a tile as a column and a row, which
+of them exist, and the indices of the batch.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -14,7 +16,9 @@ import triton.language as tl
 
 @triton.jit
 def activate(x, FUNCTION: tl.constexpr):
-    """One of `epilogue.FUNCTIONS`, x itself for "". NaN and infinities become what torch makes of them."""
+    """One of `epilogue.FUNCTIONS`, x itself for "". NaN and infinities become what torch makes of
+    them.
+    """
     if FUNCTION == "relu":
         x = tl.where(x < 0, 0.0, x)
     elif FUNCTION == "gelu":
@@ -28,8 +32,9 @@ def activate(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def pair(index, column, size, WIDTH: tl.constexpr):
-    """Columns of the output, and of B, of a gated tile's columns, WIDTH of the gate and as many that it multiplies:
-    `column` counts them from 0, `index` from the tile's first."""
+    """Columns of the output, and of B, of a gated tile's columns, WIDTH of the gate and as many
+    that it multiplies: `column` counts them from 0, `index` from the tile's first.
+    """
     second = column // WIDTH
     index -= second * WIDTH
     return index, index + second * size
@@ -78,7 +83,9 @@ def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def x_of(acc, c, extra, alpha, beta, place, mask, FUNCTION: tl.constexpr, INTERPRETED: tl.constexpr):
+def x_of(
+    acc, c, extra, alpha, beta, place, mask, FUNCTION: tl.constexpr, INTERPRETED: tl.constexpr
+):
     """alpha · acc + beta · c, of an epilogue + bias, and stored as aux."""
     x = acc * alpha
     if c[0] is not None:
@@ -95,11 +102,21 @@ def x_of(acc, c, extra, alpha, beta, place, mask, FUNCTION: tl.constexpr, INTERP
 
 @triton.jit
 def finish(
-    sums, c, out, extra, alpha, beta, N, place,
-    FUNCTION: tl.constexpr, GATED: tl.constexpr, INTERPRETED: tl.constexpr,
-):  # fmt: skip
-    """Stores what becomes of sums at a place: one tensor, or two of a gated pair. `extra` are the views of bias,
-    residual and aux; without an epilogue FUNCTION is None, and so is `extra`."""
+    sums,
+    c,
+    out,
+    extra,
+    alpha,
+    beta,
+    N,
+    place,
+    FUNCTION: tl.constexpr,
+    GATED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Stores what becomes of sums at a place: one tensor, or two of a gated pair. `extra` are the
+    views of bias, residual and aux; without an epilogue FUNCTION is None, and so is `extra`.
+    """
     mask = place[2] & place[3]
     y = x_of(sums[0], c, extra, alpha, beta, place, mask, FUNCTION, INTERPRETED)
     if FUNCTION is not None:

@@ -1,4 +1,5 @@
-"""Gluon as the ladders use it: what differs between Triton's versions or is private in them, and layouts from maps.
+"""Gluon as the ladders use it: what differs between Triton's versions or is private in them, and
+layouts from maps.
 
 Nothing else imports Gluon's private modules, nor names that changed between Triton 3.6 and 3.9.
 """
@@ -34,23 +35,30 @@ def compile(
 
 def registers(mapping: Mapping) -> Any:
     """The map as the layout of a tensor in registers."""
-    parts = ([list(basis) for basis in bases] for bases in (mapping.registers, mapping.lanes, mapping.warps))
+    parts = (
+        [list(basis) for basis in bases]
+        for bases in (mapping.registers, mapping.lanes, mapping.warps)
+    )
     return gl.DistributedLinearLayout(*parts, [], list(mapping.shape))
 
 
-# An option of `compile`: PTX that the drivers of CUDA 12 read, not the newest that Triton's assembler knows.
+# An option of `compile`: PTX that the drivers of CUDA 12 read, not the newest that Triton's
+# assembler knows.
 OLD_PTX = {"ptx_version": 80}
 
 
 def load_as_ptx(compiled: CompiledKernel) -> None:
-    """Has the driver assemble a kernel that is not loaded yet for whatever GPU loads it: so code for an older
-    architecture runs on a newer one."""
+    """Has the driver assemble a kernel that is not loaded yet for whatever GPU loads it: so code
+    for an older architecture runs on a newer one.
+    """
     compiled.kernel = compiled.asm["ptx"].encode() + b"\0"
 
 
 def swizzled(columns: int, itemsize: int, order: Sequence[int]) -> Any:
-    """The layout of a tile in shared memory whose rows of `columns` elements along order[0] go 16 bytes at a time, so
-    that eight rows' pieces of one column, which ldmatrix reads together, lie in different banks."""
+    """The layout of a tile in shared memory whose rows of `columns` elements along order[0] go 16
+    bytes at a time, so that eight rows' pieces of one column, which ldmatrix reads together, lie in
+    different banks.
+    """
     vector = 16 // itemsize
     row = columns * itemsize
     together = max(1, 128 // row)  # rows that share the 32 banks
@@ -60,15 +68,17 @@ def swizzled(columns: int, itemsize: int, order: Sequence[int]) -> Any:
 def padded(shape: tuple[int, int], pad: int, order: Sequence[int] = (1, 0)) -> Any:
     """The layout of a tile in shared memory whose rows along order[0] are `pad` elements longer.
 
-    Without padding it is written as padding that comes after the tile: into a plain layout Triton would move words with
-    ldmatrix and stmatrix.
+    Without padding it is written as padding that comes after the tile: into a plain layout Triton
+    would move words with ldmatrix and stmatrix.
     """
     interval = shape[order[0]] if pad else shape[0] * shape[1]
     return gl.PaddedSharedLayout.with_identity_for([[interval, pad or 4]], list(shape), list(order))
 
 
 def mma_layout(arch: int, warps: tuple[int, int]) -> Any:
-    """Who holds which fp32 sum of mma.sync.m16n8k16, of m16n8k8 below sm_80, with so many warps along M and N."""
+    """Who holds which fp32 sum of mma.sync.m16n8k16, of m16n8k8 below sm_80, with so many warps
+    along M and N.
+    """
     return gl.NVMMADistributedLayout(
         version=[2, 0 if arch >= 80 else 1], warps_per_cta=list(warps), instr_shape=[16, 8]
     )
@@ -81,16 +91,24 @@ def dot_operand(index: int, mma: Any) -> Any:
 
 @builtin
 def mma(a, b, acc, _semantic=None):  # type: ignore[no-untyped-def]
-    """acc + a b on tensor cores, by mma.sync; a and b in DotOperandLayout of acc's layout, k_width 2. Gluon's own
-    takes no layout of sm_75."""
-    dot = _semantic.dot(a, b, acc, input_precision=None, max_num_imprecise_acc=None, out_dtype=acc.dtype)
+    """acc + a b on tensor cores, by mma.sync; a and b in DotOperandLayout of acc's layout, k_width
+    2. Gluon's own takes no layout of sm_75.
+    """
+    dot = _semantic.dot(
+        a, b, acc, input_precision=None, max_num_imprecise_acc=None, out_dtype=acc.dtype
+    )
     return gl.tensor(dot.handle, acc.type)
 
 
-# All threads of a CTA have come here; Triton adds such barriers where accesses to shared memory need them.
+# All threads of a CTA have come here; Triton adds such barriers where accesses to shared memory
+# need them.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 # Asynchronous copies from global to shared memory; masked elements become zeros.
-copy_async = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+copy_async = (
+    async_copy.async_load
+    if hasattr(async_copy, "async_load")
+    else async_copy.async_copy_global_to_shared
+)
 commit_copies = async_copy.commit_group
 wait_copies = async_copy.wait_group  # then a barrier, which Triton adds

@@ -1,5 +1,6 @@
-"""Tiles of a call as launches: how many CTAs, of how many registers a thread, which products of a batch, what needs
-64-bit offsets."""
+"""Tiles of a call as launches: how many CTAs, of how many registers a thread, which products of a
+batch, what needs 64-bit offsets.
+"""
 
 import itertools
 from dataclasses import dataclass
@@ -39,33 +40,51 @@ def tiles(config: Tile, problem: Problem) -> int:
 
 
 def group_m(config: Tile, problem: Problem) -> int:
-    """Rows of tiles that are walked together: all there are, where the tiles of so many would not fit 32 bits."""
+    """Rows of tiles that are walked together: all there are, where the tiles of so many would not
+    fit 32 bits.
+    """
     rows, columns = -(-problem.M // config.block_m), -(-problem.N // out_columns(config, problem))
     return config.group_m if config.group_m * columns <= INT32_MAX else min(config.group_m, rows)
 
 
 def max_registers(threads: int, ctas: int = 1) -> int:
-    """Registers a thread may take where an SM has so many CTAs of so many threads; it gives them out by eights."""
+    """Registers a thread may take where an SM has so many CTAs of so many threads; it gives them
+    out by eights.
+    """
     return min(255, REGISTERS // (ctas * threads) // 8 * 8)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One launch: how far into a, b, c, out, bias, residual and aux it starts, in elements, and its CTAs."""
+    """One launch: how far into a, b, c, out, bias, residual and aux it starts, in elements, and its
+    CTAs.
+    """
 
     offsets: tuple[int, ...]
     programs: int
 
 
 def needs_int64(problem: Problem, config: Tile) -> bool:
-    """Whether an index past the edge, or the offset of an element within one matrix, needs 64 bits."""
+    """Whether an index past the edge, or the offset of an element within one matrix, needs
+    64 bits.
+    """
     M, N, K, columns = problem.M, problem.N, problem.K, problem.columns
-    ahead = 16 * config.block_k  # K is rounded up to the slabs of an iteration, at most eight, and as many more
+    ahead = (
+        16 * config.block_k
+    )  # K is rounded up to the slabs of an iteration, at most eight, and as many more
     reach = max(M + config.block_m, columns + config.block_n, K + ahead)
-    shapes = [((M, K), problem.a), ((K, columns), problem.b), ((M, N), problem.out), ((M, columns), problem.c)]
+    shapes = [
+        ((M, K), problem.a),
+        ((K, columns), problem.b),
+        ((M, N), problem.out),
+        ((M, columns), problem.c),
+    ]
     for name, view in problem.epilogue.views.items():
         shapes.append(((M, N if name == "residual" else columns), view.strides))
-    return max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None)) > INT32_MAX
+    return (
+        max(reach, *(span(shape, strides[-2:]) for shape, strides in shapes if strides is not None))
+        > INT32_MAX
+    )
 
 
 def kept_dims(problem: Problem) -> list[int]:
@@ -75,7 +94,9 @@ def kept_dims(problem: Problem) -> list[int]:
 
 
 def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
-    """Launches of a call: one, unless there are batch dimensions beyond two or the grid would be too large."""
+    """Launches of a call: one, unless there are batch dimensions beyond two or the grid would be
+    too large.
+    """
     kept = kept_dims(problem)
     outer, inner = ([1, 1] + [problem.batch[i] for i in kept])[-2:]
     per_product = tiles(config, problem)

@@ -1,4 +1,6 @@
-"""A model of L2 under an order of tiles: which bytes of A and B its CTAs request, and which DRAM must bring in."""
+"""A model of L2 under an order of tiles: which bytes of A and B its CTAs request, and which DRAM
+must bring in.
+"""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,23 +14,37 @@ STEP_K = 64  # chunks are multiples of it
 
 
 def lines(problem: Problem) -> tuple[int, int]:
-    """Lines that loads of A, and of B, ask for where 128 bytes lie side by side: two where rows begin inside of one."""
+    """Lines that loads of A, and of B, ask for where 128 bytes lie side by side: two where rows
+    begin inside of one.
+    """
 
     def asked(strides: Strides, shape: tuple[int, int], alignment: int) -> int:
-        walked = [stride for stride, extent in zip(strides[-2:], shape, strict=True) if stride != 1 and extent > 1]
+        walked = [
+            stride
+            for stride, extent in zip(strides[-2:], shape, strict=True)
+            if stride != 1 and extent > 1
+        ]
         elements = LINE // problem.dtype.itemsize
-        return 1 if alignment >= LINE and not any(stride % elements for stride in (*strides[:-2], *walked)) else 2
+        return (
+            1
+            if alignment >= LINE
+            and not any(stride % elements for stride in (*strides[:-2], *walked))
+            else 2
+        )
 
     M, N, K = problem.M, problem.N, problem.K
-    return asked(problem.a, (M, K), problem.alignment[0]), asked(problem.b, (K, N), problem.alignment[1])
+    return asked(problem.a, (M, K), problem.alignment[0]), asked(
+        problem.b, (K, N), problem.alignment[1]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes of A and B that CTAs requested from L2, and those of them that DRAM had to bring in, in all and by wave.
+    """Bytes of A and B that CTAs requested from L2, and those of them that DRAM had to bring in, in
+    all and by wave.
 
-    `compulsory_bytes` is A and B once: no cache misses less. `lookup_missed_bytes` counts what DRAM brings in once for
-    each half of L2 that looked for it in vain.
+    `compulsory_bytes` is A and B once: no cache misses less. `lookup_missed_bytes` counts what DRAM
+    brings in once for each half of L2 that looked for it in vain.
     """
 
     requested_bytes: int
@@ -47,7 +63,9 @@ class Traffic:
         return 1 - self.lookup_missed_bytes / self.requested_bytes
 
 
-def grid(shape: tuple[int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+def grid(
+    shape: tuple[int, int, int], tile: tuple[int, int], cluster: tuple[int, int] = (1, 1)
+) -> tuple[int, int]:
     """Rows and columns of cluster tiles that cover C. Raises ValueError for sizes below 1."""
     for name, sizes in (("shape", shape), ("tile", tile), ("cluster", cluster)):
         if min(sizes) < 1:
@@ -67,22 +85,29 @@ def simulate(
     multicast: bool = True,
     element_bytes: int = 2,
 ) -> Traffic:
-    """The traffic of C[M, N] = A[M, K] B[K, N] under `steps`, as `raster.schedule` makes them for `grid(...)`.
+    """The traffic of C[M, N] = A[M, K] B[K, N] under `steps`, as `raster.schedule` makes them for
+    `grid(...)`.
 
-    `shape` is (M, N, K). An entry of `steps` is a cluster of `cluster` CTAs along M and along N, each with `tile` of C.
-    The clusters of a step, a wave, go through K together, chunk by chunk. Every CTA requests its slice of A and its
-    slice of B; with `multicast` a cluster requests once what several of its CTAs need. Each of the `halves` of L2 holds
-    the same `capacity` bytes of slices (`math.inf`: all), gives up the least recently used, and misses once what
-    several clusters of a wave need; what one cluster alone needs, one half misses.
+    `shape` is (M, N, K). An entry of `steps` is a cluster of `cluster` CTAs along M and along N,
+    each with `tile` of C. The clusters of a step, a wave, go through K together, chunk by chunk.
+    Every CTA requests its slice of A and its slice of B; with `multicast` a cluster requests once
+    what several of its CTAs need. Each of the `halves` of L2 holds the same `capacity` bytes of
+    slices (`math.inf`: all), gives up the least recently used, and misses once what several
+    clusters of a wave need; what one cluster alone needs, one half misses.
 
-    Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its last ones end; sets
-    are hashed and the policy is not LRU; C's writes take space and count as accesses.
+    Left out, so that measured rates differ: CTAs drift apart; a wave's next tiles start while its
+    last ones end; sets are hashed and the policy is not LRU; C's writes take space and count as
+    accesses.
 
     Raises ValueError for sizes below 1, and for a tile outside the grid.
     """
     rows, columns = grid(shape, tile, cluster)
     M, N, K = shape
-    for name, value in (("element_bytes", element_bytes), ("capacity", capacity), ("halves", halves)):
+    for name, value in (
+        ("element_bytes", element_bytes),
+        ("capacity", capacity),
+        ("halves", halves),
+    ):
         if value <= 0:
             raise ValueError(f"{name} is {value}, expected it above 0")
     heights, widths = _panels(M, tile[0]), _panels(N, tile[1])
@@ -98,14 +123,18 @@ def simulate(
             if entry == PAD:
                 continue
             if not 0 <= entry < rows * columns:
-                raise ValueError(f"steps have tile {entry}, expected one below {rows * columns}, or {PAD}")
+                raise ValueError(
+                    f"steps have tile {entry}, expected one below {rows * columns}, or {PAD}"
+                )
             of_a = _part(heights, entry // columns, cluster[0])
             of_b = _part(widths, entry % columns, cluster[1])
             own = {m: heights[m] for m in of_a} | {-1 - n: widths[n] for n in of_b}
             panels |= own
             users.update(own.keys())
             shared_a, shared_b = (1, 1) if multicast else (len(of_b), len(of_a))
-            wanted += shared_a * sum(heights[m] for m in of_a) + shared_b * sum(widths[n] for n in of_b)
+            wanted += shared_a * sum(heights[m] for m in of_a) + shared_b * sum(
+                widths[n] for n in of_b
+            )
         requested += wanted * K * element_bytes
         brought = 0
         for chunk, depth in enumerate(_depths(K)):

@@ -1,5 +1,6 @@
-"""Triton's interpreter: the lock on triton.language, which it patches for every thread, so that nothing may compile
-meanwhile, nor the process fork; and kernels for it."""
+"""Triton's interpreter: the lock on triton.language, which it patches for every thread, so that
+nothing may compile meanwhile, nor the process fork; and kernels for it.
+"""
 
 import functools
 from types import FunctionType
@@ -14,9 +15,15 @@ lock = forks.Lock(held=True)
 
 
 def interpreted(kernel: Any) -> InterpretedFunction[Any]:
-    """A kernel, and all jitted functions that it calls, for the interpreter; the kernel itself still compiles."""
+    """A kernel, and all jitted functions that it calls, for the interpreter; the kernel itself
+    still compiles.
+    """
     source = kernel.fn
     called = {name: source.__globals__.get(name) for name in source.__code__.co_names}
-    names = {name: interpreted(value) for name, value in called.items() if isinstance(value, JITFunction)}
-    copy = FunctionType(source.__code__, source.__globals__ | names, source.__name__, source.__defaults__)
+    names = {
+        name: interpreted(value) for name, value in called.items() if isinstance(value, JITFunction)
+    }
+    copy = FunctionType(
+        source.__code__, source.__globals__ | names, source.__name__, source.__defaults__
+    )
     return InterpretedFunction(functools.update_wrapper(copy, source))

@@ -1,7 +1,8 @@
 """What Triton and Gluon kernels share on the host: arguments, specialization, pieces of a call.
 
-Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then constants of its own. One
-with an epilogue has `fused` among these, and takes the views of bias, residual and aux at last, as `fused.finish` does.
+Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then
+constants of its own. One with an epilogue has `fused` among these, and takes the views of bias,
+residual and aux at last, as `fused.finish` does.
 """
 
 import math
@@ -24,7 +25,9 @@ TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"
 
 @dataclass(frozen=True)
 class Specialization:
-    """All that the compiler is told: argument types, constants and divisors by path, launch options."""
+    """All that the compiler is told: argument types, constants and divisors by path, launch
+    options.
+    """
 
     signature: tuple[tuple[str, Any], ...]
     constants: tuple[tuple[Path, Any], ...]
@@ -51,8 +54,14 @@ class Specialization:
 
 
 def vector(problem: Problem, operand: str) -> int:
-    """Elements (a power of two, at most 16 bytes) that one load of operand "a" or "b" can move in all of its rows."""
-    strides, extents = (problem.a, (problem.M, problem.K)) if operand == "a" else (problem.b, (problem.K, problem.N))
+    """Elements (a power of two, at most 16 bytes) that one load of operand "a" or "b" can move in
+    all of its rows.
+    """
+    strides, extents = (
+        (problem.a, (problem.M, problem.K))
+        if operand == "a"
+        else (problem.b, (problem.K, problem.N))
+    )
     if 1 not in strides[-2:]:
         return 1
     unit = -1 if strides[-1] == 1 else -2
@@ -71,14 +80,29 @@ def unsupported_dtype(problem: Problem) -> str | None:
     if problem.dtype in TYPES and problem.out_dtype in TYPES:
         return None
     names = dtype_name(problem.dtype), dtype_name(problem.out_dtype)
-    return f"needs bfloat16, float16 or float32, and was given {names[0]} operands for {names[1]} outputs"
+    return (
+        f"needs bfloat16, float16 or float32, and was given {names[0]} operands for {names[1]} "
+        "outputs"
+    )
 
 
 def arguments(problem: Problem) -> dict[str, int]:
-    """Sizes, the inner extent of the batch, and strides by name, in the order of every kernel's parameters."""
+    """Sizes, the inner extent of the batch, and strides by name, in the order of every kernel's
+    parameters.
+    """
     kept = kept_dims(problem)
-    operands = {"a": (problem.a, "mk"), "b": (problem.b, "kn"), "c": (problem.c, "mn"), "out": (problem.out, "mn")}
-    values = {"M": problem.M, "N": problem.N, "K": problem.K, "inner": problem.batch[kept[-1]] if kept else 1}
+    operands = {
+        "a": (problem.a, "mk"),
+        "b": (problem.b, "kn"),
+        "c": (problem.c, "mn"),
+        "out": (problem.out, "mn"),
+    }
+    values = {
+        "M": problem.M,
+        "N": problem.N,
+        "K": problem.K,
+        "inner": problem.batch[kept[-1]] if kept else 1,
+    }
     for name, (steps, axes) in operands.items():
         steps = steps or (1,) * (len(problem.batch) + 2)
         outer, inner = ([0, 0] + [steps[i] for i in kept])[-2:]
@@ -94,7 +118,9 @@ def fused(problem: Problem) -> dict[str, Any]:
 
 
 def _views(problem: Problem) -> list[tuple[str, View | None, dict[str, int | None]]]:
-    """Of bias, residual and aux: name, view, and steps as a kernel takes them, None where what it reads repeats."""
+    """Of bias, residual and aux: name, view, and steps as a kernel takes them, None where what it
+    reads repeats.
+    """
     found = []
     for name in EXTRAS:
         view = problem.epilogue.views.get(name)
@@ -120,10 +146,12 @@ def specialize(
     num_stages: int = 1,
     max_registers: int | None = None,
 ) -> Specialization:
-    """Types and divisors from the problem alone, so that a plan holds for every call that shares it.
+    """Types and divisors from the problem alone, so that a plan holds for every call that shares
+    it.
 
-    `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number; `wide`: sizes and
-    strides take 64 bits, for a slab of K can be 2³¹ elements wide where its strides are not.
+    `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number;
+    `wide`: sizes and strides take 64 bits, for a slab of K can be 2³¹ elements wide where its
+    strides are not.
     """
     signature: dict[str, Any] = {}
     fixed: list[tuple[Path, Any]] = []
@@ -139,7 +167,9 @@ def specialize(
         return TYPES[dtype]
 
     def number(path: Path, name: str, value: Any) -> str:
-        unused = value == 0 and name.endswith(("_outer", "_inner"))  # without a batch, its indices need no registers
+        unused = value == 0 and name.endswith(
+            ("_outer", "_inner")
+        )  # without a batch, its indices need no registers
         if name in constants or value is None or value == 1 or unused:
             return constant(path, value)
         divisors.append((path, divisor(name, value)))
@@ -149,28 +179,53 @@ def specialize(
     dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.dtype, "out": problem.out_dtype}
     for i, (name, dtype) in enumerate(dtypes.items()):
         absent = name == "c" and problem.c is None
-        signature[name] = constant((i,), None) if absent else pointer((i,), name, dtype, alignment[name], i)
+        signature[name] = (
+            constant((i,), None) if absent else pointer((i,), name, dtype, alignment[name], i)
+        )
     signature |= {"alpha": "fp32", "beta": "fp32"}
-    for i, (name, value) in enumerate((arguments(problem) | dict(constants)).items(), start=len(signature)):
+    for i, (name, value) in enumerate(
+        (arguments(problem) | dict(constants)).items(), start=len(signature)
+    ):
         signature[name] = number((i,), name, value)
     if problem.epilogue != NONE:
         at, views = len(signature), []
         for i, (name, view, steps) in enumerate(_views(problem)):
             path = (at, i, 0)
-            first = pointer(path, name, problem.out_dtype, view.alignment, 4 + i) if view else constant(path, None)
-            numbers = (number((at, i, j), step, value) for j, (step, value) in enumerate(steps.items(), start=1))
+            first = (
+                pointer(path, name, problem.out_dtype, view.alignment, 4 + i)
+                if view
+                else constant(path, None)
+            )
+            numbers = (
+                number((at, i, j), step, value)
+                for j, (step, value) in enumerate(steps.items(), start=1)
+            )
             views.append((first, *numbers))
         signature["extra"] = tuple(views)
     elif "FUNCTION" in constants:
         signature["extra"] = constant((len(signature),), None)
-    return Specialization(tuple(signature.items()), tuple(fixed), tuple(divisors), num_warps, num_stages, max_registers)
+    return Specialization(
+        tuple(signature.items()),
+        tuple(fixed),
+        tuple(divisors),
+        num_warps,
+        num_stages,
+        max_registers,
+    )
 
 
 Run = Callable[..., None]
 
 
-def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], constants: Mapping[str, Any]) -> Launch:
-    """The launch of a call; `run(programs)` starts so many CTAs with all arguments of the kernel."""
+def bind(
+    problem: Problem,
+    pieces: Sequence[Piece],
+    run: Callable[[int], Run],
+    constants: Mapping[str, Any],
+) -> Launch:
+    """The launch of a call; `run(programs)` starts so many CTAs with all arguments of the
+    kernel.
+    """
     has_c = problem.c is not None
     fused = problem.epilogue != NONE
     tail = (*arguments(problem).values(), *constants.values())
@@ -180,19 +235,28 @@ def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], c
     runs = [(piece.offsets, run(piece.programs)) for piece in pieces]
     first = runs[0][1]
 
-    def launch(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float) -> None:
+    def launch(
+        a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float
+    ) -> None:
         first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
 
     def views(extra: Sequence[Tensor | None]) -> tuple[Any, ...]:
         return tuple((t, *own) for t, own in zip(extra, steps, strict=True))
 
-    def launch_fused(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any) -> None:
+    def launch_fused(
+        a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any
+    ) -> None:
         first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail, views(extra))
 
-    def launch_pieces(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any) -> None:
+    def launch_pieces(
+        a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any
+    ) -> None:
         tensors = (a, b, c if has_c else None, out, *extra)
         for offsets, start in runs:
-            shifted = [None if t is None else _shift(t, offset) for t, offset in zip(tensors, offsets, strict=False)]
+            shifted = [
+                None if t is None else _shift(t, offset)
+                for t, offset in zip(tensors, offsets, strict=False)
+            ]
             last = [views(shifted[4:])] if fused else []
             start(*shifted[:4], float(alpha), float(beta), *tail, *last)
 
@@ -200,7 +264,9 @@ def bind(problem: Problem, pieces: Sequence[Piece], run: Callable[[int], Run], c
 
 
 def _shift(t: Tensor, offset: int) -> Tensor:
-    """A view that starts `offset` elements later: kernels take no address arithmetic from the host."""
+    """A view that starts `offset` elements later: kernels take no address arithmetic from
+    the host.
+    """
     return torch.as_strided(t, (1,), (1,), t.storage_offset() + offset) if offset else t
 
 

@@ -1,7 +1,8 @@
-"""Which thread holds which element of a tile, as linear maps over bits: plain Python, testable without a GPU.
+"""Which thread holds which element of a tile, as linear maps over bits: plain Python, testable
+without a GPU.
 
-Each bit of a register's, a lane's and a warp's number moves the element by a power of two along rows or columns, and
-the moves of all set bits add up.
+Each bit of a register's, a lane's and a warp's number moves the element by a power of two along
+rows or columns, and the moves of all set bits add up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ Basis = tuple[int, int]  # rows, columns
 
 @dataclass(frozen=True)
 class Mapping:
-    """Threads to elements of a tile of `shape` (rows, columns): how far each bit moves, lowest bit first."""
+    """Threads to elements of a tile of `shape` (rows, columns): how far each bit moves, lowest bit
+    first.
+    """
 
     shape: tuple[int, int]
     registers: tuple[Basis, ...]
@@ -41,7 +44,10 @@ class Mapping:
 
     def transposed(self) -> Mapping:
         """Of the transposed tile."""
-        parts = (tuple(basis[::-1] for basis in bases) for bases in (self.registers, self.lanes, self.warps))
+        parts = (
+            tuple(basis[::-1] for basis in bases)
+            for bases in (self.registers, self.lanes, self.warps)
+        )
         return Mapping(self.shape[::-1], *parts)
 
 
@@ -51,12 +57,17 @@ def powers(first: int, end: int) -> list[int]:
 
 
 def outputs(
-    block: tuple[int, int], warp: tuple[int, int], thread: tuple[int, int], piece: tuple[int, int], interleave: bool
+    block: tuple[int, int],
+    warp: tuple[int, int],
+    thread: tuple[int, int],
+    piece: tuple[int, int],
+    interleave: bool,
 ) -> Mapping:
-    """Outputs of a CTA: warps side by side, and within a warp pieces of the lanes side by side, again and again.
+    """Outputs of a CTA: warps side by side, and within a warp pieces of the lanes side by side,
+    again and again.
 
-    Registers run down a column of the thread's outputs before they go to the next: consecutive products then share
-    their operand of B.
+    Registers run down a column of the thread's outputs before they go to the next: consecutive
+    products then share their operand of B.
     """
     steps: list[list[list[Basis]]] = [[] for _ in range(4)]
     for axis in (0, 1):
@@ -84,10 +95,11 @@ def by_rows(of: Mapping) -> Mapping:
 
 
 def copies(shape: tuple[int, int], vector: int, warps: int, spread: bool = True) -> Mapping:
-    """A tile that a CTA copies: each thread `vector` elements of a row at once, neighbouring lanes along the row.
+    """A tile that a CTA copies: each thread `vector` elements of a row at once, neighbouring lanes
+    along the row.
 
-    Where there are more threads than vectors, vectors are shortened if the work is to be `spread`, and the rest of the
-    threads repeat that of others.
+    Where there are more threads than vectors, vectors are shortened if the work is to be `spread`,
+    and the rest of the threads repeat that of others.
     """
     rows, columns = shape
     vector = min(vector, max(1, rows * columns // (32 * warps)) if spread else vector, columns)

@@ -42,7 +42,9 @@ class Rung(ABC, Generic[C]):
         self.kernel, self.body, self.own = kernel, body, own
 
     def entry(self) -> Entry[C]:
-        """What the rung's module offers: `unsupported`, `plan`, `artifact`, `precompile` and `space`."""
+        """What the rung's module offers: `unsupported`, `plan`, `artifact`, `precompile` and
+        `space`.
+        """
         return self.unsupported, self.plan, self.artifact, self.precompile, self.space
 
     @property
@@ -61,14 +63,18 @@ class Rung(ABC, Generic[C]):
 
     @abstractmethod
     def refusal(self, problem: Problem, config: C, arch: int) -> str | None:
-        """Why the kernel cannot take a call on an architecture, beyond the types of its operands."""
+        """Why the kernel cannot take a call on an architecture, beyond the types of its
+        operands.
+        """
 
     @abstractmethod
     def constants(self, config: C, problem: Problem, arch: int) -> dict[str, Any]:
         """Arguments of the kernel after those of every kernel, in order."""
 
     @abstractmethod
-    def specialization(self, config: C, problem: Problem, constants: dict[str, Any], arch: int) -> Specialization:
+    def specialization(
+        self, config: C, problem: Problem, constants: dict[str, Any], arch: int
+    ) -> Specialization:
         """What the compiler is told, for an architecture."""
 
     @abstractmethod
@@ -80,13 +86,17 @@ class Rung(ABC, Generic[C]):
         return arch
 
     def default(self, problem: Problem, sms: int, limit: int) -> C:
-        """The config of a call that names none, on a GPU of so many SMs with so much shared memory a CTA."""
+        """The config of a call that names none, on a GPU of so many SMs with so much shared memory
+        a CTA.
+        """
         return self.own()
 
     @property
     @abstractmethod
     def axes(self) -> Axes:
-        """Along which configs of the ladder differ; of fields that the body does not read, nothing is tried."""
+        """Along which configs of the ladder differ; of fields that the body does not read, nothing
+        is tried.
+        """
 
     @abstractmethod
     def footprint(self, config: C, problem: Problem) -> Footprint:
@@ -102,7 +112,9 @@ class Rung(ABC, Generic[C]):
         }
 
         def invalid_reason(config: C) -> str | None:
-            reason = self._invalid(config, machine.shared_memory_per_cta) or self.refusal(problem, config, machine.arch)
+            reason = self._invalid(config, machine.shared_memory_per_cta) or self.refusal(
+                problem, config, machine.arch
+            )
             return reason.removeprefix("config: ") if reason else None
 
         def describe(config: C) -> Footprint:
@@ -112,7 +124,9 @@ class Rung(ABC, Generic[C]):
         return Space(own=own, axes=axes, invalid_reason=invalid_reason, footprint=describe)
 
     def precompile(self, problem: Problem, config: C, arch: int) -> None:
-        """Compiles to Triton's cache what `plan` would load for a supported problem; needs no GPU, loads nothing."""
+        """Compiles to Triton's cache what `plan` would load for a supported problem; needs no GPU,
+        loads nothing.
+        """
         self._compiled(config, problem, self.constants(config, problem, arch), arch, None)
 
     def _invalid(self, config: C, limit: int) -> str | None:
@@ -144,18 +158,23 @@ class Rung(ABC, Generic[C]):
         return None
 
     def plan(self, problem: Problem, config: C | None = None) -> Launch:
-        """Compiles for a call and returns its launch, for the current device and its current stream. Raises ValueError
-        when the call or the config is not supported."""
+        """Compiles for a call and returns its launch, for the current device and its current
+        stream. Raises ValueError when the call or the config is not supported.
+        """
         if reason := self.unsupported(problem, config):
             raise ValueError(f"kernel {self.kernel.name!r}: {reason}")
         device = problem.device
-        config = config or self.default(problem, launch.sm_count(device), launch.shared_memory_limit(device))
+        config = config or self.default(
+            problem, launch.sm_count(device), launch.shared_memory_limit(device)
+        )
         arch = launch.arch_of(device)
         constants = self.constants(config, problem, arch)
         with torch.cuda.device(device):
             compiled = self._compiled(config, problem, constants, arch, torch.cuda.current_device())
             pieces = pieces_of(problem, config)
-            return launch.bind(problem, pieces, lambda programs: compiled[programs, 1, 1], constants)
+            return launch.bind(
+                problem, pieces, lambda programs: compiled[programs, 1, 1], constants
+            )
 
     def artifact(
         self,
@@ -167,24 +186,38 @@ class Rung(ABC, Generic[C]):
         layout: str | None = None,
         shape: tuple[int, int, int] = (4096, 4096, 4096),
     ) -> Artifact:
-        """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no GPU. Raises
-        ValueError for what the kernel cannot take."""
+        """What `plan` would launch on the reference GPU of an architecture (90 without one); needs
+        no GPU. Raises ValueError for what the kernel cannot take.
+        """
         machine = machines.reference(90 if arch is None else arch)
         if machine.arch < self.kernel.min_arch:
-            raise ValueError(f"arch is {machine.arch}, expected at least {self.kernel.min_arch} for {self.kernel.name}")
+            raise ValueError(
+                f"arch is {machine.arch}, expected at least {self.kernel.min_arch} for "
+                f"{self.kernel.name}"
+            )
         dtype, layout = dtype or self.dtype, layout or self.layout
         given = example(dtype, out_dtype, layout, shape)
         if dtype_name(dtype) not in self.kernel.dtypes:
-            raise ValueError(f"dtype is {dtype_name(dtype)}, expected {' or '.join(self.kernel.dtypes)}")
+            raise ValueError(
+                f"dtype is {dtype_name(dtype)}, expected {' or '.join(self.kernel.dtypes)}"
+            )
         config = config or self.default(given, machine.sms, machine.shared_memory_per_cta)
-        if reason := self._invalid(config, machine.shared_memory_per_cta) or self.refusal(given, config, machine.arch):
+        if reason := self._invalid(config, machine.shared_memory_per_cta) or self.refusal(
+            given, config, machine.arch
+        ):
             raise ValueError(reason)
         constants = self.constants(config, given, machine.arch)
         return triton_artifact.from_compiled(
-            self._compiled(config, given, constants, machine.arch, None), machine_arch=machine.arch,
-            kernel=self.kernel.name, config=config, dtype=given.dtype, out_dtype=given.out_dtype, layout=layout,
-            tile=(config.block_m, config.block_n, config.block_k), **self.described(config, given),
-        )  # fmt: skip
+            self._compiled(config, given, constants, machine.arch, None),
+            machine_arch=machine.arch,
+            kernel=self.kernel.name,
+            config=config,
+            dtype=given.dtype,
+            out_dtype=given.out_dtype,
+            layout=layout,
+            tile=(config.block_m, config.block_n, config.block_k),
+            **self.described(config, given),
+        )
 
     def _compiled(
         self, config: C, problem: Problem, constants: dict[str, Any], arch: int, device: int | None
@@ -196,7 +229,9 @@ class Rung(ABC, Generic[C]):
 
 def readable_name(specialization: Any) -> str:
     """A kernel's name in profilers: rung, tile and dtype."""
-    rung, *sizes = (str(specialization.constants[name]) for name in ("RUNG", "BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    rung, *sizes = (
+        str(specialization.constants[name]) for name in ("RUNG", "BLOCK_M", "BLOCK_N", "BLOCK_K")
+    )
     return f"outblas_{rung}_{'x'.join(sizes)}_{specialization.signature['a'].removeprefix('*')}"
 
 
@@ -204,7 +239,9 @@ def readable_name(specialization: Any) -> str:
 def _compile(
     body: Any, specialization: Specialization, target: int, as_ptx: bool, device: int | None
 ) -> CompiledKernel:
-    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel belongs to one."""
+    """`device` is the index of the GPU on which the caller loads the kernel: a loaded kernel
+    belongs to one.
+    """
     signature, constants = dict(specialization.signature), dict(specialization.constants)
     options = specialization.options | (gluon.OLD_PTX if as_ptx else {})
     compiled = gluon.compile(body, signature, constants, specialization.attributes, target, options)

@@ -1,4 +1,6 @@
-"""Triton and Gluon kernels as artifacts: what the compiler made, what the assembler said, bank conflicts."""
+"""Triton and Gluon kernels as artifacts: what the compiler made, what the assembler said, bank
+conflicts.
+"""
 
 import contextlib
 import io
@@ -37,8 +39,10 @@ def from_compiled(
     bank_conflicts: Mapping[str, float] | None = None,
     passes: Mapping[str, float] | None = None,
 ) -> Artifact:
-    """The artifact of what `triton.compile` returned, for a GPU of `machine_arch` (90 is sm_90) if that is not what it
-    was compiled for; `config` is the rung's frozen config, the rest as in Artifact."""
+    """The artifact of what `triton.compile` returned, for a GPU of `machine_arch` (90 is sm_90) if
+    that is not what it was compiled for; `config` is the rung's frozen config, the rest as in
+    Artifact.
+    """
     ptx, compiled_for = compiled.asm["ptx"], compiled.metadata.target.arch
     newer = machine_arch not in (None, compiled_for)
     arch = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
@@ -66,12 +70,14 @@ def from_compiled(
 def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
     """A kernel's PTX assembled for an architecture, and all that ptxas says of it.
 
-    Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by Triton itself, so
-    that the assembler and its options are the same.
+    Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by
+    Triton itself, so that the assembler and its options are the same.
     """
     metadata = compiled.metadata._asdict()
     backend = make_backend(metadata["target"])
-    options = backend.parse_options({name: metadata[name] for name in ("enable_fp_fusion", "ptx_options")})
+    options = backend.parse_options(
+        {name: metadata[name] for name in ("enable_fp_fusion", "ptx_options")}
+    )
     said = io.StringIO()
     with _lock, triton.knobs.nvidia.scope(), contextlib.redirect_stdout(said):
         triton.knobs.nvidia.dump_ptxas_log = True
@@ -80,15 +86,27 @@ def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
 
 
 def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Extra wavefronts of each ld.shared or st.shared that moves a tile between two Gluon layouts; 0: no conflicts.
+    """Extra wavefronts of each ld.shared or st.shared that moves a tile between two Gluon layouts;
+    0: no conflicts.
 
-    `registers` is a distributed layout, `shared` a swizzled shared layout, `shape` that of the tile. Compiles a kernel
-    that says it. Raises ValueError for padded layouts, which `gl.bank_conflicts` cannot count: it ends the process.
+    `registers` is a distributed layout, `shared` a swizzled shared layout, `shape` that of the
+    tile. Compiles a kernel that says it. Raises ValueError for padded layouts, which
+    `gl.bank_conflicts` cannot count: it ends the process.
     """
     if isinstance(shared, gl.PaddedSharedLayout):
-        raise ValueError("shared is a PaddedSharedLayout, expected a layout that gl.bank_conflicts can count")
-    constants: dict[tuple[int, ...], Any] = {(1,): registers, (2,): shared, (3,): shape, (4,): _TYPES[dtype]}
-    signature = {"out": "*i32", **dict.fromkeys(("REGISTERS", "SHARED", "SHAPE", "DTYPE"), "constexpr")}
+        raise ValueError(
+            "shared is a PaddedSharedLayout, expected a layout that gl.bank_conflicts can count"
+        )
+    constants: dict[tuple[int, ...], Any] = {
+        (1,): registers,
+        (2,): shared,
+        (3,): shape,
+        (4,): _TYPES[dtype],
+    }
+    signature = {
+        "out": "*i32",
+        **dict.fromkeys(("REGISTERS", "SHARED", "SHAPE", "DTYPE"), "constexpr"),
+    }
     linear = isinstance(registers, gl.DistributedLinearLayout)
     warps = 2 ** len(registers.warp_bases) if linear else math.prod(registers.warps_per_cta)
     options = {"num_warps": warps, "enable_fp_fusion": True}
@@ -103,5 +121,7 @@ def _conflicts_kernel(  # type: ignore[no-untyped-def]
     out, REGISTERS: gl.constexpr, SHARED: gl.constexpr, SHAPE: gl.constexpr, DTYPE: gl.constexpr
 ):
     tile = gl.full(SHAPE, 0, DTYPE, REGISTERS)
-    conflicts: gl.constexpr = gl.bank_conflicts(tile.type, gl.allocate_shared_memory(DTYPE, SHAPE, SHARED).type)
+    conflicts: gl.constexpr = gl.bank_conflicts(
+        tile.type, gl.allocate_shared_memory(DTYPE, SHAPE, SHARED).type
+    )
     gl.store(out, conflicts)

@@ -1,8 +1,20 @@
-"""What the assembler made of a kernel, read without a GPU: machine code, resources, occupancy, roofline, gates."""
+"""What the assembler made of a kernel, read without a GPU: machine code, resources, occupancy,
+roofline, gates.
+"""
 
 from .gates import GateError
 from .inspection import Inspection, inspect, read
 from .machine_code import MachineCode, read_cubin, tool
 from .occupancy import Occupancy, occupancy
 
-__all__ = ["GateError", "Inspection", "MachineCode", "Occupancy", "inspect", "occupancy", "read", "read_cubin", "tool"]
+__all__ = [
+    "GateError",
+    "Inspection",
+    "MachineCode",
+    "Occupancy",
+    "inspect",
+    "occupancy",
+    "read",
+    "read_cubin",
+    "tool",
+]

@@ -1,4 +1,5 @@
-"""ncu's counters of one call: which to ask for, how to read its CSV, and how the launches of a call add up.
+"""ncu's counters of one call: which to ask for, how to read its CSV, and how the launches of a call
+add up.
 
 Everything here works on text and numbers: neither torch nor ncu is needed.
 """
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 
 TIME = "gpu__time_duration.sum"
 REGISTERS = "launch__registers_per_thread"
-ACTIVE = ("sm__cycles_active.avg", "sm__cycles_elapsed.max")  # the second where the first was not collected
+ACTIVE = (
+    "sm__cycles_active.avg",
+    "sm__cycles_elapsed.max",
+)  # the second where the first was not collected
 
 SUMS = {
     "us": TIME,
@@ -37,10 +41,25 @@ RATES = {
     "occupancy": ("sm__warps_active.avg.pct_of_peak_sustained_active", ACTIVE),
 }
 STALLS = (
-    "barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard",
-    "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "short_scoreboard",
-    "sleeping", "tex_throttle", "wait",
-)  # fmt: skip
+    "barrier",
+    "branch_resolving",
+    "dispatch_stall",
+    "drain",
+    "gmma",
+    "imc_miss",
+    "lg_throttle",
+    "long_scoreboard",
+    "math_pipe_throttle",
+    "membar",
+    "mio_throttle",
+    "misc",
+    "no_instruction",
+    "not_selected",
+    "short_scoreboard",
+    "sleeping",
+    "tex_throttle",
+    "wait",
+)
 ISSUES = ("smsp__issue_active.sum", "sm__cycles_elapsed.max")
 SHARED = ("ld", "st", "gmma")
 
@@ -51,7 +70,9 @@ _FRACTIONS = {"%": 0.01}
 
 
 def metrics(arch: int) -> tuple[str, ...]:
-    """The metrics to collect on sm_`arch`. Warpgroup MMA, and with it what counts it, exists on sm_90 only."""
+    """The metrics to collect on sm_`arch`. Warpgroup MMA, and with it what counts it, exists on
+    sm_90 only.
+    """
     names = {REGISTERS: None, **dict.fromkeys(SUMS.values()), **dict.fromkeys((*ACTIVE, *ISSUES))}
     for rate, weights in RATES.values():
         names |= dict.fromkeys((rate, *weights))
@@ -79,8 +100,9 @@ def conflicts(op: str) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. `ranges` are the NVTX ranges around it; `values` has metrics by name, None for no value:
-    times in µs, sizes in bytes, percentages as fractions, everything else in ncu's own unit.
+    """One kernel launch. `ranges` are the NVTX ranges around it; `values` has metrics by name, None
+    for no value: times in µs, sizes in bytes, percentages as fractions, everything else in ncu's
+    own unit.
     """
 
     ranges: tuple[str, ...]
@@ -91,9 +113,11 @@ class Launch:
 
 
 def parse(text: str) -> list[Launch]:
-    """Reads what `ncu --csv --page raw --nvtx` printed, other lines among it included; [] if no launch is there.
+    """Reads what `ncu --csv --page raw --nvtx` printed, other lines among it included; [] if no
+    launch is there.
 
-    Columns that are missing are missing from `values`. Raises ValueError for a unit that is not known.
+    Columns that are missing are missing from `values`. Raises ValueError for a unit that is not
+    known.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), len(lines))
@@ -103,11 +127,18 @@ def parse(text: str) -> list[Launch]:
     header, units, *records = rows
     wanted = [(i, name) for i, name in enumerate(header) if name in metrics(90)]
     scales = {name: _scale(name, units[i]) for i, name in wanted}
-    ranges = next((i for i, name in enumerate(header) if name.startswith("thread Domain:Push/Pop_Range")), None)
-    kernel, grid, block = (header.index(name) for name in ("Kernel Name", "Grid Size", "Block Size"))
+    ranges = next(
+        (i for i, name in enumerate(header) if name.startswith("thread Domain:Push/Pop_Range")),
+        None,
+    )
+    kernel, grid, block = (
+        header.index(name) for name in ("Kernel Name", "Grid Size", "Block Size")
+    )
     return [
         Launch(
-            ranges=() if ranges is None else tuple(re.findall(r'<default domain>:([^:"]*)', row[ranges])),
+            ranges=()
+            if ranges is None
+            else tuple(re.findall(r'<default domain>:([^:"]*)', row[ranges])),
             kernel=row[kernel],
             grid=_sizes(row[grid]),
             block=_sizes(row[block]),
@@ -151,7 +182,9 @@ def in_range(launches: Sequence[Launch], name: str) -> list[Launch]:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Passes through shared memory by one kind of instruction, and the share of them that bank conflicts added."""
+    """Passes through shared memory by one kind of instruction, and the share of them that bank
+    conflicts added.
+    """
 
     wavefronts: float | None
     excess: float | None
@@ -161,18 +194,19 @@ class SharedMemory:
 class Counters:
     """What one call did, all its launches together. None: not collected, or a rate of nothing.
 
-    `us` is ncu's time in µs. Sizes are in bytes: `l1_bytes` and `l2_bytes` the sectors that L1 and L2 looked up, for
-    whatever reason, `l1_load_bytes` what global load instructions asked of L1, `l2_to_sm_bytes` what the SMs received
-    from L2, TMA included. `l1_gbs`, `l2_gbs` and `dram_gbs` are GB/s over `us`: of `l1_bytes`, of `l2_bytes`, of bytes
-    of DRAM read and written. Loads and stores of global memory, asynchronous copies among the loads, are counted in
-    `requests` of warps and in `sectors` of 32 bytes. Hit rates, `tensor_active`, `fma_active` (of the
-    pipe's peak while the SM is active) and `occupancy` (of the SM's warps) are fractions; `ipc` is warp instructions
-    per SM and cycle, `ffma` fp32 FMAs executed by threads, `ffma_per_mnk` the same over M·N·K, `registers` the most
-    any launch has per thread.
-    `flop_per_dram_byte` and `flop_per_l2_byte` divide 2·M·N·K by bytes of DRAM read and written, and by
-    `l2_to_sm_bytes`. `stalls` has, by reason, the warps that stall per cycle in which a scheduler issues;
-    `not_selected_share` is that reason's fraction of all of them and the warp that issues, which is its fraction of the
-    cycles between two instructions of a warp.
+    `us` is ncu's time in µs. Sizes are in bytes: `l1_bytes` and `l2_bytes` the sectors that L1 and
+    L2 looked up, for whatever reason, `l1_load_bytes` what global load instructions asked of L1,
+    `l2_to_sm_bytes` what the SMs received from L2, TMA included. `l1_gbs`, `l2_gbs` and `dram_gbs`
+    are GB/s over `us`: of `l1_bytes`, of `l2_bytes`, of bytes of DRAM read and written. Loads and
+    stores of global memory, asynchronous copies among the loads, are counted in `requests` of warps
+    and in `sectors` of 32 bytes. Hit rates, `tensor_active`, `fma_active` (of the pipe's peak while
+    the SM is active) and `occupancy` (of the SM's warps) are fractions; `ipc` is warp instructions
+    per SM and cycle, `ffma` fp32 FMAs executed by threads, `ffma_per_mnk` the same over M·N·K,
+    `registers` the most any launch has per thread. `flop_per_dram_byte` and `flop_per_l2_byte`
+    divide 2·M·N·K by bytes of DRAM read and written, and by `l2_to_sm_bytes`. `stalls` has, by
+    reason, the warps that stall per cycle in which a scheduler issues; `not_selected_share` is that
+    reason's fraction of all of them and the warp that issues, which is its fraction of the cycles
+    between two instructions of a warp.
     """
 
     us: float | None
@@ -208,13 +242,15 @@ class Counters:
 def combine(launches: Sequence[Launch], flop: float) -> Counters:
     """The counters of a call that takes `flop` operations, from its launches (at least one).
 
-    Times, bytes and counts add. A rate is weighted by what it is a rate of: hit rates by sectors, what is counted per
-    active cycle by active cycles, stalls by issuing cycles. Active and issuing cycles that were not collected are
-    approximated by elapsed cycles.
+    Times, bytes and counts add. A rate is weighted by what it is a rate of: hit rates by sectors,
+    what is counted per active cycle by active cycles, stalls by issuing cycles. Active and issuing
+    cycles that were not collected are approximated by elapsed cycles.
     """
     sums = {field: _total(launches, metric) for field, metric in SUMS.items()}
     rates = {field: _mean(launches, metric, weights) for field, (metric, weights) in RATES.items()}
-    registers = [value for launch in launches if (value := launch.values.get(REGISTERS)) is not None]
+    registers = [
+        value for launch in launches if (value := launch.values.get(REGISTERS)) is not None
+    ]
     read, written = sums["dram_read_bytes"], sums["dram_write_bytes"]
     dram = None if read is None or written is None else read + written
     stalls = {reason: _mean(launches, stall(reason), ISSUES) for reason in STALLS}
@@ -224,12 +260,19 @@ def combine(launches: Sequence[Launch], flop: float) -> Counters:
         passes, added = _total(launches, wavefronts(op)), _total(launches, conflicts(op))
         shared[op] = SharedMemory(passes, _ratio(added, passes))
     return Counters(
-        **sums, **rates, registers=max(registers, default=None), l1_gbs=_gbs(sums["l1_bytes"], sums["us"]),
-        l2_gbs=_gbs(sums["l2_bytes"], sums["us"]), dram_gbs=_gbs(dram, sums["us"]),
-        ffma_per_mnk=_ratio(sums["ffma"], flop / 2), flop_per_dram_byte=_ratio(flop, dram),
+        **sums,
+        **rates,
+        registers=max(registers, default=None),
+        l1_gbs=_gbs(sums["l1_bytes"], sums["us"]),
+        l2_gbs=_gbs(sums["l2_bytes"], sums["us"]),
+        dram_gbs=_gbs(dram, sums["us"]),
+        ffma_per_mnk=_ratio(sums["ffma"], flop / 2),
+        flop_per_dram_byte=_ratio(flop, dram),
         flop_per_l2_byte=_ratio(flop, sums["l2_to_sm_bytes"]),
-        not_selected_share=_ratio(stalls["not_selected"], between_issues), stalls=stalls, shared=shared,
-    )  # fmt: skip
+        not_selected_share=_ratio(stalls["not_selected"], between_issues),
+        stalls=stalls,
+        shared=shared,
+    )
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
@@ -250,7 +293,9 @@ def _total(launches: Sequence[Launch], metric: str) -> float | None:
 
 
 def _mean(launches: Sequence[Launch], metric: str, weights: Sequence[str]) -> float | None:
-    """The mean by the first of `weights` that every launch has. With none of them, one launch speaks for itself."""
+    """The mean by the first of `weights` that every launch has. With none of them, one launch
+    speaks for itself.
+    """
     weight = next((w for w in weights if _total(launches, w) is not None), None)
     if weight is None:
         return launches[0].values.get(metric) if len(launches) == 1 else None

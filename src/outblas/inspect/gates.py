@@ -1,4 +1,6 @@
-"""Gates on machine code: every figure that is not what it should be, named with what was expected."""
+"""Gates on machine code: every figure that is not what it should be, named with what was
+expected.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,11 +22,25 @@ def failures(
     warnings: Sequence[str],
     count: Callable[[str], int],
 ) -> list[str]:
-    """The gates that fail. `most` and `least` map a figure's name to what was found and its limit."""
-    failed = [f"{name}: {found}, expected at most {limit}" for name, (found, limit) in most.items() if found > limit]
-    failed += [f"{name}: {found}, expected at least {limit}" for name, (found, limit) in least.items() if found < limit]
+    """The gates that fail. `most` and `least` map a figure's name to what was found and
+    its limit.
+    """
+    failed = [
+        f"{name}: {found}, expected at most {limit}"
+        for name, (found, limit) in most.items()
+        if found > limit
+    ]
+    failed += [
+        f"{name}: {found}, expected at least {limit}"
+        for name, (found, limit) in least.items()
+        if found < limit
+    ]
     if isinstance(has, Mapping):
-        failed += [f"{op}: {count(op)}, expected {wanted}" for op, wanted in has.items() if count(op) != wanted]
+        failed += [
+            f"{op}: {count(op)}, expected {wanted}"
+            for op, wanted in has.items()
+            if count(op) != wanted
+        ]
     else:
         failed += [f"{op}: 0, expected at least 1" for op in has if count(op) == 0]
     failed += [f"{op}: {count(op)}, expected 0" for op in lacks if count(op)]

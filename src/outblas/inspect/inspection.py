@@ -1,4 +1,6 @@
-"""`inspect`: compile a kernel without a GPU and say what the machine would run; `require`: hold it to that."""
+"""`inspect`: compile a kernel without a GPU and say what the machine would run; `require`: hold it
+to that.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,14 @@ _UNRECORDED = ("name", "dtype", "out_dtype", "layout", "unit", "limiter", "sass"
 class Inspection:
     """One compiled variant of a kernel.
 
-    `registers` and `stack` (bytes) a thread; `spill_stores`, `spill_loads` bytes a thread (see `MachineCode`);
-    `smem_bytes`, `threads` and `stages` a CTA; `ctas_per_sm`, `warps_per_sm`, and `limiter`, what runs out first, on
-    the architecture's reference machine. `instructions` and `ptx` map mnemonics with their shapes to counts, `warnings`
-    are the assembler's. `intensity` maps "dram", "l2", "l1", "shared" to FLOP per byte (None: that level is not read),
-    `bound` the name of every machine of the architecture to `{tflops, by, ceilings}`. `ffma_share` is the fraction of
-    FFMA among the instructions of the hot loop, `ffma_reuse` the fraction of those FFMA that flag an operand `.reuse`
-    (None: no FFMA). `sass` and `ptx_text` are the code.
+    `registers` and `stack` (bytes) a thread; `spill_stores`, `spill_loads` bytes a thread (see
+    `MachineCode`); `smem_bytes`, `threads` and `stages` a CTA; `ctas_per_sm`, `warps_per_sm`, and
+    `limiter`, what runs out first, on the architecture's reference machine. `instructions` and
+    `ptx` map mnemonics with their shapes to counts, `warnings` are the assembler's. `intensity`
+    maps "dram", "l2", "l1", "shared" to FLOP per byte (None: that level is not read), `bound` the
+    name of every machine of the architecture to `{tflops, by, ceilings}`. `ffma_share` is the
+    fraction of FFMA among the instructions of the hot loop, `ffma_reuse` the fraction of those FFMA
+    that flag an operand `.reuse` (None: no FFMA). `sass` and `ptx_text` are the code.
     """
 
     kernel: str
@@ -63,7 +66,12 @@ class Inspection:
 
     def count(self, prefix: str) -> int:
         """Instructions, SASS or PTX, that start with `prefix`: "HGMMA.64x256x16", "mma.sync"."""
-        return sum(n for counts in (self.instructions, self.ptx) for op, n in counts.items() if op.startswith(prefix))
+        return sum(
+            n
+            for counts in (self.instructions, self.ptx)
+            for op, n in counts.items()
+            if op.startswith(prefix)
+        )
 
     def record(self) -> dict[str, Any]:
         """What `outblas inspect --json` prints."""
@@ -82,10 +90,13 @@ class Inspection:
     ) -> Inspection:
         """Holds the machine code to what it should be, and returns it.
 
-        `spills`: bytes of spill stores and loads, at most (None: any). `no_warnings`: the assembler warned of nothing.
-        `min_ctas`: CTAs an SM of the reference machine, at least. `max_registers` a thread and `stack` in bytes, at
-        most. `has`: prefixes of SASS mnemonics or PTX opcodes that must occur, or a map from them to exact counts;
-        `lacks`: prefixes that must not. Raises GateError, an AssertionError that lists every gate that failed.
+        `spills`: bytes of spill stores and loads, at most (None: any). `no_warnings`: the assembler
+        warned of nothing.
+        `min_ctas`: CTAs an SM of the reference machine, at least. `max_registers` a thread and
+        `stack` in bytes, at most. `has`: prefixes of SASS mnemonics or PTX opcodes that must occur,
+        or a map from them to exact counts;
+        `lacks`: prefixes that must not. Raises GateError, an AssertionError that lists every gate
+        that failed.
         """
         spilled = self.spill_stores + self.spill_loads
         bounds = ("spilled bytes", spilled, spills), ("registers", self.registers, max_registers)
@@ -113,12 +124,13 @@ def inspect(
     layout: str | None = None,
     shape: tuple[int, int, int] = (4096, 4096, 4096),
 ) -> Inspection:
-    """Compiles a kernel of the registry for an architecture (its newest by default) and reads the machine code.
+    """Compiles a kernel of the registry for an architecture (its newest by default) and reads the
+    machine code.
 
-    `config` is the rung's frozen config, its text ("tile_m=128"), or None for what the kernel would choose itself;
-    `dtype` and `layout` are those that its ladder's documents measure by default, `shape` is (M, N, K). Needs no GPU.
-    Raises ValueError for an unknown kernel, an architecture, dtype, layout or config it cannot take, and ImportError
-    when its DSL is not installed.
+    `config` is the rung's frozen config, its text ("tile_m=128"), or None for what the kernel would
+    choose itself; `dtype` and `layout` are those that its ladder's documents measure by default,
+    `shape` is (M, N, K). Needs no GPU. Raises ValueError for an unknown kernel, an architecture,
+    dtype, layout or config it cannot take, and ImportError when its DSL is not installed.
     """
     record = registry.find(kernel)
     archs = compilable(record)
@@ -139,7 +151,11 @@ def inspect(
 
 def compilable(kernel: registry.Kernel) -> tuple[int, ...]:
     """The architectures of {75, 80, 90} that a kernel runs on."""
-    return tuple(a for a in ARCHS if kernel.min_arch <= a and (kernel.max_arch is None or a <= kernel.max_arch))
+    return tuple(
+        a
+        for a in ARCHS
+        if kernel.min_arch <= a and (kernel.max_arch is None or a <= kernel.max_arch)
+    )
 
 
 def _inspect(
@@ -155,12 +171,17 @@ def _inspect(
 
     kinds = [None if name is None else getattr(torch, name) for name in (dtype, out_dtype)]
     return read(
-        module.artifact(config, arch=arch, dtype=kinds[0], out_dtype=kinds[1], layout=layout, shape=shape), shape
+        module.artifact(
+            config, arch=arch, dtype=kinds[0], out_dtype=kinds[1], layout=layout, shape=shape
+        ),
+        shape,
     )
 
 
 def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -> Inspection:
-    """The inspection of a compiled kernel; `shape` (M, N, K) is what the DRAM roofline is drawn for."""
+    """The inspection of a compiled kernel; `shape` (M, N, K) is what the DRAM roofline is drawn
+    for.
+    """
     import torch
 
     arch = int("".join(filter(str.isdigit, artifact.arch)))
@@ -168,19 +189,40 @@ def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -
     instructions = sass.parse(code.sass)
     loop = sass.hot_loop(instructions)
     unit = sass.unit(instructions)
-    resident = occupancy(machines.reference(arch), code.registers, artifact.smem_bytes, artifact.threads)
+    resident = occupancy(
+        machines.reference(arch), code.registers, artifact.smem_bytes, artifact.threads
+    )
     sizes = [getattr(torch, name).itemsize for name in (artifact.dtype, artifact.out_dtype)]
-    intensity = roofline.intensity(shape, artifact.tile, sizes[0], sizes[1], instructions, artifact.passes)
+    intensity = roofline.intensity(
+        shape, artifact.tile, sizes[0], sizes[1], instructions, artifact.passes
+    )
     return Inspection(
-        kernel=artifact.kernel, arch=artifact.arch, config=artifact.config, registers=code.registers,
-        spill_stores=code.spill_stores, spill_loads=code.spill_loads, stack=code.stack, smem_bytes=artifact.smem_bytes,
-        stages=artifact.stages, threads=artifact.threads, ctas_per_sm=resident.ctas_per_sm,
-        warps_per_sm=resident.warps_per_sm, instructions=code.instructions,
-        ptx=machine_code.ptx_instructions(artifact.ptx), warnings=machine_code.warnings(artifact.log),
+        kernel=artifact.kernel,
+        arch=artifact.arch,
+        config=artifact.config,
+        registers=code.registers,
+        spill_stores=code.spill_stores,
+        spill_loads=code.spill_loads,
+        stack=code.stack,
+        smem_bytes=artifact.smem_bytes,
+        stages=artifact.stages,
+        threads=artifact.threads,
+        ctas_per_sm=resident.ctas_per_sm,
+        warps_per_sm=resident.warps_per_sm,
+        instructions=code.instructions,
+        ptx=machine_code.ptx_instructions(artifact.ptx),
+        warnings=machine_code.warnings(artifact.log),
         bank_conflicts=None if artifact.bank_conflicts is None else dict(artifact.bank_conflicts),
         intensity=asdict(intensity),
         bound={m.name: asdict(roofline.bound(m, intensity, unit)) for m in machines.of_arch(arch)},
-        ffma_share=sass.ffma_share(loop), ffma_reuse=sass.ffma_reuse(loop), name=code.name, dtype=artifact.dtype,
-        out_dtype=artifact.out_dtype, layout=artifact.layout, unit=unit, limiter=resident.limiter, sass=code.sass,
+        ffma_share=sass.ffma_share(loop),
+        ffma_reuse=sass.ffma_reuse(loop),
+        name=code.name,
+        dtype=artifact.dtype,
+        out_dtype=artifact.out_dtype,
+        layout=artifact.layout,
+        unit=unit,
+        limiter=resident.limiter,
+        sass=code.sass,
         ptx_text=artifact.ptx,
-    )  # fmt: skip
+    )

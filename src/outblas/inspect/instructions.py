@@ -1,4 +1,6 @@
-"""What each memory instruction of a launch did, from ncu's source page: requests, transactions, sectors, wavefronts."""
+"""What each memory instruction of a launch did, from ncu's source page: requests, transactions,
+sectors, wavefronts.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,19 @@ if TYPE_CHECKING:
 
 # Space and operation by mnemonic. A copy reads global memory and writes shared memory.
 KINDS = {
-    "LDG": ("global", "load"), "STG": ("global", "store"), "LDGSTS": ("global", "copy"),
-    "RED": ("global", "atomic"), "REDG": ("global", "atomic"), "ATOM": ("global", "atomic"),
-    "ATOMG": ("global", "atomic"), "LDS": ("shared", "load"), "LDSM": ("shared", "load"), "STS": ("shared", "store"),
-    "STSM": ("shared", "store"), "ATOMS": ("shared", "atomic"),
-}  # fmt: skip
+    "LDG": ("global", "load"),
+    "STG": ("global", "store"),
+    "LDGSTS": ("global", "copy"),
+    "RED": ("global", "atomic"),
+    "REDG": ("global", "atomic"),
+    "ATOM": ("global", "atomic"),
+    "ATOMG": ("global", "atomic"),
+    "LDS": ("shared", "load"),
+    "LDSM": ("shared", "load"),
+    "STS": ("shared", "store"),
+    "STSM": ("shared", "store"),
+    "ATOMS": ("shared", "atomic"),
+}
 GENERIC = {"LD": "load", "ST": "store"}  # by address, of either space
 TRANSACTION = 128  # bytes
 COLUMNS = {
@@ -38,9 +48,10 @@ _MNEMONIC = re.compile(r"\s*(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 @dataclass(frozen=True)
 class Counts:
-    """How often warps executed an access (requests, those with every thread predicated off too), the bytes that their
-    threads asked for, and what came of it: in global memory `transactions` (lines of 128 bytes, looked up in L1) and
-    `sectors` (32 bytes), in shared memory `wavefronts` and the `ideal` number of them, without bank conflicts.
+    """How often warps executed an access (requests, those with every thread predicated off too),
+    the bytes that their threads asked for, and what came of it: in global memory `transactions`
+    (lines of 128 bytes, looked up in L1) and `sectors` (32 bytes), in shared memory `wavefronts`
+    and the `ideal` number of them, without bank conflicts.
     """
 
     executed: int
@@ -51,7 +62,9 @@ class Counts:
     ideal: int
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Counts)))
+        return Counts(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(Counts))
+        )
 
     @property
     def excess(self) -> int:
@@ -60,8 +73,8 @@ class Counts:
 
     @property
     def efficiency(self) -> float | None:
-        """Bytes asked for over bytes of the transactions; above 1 where threads ask for the same bytes, or copies of
-        zeros ask for none.
+        """Bytes asked for over bytes of the transactions; above 1 where threads ask for the same
+        bytes, or copies of zeros ask for none.
         """
         return _ratio(self.asked, TRANSACTION * self.transactions)
 
@@ -75,8 +88,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class Access:
-    """One memory instruction: `index` in the code, `space` "global" or "shared", `operation` "load", "store", "copy" or
-    "atomic", `bytes` that a thread moves each time, and the operand of the product that it touches (None: unknown).
+    """One memory instruction: `index` in the code, `space` "global" or "shared", `operation`
+    "load", "store", "copy" or "atomic", `bytes` that a thread moves each time, and the operand of
+    the product that it touches (None: unknown).
     """
 
     index: int
@@ -89,16 +103,21 @@ class Access:
 
     def record(self) -> dict[str, Any]:
         """As JSON-able values; None for what this kind of access has none of."""
-        named = {"sass": self.sass, "operand": self.operand, "space": self.space, "operation": self.operation}
+        named = {
+            "sass": self.sass,
+            "operand": self.operand,
+            "space": self.space,
+            "operation": self.operation,
+        }
         counts = {"executed": self.counts.executed, **self.counts.ratios(), **_passes(self.counts)}
         return named | {"bytes": self.bytes} | _apply(self.space, self.operation, counts)
 
 
 @dataclass(frozen=True)
 class Code:
-    """One launch: the kernel, the mnemonics of all its instructions, and the memory instructions that any thread ran
-    without being predicated off. `ffma_reuse` is the share of the FFMAs in its hot loop that keep an operand (`.reuse`,
-    which ncu does not show: None without an artifact).
+    """One launch: the kernel, the mnemonics of all its instructions, and the memory instructions
+    that any thread ran without being predicated off. `ffma_reuse` is the share of the FFMAs in its
+    hot loop that keep an operand (`.reuse`, which ncu does not show: None without an artifact).
     """
 
     kernel: str
@@ -115,22 +134,36 @@ class Code:
         return dict(sorted(sums.items(), key=lambda item: (*item[0][1:], item[0][0] or "~")))
 
     def with_artifact(self, artifact: Artifact) -> Code:
-        """The same with what an artifact of it adds: operands, by source lines, and `ffma_reuse`."""
+        """The same with what an artifact of it adds: operands, by source lines, and
+        `ffma_reuse`.
+        """
         found = lines.operands(artifact.cubin, artifact.ptx, self.mnemonics)
         accesses = tuple(replace(each, operand=found[each.index]) for each in self.accesses)
-        return replace(self, accesses=accesses, ffma_reuse=ffma_reuse(artifact.cubin, self.mnemonics))
+        return replace(
+            self, accesses=accesses, ffma_reuse=ffma_reuse(artifact.cubin, self.mnemonics)
+        )
 
 
 def ffma_reuse(cubin: bytes, mnemonics: Sequence[str]) -> float | None:
-    """`sass.ffma_reuse` of a cubin's hot loop; None for another code than that of `mnemonics`, which ran."""
+    """`sass.ffma_reuse` of a cubin's hot loop; None for another code than that of `mnemonics`,
+    which ran.
+    """
     code = sass.parse(machine_code.read_cubin(cubin).sass)
-    return sass.ffma_reuse(sass.hot_loop(code)) if [each.name for each in code] == list(mnemonics) else None
+    return (
+        sass.ffma_reuse(sass.hot_loop(code))
+        if [each.name for each in code] == list(mnemonics)
+        else None
+    )
 
 
 def total_record(operand: str | None, space: str, operation: str, counts: Counts) -> dict[str, Any]:
     """One of `totals` as JSON-able values; None for what this kind of access has none of."""
     named = {"operand": operand, "space": space, "operation": operation}
-    sizes = {"requests": counts.executed, "transactions": counts.transactions, "sectors": counts.sectors}
+    sizes = {
+        "requests": counts.executed,
+        "transactions": counts.transactions,
+        "sectors": counts.sectors,
+    }
     figures = {**sizes, **counts.ratios(), "efficiency": counts.efficiency, **_passes(counts)}
     return named | _apply(space, operation, figures)
 
@@ -139,7 +172,13 @@ def _passes(counts: Counts) -> dict[str, int]:
     return {"wavefronts": counts.wavefronts, "ideal": counts.ideal, "excess": counts.excess}
 
 
-_OF_GLOBAL = ("transactions", "sectors", "transactions_per_request", "sectors_per_request", "efficiency")
+_OF_GLOBAL = (
+    "transactions",
+    "sectors",
+    "transactions_per_request",
+    "sectors_per_request",
+    "efficiency",
+)
 _OF_SHARED = ("wavefronts", "ideal", "excess")
 
 
@@ -154,9 +193,11 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def parse(text: str) -> list[Code]:
-    """The launches of `ncu --import REPORT --csv --page source`, in order; other lines are passed over.
+    """The launches of `ncu --import REPORT --csv --page source`, in order; other lines are passed
+    over.
 
-    The page of a kernel that uses no shared memory lacks its columns. Raises ValueError for one that lacks another.
+    The page of a kernel that uses no shared memory lacks its columns. Raises ValueError for one
+    that lacks another.
     """
     found: list[tuple[str, list[dict[str, str]]]] = []
     header: list[str] = []
@@ -186,7 +227,9 @@ def _code(kernel: str, rows: Iterable[Mapping[str, str]]) -> Code:
     for index, row in enumerate(rows):
         found = _MNEMONIC.match(row[_SASS])
         mnemonics.append(found[1] if found else "")
-        values = {name: int(row.get(column, "").replace(",", "") or 0) for name, column in COLUMNS.items()}
+        values = {
+            name: int(row.get(column, "").replace(",", "") or 0) for name, column in COLUMNS.items()
+        }
         kind = _kind(mnemonics[-1], values["transactions"])
         if kind is None or not values["threads"]:
             continue
@@ -210,7 +253,12 @@ def artifact(request: Request, arch: int) -> Artifact | None:
     dtype = getattr(torch, request.dtype)
     try:
         found: Artifact = module.artifact(
-            request.chosen(), arch=arch, dtype=dtype, out_dtype=None, layout=request.layout, shape=request.shape
+            request.chosen(),
+            arch=arch,
+            dtype=dtype,
+            out_dtype=None,
+            layout=request.layout,
+            shape=request.shape,
         )
     except ValueError:  # an architecture that artifacts are not made for
         return None

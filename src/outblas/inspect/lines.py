@@ -1,4 +1,6 @@
-"""Which source line an instruction comes from, and which operand of the product that line touches."""
+"""Which source line an instruction comes from, and which operand of the product that line
+touches.
+"""
 
 import linecache
 import re
@@ -30,9 +32,10 @@ Places = tuple[Location, ...]  # a source line, then the line that it is inlined
 def places(ptx: str) -> list[Places]:
     """Where each line of PTX comes from.
 
-    LLVM counts the lines of an inline assembly on from its source line, so that a load of four words, with four `mov`
-    before it, claims to be four lines further down: inside a block only the `.loc` before its first instruction is
-    true. Line 0, of code that the compiler moved, is left out.
+    LLVM counts the lines of an inline assembly on from its source line, so that a load of four
+    words, with four `mov` before it, claims to be four lines further down: inside a block only the
+    `.loc` before its first instruction is true. Line 0, of code that the compiler moved, is left
+    out.
     """
     files = {number: _loaded(file) for number, file in _FILE.findall(ptx)}
     found: list[Places] = []
@@ -45,7 +48,11 @@ def places(ptx: str) -> list[Places]:
         elif loc := _LOC.match(line):
             if not (inside and started):
                 pairs = ((loc[1], int(loc[2])), (loc[3], int(loc[4] or 0)))
-                current = tuple(Location(files[file], number) for file, number in pairs if number and file in files)
+                current = tuple(
+                    Location(files[file], number)
+                    for file, number in pairs
+                    if number and file in files
+                )
         elif text:
             started = True
         found.append(current)
@@ -53,7 +60,9 @@ def places(ptx: str) -> list[Places]:
 
 
 def locations(listing: str, ptx: str) -> list[Places]:
-    """Where each instruction comes from: `listing` is by `with_ptx_lines`, `ptx` what it was assembled from."""
+    """Where each instruction comes from: `listing` is by `with_ptx_lines`, `ptx` what it was
+    assembled from.
+    """
     of_ptx = places(ptx)
     found: list[Places] = []
     current: Places = ()
@@ -66,15 +75,19 @@ def locations(listing: str, ptx: str) -> list[Places]:
 
 
 def operand(line: str) -> str | None:
-    """The operand, "A", "B", "C" or "out", whose pointer (`a_ptr`) a source line names; None if not exactly one."""
+    """The operand, "A", "B", "C" or "out", whose pointer (`a_ptr`) a source line names; None if not
+    exactly one.
+    """
     named = set(_POINTER.findall(line.partition("#")[0]))
     return _OPERANDS[named.pop()] if len(named) == 1 else None
 
 
 def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | None]:
-    """The operand that each instruction of a cubin touches, by its source line or the line that it is inlined at.
+    """The operand that each instruction of a cubin touches, by its source line or the line that it
+    is inlined at.
 
-    `mnemonics` are those of the code that ran: unless the cubin has the same, in the same order, all are None.
+    `mnemonics` are those of the code that ran: unless the cubin has the same, in the same order,
+    all are None.
     """
     listing = with_ptx_lines(cubin)
     if [instruction.name for instruction in sass.parse(listing)] != list(mnemonics):
@@ -83,12 +96,15 @@ def operands(cubin: bytes, ptx: str, mnemonics: Sequence[str]) -> list[str | Non
 
 
 def _loaded(file: str) -> str:
-    """The loaded module's file that a path ends like most, or the path if none has its name and its folder's.
+    """The loaded module's file that a path ends like most, or the path if none has its name and its
+    folder's.
 
-    Triton's cache goes by what a source says and not by where it lies: the PTX of another checkout names the files
-    there, which may have changed since or be gone.
+    Triton's cache goes by what a source says and not by where it lies: the PTX of another checkout
+    names the files there, which may have changed since or be gone.
     """
-    files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+    files = [
+        getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())
+    ]
     loaded = [(PurePath(each).parts, each) for each in files if isinstance(each, str)]
     tail = PurePath(file).parts
     while len(tail) >= 2:

@@ -1,4 +1,6 @@
-"""Registers, spills and instructions of a cubin and of PTX, through the CUDA tools inside the triton wheel."""
+"""Registers, spills and instructions of a cubin and of PTX, through the CUDA tools inside the
+triton wheel.
+"""
 
 import importlib.util
 import re
@@ -19,12 +21,14 @@ _CODE = ("--print-code", "--no-dataflow")  # for nvdisasm
 class MachineCode:
     """One compiled kernel.
 
-    `registers` a thread, `stack` bytes a thread, `spills` the instructions that move registers to and from local
-    memory, `instructions` from SASS mnemonic with its shape ("HGMMA.64x64x16.F32.BF16") to its count.
+    `registers` a thread, `stack` bytes a thread, `spills` the instructions that move registers to
+    and from local memory, `instructions` from SASS mnemonic with its shape
+    ("HGMMA.64x64x16.F32.BF16") to its count.
 
-    `spill_stores` and `spill_loads` are the bytes a thread that STL and LDL move, each instruction counted once. Where
-    local memory holds nothing but spills they equal `ptxas -v`'s "bytes spill stores" and "bytes spill loads"; arrays
-    that are indexed at run time are counted here, and not by ptxas.
+    `spill_stores` and `spill_loads` are the bytes a thread that STL and LDL move, each instruction
+    counted once. Where local memory holds nothing but spills they equal `ptxas -v`'s "bytes spill
+    stores" and "bytes spill loads"; arrays that are indexed at run time are counted here, and not
+    by ptxas.
     """
 
     name: str
@@ -46,7 +50,9 @@ class MachineCode:
 
 
 def tool(name: str) -> Path:
-    """Path of `ptxas`, `cuobjdump` or `nvdisasm`. Raises FileNotFoundError when triton's wheel is absent."""
+    """Path of `ptxas`, `cuobjdump` or `nvdisasm`. Raises FileNotFoundError when triton's wheel is
+    absent.
+    """
     spec = importlib.util.find_spec("triton")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "backends" / "nvidia" / "bin" / name
@@ -70,14 +76,21 @@ def read_cubin(cubin: bytes) -> MachineCode:
     stores = [i.name for i in instructions if re.match(r"STL\b", i.name)]
     loads = [i.name for i in instructions if re.match(r"LDL\b", i.name)]
     return MachineCode(
-        name=resources[1], registers=int(resources[2]), stack=int(resources[3]), spills=len(stores) + len(loads),
-        spill_stores=_bytes(stores), spill_loads=_bytes(loads),
-        instructions=dict(Counter(i.name for i in instructions)), sass=text,
-    )  # fmt: skip
+        name=resources[1],
+        registers=int(resources[2]),
+        stack=int(resources[3]),
+        spills=len(stores) + len(loads),
+        spill_stores=_bytes(stores),
+        spill_loads=_bytes(loads),
+        instructions=dict(Counter(i.name for i in instructions)),
+        sass=text,
+    )
 
 
 def with_ptx_lines(cubin: bytes) -> str:
-    """The disassembly that `read_cubin` reads, with the line of PTX before what comes from it, where the cubin says."""
+    """The disassembly that `read_cubin` reads, with the line of PTX before what comes from it,
+    where the cubin says.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -90,25 +103,34 @@ def _bytes(names: Iterable[str]) -> int:
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _STATEMENT = re.compile(
-    r"(?:^|(?<=[;{}]))\s*(?:[$\w]+:\s)?\s*(?:@!?[%\w]+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?=[\s;])", re.MULTILINE
+    r"(?:^|(?<=[;{}]))\s*(?:[$\w]+:\s)?\s*(?:@!?[%\w]+\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?=[\s;])",
+    re.MULTILINE,
 )
 
 
 def ptx_instructions(ptx: str) -> dict[str, int]:
-    """From PTX opcode with its shape ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") to its count."""
+    """From PTX opcode with its shape ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") to its
+    count.
+    """
     return dict(Counter(_STATEMENT.findall(_COMMENT.sub("", ptx))))
 
 
-_WARNING = re.compile(r"^ptxas.*?(?:\b(?:info|warning)\s*:\s*(\(C\d+\).*)|\bwarning\s*:\s*(.*))$", re.MULTILINE)
+_WARNING = re.compile(
+    r"^ptxas.*?(?:\b(?:info|warning)\s*:\s*(\(C\d+\).*)|\bwarning\s*:\s*(.*))$", re.MULTILINE
+)
 
 
 def warnings(log: str) -> list[str]:
-    """What the assembler warned of, without its prefix: "(C7510) Potential Performance Loss: ... serialized ..."."""
+    """What the assembler warned of, without its prefix: "(C7510) Potential Performance Loss: ...
+    serialized ...".
+    """
     return [(numbered or plain).strip() for numbered, plain in _WARNING.findall(log)]
 
 
 def _run(*command: object) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()}")
     return done.stdout

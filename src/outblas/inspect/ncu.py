@@ -1,4 +1,6 @@
-"""Runs NVIDIA's ncu (Nsight Compute) around one product, and says in one sentence why it could not."""
+"""Runs NVIDIA's ncu (Nsight Compute) around one product, and says in one sentence why it
+could not.
+"""
 
 import json
 import os
@@ -18,11 +20,13 @@ from .profiled import Request
 
 TIMEOUT_SECONDS = 240.0
 
-_BY_INSTRUCTION = "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal"  # what SourceCounters leaves out
+# what SourceCounters leaves out
+_BY_INSTRUCTION = "memory_l1_wavefronts_shared,memory_l1_wavefronts_shared_ideal"
 _AS_IT_IS = ("--clock-control", "none", "--profile-from-start", "off")
 
 _PERMISSION = (
-    "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run it as root, load the nvidia module with "
+    "ncu may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run it as root, load the "
+    "nvidia module with "
     "NVreg_RestrictProfilingToAdminUsers=0, or give the container CAP_SYS_ADMIN; see "
     "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
@@ -45,7 +49,8 @@ def find() -> str:
     if found := shutil.which("ncu", path=os.pathsep.join(folders)):
         return found
     raise CannotMeasure(
-        f"ncu (NVIDIA Nsight Compute) is not on PATH, nor in {' or '.join(folders)}: it comes with the CUDA toolkit, "
+        f"ncu (NVIDIA Nsight Compute) is not on PATH, nor in {' or '.join(folders)}: it comes with "
+        "the CUDA toolkit, "
         "or alone as nsight-compute from NVIDIA's package repository"
     )
 
@@ -55,17 +60,22 @@ def version() -> str:
     done = subprocess.run([find(), "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"Version (\S+)", done.stdout)
     if found is None:
-        raise CannotMeasure(f"ncu does not say its version: {' '.join((done.stdout + done.stderr).split())[:200]}")
+        raise CannotMeasure(
+            f"ncu does not say its version: {' '.join((done.stdout + done.stderr).split())[:200]}"
+        )
     return found[1]
 
 
 def profile(request: Request, arch: int) -> dict[str, list[Launch]]:
-    """The kernel launches of one call of each of `request.providers`, with their counters on sm_`arch`.
+    """The kernel launches of one call of each of `request.providers`, with their counters on
+    sm_`arch`.
 
-    ncu replays every launch once per pass with the caches flushed, and leaves the clocks as they are.
+    ncu replays every launch once per pass with the caches flushed, and leaves the clocks as they
+    are.
 
     Raises:
-        CannotMeasure: ncu or the kernel's DSL is missing, or ncu refuses or is not done after TIMEOUT_SECONDS.
+        CannotMeasure: ncu or the kernel's DSL is missing, or ncu refuses or is not done after
+            TIMEOUT_SECONDS.
         Refused: the kernel does not take the product.
         RuntimeError: the profiled process failed.
     """
@@ -82,14 +92,25 @@ def profile(request: Request, arch: int) -> dict[str, list[Launch]]:
     return found
 
 
-def source_page(request: Request, found: Mapping[str, Sequence[Launch]]) -> dict[str, list[instructions.Code]]:
-    """The memory instructions of the launches that `profile` found, from a second run; operands are left unknown.
+def source_page(
+    request: Request, found: Mapping[str, Sequence[Launch]]
+) -> dict[str, list[instructions.Code]]:
+    """The memory instructions of the launches that `profile` found, from a second run; operands are
+    left unknown.
 
     Raises what `profile` raises, and CannotMeasure if the second run launches other kernels.
     """
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
         report = Path(folder, "report")
-        options = (*_AS_IT_IS, "--section", "SourceCounters", "--metrics", _BY_INSTRUCTION, "-o", str(report))
+        options = (
+            *_AS_IT_IS,
+            "--section",
+            "SourceCounters",
+            "--metrics",
+            _BY_INSTRUCTION,
+            "-o",
+            str(report),
+        )
         ran, answer = _watch(options, request, Path(folder))
         report = report.with_suffix(".ncu-rep")
         if "done" not in answer or not report.exists():
@@ -103,7 +124,9 @@ def source_page(request: Request, found: Mapping[str, Sequence[Launch]]) -> dict
         raise _failure(read, {})
     expected = [launch.kernel for launches in found.values() for launch in launches]
     if (names := [code.kernel for code in codes]) != expected:
-        raise CannotMeasure(f"ncu counted the launches {expected}, and then the instructions of {names}")
+        raise CannotMeasure(
+            f"ncu counted the launches {expected}, and then the instructions of {names}"
+        )
     order = iter(codes)
     return {name: [next(order) for _ in launches] for name, launches in found.items()}
 
@@ -119,7 +142,14 @@ class _Ran(NamedTuple):
 def _watch(options: Sequence[str], request: Request, folder: Path) -> tuple[_Ran, dict[str, str]]:
     """Runs ncu around the request; what it said, and what the profiled process answered."""
     status = folder / "status.json"
-    watched = (sys.executable, "-P", "-m", "outblas.inspect.profiled", str(status), request.to_text())
+    watched = (
+        sys.executable,
+        "-P",
+        "-m",
+        "outblas.inspect.profiled",
+        str(status),
+        request.to_text(),
+    )
     ran = _run([find(), *options, *watched], folder)
     answer = json.loads(status.read_text()) if status.exists() else {}
     if "refused" in answer:
@@ -130,12 +160,16 @@ def _watch(options: Sequence[str], request: Request, folder: Path) -> tuple[_Ran
 
 
 def _run(command: list[str], folder: Path) -> _Ran:
-    """Output goes to files: a pipe that an orphan of ncu keeps open would hold up the reader after a timeout."""
+    """Output goes to files: a pipe that an orphan of ncu keeps open would hold up the reader after
+    a timeout.
+    """
     output, errors = folder / "output", folder / "errors"
     environment = {**os.environ, "LC_ALL": "C"}  # ncu writes numbers in the locale's form
     with output.open("wb") as out, errors.open("wb") as err:
         try:
-            process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
         except OSError as error:
             raise CannotMeasure(f"{command[0]} does not start: {error}") from None
         try:
@@ -152,8 +186,12 @@ def _run(command: list[str], folder: Path) -> _Ran:
 def _failure(ran: _Ran, answer: dict[str, str]) -> RuntimeError:
     """Why there are no counters, from what ncu and the profiled process said."""
     text = f"{ran.output}\n{ran.errors}"
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith('"')]
-    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.startswith('"')
+    ]
+    errors = [
+        line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")
+    ]
     if "ERR_NVGPUCTRPERM" in text:
         return CannotMeasure(_PERMISSION)
     if unsupported := [line for line in errors if "not supported" in line]:
@@ -162,7 +200,9 @@ def _failure(ran: _Ran, answer: dict[str, str]) -> RuntimeError:
         return RuntimeError(answer["failed"])
     last = " | ".join(lines[-3:]) or "it said nothing"
     if "started" in answer:
-        return RuntimeError(f"the profiled process ended early, ncu with exit code {ran.code}: {last}")
+        return RuntimeError(
+            f"the profiled process ended early, ncu with exit code {ran.code}: {last}"
+        )
     if errors:
         return CannotMeasure(f"ncu refused: {errors[0]}")
     if "No kernels were profiled" in text:

@@ -11,7 +11,8 @@ _PARTITIONS = 4  # of an SM: warps and registers do not cross them
 class Occupancy:
     """CTAs and warps resident on an SM, the share of its warp slots, and what runs out first.
 
-    `limiter` is "registers", "shared memory", "threads" or "ctas". 0 CTAs: the kernel cannot be launched.
+    `limiter` is "registers", "shared memory", "threads" or "ctas". 0 CTAs: the kernel cannot be
+    launched.
     """
 
     ctas_per_sm: int
@@ -21,12 +22,17 @@ class Occupancy:
 
 
 def occupancy(machine: Machine, registers: int, smem_bytes: int, threads: int) -> Occupancy:
-    """Occupancy of a kernel with so many registers a thread, bytes of shared memory and threads a CTA.
+    """Occupancy of a kernel with so many registers a thread, bytes of shared memory and threads a
+    CTA.
 
-    `smem_bytes` are the CTA's own, static and dynamic; all of an SM's shared memory is taken to be configured as such.
-    Raises ValueError for a count below 0, or no threads.
+    `smem_bytes` are the CTA's own, static and dynamic; all of an SM's shared memory is taken to be
+    configured as such. Raises ValueError for a count below 0, or no threads.
     """
-    for name, value, least in (("registers", registers, 0), ("smem_bytes", smem_bytes, 0), ("threads", threads, 1)):
+    for name, value, least in (
+        ("registers", registers, 0),
+        ("smem_bytes", smem_bytes, 0),
+        ("threads", threads, 1),
+    ):
         if value < least:
             raise ValueError(f"{name} is {value}, expected at least {least}")
     warps = -(-threads // 32)

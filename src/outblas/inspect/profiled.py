@@ -1,4 +1,6 @@
-"""The process that ncu watches: `python -m outblas.inspect.profiled STATUS REQUEST`, both as `Request` describes."""
+"""The process that ncu watches: `python -m outblas.inspect.profiled STATUS REQUEST`, both as
+`Request` describes.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ ALPHA, BETA = 1.5, 0.5  # with an addend; neither is one that a kernel could ski
 
 @dataclass(frozen=True)
 class Request:
-    """One product to profile: `kernel` by name beside cuBLAS, or "cublas" alone, C[M, N] = A[M, K] B[K, N].
+    """One product to profile: `kernel` by name beside cuBLAS, or "cublas" alone, C[M, N] = A[M, K]
+    B[K, N].
 
-    `shape` is (M, N, K), `layout` two letters as in `verify.cases.Case`, `config` the kernel's configuration as text
-    ("": the kernel's own choice); `addend`: C = ALPHA · A B + BETA · D, with a matrix D. It travels as a JSON argument.
-    The process answers in a status file: {"started"}, then {"done"}, {"refused": why} where the kernel does not take
-    the product, {"unavailable": why} where its DSL is not installed, or {"failed": what}.
+    `shape` is (M, N, K), `layout` two letters as in `verify.cases.Case`, `config` the kernel's
+    configuration as text ("": the kernel's own choice); `addend`: C = ALPHA · A B + BETA · D, with
+    a matrix D. It travels as a JSON argument. The process answers in a status file: {"started"},
+    then {"done"}, {"refused": why} where the kernel does not take the product, {"unavailable": why}
+    where its DSL is not installed, or {"failed": what}.
     """
 
     kernel: str
@@ -44,15 +48,21 @@ class Request:
         return 2 * M * N * K
 
     def chosen(self) -> Any:
-        """The configuration that `config` asks for, None where it asks for none. Raises ValueError for one that does
-        not exist.
+        """The configuration that `config` asks for, None where it asks for none. Raises ValueError
+        for one that does not exist.
         """
         from .. import configs, registry
 
-        return configs.from_text(registry.load(self.kernel).Config, self.config) if self.config else None
+        return (
+            configs.from_text(registry.load(self.kernel).Config, self.config)
+            if self.config
+            else None
+        )
 
     def resolved(self) -> str:
-        """Every field of the configuration that runs; "" for cuBLAS and for a kernel that chooses by shape."""
+        """Every field of the configuration that runs; "" for cuBLAS and for a kernel that chooses
+        by shape.
+        """
         from .. import choice, configs, registry
 
         if self.kernel == CUBLAS:
@@ -92,7 +102,9 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
 
 
 def _profile(request: Request) -> None:
-    """Warms every provider, then lets ncu see one call of each, inside an NVTX range of its name."""
+    """Warms every provider, then lets ncu see one call of each, inside an NVTX range of
+    its name.
+    """
     import torch
 
     for name, call in _calls(request).items():

@@ -1,4 +1,6 @@
-"""Arithmetic intensity of a kernel at each level of memory, and the speed that each level allows on a machine."""
+"""Arithmetic intensity of a kernel at each level of memory, and the speed that each level allows on
+a machine.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +13,12 @@ PASS = 128  # bytes
 
 @dataclass(frozen=True)
 class Intensity:
-    """FLOP per byte. `dram`: A and B read and C written once, none of it in L2 before. `l2`: a CTA's slices of A and B,
-    each fetched by every CTA alone (multicast, and requests of neighbours that coalesce on the way to L2, raise it).
-    `l1`: lines of 128 bytes that loads from global memory look up; None: the kernel does not say. `shared`: what comes
-    out of shared memory: 128 bytes a pass where the kernel says how many passes its accesses take, otherwise what the
-    main loop reads, by `sass.shared_bytes`; None if it reads nothing.
+    """FLOP per byte. `dram`: A and B read and C written once, none of it in L2 before. `l2`: a
+    CTA's slices of A and B, each fetched by every CTA alone (multicast, and requests of neighbours
+    that coalesce on the way to L2, raise it). `l1`: lines of 128 bytes that loads from global
+    memory look up; None: the kernel does not say. `shared`: what comes out of shared memory: 128
+    bytes a pass where the kernel says how many passes its accesses take, otherwise what the main
+    loop reads, by `sass.shared_bytes`; None if it reads nothing.
     """
 
     dram: float
@@ -26,9 +29,10 @@ class Intensity:
 
 @dataclass(frozen=True)
 class Bound:
-    """The highest TFLOP/s a machine allows, the level it comes from ("compute", "dram", "l1" or "shared"), and what
-    every level allows. "l2" is among the ceilings and never the bound: what neighbouring SMs ask for together leaves L2
-    once, and a kernel whose CTAs run in step has passed this ceiling by 7% on an H100.
+    """The highest TFLOP/s a machine allows, the level it comes from ("compute", "dram", "l1" or
+    "shared"), and what every level allows. "l2" is among the ceilings and never the bound: what
+    neighbouring SMs ask for together leaves L2 once, and a kernel whose CTAs run in step has passed
+    this ceiling by 7% on an H100.
     """
 
     tflops: float
@@ -44,8 +48,9 @@ def intensity(
     instructions: Sequence[sass.Instruction],
     passes: Mapping[str, float] | None = None,
 ) -> Intensity:
-    """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes, `passes` as in
-    `Artifact`."""
+    """Intensity of M, N, K = `shape` by CTA tiles of M, N, K = `tile`; sizes of elements in bytes,
+    `passes` as in `Artifact`.
+    """
     tile_m, tile_n, tile_k = tile
     slab = {level: 2 * tile_m * tile_n * tile_k / (PASS * n) for level, n in (passes or {}).items()}
     loop = sass.hot_loop(instructions)
@@ -70,10 +75,11 @@ def of_tile(tile_m: int, tile_n: int, itemsize: int) -> float:
 
 
 def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None = None) -> Bound:
-    """What a machine allows at a clock, by the peak of `unit` (`sass.unit`) and the bandwidth of each level.
+    """What a machine allows at a clock, by the peak of `unit` (`sass.unit`) and the bandwidth of
+    each level.
 
-    Without a clock, the data sheet's: a GPU that runs faster (an H100 to 1980 MHz in place of 1830) lifts every ceiling
-    but DRAM's. Raises ValueError for a unit that the machine lacks.
+    Without a clock, the data sheet's: a GPU that runs faster (an H100 to 1980 MHz in place of 1830)
+    lifts every ceiling but DRAM's. Raises ValueError for a unit that the machine lacks.
     """
     clock = (machine.boost_mhz if clock_mhz is None else clock_mhz) * 1e6
     ceilings = {
@@ -81,8 +87,13 @@ def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None
         "dram": given.dram * machine.dram_gbs / 1e3,
         "l2": given.l2 * machine.l2_bytes_per_clock * clock / 1e12,
     }
-    for level, intensity in (("l1", given.l1), ("shared", given.shared)):  # one memory, with one port
+    for level, intensity in (
+        ("l1", given.l1),
+        ("shared", given.shared),
+    ):  # one memory, with one port
         if intensity is not None:
-            ceilings[level] = intensity * machine.shared_bytes_per_clock * machine.sms * clock / 1e12
+            ceilings[level] = (
+                intensity * machine.shared_bytes_per_clock * machine.sms * clock / 1e12
+            )
     by = min((level for level in ceilings if level != "l2"), key=lambda level: ceilings[level])
     return Bound(ceilings[by], by, ceilings)

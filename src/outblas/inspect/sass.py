@@ -1,4 +1,6 @@
-"""SASS as a list of instructions: mnemonics, branches, loops, and the FLOP and shared-memory bytes of each."""
+"""SASS as a list of instructions: mnemonics, branches, loops, and the FLOP and shared-memory bytes
+of each.
+"""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ _WARP = 32
 
 @dataclass(frozen=True)
 class Instruction:
-    """`index` in the code, mnemonic with its shape, operands as text, and the index a branch jumps to."""
+    """`index` in the code, mnemonic with its shape, operands as text, and the index a branch jumps
+    to.
+    """
 
     index: int
     name: str
@@ -31,7 +35,8 @@ def parse(text: str) -> tuple[Instruction, ...]:
         elif instruction := INSTRUCTION.match(line):
             found.append((instruction[2], instruction[3].strip()))
     return tuple(
-        Instruction(i, name, operands, _target(name, operands, labels)) for i, (name, operands) in enumerate(found)
+        Instruction(i, name, operands, _target(name, operands, labels))
+        for i, (name, operands) in enumerate(found)
     )
 
 
@@ -47,8 +52,14 @@ def width(name: str) -> int:
 
 
 def hot_loop(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
-    """The loop with the most FLOP an instruction: the main loop of a GEMM. All of the code if no loop multiplies."""
-    loops = [instructions[i.target : i.index + 1] for i in instructions if i.target is not None and i.target <= i.index]
+    """The loop with the most FLOP an instruction: the main loop of a GEMM. All of the code if no
+    loop multiplies.
+    """
+    loops = [
+        instructions[i.target : i.index + 1]
+        for i in instructions
+        if i.target is not None and i.target <= i.index
+    ]
     best = max(loops, key=_density, default=instructions)
     return best if _density(best) else instructions
 
@@ -58,7 +69,9 @@ def _density(instructions: Sequence[Instruction]) -> float:
 
 
 def unit(instructions: Sequence[Instruction]) -> str:
-    """What multiplies: "float16" (tensor cores on 16-bit operands), "tf32", "fp8", or "float32" (FFMA)."""
+    """What multiplies: "float16" (tensor cores on 16-bit operands), "tf32", "fp8", or "float32"
+    (FFMA).
+    """
     for i in instructions:
         if re.match(r"Q(G?)MMA\b", i.name):
             return "fp8"
@@ -83,7 +96,9 @@ def ffma_share(instructions: Sequence[Instruction]) -> float:
 
 
 def ffma_reuse(instructions: Sequence[Instruction]) -> float | None:
-    """The fraction of the FFMA that keep an operand for the next instruction (`.reuse`); None if there is no FFMA."""
+    """The fraction of the FFMA that keep an operand for the next instruction (`.reuse`); None if
+    there is no FFMA.
+    """
     kept = [".reuse" in i.operands for i in instructions if _is_ffma(i)]
     return sum(kept) / len(kept) if kept else None
 
@@ -95,8 +110,8 @@ def _is_ffma(instruction: Instruction) -> bool:
 def shared_bytes(instruction: Instruction) -> int:
     """Bytes that one instruction reads from shared memory.
 
-    wgmma reads slices of 32 bytes a row: B's N rows, and A's 64 unless A is in registers. Loads count what they deliver
-    to registers, a word as often as lanes ask for it.
+    wgmma reads slices of 32 bytes a row: B's N rows, and A's 64 unless A is in registers. Loads
+    count what they deliver to registers, a word as often as lanes ask for it.
     """
     name = instruction.name
     if shape := re.match(r"[HQ]GMMA\.(\d+)x(\d+)x(\d+)", name):

@@ -1,1 +1,3 @@
-"""What was measured beside what the seed documents claim: ladder, roofline, claims, HTML pages, README."""
+"""What was measured beside what the seed documents claim: ladder, roofline, claims, HTML pages,
+README.
+"""

@@ -1,7 +1,9 @@
-"""What the layouts of CUDA-core rungs cost in memory, as `kernels.simt_access` predicts it, beside what ncu counted.
+"""What the layouts of CUDA-core rungs cost in memory, as `kernels.simt_access` predicts it, beside
+what ncu counted.
 
-Shared memory: wavefronts of a launch, and the excess that bank conflicts add. Global memory: transactions of 128 bytes
-that a request of a warp takes, and efficiency as document 003 has it: bytes that lanes ask for over bytes of these.
+Shared memory: wavefronts of a launch, and the excess that bank conflicts add. Global memory:
+transactions of 128 bytes that a request of a warp takes, and efficiency as document 003 has it:
+bytes that lanes ask for over bytes of these.
 """
 
 from __future__ import annotations
@@ -24,36 +26,62 @@ if TYPE_CHECKING:
 
 WITHIN = 0.02  # of what was predicted
 VECTORIZED = "simt.vectorized"
-SQUARE = ("pad=0,piece_n=8", "piece_n=8", "pad=0", "")  # both conflicts, stores mended, loads mended, both mended
-STAGED = (*((VECTORIZED, config) for config in SQUARE), ("simt.warptile", "pad=0"), ("simt.warptile", ""),
-          ("simt.pipelined", ""))  # fmt: skip
+SQUARE = (
+    "pad=0,piece_n=8",
+    "piece_n=8",
+    "pad=0",
+    "",
+)  # both conflicts, stores mended, loads mended, both mended
+STAGED = (
+    *((VECTORIZED, config) for config in SQUARE),
+    ("simt.warptile", "pad=0"),
+    ("simt.warptile", ""),
+    ("simt.pipelined", ""),
+)
 DIRECT = (("simt.naive", ""), ("simt.coalesced", ""))
 OPERATIONS = ("load", "store")
 
 _VERDICT = f"within\n{WITHIN:.0%}"
 SQUARE_COLUMNS = (VECTORIZED, "at", *(f"{op}s: excess,\nours / ncu" for op in OPERATIONS))
 CONFLICT_COLUMNS = (
-    "kernel", "config", "at", "shared", "an instruction:\nideal+excess", "gl.bank_\nconflicts",
-    "wavefronts, M:\nours / ncu", "excess, M:\nours / ncu", _VERDICT,
-)  # fmt: skip
+    "kernel",
+    "config",
+    "at",
+    "shared",
+    "an instruction:\nideal+excess",
+    "gl.bank_\nconflicts",
+    "wavefronts, M:\nours / ncu",
+    "excess, M:\nours / ncu",
+    _VERDICT,
+)
 COALESCING_COLUMNS = (
-    "kernel", "config", "at", "global", "bytes\na lane", "transactions a request:\nours / ncu",
-    "efficiency:\nours / ncu", _VERDICT,
-)  # fmt: skip
+    "kernel",
+    "config",
+    "at",
+    "global",
+    "bytes\na lane",
+    "transactions a request:\nours / ncu",
+    "efficiency:\nours / ncu",
+    _VERDICT,
+)
 CONFLICTS_NOTE = (
-    "an instruction of a warp takes its ideal wavefronts and an excess that bank conflicts add; gl.bank_conflicts: "
+    "an instruction of a warp takes its ideal wavefronts and an excess that bank conflicts add; "
+    "gl.bank_conflicts: "
     "further passes for each ideal one, which it cannot count where rows are padded; "
     f"within {WITHIN:.0%} of our wavefronts: the difference of ncu's excess and ours"
 )
 COALESCING_NOTE = (
-    "a transaction has 128 bytes; efficiency: bytes that lanes ask for over bytes of the transactions, as 003 has it: "
-    f"a word that all lanes ask for counts 32 times; within {WITHIN:.0%}: ncu's transactions and ours"
+    "a transaction has 128 bytes; efficiency: bytes that lanes ask for over bytes of the "
+    "transactions, as 003 has it: "
+    f"a word that all lanes ask for counts 32 times; within {WITHIN:.0%}: ncu's transactions and "
+    "ours"
 )
 
 
 @dataclass(frozen=True)
 class Conflicts:
-    """Loads, or stores, of shared memory: of a warp and a slab by operand, and what a launch makes of them.
+    """Loads, or stores, of shared memory: of a warp and a slab by operand, and what a launch makes
+    of them.
 
     `triton` is what `gl.bank_conflicts` says by operand, None where it cannot count.
     """
@@ -70,14 +98,19 @@ class Conflicts:
         """Whether the measured excess is the predicted one; None: not measured."""
         if self.measured is None:
             return None
-        return abs(self.measured.excess - self.predicted.excess) <= WITHIN * self.predicted.wavefronts
+        return (
+            abs(self.measured.excess - self.predicted.excess) <= WITHIN * self.predicted.wavefronts
+        )
 
     @property
     def triton_agrees(self) -> bool | None:
         """Whether `gl.bank_conflicts` comes to the same excess; None where it cannot count."""
         if self.triton is None:
             return None
-        return all(each.excess == self.triton[operand] * each.ideal for operand, each in self.of_warp.items())
+        return all(
+            each.excess == self.triton[operand] * each.ideal
+            for operand, each in self.of_warp.items()
+        )
 
     def shares(self) -> str:
         """The excess as a share of all wavefronts."""
@@ -90,10 +123,14 @@ class Conflicts:
             for operand, each in self.of_warp.items()
         )
         return (
-            *self.case.cells(), f"{self.operation}s", one, self._triton(),
-            _beside(self, lambda of: _mega(of.wavefronts)), _beside(self, lambda of: _mega(of.excess)),
+            *self.case.cells(),
+            f"{self.operation}s",
+            one,
+            self._triton(),
+            _beside(self, lambda of: _mega(of.wavefronts)),
+            _beside(self, lambda of: _mega(of.excess)),
             _said(self.within),
-        )  # fmt: skip
+        )
 
     def _triton(self) -> str:
         if self.triton is None:
@@ -104,17 +141,22 @@ class Conflicts:
     def record(self) -> dict[str, Any]:
         """For JSON; counts by operand are of one warp and slab, the others of the launch."""
         return {
-            **self.case.record(), "operation": self.operation,
+            **self.case.record(),
+            "operation": self.operation,
             "operands": {operand: _counts(each) for operand, each in self.of_warp.items()},
             "bank_conflicts": None if self.triton is None else dict(self.triton),
-            "bank_conflicts_agree": self.triton_agrees, "predicted": _counts(self.predicted),
-            "measured": None if self.measured is None else _counts(self.measured), "within": self.within,
-        }  # fmt: skip
+            "bank_conflicts_agree": self.triton_agrees,
+            "predicted": _counts(self.predicted),
+            "measured": None if self.measured is None else _counts(self.measured),
+            "within": self.within,
+        }
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What a request of a warp to global memory came to, by ncu: transactions of 128 and sectors of 32 bytes."""
+    """What a request of a warp to global memory came to, by ncu: transactions of 128 and sectors of
+    32 bytes.
+    """
 
     transactions: float
     sectors: float
@@ -135,15 +177,21 @@ class Coalescing:
         """Whether a request takes the transactions that were predicted; None: not measured."""
         if self.measured is None:
             return None
-        return abs(self.measured.transactions - self.predicted.transactions) <= WITHIN * self.predicted.transactions
+        return (
+            abs(self.measured.transactions - self.predicted.transactions)
+            <= WITHIN * self.predicted.transactions
+        )
 
     def cells(self) -> tuple[str, ...]:
         """In the order of COALESCING_COLUMNS."""
         return (
-            *self.case.cells(), self.access, str(self.predicted.bytes),
-            _beside(self, lambda of: f"{of.transactions:.3g}"), _beside(self, lambda of: f"{of.efficiency:.1%}"),
+            *self.case.cells(),
+            self.access,
+            str(self.predicted.bytes),
+            _beside(self, lambda of: f"{of.transactions:.3g}"),
+            _beside(self, lambda of: f"{of.efficiency:.1%}"),
             _said(self.within),
-        )  # fmt: skip
+        )
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -157,7 +205,8 @@ class Coalescing:
 
 
 def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
-    """Two rows for each configuration that stages its operands: those of STAGED first, then whatever was profiled.
+    """Two rows for each configuration that stages its operands: those of STAGED first, then
+    whatever was profiled.
 
     Raises ValueError for a profile of a configuration that no longer exists.
     """
@@ -166,13 +215,21 @@ def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
     found = []
     for case in cases(profiles, STAGED):
         accesses = simt_access.in_shared(case.config, case.problem)
-        said = _bank_conflicts(case.config, case.dtype, case.layout, case.shape) if accesses else None
+        said = (
+            _bank_conflicts(case.config, case.dtype, case.layout, case.shape) if accesses else None
+        )
         for operation in OPERATIONS if accesses else ():
             names = {operand: f"{operand} {operation}" for operand in "AB"}
             of_warp = {operand: accesses[name] for operand, name in names.items()}
-            triton = None if said is None else {operand: said[name] for operand, name in names.items()}
+            triton = (
+                None if said is None else {operand: said[name] for operand, name in names.items()}
+            )
             predicted = _launch(case, operation, of_warp.values())
-            found.append(Conflicts(case, operation, of_warp, predicted, _passes(case.memory, operation), triton))
+            found.append(
+                Conflicts(
+                    case, operation, of_warp, predicted, _passes(case.memory, operation), triton
+                )
+            )
     return found
 
 
@@ -184,7 +241,8 @@ def square(rows: Iterable[Conflicts]) -> list[tuple[str, ...]]:
         if row.case.kernel == VECTORIZED and where(row.case.config) in forms:
             shares.setdefault(row.case, []).append(row.shares())
     return [
-        (f"pad={case.config.pad},piece_n={case.config.piece_n}", case.cells()[-1], *of) for case, of in shares.items()
+        (f"pad={case.config.pad},piece_n={case.config.piece_n}", case.cells()[-1], *of)
+        for case, of in shares.items()
     ]
 
 
@@ -206,12 +264,16 @@ def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
     """Both operands, of all warps and CTAs."""
     (m, n, k), c = case.shape, case.config
     slabs: float = -(-k // c.block_k)
-    if case.kernel == "simt.pipelined":  # pairs of slabs; one slab is stored, and one term read, ahead of the loop
+    if (
+        case.kernel == "simt.pipelined"
+    ):  # pairs of slabs; one slab is stored, and one term read, ahead of the loop
         pairs = -(-k // (2 * c.block_k))
         slabs = 1 + 2 * pairs if operation == "store" else 2 * pairs + 1 / c.block_k
     times = slabs * c.num_warps * -(-m // c.block_m) * -(-n // c.block_n)
     total = sum(of_warp, Shared(0, 0, 0))
-    return Shared(*(round(times * each) for each in (total.instructions, total.wavefronts, total.ideal)))
+    return Shared(
+        *(round(times * each) for each in (total.instructions, total.wavefronts, total.ideal))
+    )
 
 
 def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
@@ -228,13 +290,24 @@ def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
 
 
 def _lines(memory: Sequence[Total] | None, access: str) -> Lines | None:
-    """What ncu counted of an operand in global memory; None: not counted, or operands are not known."""
+    """What ncu counted of an operand in global memory; None: not counted, or operands are not
+    known.
+    """
     operand, operation = access.split()
-    found = [t for t in memory or () if (t.operand, t.space, t.operation) == (operand, "global", operation)]
+    found = [
+        t
+        for t in memory or ()
+        if (t.operand, t.space, t.operation) == (operand, "global", operation)
+    ]
     requests, transactions, sectors = (
         _sum(getattr(t, name) for t in found) for name in ("requests", "transactions", "sectors")
     )
-    if not requests or not transactions or sectors is None or any(t.efficiency is None for t in found):
+    if (
+        not requests
+        or not transactions
+        or sectors is None
+        or any(t.efficiency is None for t in found)
+    ):
         return None
     asked = sum((t.efficiency or 0.0) * (t.transactions or 0.0) * LINE for t in found)
     return Lines(transactions / requests, sectors / requests, asked / (transactions * LINE))
@@ -251,9 +324,12 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 @cache
-def _bank_conflicts(config: SimtConfig, dtype: str, layout: str, shape: Shape) -> dict[str, int] | None:
-    """By access as in `simt_access.in_shared`, what Gluon says of the same maps to plain rows in shared memory; None
-    where rows are padded."""
+def _bank_conflicts(
+    config: SimtConfig, dtype: str, layout: str, shape: Shape
+) -> dict[str, int] | None:
+    """By access as in `simt_access.in_shared`, what Gluon says of the same maps to plain rows in
+    shared memory; None where rows are padded.
+    """
     if config.pad:
         return None
     import torch
@@ -265,12 +341,17 @@ def _bank_conflicts(config: SimtConfig, dtype: str, layout: str, shape: Shape) -
     from ..kernels.simt_maps import maps
 
     held = maps(config, problem_of(dtype, layout, shape))
-    read, columns = (slab_of(held.outputs, config.block_k, axis) for axis in (0, 1))  # terms × rows, terms × columns
+    read, columns = (
+        slab_of(held.outputs, config.block_k, axis) for axis in (0, 1)
+    )  # terms × rows, terms × columns
     of = {"A store": held.a.transposed(), "B store": held.b, "A load": read, "B load": columns}
     if not config.transpose_a:
         of |= {"A store": held.a, "A load": read.transposed()}
     rows = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    return {name: bank_conflicts(registers(each), rows, each.shape, torch.float32) for name, each in of.items()}
+    return {
+        name: bank_conflicts(registers(each), rows, each.shape, torch.float32)
+        for name, each in of.items()
+    }
 
 
 def _counts(of: Shared) -> dict[str, int]:

@@ -1,9 +1,10 @@
 """The claims table: what a seed document claims, how that is tested, what came out.
 
-A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement settles in
-`measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against another, and ncu's counters),
-`measured_turing` (the same of tensor cores by mma.sync) and `measured_001` (of Hopper's climb: power, the L2 cache);
-`settled` tests them all against the results at hand.
+A claim is one record. Those that arithmetic settles are in `arithmetic`, those that a measurement
+settles in `measured` (the speed of a rung), `measured_simt` (the CUDA cores: one run against
+another, and ncu's counters), `measured_turing` (the same of tensor cores by mma.sync) and
+`measured_001` (of Hopper's climb: power, the L2 cache); `settled` tests them all against the
+results at hand.
 """
 
 import re
@@ -17,7 +18,8 @@ from .results import Measurements
 CONFIRMED, REFUTED, DIFFERS, OPEN = "confirmed", "refuted", "differs", "not yet measured"
 COLUMNS = ("source", "claim", "ours", "verdict")
 VERDICTS = (CONFIRMED, REFUTED, DIFFERS, OPEN)
-# Ladder, and the sources of the claims about it; claims about hardware go to the ladder that they were written for.
+# Ladder, and the sources of the claims about it; claims about hardware go to the ladder that they
+# were written for.
 _ABOUT = (
     ("simt", r"00[02]|003 (v0[1-6]|introduction)|004 introduction"),
     ("turing", r"003(?! v0[1-6])"),
@@ -27,10 +29,12 @@ _ABOUT = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test found: `ours` in words with units, `value` the number behind it, `verdict` one of VERDICTS.
+    """What a test found: `ours` in words with units, `value` the number behind it, `verdict` one of
+    VERDICTS.
 
-    "refuted": the arithmetic, or a measurement under the claim's own conditions, says otherwise. "differs": ours is
-    another number, and conditions (versions, rounding, meaning) can account for it.
+    "refuted": the arithmetic, or a measurement under the claim's own conditions, says otherwise.
+    "differs": ours is another number, and conditions (versions, rounding, meaning) can account for
+    it.
     """
 
     ours: str
@@ -52,7 +56,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Claim:
-    """`source` is the document and its kernel, `text` the claim in our words, `how` the test in a few words."""
+    """`source` is the document and its kernel, `text` the claim in our words, `how` the test in a
+    few words.
+    """
 
     source: str
     text: str
@@ -73,7 +79,8 @@ def number(
     within: float = ROUNDING,
     otherwise: str = REFUTED,
 ) -> Claim:
-    """A claim of a number: confirmed if the computed one is `within` a share of it, `otherwise` if not.
+    """A claim of a number: confirmed if the computed one is `within` a share of it, `otherwise` if
+    not.
 
     `says` is our result in words, with {:} for the computed number.
     """
@@ -115,7 +122,9 @@ def settled(evidence: Evidence) -> list[Settled]:
 def of_ladder(found: list[Settled], ladder: str | None) -> list[Settled]:
     """Those that are about a ladder, by the document and its kernel; all for no ladder."""
     own = [pattern for name, pattern in _ABOUT if name == ladder]
-    return [s for s in found if not ladder or any(re.match(pattern, s.claim.source) for pattern in own)]
+    return [
+        s for s in found if not ladder or any(re.match(pattern, s.claim.source) for pattern in own)
+    ]
 
 
 def count(found: list[Settled]) -> str:

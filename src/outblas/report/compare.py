@@ -1,4 +1,6 @@
-"""Timings and profiles found by what ran, and one set against another: what the measured claims share."""
+"""Timings and profiles found by what ran, and one set against another: what the measured claims
+share.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +13,17 @@ from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
 
 N, GPU = 4096, "H100"
-WITHIN = 0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
+WITHIN = (
+    0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
+)
 POINT = 0.01
-SIZE_WITHIN = 0.5  # a gain agrees with the stated one to this share of it, or to a percentage point,
+SIZE_WITHIN = (
+    0.5  # a gain agrees with the stated one to this share of it, or to a percentage point,
+)
 FACTOR_WITHIN = 0.25  # and the factor of both speeds with the stated one to this share
-Span = float | tuple[float, float]  # what a document claims: a number, or the lowest and the highest
+Span = (
+    float | tuple[float, float]
+)  # what a document claims: a number, or the lowest and the highest
 
 
 def find(
@@ -31,14 +39,15 @@ def find(
 ) -> Measurement | None:
     """The newest timing of a provider on a model of GPU, or None.
 
-    `config` names what differs from the provider's own, in any order. `layout` is that of the provider's ladder where
-    it is not given.
+    `config` names what differs from the provider's own, in any order. `layout` is that of the
+    provider's ladder where it is not given.
     """
     wanted = provider, _changes(config), shape, dtype, gpu, mode, layout or layout_of(provider)
     found = [
         m
         for m in measurements
-        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted and m.ratio is not None
+        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted
+        and m.ratio is not None
     ]
     newest = max((str(m.environment.get("date", "")) for m in found), default="")
     return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
@@ -55,7 +64,9 @@ def profiled(
     layout: str | None = None,
     addend: bool = False,
 ) -> Profile | None:
-    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for `find`."""
+    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for
+    `find`.
+    """
     wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider), addend
     found = (
         p
@@ -71,8 +82,9 @@ def _changes(config: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A provider, what its config changes, and the square product of edge `n` it ran, in the dtype and layout of a
-    ladder; `addend`: alpha A B + beta C."""
+    """A provider, what its config changes, and the square product of edge `n` it ran, in the dtype
+    and layout of a ladder; `addend`: alpha A B + beta C.
+    """
 
     provider: str
     config: str = ""
@@ -85,16 +97,28 @@ class Run:
         return self.provider, (self.n, self.n, self.n), dtype_of(self.ladder), GPU
 
     def find(self, measurements: Measurements, mode: str = "burst") -> Measurement | None:
-        return find(measurements, *self._conditions, mode=mode, config=self.config, layout=layout_of(self.ladder))
+        return find(
+            measurements,
+            *self._conditions,
+            mode=mode,
+            config=self.config,
+            layout=layout_of(self.ladder),
+        )
 
     def profiled(self, profiles: Profiles) -> Profile | None:
         layout = layout_of(self.ladder)
-        return profiled(profiles, *self._conditions, config=self.config, layout=layout, addend=self.addend)
+        return profiled(
+            profiles, *self._conditions, config=self.config, layout=layout, addend=self.addend
+        )
 
 
 def campaign(measurements: Measurements, *runs: Run) -> tuple[Measurement, ...] | None:
-    """All from the newest campaign that has all: only figures of one campaign are set against each other."""
-    newest_first = sorted(environments(measurements), key=lambda e: str(e.get("date", "")), reverse=True)
+    """All from the newest campaign that has all: only figures of one campaign are set against each
+    other.
+    """
+    newest_first = sorted(
+        environments(measurements), key=lambda e: str(e.get("date", "")), reverse=True
+    )
     for environment in newest_first:
         of_one = tuple(m for m in measurements if m.environment == environment)
         found = tuple(m for run in runs if (m := run.find(of_one)) is not None)
@@ -103,19 +127,24 @@ def campaign(measurements: Measurements, *runs: Run) -> tuple[Measurement, ...] 
     return None
 
 
-def together(measurements: Measurements, one: Run, other: Run) -> tuple[Measurement, Measurement] | None:
+def together(
+    measurements: Measurements, one: Run, other: Run
+) -> tuple[Measurement, Measurement] | None:
     """Both from the newest campaign that has both."""
     found = campaign(measurements, one, other)
     return (found[0], found[1]) if found else None
 
 
-def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[float, float] | None = None) -> Claim:
-    """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both, where it has them.
+def against(
+    source: str, text: str, faster: Run, slower: Run, stated: tuple[float, float] | None = None
+) -> Claim:
+    """A claim that one run is faster than another; `stated` are the document's TFLOP/s of both,
+    where it has them.
 
-    The gain is one ratio to cuBLAS over the other. A run is ahead if its gain exceeds 0.5%, or if the spreads of the
-    rounds do not meet. The claim holds if the first run is ahead and agrees with the stated gain to half of that and a
-    quarter of the stated factor, or to a percentage point, or if the two tie and the stated gain is within 0.5%; it is
-    refuted if the other run is ahead.
+    The gain is one ratio to cuBLAS over the other. A run is ahead if its gain exceeds 0.5%, or if
+    the spreads of the rounds do not meet. The claim holds if the first run is ahead and agrees with
+    the stated gain to half of that and a quarter of the stated factor, or to a percentage point, or
+    if the two tie and the stated gain is within 0.5%; it is refuted if the other run is ahead.
     """
 
     def test(evidence: Evidence) -> Finding:
@@ -129,8 +158,14 @@ def against(source: str, text: str, faster: Run, slower: Run, stated: tuple[floa
             return Finding(ours, REFUTED, gain)
         claimed = stated[0] / stated[1] - 1 if stated else gain
         if not ahead:
-            return Finding(f"{ours}: a tie", CONFIRMED if stated and claimed <= BURST_TOLERANCE else DIFFERS, gain)
-        agrees = abs(gain - claimed) <= max(POINT, min(SIZE_WITHIN * claimed, FACTOR_WITHIN * (1 + claimed)))
+            return Finding(
+                f"{ours}: a tie",
+                CONFIRMED if stated and claimed <= BURST_TOLERANCE else DIFFERS,
+                gain,
+            )
+        agrees = abs(gain - claimed) <= max(
+            POINT, min(SIZE_WITHIN * claimed, FACTOR_WITHIN * (1 + claimed))
+        )
         return Finding(ours, CONFIRMED if agrees else DIFFERS, gain)
 
     return Claim(source, text, f"burst at {faster.n}, in one campaign", test)
@@ -149,9 +184,16 @@ def _spread(m: Measurement) -> tuple[float, float, float]:
 
 
 def timed(
-    source: str, text: str, run: Run, read: Callable[[Measurement], float | None], claimed: Span, says: str
+    source: str,
+    text: str,
+    run: Run,
+    read: Callable[[Measurement], float | None],
+    claimed: Span,
+    says: str,
 ) -> Claim:
-    """A claim of a number that a burst shows, "differs" outside the claimed range; `says` has {:} for our value."""
+    """A claim of a number that a burst shows, "differs" outside the claimed range; `says` has {:}
+    for our value.
+    """
 
     def test(evidence: Evidence) -> Finding:
         ours = run.find(evidence.measurements)
@@ -161,9 +203,16 @@ def timed(
 
 
 def counted(
-    source: str, text: str, run: Run, read: Callable[[Profile], float | None], claimed: Span, says: str
+    source: str,
+    text: str,
+    run: Run,
+    read: Callable[[Profile], float | None],
+    claimed: Span,
+    says: str,
 ) -> Claim:
-    """A claim of a number that ncu counts, "differs" outside the claimed range; `says` has {:} for our value."""
+    """A claim of a number that ncu counts, "differs" outside the claimed range; `says` has {:} for
+    our value.
+    """
 
     def test(evidence: Evidence) -> Finding:
         ours = run.profiled(evidence.profiles)

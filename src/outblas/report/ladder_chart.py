@@ -12,20 +12,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 SEED_COLOURS = ("#c9c9c9", "#9f9f9f")
-_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps figures apart from the line at 1
+_PAPER = {
+    "facecolor": "white",
+    "edgecolor": "none",
+    "pad": 0.6,
+}  # keeps figures apart from the line at 1
 SPAN = 0.8  # of a rung's bars together
 
 
 def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
-    """Bars of the ratio to cuBLAS by rung, ours at each size below the seeds' at those where they have any.
+    """Bars of the ratio to cuBLAS by rung, ours at each size below the seeds' at those where they
+    have any.
 
     Raises ValueError when there is nothing to draw.
     """
-    shown = [row for row in found if any(at.ours for at in row.at) or any(_seed(row, n) for n in sizes)]
+    shown = [
+        row for row in found if any(at.ours for at in row.at) or any(_seed(row, n) for n in sizes)
+    ]
     if not shown:
         raise ValueError("no rung has a figure to draw")
     seeded = [n for n in sizes if any(_seed(row, n) for row in shown)]
-    bars = [([_seed(row, n) or 0.0 for row in shown], _seed_label(shown, n, seeded)) for n in seeded]
+    bars = [
+        ([_seed(row, n) or 0.0 for row in shown], _seed_label(shown, n, seeded)) for n in seeded
+    ]
     colours = [SEED_COLOURS[i % len(SEED_COLOURS)] for i in range(len(bars))]
     for i, n in enumerate(sizes):
         ours = [row.at[i].ours for row in shown]
@@ -38,7 +47,14 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
         axis.barh(places, ratios, width * 0.94, color=colour, label=label)
         for ratio, place in zip(ratios, places, strict=True):
             if ratio and bar >= len(seeded):
-                axis.text(ratio + 0.01, place, f"{ratio:.3f}", va="center", fontsize="x-small", bbox=_PAPER)
+                axis.text(
+                    ratio + 0.01,
+                    place,
+                    f"{ratio:.3f}",
+                    va="center",
+                    fontsize="x-small",
+                    bbox=_PAPER,
+                )
     axis.axvline(1.0, color=charts.BASE_COLOUR, linewidth=1.2)
     axis.set_yticks(range(len(shown)), [row.rung.name for row in shown])
     axis.set_ylim(len(shown) - 0.4, -0.6)
@@ -46,7 +62,11 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
     axis.grid(False, axis="y")
     axis.set_xlabel("× cuBLAS")
     axis.legend(
-        frameon=False, fontsize="small", ncols=3 if len(bars) <= 3 else 2, loc="lower left", bbox_to_anchor=(0, 1.0)
+        frameon=False,
+        fontsize="small",
+        ncols=3 if len(bars) <= 3 else 2,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
     )
     return figure
 
@@ -59,6 +79,8 @@ def _seed(row: Row, n: int) -> float | None:
 
 def _seed_label(rows: Sequence[Row], n: int, seeded: Sequence[int]) -> str:
     """With the size and the GPU where the seeds measured at several."""
-    gpus = dict.fromkeys(f.gpu for row in rows for f in row.figures if f.n == n and f.ratio is not None)
+    gpus = dict.fromkeys(
+        f.gpu for row in rows for f in row.figures if f.n == n and f.ratio is not None
+    )
     where = f" at {n} ({', '.join(gpus)})" if len(seeded) > 1 else ""
     return f"the seed{where}, against its own cuBLAS"

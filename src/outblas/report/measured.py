@@ -1,4 +1,6 @@
-"""Claims of the seed documents that a measurement settles: the speed of every rung that runs on their GPU."""
+"""Claims of the seed documents that a measurement settles: the speed of every rung that runs on
+their GPU.
+"""
 
 from collections.abc import Callable
 
@@ -15,7 +17,11 @@ def speed(figure: Figure) -> Claim:
     assert figure.tflops is not None
     stated = f"{figure.tflops[0]:g} TFLOP/s"
     return _reaches(
-        figure, figure.tflops, stated, f"burst on an {figure.gpu}", lambda m: (m.tflops, f"{m.tflops:.0f} TFLOP/s")
+        figure,
+        figure.tflops,
+        stated,
+        f"burst on an {figure.gpu}",
+        lambda m: (m.tflops, f"{m.tflops:.0f} TFLOP/s"),
     )
 
 
@@ -23,7 +29,10 @@ def share(figure: Figure) -> Claim:
     """The ratio to cuBLAS, which is not the cuBLAS of the document."""
     claimed = figure.stated or figure.ratio
     assert claimed is not None
-    percents = (f"{100 * value:.3g}%" if value < 1 else f"{100 * value:.4g}%" for value in dict.fromkeys(claimed))
+    percents = (
+        f"{100 * value:.3g}%" if value < 1 else f"{100 * value:.4g}%"
+        for value in dict.fromkeys(claimed)
+    )
     return _reaches(
         figure,
         claimed,

@@ -1,5 +1,6 @@
-"""Claims of document 003 on its tensor-core kernels (v07 to v11) that a measurement settles: one run against another,
-and ncu's counters."""
+"""Claims of document 003 on its tensor-core kernels (v07 to v11) that a measurement settles: one
+run against another, and ncu's counters.
+"""
 
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Evidence, Finding
 from .compare import N, Run, against, campaign, counted, in_range
@@ -39,9 +40,14 @@ def _ffma(evidence: Evidence) -> Finding:
 
 
 def _no_overlap(evidence: Evidence) -> Finding:
-    """A slab ahead gains nothing to speak of: what v09 loads does not overlap its products, and need not."""
+    """A slab ahead gains nothing to speak of: what v09 loads does not overlap its products, and
+    need not.
+    """
     found = campaign(
-        evidence.measurements, _rung("shared", N), _rung("double_buffer", N), _rung("double_buffer", N, "ahead=True")
+        evidence.measurements,
+        _rung("shared", N),
+        _rung("double_buffer", N),
+        _rung("double_buffer", N, "ahead=True"),
     )
     if found is None:
         return NOT_MEASURED
@@ -52,7 +58,9 @@ def _no_overlap(evidence: Evidence) -> Finding:
 
 def _fewer_loads(evidence: Evidence) -> Finding:
     runs = _rung("double_buffer", N), _rung("vectorized", N)
-    counts = [p.global_load_requests if (p := run.profiled(evidence.profiles)) else None for run in runs]
+    counts = [
+        p.global_load_requests if (p := run.profiled(evidence.profiles)) else None for run in runs
+    ]
     many, few = counts
     return in_range(many / few if many and few else None, 8.0, "{:.1f} times fewer")
 
@@ -63,21 +71,71 @@ def _of_a_t4(profile: Profile) -> float | None:
 
 
 CLAIMS: tuple[Claim, ...] = (
-    against("003 v08", "shared memory gains 1.7 times: 3230 GFLOP/s after 1870", _V08, _V07, (3.230, 1.870)),
+    against(
+        "003 v08",
+        "shared memory gains 1.7 times: 3230 GFLOP/s after 1870",
+        _V08,
+        _V07,
+        (3.230, 1.870),
+    ),
     against("003 v09", "two buffers lose 4%: 3105 GFLOP/s after 3230", _V08, _V09, (3.230, 3.105)),
-    against("003 v10", "a 32×64 tile loses 4% by 128-bit loads: 2984 GFLOP/s after 3105", _V09, _V10, (3.105, 2.984)),
-    against("003 v11", "ldmatrix and 128×128 tiles gain 1.4 times: 17.06 TFLOP/s after 12.38", _V11, _V10_LARGE,
-            (17.058, 12.380)),
-    against("003 v10", "v05 on CUDA cores is faster than v07: 3304 GFLOP/s against 1870", _V05, _V07, (3.304, 1.870)),
-    against("003 v10", "v05 on CUDA cores is faster than v08: 3304 GFLOP/s against 3230", _V05, _V08, (3.304, 3.230)),
+    against(
+        "003 v10",
+        "a 32×64 tile loses 4% by 128-bit loads: 2984 GFLOP/s after 3105",
+        _V09,
+        _V10,
+        (3.105, 2.984),
+    ),
+    against(
+        "003 v11",
+        "ldmatrix and 128×128 tiles gain 1.4 times: 17.06 TFLOP/s after 12.38",
+        _V11,
+        _V10_LARGE,
+        (17.058, 12.380),
+    ),
+    against(
+        "003 v10",
+        "v05 on CUDA cores is faster than v07: 3304 GFLOP/s against 1870",
+        _V05,
+        _V07,
+        (3.304, 1.870),
+    ),
+    against(
+        "003 v10",
+        "v05 on CUDA cores is faster than v08: 3304 GFLOP/s against 3230",
+        _V05,
+        _V08,
+        (3.304, 3.230),
+    ),
     _loaded("003 v07", "wmma", 4.29),
     _loaded("003 v08", "shared", 0.801),
     _loaded("003 v09", "double_buffer", 0.812),
     _loaded("003 v10", "vectorized", 0.780),
-    Claim("003 v09", "its epilogue executes exactly M·N FFMAs, 4,194,304", "ncu at 2048, with an addend", _ffma),
-    Claim("003 v09", "loads do not overlap products, so it is no faster than v08", "burst at 4096", _no_overlap),
-    Claim("003 v10", "128-bit loads are 8 times fewer instructions", "requests of warps, ncu at 4096", _fewer_loads),
+    Claim(
+        "003 v09",
+        "its epilogue executes exactly M·N FFMAs, 4,194,304",
+        "ncu at 2048, with an addend",
+        _ffma,
+    ),
+    Claim(
+        "003 v09",
+        "loads do not overlap products, so it is no faster than v08",
+        "burst at 4096",
+        _no_overlap,
+    ),
+    Claim(
+        "003 v10",
+        "128-bit loads are 8 times fewer instructions",
+        "requests of warps, ncu at 4096",
+        _fewer_loads,
+    ),
     counted("003 v07", "no FFMA is executed", _rung("wmma", N), lambda p: p.ffma, 0.0, "{:.0f}"),
-    counted("003 v11", "49.4% of the warps are active: 2 CTAs an SM", _V11, _of_a_t4, 0.494,
-            "{:.1%} of the 32 warps that a T4's SM holds"),
-)  # fmt: skip
+    counted(
+        "003 v11",
+        "49.4% of the warps are active: 2 CTAs an SM",
+        _V11,
+        _of_a_t4,
+        0.494,
+        "{:.1%} of the 32 warps that a T4's SM holds",
+    ),
+)

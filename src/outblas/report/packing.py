@@ -1,9 +1,10 @@
-"""Entries of a result file in little space: the names of fields once, text that all share once, and for each entry a
-row of its values.
+"""Entries of a result file in little space: the names of fields once, text that all share once, and
+for each entry a row of its values.
 
-A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for its name then. So is
-a config's text, "x=1,y=2", where that is shorter: {"field=": names of its settings}. An object of objects becomes
-fields of its own: "shared.load.excess". A shape is text, "4096" or "16x4096x4096".
+A field that holds objects, or lists of them, is packed alike: {field: names of theirs} stands for
+its name then. So is a config's text, "x=1,y=2", where that is shorter: {"field=": names of its
+settings}. An object of objects becomes fields of its own: "shared.load.excess". A shape is text,
+"4096" or "16x4096x4096".
 """
 
 import json
@@ -18,23 +19,41 @@ _TRUTH: dict[str, Any] = {"True": True, "False": False}
 
 
 def pack(entries: list[dict[str, Any]]) -> tuple[dict[str, str], list[Any], list[Row]]:
-    """What all entries say, columns and rows. A field that is null and one that is missing become the same."""
-    entries = [entry | {"shape": to_text(entry["shape"])} if _has_shape(entry) else entry for entry in entries]
+    """What all entries say, columns and rows. A field that is null and one that is missing become
+    the same.
+    """
+    entries = [
+        entry | {"shape": to_text(entry["shape"])} if _has_shape(entry) else entry
+        for entry in entries
+    ]
     first = entries[0] if len(entries) > 1 else {}
     same = {
         name: value
         for name, value in first.items()
         if isinstance(value, str) and all(entry.get(name) == value for entry in entries)
     }
-    if strange := sorted({name for entry in entries for name in entry if "." in name or name.endswith("=")}):
-        raise ValueError(f"a field is named {strange[0]!r}, expected no '.' in it and no '=' at its end")
-    entries = [_flat({name: value for name, value in entry.items() if name not in same}) for entry in entries]
+    if strange := sorted(
+        {name for entry in entries for name in entry if "." in name or name.endswith("=")}
+    ):
+        raise ValueError(
+            f"a field is named {strange[0]!r}, expected no '.' in it and no '=' at its end"
+        )
+    entries = [
+        _flat({name: value for name, value in entry.items() if name not in same})
+        for entry in entries
+    ]
     columns = _names(entries)
-    values = {name: [entry[name] for entry in entries if entry.get(name) is not None] for name in columns}
+    values = {
+        name: [entry[name] for entry in entries if entry.get(name) is not None] for name in columns
+    }
     settings = {name: _settings(values[name]) for name in columns}
     inner = {name: _inner(values[name]) for name in columns}
     said = [
-        {f"{name}=": settings[name]} if settings[name] else {name: inner[name]} if inner[name] else name
+        {f"{name}=": settings[name]}
+        if settings[name]
+        else {name: inner[name]}
+        if inner[name]
+        else name
         for name in columns
     ]
     packed = (
@@ -50,7 +69,9 @@ def pack(entries: list[dict[str, Any]]) -> tuple[dict[str, str], list[Any], list
 
 
 def unpack(columns: Any, rows: Any, same: Any) -> Any:
-    """The entries, null where there was none left out; rows that are no list as they are. Raises ValueError."""
+    """The entries, null where there was none left out; rows that are no list as they are. Raises
+    ValueError.
+    """
     if not (isinstance(same, dict) and all(isinstance(value, str) for value in same.values())):
         raise ValueError(f"same is {same!r}, expected text by the names of fields")
     if not (isinstance(columns, list) and all(map(_is_column, columns))):
@@ -58,10 +79,15 @@ def unpack(columns: Any, rows: Any, same: Any) -> Any:
     parts = [_name(column).split(".") for column in columns]
     whole = {first for first, *others in parts if not others}
     if any(len(part) not in (1, 3) or (len(part) == 3 and part[0] in whole) for part in parts):
-        raise ValueError(f"columns is {columns!r}, expected fields, or those of an object's objects, each once")
+        raise ValueError(
+            f"columns is {columns!r}, expected fields, or those of an object's objects, each once"
+        )
     if not isinstance(rows, list):
         return rows
-    inner = dict((column, []) if isinstance(column, str) else next(iter(column.items())) for column in columns)
+    inner = dict(
+        (column, []) if isinstance(column, str) else next(iter(column.items()))
+        for column in columns
+    )
     entries = [_object(row, list(inner), f"results[{i}]") for i, row in enumerate(rows)]
     found = [
         same
@@ -75,12 +101,18 @@ def unpack(columns: Any, rows: Any, same: Any) -> Any:
         )
         for i, entry in enumerate(entries)
     ]
-    return [entry | {"shape": _sizes(entry["shape"])} if "shape" in entry else entry for entry in found]
+    return [
+        entry | {"shape": _sizes(entry["shape"])} if "shape" in entry else entry for entry in found
+    ]
 
 
 def _has_shape(entry: dict[str, Any]) -> bool:
     shape = entry.get("shape")
-    return isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)
+    return (
+        isinstance(shape, list)
+        and len(shape) == 3
+        and all(type(size) is int and size > 0 for size in shape)
+    )
 
 
 def _sizes(shape: Any) -> Any:
@@ -94,15 +126,26 @@ def _flat(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry whose objects hold no objects; those of which nothing would be left stay."""
     made = dict[str, Any]()
     for name, value in entry.items():
-        if isinstance(value, dict) and value and all(map(_has_fields, value.values())) and "." not in "".join(value):
-            made |= {f"{name}.{key}.{field}": item for key, each in value.items() for field, item in each.items()}
+        if (
+            isinstance(value, dict)
+            and value
+            and all(map(_has_fields, value.values()))
+            and "." not in "".join(value)
+        ):
+            made |= {
+                f"{name}.{key}.{field}": item
+                for key, each in value.items()
+                for field, item in each.items()
+            }
         else:
             made[name] = value
     return made
 
 
 def _has_fields(value: Any) -> bool:
-    fields = isinstance(value, dict) and not any("." in name or name.endswith("=") for name in value)
+    fields = isinstance(value, dict) and not any(
+        "." in name or name.endswith("=") for name in value
+    )
     return fields and any(item is not None for item in value.values())
 
 
@@ -119,7 +162,9 @@ def _nested(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(texts: list[Any]) -> list[str]:
-    """Names in the texts of configs, where rows of values make the same texts and are shorter; of other values none."""
+    """Names in the texts of configs, where rows of values make the same texts and are shorter; of
+    other values none.
+    """
     if not all(isinstance(text, str) and "=" in (text or "=") for text in texts):
         return []
     made = [_values(text) for text in texts]
@@ -152,7 +197,9 @@ def _names(entries: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _inner(values: list[Any]) -> list[str]:
-    """The fields of objects, or of lists of objects, that can be told apart when packed; of other values none."""
+    """The fields of objects, or of lists of objects, that can be told apart when packed; of other
+    values none.
+    """
     whole = [value for value in values if isinstance(value, dict)]
     lists = [value for value in values if isinstance(value, list)]
     objects = whole + [each for value in lists for each in value]
@@ -160,7 +207,9 @@ def _inner(values: list[Any]) -> list[str]:
         return []
     if not all(each and None not in each.values() for each in objects):
         return []
-    if any(isinstance(item, list | dict) for each in whole for item in each.values()):  # a row of rows is a list's
+    if any(
+        isinstance(item, list | dict) for each in whole for item in each.values()
+    ):  # a row of rows is a list's
         return []
     return _names(objects)
 

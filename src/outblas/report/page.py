@@ -14,34 +14,64 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1d2126; --quiet: #66707a; --line: #dfe3e7; --paper: #fff; --band: #f6f7f9; }
+:root {
+  color-scheme: light dark;
+  --ink: #1d2126; --quiet: #66707a; --line: #dfe3e7; --paper: #fff; --band: #f6f7f9;
+}
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e7ea; --quiet: #98a1aa; --line: #343a41; --paper: #16191d; --band: #1e2227; }
   figure { background: #ffffff; border-radius: 6px; }
 }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+body {
+  margin: 0;
+  background: var(--paper);
+  color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif;
+}
 main { max-width: 72rem; margin: 0 auto; padding: 2rem 1.2rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
+h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
+h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
 p.quiet { color: var(--quiet); margin: .2rem 0; }
-figure { margin: 1.2rem 0; padding: .6rem; } figure svg { max-width: 100%; height: auto; }
+figure { margin: 1.2rem 0; padding: .6rem; }
+figure svg { max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; border-bottom: 2px solid var(--line); padding: .35rem .7rem; white-space: pre; }
-td { border-bottom: 1px solid var(--line); padding: .35rem .7rem; vertical-align: top; white-space: pre-line; }
+table {
+  border-collapse: collapse;
+  font-size: .88rem;
+  width: 100%;
+  font-variant-numeric: tabular-nums;
+}
+th {
+  text-align: left;
+  border-bottom: 2px solid var(--line);
+  padding: .35rem .7rem;
+  white-space: pre;
+}
+td {
+  border-bottom: 1px solid var(--line);
+  padding: .35rem .7rem;
+  vertical-align: top;
+  white-space: pre-line;
+}
 tbody tr:nth-child(even) { background: var(--band); }
-td.confirmed { color: #2f8f5b; font-weight: 600; } td.refuted { color: #c0392b; font-weight: 600; }
+td.confirmed { color: #2f8f5b; font-weight: 600; }
+td.refuted { color: #c0392b; font-weight: 600; }
 td.differs { color: #b9770e; font-weight: 600; }
 """
 
 
 def page(title: str, notes: Iterable[str], parts: Iterable[str]) -> str:
-    """The document: a title, notes on how and where it was measured, then parts made by `table` and `chart`."""
+    """The document: a title, notes on how and where it was measured, then parts made by `table` and
+    `chart`.
+    """
     said = "".join(f'<p class="quiet">{_shown(note)}</p>' for note in notes)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_shown(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main><h1>{_shown(title)}</h1>{said}\n" + "\n".join(parts) + "\n</main></body></html>\n"
+        f"<body><main><h1>{_shown(title)}</h1>{said}\n"
+        + "\n".join(parts)
+        + "\n</main></body></html>\n"
     )
 
 
@@ -59,8 +89,10 @@ def chart(figure: Figure) -> str:
     """A figure as inline SVG, without the XML prologue that HTML does not take."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    svg = text.getvalue()
-    return f"<figure>{re.sub(r'<metadata>.*?</metadata>', '', svg[svg.index('<svg') :], flags=re.DOTALL)}</figure>"
+    document = text.getvalue()
+    svg = document[document.index("<svg") :]
+    without_metadata = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return f"<figure>{without_metadata}</figure>"
 
 
 def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
@@ -70,8 +102,12 @@ def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
     for e in environments:
         versions = ", ".join(f"{name} {e[key]}" for name, key in keys if e.get(key))
         dsl = f", CuTe DSL {e['nvidia-cutlass-dsl']}" if e.get("nvidia-cutlass-dsl") else ""
-        days.setdefault(f"{e.get('gpu')}: {versions}{dsl}", set()).update([e["date"][:10]] if e.get("date") else [])
-    return [where + (f"; measured {', '.join(sorted(on))}" if on else "") for where, on in days.items()]
+        days.setdefault(f"{e.get('gpu')}: {versions}{dsl}", set()).update(
+            [e["date"][:10]] if e.get("date") else []
+        )
+    return [
+        where + (f"; measured {', '.join(sorted(on))}" if on else "") for where, on in days.items()
+    ]
 
 
 def _shown(text: str) -> str:

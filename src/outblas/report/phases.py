@@ -1,4 +1,6 @@
-"""Results of `outblas profile --phases`: the cycles of each role of a kernel, and what 001 says of its kernel 3."""
+"""Results of `outblas profile --phases`: the cycles of each role of a kernel, and what 001 says of
+its kernel 3.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,7 +42,9 @@ class Counted:
 
 
 def default_files() -> list[Path]:
-    """Every such file of the checkout; none outside one. Raises ValueError for a file that cannot be read."""
+    """Every such file of the checkout; none outside one. Raises ValueError for a file that cannot
+    be read.
+    """
     return [path for path in saved() if has_phases(parsed(path))] if in_checkout() else []
 
 
@@ -58,7 +62,10 @@ def rows(found: Iterable[Counted]) -> list[tuple[str, ...]]:
     cells = []
     for kernel in found:
         name = f"{kernel.provider}[{kernel.config}]" if kernel.config else kernel.provider
-        cells += [(name, role.name, *(_cell(role.cycles[phase]) for phase in STEP + TILE)) for role in kernel.roles]
+        cells += [
+            (name, role.name, *(_cell(role.cycles[phase]) for phase in STEP + TILE))
+            for role in kernel.roles
+        ]
         if kernel.provider in PHASES and not kernel.config:
             source, cycles = PHASES[kernel.provider]
             cells.append((source, "all", *(_cell(cycles.get(phase, 0.0)) for phase in STEP + TILE)))
@@ -70,7 +77,9 @@ def _cell(cycles: float) -> str:
 
 
 def counted(device: str, entry: dict[str, Any], where: str) -> Counted:
-    """One entry of a file. Raises ValueError that names the field, after `where`, if it is malformed."""
+    """One entry of a file. Raises ValueError that names the field, after `where`, if it is
+    malformed.
+    """
     texts(entry, where, ("provider", "dtype"), ("config",))
     roles = entry.get("phases")
     if not isinstance(roles, list) or not roles:
@@ -90,6 +99,10 @@ def _role(entry: Any, where: str) -> Role:
         raise ValueError(f"{where} is {entry!r}, expected a role with a name")
     for phase in STEP + TILE:
         value = entry.get(phase)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < LARGEST
+        ):
             raise ValueError(f"{where}.{phase} is {value!r}, expected cycles")
     return Role(entry["name"], {phase: float(entry[phase]) for phase in STEP + TILE})

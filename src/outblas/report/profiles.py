@@ -13,15 +13,20 @@ from ..shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
 
 MOST = {
-    "l2_hit_rate": 1.0, "l1_hit_rate": 1.0, "ffma_reuse": 1.0,
-    "fma_active": 1.1, "tensor_active": 1.1, "occupancy": 1.1,
-}  # what is collected in two passes can exceed 1  # fmt: skip
+    "l2_hit_rate": 1.0,
+    "l1_hit_rate": 1.0,
+    "ffma_reuse": 1.0,
+    "fma_active": 1.1,
+    "tensor_active": 1.1,
+    "occupancy": 1.1,
+}  # what is collected in two passes can exceed 1
 
 
 @dataclass(frozen=True)
 class Total:
-    """What accesses of one `operation` on one `space` to one operand (None: not known) came to in one launch, in the
-    units of `instructions.Counts`; None: says nothing of such accesses."""
+    """What accesses of one `operation` on one `space` to one operand (None: not known) came to in
+    one launch, in the units of `instructions.Counts`; None: says nothing of such accesses.
+    """
 
     operand: str | None
     space: str
@@ -36,11 +41,12 @@ class Total:
 
 @dataclass(frozen=True)
 class Passes:
-    """Through shared memory by loads, or by stores, first as the counters of L1 have it: `excess` is the share of
-    `wavefronts` that they call bank conflicts. These count some per cent more for stores than the instructions take.
+    """Through shared memory by loads, or by stores, first as the counters of L1 have it: `excess`
+    is the share of `wavefronts` that they call bank conflicts. These count some per cent more for
+    stores than the instructions take.
 
-    Of the instructions themselves (None: profiled without --instructions): `requests` of warps, and `added`, the share
-    of their wavefronts beyond the ideal number of them.
+    Of the instructions themselves (None: profiled without --instructions): `requests` of warps, and
+    `added`, the share of their wavefronts beyond the ideal number of them.
     """
 
     wavefronts: float | None = None
@@ -50,18 +56,26 @@ class Passes:
 
     @property
     def ways(self) -> float | None:
-        """Wavefronts a request: 5 is what ncu calls a 5-way conflict, 128-bit accesses without one among them."""
-        return self.wavefronts / self.requests if self.wavefronts is not None and self.requests else None
+        """Wavefronts a request: 5 is what ncu calls a 5-way conflict, 128-bit accesses without one
+        among them.
+        """
+        return (
+            self.wavefronts / self.requests
+            if self.wavefronts is not None and self.requests
+            else None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What ncu counted of one provider at one shape, in the units of `Counters`. None: not collected.
+    """What ncu counted of one provider at one shape, in the units of `Counters`. None: not
+    collected.
 
-    `config` is as asked ("": the kernel's own), `resolved` every field of the configuration that ran, "" if not known.
-    `not_selected` is the share of a warp's time between two of its instructions in which it could issue and the
-    scheduler took another; `loads` and `stores` are those of shared memory; `memory` is None without --instructions;
-    `addend`: of alpha A B + beta C.
+    `config` is as asked ("": the kernel's own), `resolved` every field of the configuration that
+    ran, "" if not known. `not_selected` is the share of a warp's time between two of its
+    instructions in which it could issue and the scheduler took another; `loads` and `stores` are
+    those of shared memory; `memory` is None without --instructions; `addend`: of alpha A B + beta
+    C.
     """
 
     provider: str
@@ -99,22 +113,30 @@ class Profile:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Fields of the configuration that ran, as text: all of them, or those asked for where more is not known."""
+        """Fields of the configuration that ran, as text: all of them, or those asked for where more
+        is not known.
+        """
         return dict(configs.items(self.resolved or self.config))
 
 
 Profiles = tuple[Profile, ...]
-FIGURES, TOTALS = ([f.name for f in fields(kind) if f.type == "float | None"] for kind in (Profile, Total))
+FIGURES, TOTALS = (
+    [f.name for f in fields(kind) if f.type == "float | None"] for kind in (Profile, Total)
+)
 FIGURES.remove("not_selected")  # whose field has another name
 
 
 def default_files() -> list[Path]:
-    """Every profile of the checkout; none outside one. Raises ValueError for a file that cannot be read."""
+    """Every profile of the checkout; none outside one. Raises ValueError for a file that cannot be
+    read.
+    """
     return [path for path in saved() if is_profile(parsed(path))] if in_checkout() else []
 
 
 def load(paths: Iterable[Path]) -> Profiles:
-    """Profiles of all files, in order. Raises ValueError that names file and field where one is malformed."""
+    """Profiles of all files, in order. Raises ValueError that names file and field where one is
+    malformed.
+    """
     found = []
     for path in paths:
         environment, entries = contents(path, "outblas profile")
@@ -126,17 +148,29 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
     texts(entry, where, ("provider", "dtype", "layout"), ("config", "resolved"))
     if "l2_hit_rate" not in entry:
         raise ValueError(f"{where} has no l2_hit_rate, expected what outblas profile writes")
-    config, resolved = (_settings(entry.get(name) or "", f"{where}.{name}") for name in ("config", "resolved"))
-    figures = {name: _figure(entry.get(name), f"{where}.{name}", MOST.get(name, LARGEST)) for name in FIGURES}
+    config, resolved = (
+        _settings(entry.get(name) or "", f"{where}.{name}") for name in ("config", "resolved")
+    )
+    figures = {
+        name: _figure(entry.get(name), f"{where}.{name}", MOST.get(name, LARGEST))
+        for name in FIGURES
+    }
     memory = _memory(entry.get("memory"), f"{where}.memory")
     return Profile(
-        provider=entry["provider"], config=config, resolved=resolved, shape=shape_of(entry, where),
-        dtype=entry["dtype"], layout=entry["layout"], device=device,
+        provider=entry["provider"],
+        config=config,
+        resolved=resolved,
+        shape=shape_of(entry, where),
+        dtype=entry["dtype"],
+        layout=entry["layout"],
+        device=device,
         not_selected=_figure(entry.get("not_selected_share"), f"{where}.not_selected_share", 1.0),
         loads=_passes(entry, where, "ld", _of_shared(memory, "load")),
-        stores=_passes(entry, where, "st", _of_shared(memory, "store")), memory=memory,
-        addend=bool(entry.get("addend", False)), **figures,
-    )  # fmt: skip
+        stores=_passes(entry, where, "st", _of_shared(memory, "store")),
+        memory=memory,
+        addend=bool(entry.get("addend", False)),
+        **figures,
+    )
 
 
 def _object(entry: dict[str, Any], name: str, where: str) -> dict[str, Any]:
@@ -174,7 +208,9 @@ def _total(entry: dict[str, Any], where: str) -> Total:
 
 def _of_shared(memory: tuple[Total, ...] | None, operation: str) -> tuple[Total, ...]:
     """Those of one operation on shared memory, of all operands and launches."""
-    return tuple(total for total in memory or () if (total.space, total.operation) == ("shared", operation))
+    return tuple(
+        total for total in memory or () if (total.space, total.operation) == ("shared", operation)
+    )
 
 
 def _settings(text: str, where: str) -> str:

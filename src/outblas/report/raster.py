@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 PROVIDER = "hopper.persistent"
 DEFAULTS = {
-    "order": "grouped", "group_m": "16", "group_n": "8", "sms": "128", "cluster_m": "1", "cluster_n": "1",
-    "tile_m": "128", "tile_n": "256",
-}  # fmt: skip
+    "order": "grouped",
+    "group_m": "16",
+    "group_n": "8",
+    "sms": "128",
+    "cluster_m": "1",
+    "cluster_n": "1",
+    "tile_m": "128",
+    "tile_n": "256",
+}
 MACHINE = machines.find("H100")
 
 
@@ -32,25 +38,38 @@ def _l2(model: tuple[int, int]) -> str:
     return f"{size >> 20} MB" if halves == 1 else f"{halves} × {size >> 20} MB"
 
 
-# L2 as bytes and copies of them: one cache, or two halves, of which each keeps what its own SMs asked for (001).
+# L2 as bytes and copies of them: one cache, or two halves, of which each keeps what its own SMs
+# asked for (001).
 WHOLE, HALVES = (MACHINE.l2_bytes, 1), (MACHINE.l2_bytes // 2, 2)
 MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
 CURVES = ("serpentine", "hilbert")  # half of whose path a chart shows
-SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}  # its hit rates at 4096, on its H100
-PANEL, GAP = 160 / 72, 6 / 72  # inches: a tile of an image 32 wide is 5 points exactly, and the paths over it short
+SEED = {
+    "001's kernel 6, grouped 16x8": 0.83,
+    "001's cuBLAS": 0.70,
+}  # its hit rates at 4096, on its H100
+PANEL, GAP = (
+    160 / 72,
+    6 / 72,
+)  # inches: a tile of an image 32 wide is 5 points exactly, and the paths over it short
 MOST_NUMBERS = 32  # waves that a chart has room to number
 MOST_TILES = 1 << 14  # some seconds
 FEWEST = 3  # points that a rank correlation is worth giving for
 COLUMNS = (
-    "order", "requested MB", *(f"DRAM MB, {_l2(model)}" for model in MODELS),
-    *(f"hit rate, {_l2(model)}" for model in MODELS), "measured hit rate", "measured DRAM MB",
-)  # fmt: skip
+    "order",
+    "requested MB",
+    *(f"DRAM MB, {_l2(model)}" for model in MODELS),
+    *(f"hit rate, {_l2(model)}" for model in MODELS),
+    "measured hit rate",
+    "measured DRAM MB",
+)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is ordered: C of `shape` (M, N, K) in clusters of CTAs with `tile` each, `sms` CTAs at a time."""
+    """What is ordered: C of `shape` (M, N, K) in clusters of CTAs with `tile` each, `sms` CTAs at a
+    time.
+    """
 
     shape: Shape
     tile: tuple[int, int] = (128, 256)
@@ -62,7 +81,10 @@ class Setting:
         """Clusters at a time. Raises ValueError if there is none."""
         size = self.cluster[0] * self.cluster[1]
         if not 0 < size <= self.sms:
-            raise ValueError(f"sms is {self.sms} and cluster {self.cluster}, expected SMs for one cluster at least")
+            raise ValueError(
+                f"sms is {self.sms} and cluster {self.cluster}, expected SMs for one cluster at "
+                "least"
+            )
         return self.sms // size
 
     @property
@@ -92,7 +114,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Row:
-    """An order, its traffic by model of L2, and the profile of a kernel that ran in this order if there is one."""
+    """An order, its traffic by model of L2, and the profile of a kernel that ran in this order if
+    there is one.
+    """
 
     order: Order
     traffic: tuple[l2.Traffic, ...]
@@ -107,7 +131,12 @@ class Row:
             "requested_bytes": self.traffic[0].requested_bytes,
             "compulsory_bytes": self.traffic[0].compulsory_bytes,
             "model": [
-                {"l2_bytes": size, "halves": halves, "missed_bytes": t.missed_bytes, "hit_rate": t.hit_rate}
+                {
+                    "l2_bytes": size,
+                    "halves": halves,
+                    "missed_bytes": t.missed_bytes,
+                    "hit_rate": t.hit_rate,
+                }
                 for (size, halves), t in zip(MODELS, self.traffic, strict=True)
             ],
             "measured_hit_rate": profile.l2_hit_rate if profile else None,
@@ -119,18 +148,22 @@ class Row:
         """In the order of COLUMNS."""
         profile = self.profile
         return (
-            self.order.label, _mega(self.traffic[0].requested_bytes), *(_mega(t.missed_bytes) for t in self.traffic),
-            *(_share(t.hit_rate) for t in self.traffic), _share(profile.l2_hit_rate if profile else None),
+            self.order.label,
+            _mega(self.traffic[0].requested_bytes),
+            *(_mega(t.missed_bytes) for t in self.traffic),
+            *(_share(t.hit_rate) for t in self.traffic),
+            _share(profile.l2_hit_rate if profile else None),
             _mega(profile.dram_read_bytes if profile else None),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
 class Agreement:
     """How a model of L2 agrees with what was measured of `orders` orders.
 
-    `rank` is Spearman's correlation of hit rates, `error` the mean absolute difference of them; `dram_rank` and
-    `dram_error` are the same of DRAM bytes, the difference as a fraction of the measured. None: too few points.
+    `rank` is Spearman's correlation of hit rates, `error` the mean absolute difference of them;
+    `dram_rank` and `dram_error` are the same of DRAM bytes, the difference as a fraction of the
+    measured. None: too few points.
     """
 
     l2: str
@@ -141,11 +174,23 @@ class Agreement:
     dram_error: float | None
 
     def cells(self) -> tuple[str, ...]:
-        figures = (figure(self.rank, ".2f"), _share(self.error), figure(self.dram_rank, ".2f"), _share(self.dram_error))
+        figures = (
+            figure(self.rank, ".2f"),
+            _share(self.error),
+            figure(self.dram_rank, ".2f"),
+            _share(self.dram_error),
+        )
         return (self.l2, str(self.orders), *figures)
 
 
-AGREEMENT_COLUMNS = ("L2", "orders", "rank, hit rate", "mean error, hit rate", "rank, DRAM", "mean error, DRAM")
+AGREEMENT_COLUMNS = (
+    "L2",
+    "orders",
+    "rank, hit rate",
+    "mean error, hit rate",
+    "rank, DRAM",
+    "mean error, DRAM",
+)
 
 
 @dataclass(frozen=True)
@@ -161,7 +206,9 @@ class Report:
     @property
     def title(self) -> str:
         s = self.setting
-        product = f"{to_text(s.shape)} in tiles {_by(s.tile)}, clusters {_by(s.cluster)}, {s.sms} SMs"
+        product = (
+            f"{to_text(s.shape)} in tiles {_by(s.tile)}, clusters {_by(s.cluster)}, {s.sms} SMs"
+        )
         return f"{MACHINE.name}, {product}, elements of 2 bytes"
 
     @property
@@ -174,51 +221,79 @@ class Report:
         """For JSON."""
         s = self.setting
         return {
-            "gpu": MACHINE.name, "shape": list(s.shape), "tile": list(s.tile), "cluster": list(s.cluster), "sms": s.sms,
-            "orders": [row.record() for row in self.rows], "agreement": [vars(a) for a in self.agreements],
-            "better_model": self.better, "seed_hit_rates": SEED,
+            "gpu": MACHINE.name,
+            "shape": list(s.shape),
+            "tile": list(s.tile),
+            "cluster": list(s.cluster),
+            "sms": s.sms,
+            "orders": [row.record() for row in self.rows],
+            "agreement": [vars(a) for a in self.agreements],
+            "better_model": self.better,
+            "seed_hit_rates": SEED,
             "cublas_hit_rate": self.cublas.l2_hit_rate if self.cublas else None,
             "cublas_dram_read_bytes": self.cublas.dram_read_bytes if self.cublas else None,
-        }  # fmt: skip
+        }
 
     def notes(self) -> list[str]:
         """What stands beneath the table."""
         seed = ", ".join(f"{name} {rate:.0%}" for name, rate in SEED.items())
-        lines = [f"A and B once are {_mega(self.rows[0].traffic[0].compulsory_bytes)} MB. Hit rates at 4096: {seed}."]
+        lines = [
+            f"A and B once are {_mega(self.rows[0].traffic[0].compulsory_bytes)} MB. Hit rates at "
+            f"4096: {seed}."
+        ]
         if self.cublas is not None:
             read = f", {_mega(self.cublas.dram_read_bytes)} MB read from DRAM"
             lines.append(f"cuBLAS here: hit rate {_share(self.cublas.l2_hit_rate)}{read}.")
         if self.better is not None:
             lines.append(f"The model of {self.better} is nearer to the measured hit rates.")
         if not any(row.profile for row in self.rows):
-            lines.append(f"No profile of {PROVIDER} in these settings: outblas profile {PROVIDER} --config order=...")
+            lines.append(
+                f"No profile of {PROVIDER} in these settings: outblas profile {PROVIDER} --config "
+                "order=..."
+            )
         return lines
 
 
 def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Report:
-    """Every order in groups of `group`, grouped in GROUPS too, and whatever else was measured in this setting; the
-    least missed bytes first. Raises ValueError for sizes below 1 and for more tiles than the model is fit for."""
+    """Every order in groups of `group`, grouped in GROUPS too, and whatever else was measured in
+    this setting; the least missed bytes first. Raises ValueError for sizes below 1 and for more
+    tiles than the model is fit for.
+    """
     rows, columns = setting.grid
     if rows * columns > MOST_TILES:
-        raise ValueError(f"{to_text(setting.shape)} has {rows * columns} cluster tiles, expected at most {MOST_TILES}")
+        raise ValueError(
+            f"{to_text(setting.shape)} has {rows * columns} cluster tiles, expected at most "
+            f"{MOST_TILES}"
+        )
     measured = {order: p for p in profiles if (order := _ran(p, setting)) is not None}
-    wanted = [Order.of(kind, group) for kind in raster.ORDERS] + [Order("grouped", each) for each in GROUPS]
-    found = [Row(order, _traffic(order, setting), measured.get(order)) for order in dict.fromkeys((*wanted, *measured))]
+    wanted = [Order.of(kind, group) for kind in raster.ORDERS] + [
+        Order("grouped", each) for each in GROUPS
+    ]
+    found = [
+        Row(order, _traffic(order, setting), measured.get(order))
+        for order in dict.fromkeys((*wanted, *measured))
+    ]
     found.sort(key=lambda row: ([t.missed_bytes for t in reversed(row.traffic)], row.order.label))
     cublas = [p for p in profiles if p.provider == BASE and _comparable(p, setting)]
     return Report(setting, tuple(found), cublas[-1] if cublas else None)
 
 
 def draw(found: Report) -> Canvas:
-    """A panel an order: tiles coloured by their wave, which the first panel numbers; half the path of curves."""
+    """A panel an order: tiles coloured by their wave, which the first panel numbers; half the path
+    of curves.
+    """
     rows, columns = found.setting.grid
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
     height = min(max(PANEL * rows / columns, 0.4), 6.0)
-    picture, axes = charts.canvas(len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across)
+    picture, axes = charts.canvas(
+        len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across
+    )
     for i, (axis, row) in enumerate(zip(axes, found.rows, strict=True)):
         _panel(axis, row, found.setting, numbered=i == 0 or row.order.kind in CURVES)
-    picture.suptitle(f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium")
+    picture.suptitle(
+        f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium"
+    )
     return picture
 
 
@@ -233,27 +308,40 @@ def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
     axis.grid(False)
     axis.imshow(
         [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
-        cmap=ListedColormap([palette[name] for name in names]), vmin=-0.5, vmax=len(waves) - 0.5, interpolation="none",
+        cmap=ListedColormap([palette[name] for name in names]),
+        vmin=-0.5,
+        vmax=len(waves) - 0.5,
+        interpolation="none",
         clip_on=False,
-    )  # fmt: skip
+    )
     curve = row.order.kind in CURVES
     if curve:
         path = [tile for tiles in waves for tile in tiles][: rows * columns // 2]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
         axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8, clip_on=False)
-    if numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":  # whose waves are scattered
+    if (
+        numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive"
+    ):  # whose waves are scattered
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
-            box = {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"} if curve else None
+            box = (
+                {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
+                if curve
+                else None
+            )
             axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[["left", "bottom"]].set_visible(False)
-    axis.set_title(f"{row.order.label}: {row.traffic[MODELS.index(HALVES)].hit_rate:.1%}", fontsize="small")
+    axis.set_title(
+        f"{row.order.label}: {row.traffic[MODELS.index(HALVES)].hit_rate:.1%}", fontsize="small"
+    )
 
 
 def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Where to write a wave's number: its centre, or the tile next to it if the centre belongs to other waves."""
+    """Where to write a wave's number: its centre, or the tile next to it if the centre belongs to
+    other waves.
+    """
     m, n = (statistics.fmean(side) for side in zip(*tiles, strict=True))
     near = min(tiles, key=lambda tile: abs(tile[0] - m) + abs(tile[1] - n))
     return (m, n) if abs(near[0] - m) < 1 and abs(near[1] - n) < 1 else near
@@ -262,21 +350,31 @@ def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
 def _traffic(order: Order, setting: Setting) -> tuple[l2.Traffic, ...]:
     steps = order.steps(setting)
     return tuple(
-        l2.simulate(steps, setting.shape, setting.tile, setting.cluster, capacity=size, halves=halves)
+        l2.simulate(
+            steps, setting.shape, setting.tile, setting.cluster, capacity=size, halves=halves
+        )
         for size, halves in MODELS
     )
 
 
 def _comparable(profile: Profile, setting: Setting) -> bool:
-    """On the machine that the model is of, of the same product, in elements of two bytes, B stored N×K."""
+    """On the machine that the model is of, of the same product, in elements of two bytes, B stored
+    N×K.
+    """
     known = profile.gpu, profile.shape, profile.layout
     return known == (MACHINE.name, setting.shape, "nt") and profile.dtype in ("bfloat16", "float16")
 
 
 def _ran(profile: Profile, setting: Setting) -> Order | None:
-    """The order in which a profiled kernel ran, None if it is another kernel or ran in another setting."""
+    """The order in which a profiled kernel ran, None if it is another kernel or ran in another
+    setting.
+    """
     asked = {name for name, _ in configs.items(profile.config)}
-    if profile.provider != PROVIDER or not _comparable(profile, setting) or not asked <= DEFAULTS.keys():
+    if (
+        profile.provider != PROVIDER
+        or not _comparable(profile, setting)
+        or not asked <= DEFAULTS.keys()
+    ):
         return None
     of = DEFAULTS | profile.settings
     try:
@@ -307,7 +405,9 @@ def _agreement(rows: Iterable[Row], model: int) -> Agreement:
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Correlation of ranks, equal values sharing theirs; None for fewer than three pairs or a constant side."""
+    """Correlation of ranks, equal values sharing theirs; None for fewer than three pairs or a
+    constant side.
+    """
     if len(pairs) < FEWEST:
         return None
     first, second = zip(*pairs, strict=True)

@@ -1,10 +1,12 @@
-"""The generated parts of README.md: tables and charts between markers, made from the files in `results/`.
+"""The generated parts of README.md: tables and charts between markers, made from the files in
+`results/`.
 
-A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; those of ladders and claims
-take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`, `ladder NAME`, `ladder NAME N,N`,
-`sizes KERNEL`, `layouts KERNEL`, `phases`, `raster N`, `conflicts`, `coalescing`, or `chart results/FILE.svg`,
-`climb NAME results/FILE.svg`, `orders N results/FILE.svg`: their pictures are drawn anew too and carry the digest of
-their data. `tuned` takes a shipped table of `autotune/tables/`.
+A part reads `<!-- generated: KIND from results/A.json,results/B.json -->` … `<!-- end -->`; those
+of ladders and claims take files of `outblas profile` too. KIND is `suite`, `sustained`, `claims`,
+`ladder NAME`, `ladder NAME N,N`, `sizes KERNEL`, `layouts KERNEL`, `phases`, `raster N`,
+`conflicts`, `coalescing`, or `chart results/FILE.svg`, `climb NAME results/FILE.svg`, `orders N
+results/FILE.svg`: their pictures are drawn anew too and carry the digest of their data. `tuned`
+takes a shipped table of `autotune/tables/`.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PART = re.compile(
-    r"(<!-- generated: (?P<what>[^>]*?) from (?P<files>[^>]*?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- generated: (?P<what>[^>]*?) from (?P<files>[^>]*?) -->\n)(?P<body>.*?)(<!-- end -->)",
+    re.DOTALL,
 )
 _OPENING = "<!-- generated"
 _SEAL = "<!-- drawn by outblas report readme, sha256 "
 
 
 def render(root: Path = ROOT) -> list[str]:
-    """Rewrites README.md and its charts; returns what was out of date. Raises ValueError for a part it cannot make."""
+    """Rewrites README.md and its charts; returns what was out of date. Raises ValueError for a part
+    it cannot make.
+    """
     text = _text(root)
     made = _rendered(root, text)
     changed = _outdated(root, text, made)
@@ -44,7 +49,9 @@ def render(root: Path = ROOT) -> list[str]:
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """Names of what the files in `results/` say differently: README.md, charts. Raises ValueError as `render`."""
+    """Names of what the files in `results/` say differently: README.md, charts. Raises ValueError
+    as `render`.
+    """
     text = _text(root)
     return _outdated(root, text, _rendered(root, text))
 
@@ -57,14 +64,21 @@ def _text(root: Path) -> str:
 
 def _outdated(root: Path, text: str, made: str) -> list[str]:
     found = [] if made == text else ["README.md"]
-    return found + [_picture(what) for what, files in _charts(text) if not _is_current(root, _picture(what), files)]
+    return found + [
+        _picture(what)
+        for what, files in _charts(text)
+        if not _is_current(root, _picture(what), files)
+    ]
 
 
 def _parts(text: str) -> list[tuple[str, list[str]]]:
-    parts = [(m["what"], [name.strip() for name in m["files"].split(",")]) for m in _PART.finditer(text)]
+    parts = [
+        (m["what"], [name.strip() for name in m["files"].split(",")]) for m in _PART.finditer(text)
+    ]
     if len(parts) != text.count(_OPENING):
         raise ValueError(
-            "README.md: a generated part is not of the form <!-- generated: KIND from FILES --> … <!-- end -->"
+            "README.md: a generated part is not of the form <!-- generated: KIND from FILES --> … "
+            "<!-- end -->"
         )
     return parts
 
@@ -88,7 +102,9 @@ def _make(root: Path, what: str, files: list[str]) -> str:
     if kind == "tuned":
         return tuned.table(root / files[0])
     if kind not in _KINDS:
-        raise ValueError(f"README.md: a generated part is a {kind!r}, expected one of {', '.join(_KINDS)}")
+        raise ValueError(
+            f"README.md: a generated part is a {kind!r}, expected one of {', '.join(_KINDS)}"
+        )
     return _KINDS[kind](_evidence(root / name for name in files), argument)
 
 
@@ -99,21 +115,30 @@ def _evidence(files: Iterable[Path]) -> Evidence:
 
 
 def _suite(evidence: Evidence, argument: str) -> str:
-    """A row a shape: cuBLAS's time, then every other provider's ratio with its spread, and what happens apart."""
+    """A row a shape: cuBLAS's time, then every other provider's ratio with its spread, and what
+    happens apart.
+    """
     burst = _campaign(evidence.measurements, "burst")
     others = list(dict.fromkeys(m.label for m in burst if m.provider != BASE))
     shapes = sorted({m.shape for m in burst}, key=_order)
-    lines = [f"| shape | cuBLAS µs | TFLOP/s | {' | '.join(f'{name} × cuBLAS' for name in others)} |"]
+    lines = [
+        f"| shape | cuBLAS µs | TFLOP/s | {' | '.join(f'{name} × cuBLAS' for name in others)} |"
+    ]
     lines.append("|---" * (3 + len(others)) + "|")
     for shape in shapes:
         at = {m.label: m for m in burst if m.shape == shape}
         if BASE not in at:
-            raise ValueError(f"{to_text(shape)} has no {BASE} in burst, expected it beside every other provider")
+            raise ValueError(
+                f"{to_text(shape)} has no {BASE} in burst, expected it beside every other provider"
+            )
         base = at[BASE]
         cells = [_ratio(at.get(name)) for name in others]
-        lines.append(f"| {to_text(shape)} | {_us(base.us)} | {base.tflops:.0f} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {to_text(shape)} | {_us(base.us)} | {base.tflops:.0f} | {' | '.join(cells)} |"
+        )
     note = (
-        "burst (idle, one warm call, then 8 timed, or a CUDA graph of about 1 ms for calls under 100 µs); "
+        "burst (idle, one warm call, then 8 timed, or a CUDA graph of about 1 ms for calls under "
+        "100 µs); "
         "10th–90th percentile of rounds in brackets; *apart*: with a foreign kernel between calls"
     )
     return _closed(lines, burst, note)
@@ -121,55 +146,99 @@ def _suite(evidence: Evidence, argument: str) -> str:
 
 def _sustained(evidence: Evidence, argument: str) -> str:
     kept = _campaign(evidence.measurements, "sustained")
-    lines = ["| shape | provider | TFLOP/s | × cuBLAS | SM clock, MHz | utilisation | W | pJ/FLOP |", "|---" * 8 + "|"]
+    lines = [
+        "| shape | provider | TFLOP/s | × cuBLAS | SM clock, MHz | utilisation | W | pJ/FLOP |",
+        "|---" * 8 + "|",
+    ]
     for m in kept:
-        figures = ((m.clock_mhz, ".0f"), (m.utilisation, ".3f"), (m.watts, ".0f"), (m.pj_per_flop, ".2f"))
-        cells = to_text(m.shape), m.label, f"{m.tflops:.0f}", _ratio(m), *(text.figure(*each) for each in figures)
+        figures = (
+            (m.clock_mhz, ".0f"),
+            (m.utilisation, ".3f"),
+            (m.watts, ".0f"),
+            (m.pj_per_flop, ".2f"),
+        )
+        cells = (
+            to_text(m.shape),
+            m.label,
+            f"{m.tflops:.0f}",
+            _ratio(m),
+            *(text.figure(*each) for each in figures),
+        )
         lines.append(f"| {' | '.join(cells)} |")
-    return _closed(lines, kept, "sustained (turns of 2 s, the first half discarded, cuBLAS before and after each)")
+    return _closed(
+        lines,
+        kept,
+        "sustained (turns of 2 s, the first half discarded, cuBLAS before and after each)",
+    )
 
 
 def _campaign(measurements: Measurements, mode: str) -> list[Measurement]:
-    """What was timed in a mode. Raises ValueError unless it is one campaign, on one GPU, in one dtype and layout."""
+    """What was timed in a mode. Raises ValueError unless it is one campaign, on one GPU, in one
+    dtype and layout.
+    """
     found = [m for m in measurements if m.mode == mode and m.ratio is not None]
     conditions = {(m.device, m.dtype, m.layout) for m in found}
     if len(conditions) != 1:
         raise ValueError(
-            f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype and layout, expected one"
+            f"a table of {mode} figures has {len(conditions)} kinds of GPU, dtype and layout, "
+            "expected one"
         )
     if len({(m.label, m.shape) for m in found}) != len(found):
-        raise ValueError(f"a table of {mode} figures has one provider and shape twice, expected one run")
+        raise ValueError(
+            f"a table of {mode} figures has one provider and shape twice, expected one run"
+        )
     return found
 
 
 def _ladder(evidence: Evidence, argument: str) -> str:
-    """The argument is the ladder's name and, after a space, the sizes if they are not its usual ones."""
+    """The argument is the ladder's name and, after a space, the sizes if they are not its usual
+    ones.
+    """
     name, _, wanted = argument.partition(" ")
-    edges = tuple(shape[0] for shape in parse(wanted, "README.md: sizes of a ladder")) if wanted else None
-    rows = ladder.rows(evidence.measurements, name, edges or ladder.default_sizes(name), evidence.profiles)
+    edges = (
+        tuple(shape[0] for shape in parse(wanted, "README.md: sizes of a ladder"))
+        if wanted
+        else None
+    )
+    rows = ladder.rows(
+        evidence.measurements, name, edges or ladder.default_sizes(name), evidence.profiles
+    )
     usual = rows[0].at[0].n
     measured = [m for row in rows for m in row.measured]
     columns = ladder.columns(name)
     counted = ", ".join(heading.replace("\n", " ") for heading in columns[-4:-1])
     ways = dict.fromkeys(way for row in rows for at in row.at for way in at.timed)
     meaning = {ladder.MIXED_WAY: "bfloat16 operands, beside the rung's own float32"}
-    beside = "".join(f"; {way}: {meaning.get(way, 'compiled for it, and loaded as PTX')}" for way in ways if way)
-    note = f"burst; a seed's figure is an H100's at {usual} where it does not say; {counted} by ncu{beside}"
+    beside = "".join(
+        f"; {way}: {meaning.get(way, 'compiled for it, and loaded as PTX')}" for way in ways if way
+    )
+    note = (
+        f"burst; a seed's figure is an H100's at {usual} where it does not say; {counted} by "
+        f"ncu{beside}"
+    )
     return _closed(_markdown(columns, [row.cells() for row in rows]), measured, note)
 
 
 def _sizes(evidence: Evidence, kernel: str) -> str:
     rows = sizes.rows(evidence.measurements, kernel)
-    note = "burst (calls under 100 µs in a CUDA graph); *apart*: with a foreign kernel between calls"
-    return _closed(_markdown(sizes.COLUMNS, [row.cells() for row in rows]), [row.ours for row in rows], note)
+    note = (
+        "burst (calls under 100 µs in a CUDA graph); *apart*: with a foreign kernel between calls"
+    )
+    return _closed(
+        _markdown(sizes.COLUMNS, [row.cells() for row in rows]), [row.ours for row in rows], note
+    )
 
 
 def _layouts(evidence: Evidence, kernel: str) -> str:
     found = [m for m in evidence.measurements if m.provider == kernel and not m.config]
-    cells = [(m.layout, text.number(m.us), text.number(m.tflops), text.ratio(m), m.check) for m in found]
+    cells = [
+        (m.layout, text.number(m.us), text.number(m.tflops), text.ratio(m), m.check) for m in found
+    ]
     lines = _markdown(("layout", "µs", "TFLOP/s", "× cuBLAS", "check"), cells)
     shapes = ", ".join(dict.fromkeys(to_text(m.shape) for m in found))
-    return _closed(lines, found, f"{kernel} at {shapes}, burst, each layout in a campaign of its own")
+    return _closed(
+        lines, found, f"{kernel} at {shapes}, burst, each layout in a campaign of its own"
+    )
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -196,14 +265,21 @@ def _climb(evidence: Evidence, argument: str) -> str:
     """The argument is the ladder's name and the picture's file."""
     name, _, file = argument.partition(" ")
     gpus = ", ".join(dict.fromkeys(m.device for m in evidence.measurements))
-    return f"![Ratio to cuBLAS by rung of the {name} ladder, the seed's beside ours: {gpus}]({file})\n"
+    return (
+        f"![Ratio to cuBLAS by rung of the {name} ladder, the seed's beside ours: {gpus}]({file})\n"
+    )
 
 
 def _phases(evidence: Evidence, argument: str) -> str:
     gpus = ", ".join(dict.fromkeys(counted.device for counted in evidence.phases))
     shapes = ", ".join(dict.fromkeys(to_text(counted.shape) for counted in evidence.phases))
     lines = _markdown(phases.COLUMNS, phases.rows(evidence.phases))
-    return "\n".join([*lines, "", f"SM cycles by clock64 in an instrumented compile, {shapes}, {gpus}."]) + "\n"
+    return (
+        "\n".join(
+            [*lines, "", f"SM cycles by clock64 in an instrumented compile, {shapes}, {gpus}."]
+        )
+        + "\n"
+    )
 
 
 def _conflicts(evidence: Evidence, argument: str) -> str:
@@ -223,10 +299,14 @@ def _coalescing(evidence: Evidence, argument: str) -> str:
 
 
 def _accessed(evidence: Evidence) -> str:
-    """The GPUs. Raises ValueError where no profile says what the memory instructions of a CUDA-core kernel did."""
+    """The GPUs. Raises ValueError where no profile says what the memory instructions of a CUDA-core
+    kernel did.
+    """
     found = access_cases.profiled(evidence.profiles)
     if not found:
-        raise ValueError("README.md: no profile of simt.* made with --instructions, expected one at least")
+        raise ValueError(
+            "README.md: no profile of simt.* made with --instructions, expected one at least"
+        )
     return ", ".join(dict.fromkeys(profile.device for profile in found))
 
 

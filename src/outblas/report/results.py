@@ -1,4 +1,6 @@
-"""Result files of `outblas bench`: read, held to their format, merged; and what files of every command share."""
+"""Result files of `outblas bench`: read, held to their format, merged; and what files of every
+command share.
+"""
 
 import json
 from collections.abc import Iterable
@@ -14,9 +16,20 @@ from . import packing
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 FOLDER = ROOT / "results"
 FIGURES = (
-    "ratio", "ratio_low", "ratio_high", "ratio_apart", "us_apart", "tflops", "us", "host_us", "clock_mhz",
-    "utilisation", "watts", "joules", "pj_per_flop",
-)  # fmt: skip
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "ratio_apart",
+    "us_apart",
+    "tflops",
+    "us",
+    "host_us",
+    "clock_mhz",
+    "utilisation",
+    "watts",
+    "joules",
+    "pj_per_flop",
+)
 CHECKED = ("exact", UNCHECKED)
 LARGEST = 1e18  # of any figure
 
@@ -56,10 +69,14 @@ def in_checkout(root: Path = ROOT) -> bool:
 def default_files() -> list[Path]:
     """Every bench result of the checkout. Raises ValueError outside one, or when it has none."""
     if not in_checkout():
-        raise ValueError("--results is missing, expected FILE,...: this outblas does not run from a checkout")
+        raise ValueError(
+            "--results is missing, expected FILE,...: this outblas does not run from a checkout"
+        )
     found = [path for path in saved() if _is_bench(parsed(path))]
     if not found:
-        raise ValueError(f"--results is missing, expected FILE,...: {FOLDER} holds no result of outblas bench")
+        raise ValueError(
+            f"--results is missing, expected FILE,...: {FOLDER} holds no result of outblas bench"
+        )
     return found
 
 
@@ -70,7 +87,9 @@ def saved() -> list[Path]:
 
 @dataclass(frozen=True)
 class Files:
-    """Result files by the command that wrote them: `outblas bench`, `outblas profile`, `outblas profile --phases`."""
+    """Result files by the command that wrote them: `outblas bench`, `outblas profile`, `outblas
+    profile --phases`.
+    """
 
     bench: list[Path]
     profiles: list[Path]
@@ -82,7 +101,13 @@ def by_kind(paths: Iterable[Path]) -> Files:
     files = Files([], [], [])
     for path in paths:
         report = parsed(path)
-        kind = files.profiles if is_profile(report) else files.phases if has_phases(report) else files.bench
+        kind = (
+            files.profiles
+            if is_profile(report)
+            else files.phases
+            if has_phases(report)
+            else files.bench
+        )
         kind.append(path)
     return files
 
@@ -104,11 +129,15 @@ def _is_bench(report: Any) -> bool:
 
 def _has(report: Any, field: str) -> bool:
     entries = report["results"] if _is_report(report) else None
-    return isinstance(entries, list) and any(isinstance(entry, dict) and field in entry for entry in entries)
+    return isinstance(entries, list) and any(
+        isinstance(entry, dict) and field in entry for entry in entries
+    )
 
 
 def load(paths: Iterable[Path]) -> Measurements:
-    """Measurements of all files, in order. Raises ValueError that names file and field where one is malformed."""
+    """Measurements of all files, in order. Raises ValueError that names file and field where one is
+    malformed.
+    """
     return tuple(measurement for path in paths for measurement in _load(path))
 
 
@@ -131,33 +160,45 @@ def parsed(path: Path) -> Any:
         raise ValueError(f"{path}: is not JSON: {error}") from None
     if _is_report(report) and "columns" in report:
         try:
-            report["results"] = packing.unpack(report.pop("columns"), report["results"], report.pop("same", {}))
+            report["results"] = packing.unpack(
+                report.pop("columns"), report["results"], report.pop("same", {})
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return report
 
 
 def packed(path: Path) -> dict[str, Any]:
-    """A result file's content in half the space, as `packing` has it. Raises ValueError for a file of another form."""
+    """A result file's content in half the space, as `packing` has it. Raises ValueError for a file
+    of another form.
+    """
     report = parsed(path)
     entries = report["results"] if _is_report(report) else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise ValueError(f"{path}: expected an object with environment and results, a list of objects")
+        raise ValueError(
+            f"{path}: expected an object with environment and results, a list of objects"
+        )
     same, columns, rows = packing.pack(entries)
     rest = {name: value for name, value in report.items() if name != "results"}
     return rest | {"same": same, "columns": columns, "results": rows}
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
-    """The environment, and every entry after where it stands, of a file that `command` writes. Raises ValueError."""
+    """The environment, and every entry after where it stands, of a file that `command` writes.
+    Raises ValueError.
+    """
     report = parsed(path)
     if not _is_report(report):
-        raise ValueError(f"{path}: expected an object with environment and results, as {command} writes")
+        raise ValueError(
+            f"{path}: expected an object with environment and results, as {command} writes"
+        )
     environment, results = report["environment"], report["results"]
     if not isinstance(environment, dict):
         raise ValueError(f"{path}: environment is {_kind(environment)}, expected an object")
     if not isinstance(environment.get("gpu"), str):
-        raise ValueError(f"{path}: environment.gpu is {environment.get('gpu')!r}, expected the name of a GPU")
+        raise ValueError(
+            f"{path}: environment.gpu is {environment.get('gpu')!r}, expected the name of a GPU"
+        )
     if not isinstance(results, list):
         raise ValueError(f"{path}: results is {_kind(results)}, expected a list")
     entries = [(f"{path}: results[{i}]", entry) for i, entry in enumerate(results)]
@@ -167,8 +208,12 @@ def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, 
     return environment, entries
 
 
-def texts(entry: dict[str, Any], where: str, names: Iterable[str], absent: Iterable[str] = ()) -> None:
-    """Raises ValueError where one of `names` is no text, or one of `absent`, which may be missing or null."""
+def texts(
+    entry: dict[str, Any], where: str, names: Iterable[str], absent: Iterable[str] = ()
+) -> None:
+    """Raises ValueError where one of `names` is no text, or one of `absent`, which may be missing
+    or null.
+    """
     for name in names:
         if not isinstance(entry.get(name), str):
             raise ValueError(f"{where}.{name} is {entry.get(name)!r}, expected text")
@@ -180,7 +225,11 @@ def texts(entry: dict[str, Any], where: str, names: Iterable[str], absent: Itera
 def shape_of(entry: dict[str, Any], where: str) -> Shape:
     """The entry's (M, N, K). Raises ValueError."""
     shape = entry.get("shape")
-    if not (isinstance(shape, list) and len(shape) == 3 and all(type(size) is int and size > 0 for size in shape)):
+    if not (
+        isinstance(shape, list)
+        and len(shape) == 3
+        and all(type(size) is int and size > 0 for size in shape)
+    ):
         raise ValueError(f"{where}.shape is {shape!r}, expected [M, N, K]")
     return shape[0], shape[1], shape[2]
 
@@ -199,13 +248,19 @@ def _measurement(environment: dict[str, Any], entry: dict[str, Any], where: str)
     if entry["mode"] not in MODES:
         raise ValueError(f"{where}.mode is {entry['mode']!r}, expected one of {', '.join(MODES)}")
     shape = shape_of(entry, where)
-    figures: dict[str, Any] = {name: _figure(entry.get(name), f"{where}.{name}") for name in FIGURES}
+    figures: dict[str, Any] = {
+        name: _figure(entry.get(name), f"{where}.{name}") for name in FIGURES
+    }
     spread = [figures[name] for name in ("ratio_low", "ratio", "ratio_high")]
     if len({value is None for value in spread}) > 1:
-        raise ValueError(f"{where}.ratio, ratio_low and ratio_high are {spread}, expected all three or none")
+        raise ValueError(
+            f"{where}.ratio, ratio_low and ratio_high are {spread}, expected all three or none"
+        )
     if figures["ratio"] is not None:
         if entry["check"] not in CHECKED:
-            raise ValueError(f"{where} has figures although its check is {entry['check']!r}, expected exact")
+            raise ValueError(
+                f"{where} has figures although its check is {entry['check']!r}, expected exact"
+            )
         if figures["us"] is None or figures["tflops"] is None:
             raise ValueError(f"{where} has a ratio and no us or tflops, expected both")
     return Measurement(

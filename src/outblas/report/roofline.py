@@ -1,4 +1,6 @@
-"""All kernels of a ladder on one roofline of one machine: where memory allows them to be, and where they are."""
+"""All kernels of a ladder on one roofline of one machine: where memory allows them to be, and where
+they are.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,34 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 COLUMNS = (
-    "kernel", "operands", "CTAs, warps\nan SM", "FLOP/B, L2", "FLOP/B, DRAM", "L2 allows", "DRAM allows", "L1 allows",
-    "shared allows", "bound", "measured", "seed",
-)  # fmt: skip
+    "kernel",
+    "operands",
+    "CTAs, warps\nan SM",
+    "FLOP/B, L2",
+    "FLOP/B, DRAM",
+    "L2 allows",
+    "DRAM allows",
+    "L1 allows",
+    "shared allows",
+    "bound",
+    "measured",
+    "seed",
+)
 _LEVELS = {"compute": "compute", "dram": "DRAM", "l2": "L2", "l1": "L1", "shared": "shared memory"}
-_MARKERS = {"simt": "o", "portable": "^", "turing": "s", "hopper": "o"}  # colours repeat where there are many kernels
+_MARKERS = {
+    "simt": "o",
+    "portable": "^",
+    "turing": "s",
+    "hopper": "o",
+}  # colours repeat where there are many kernels
 INSIDE = 10  # kernels that a legend within the axes has room for
 
 
 @dataclass(frozen=True)
 class Point:
-    """A kernel's machine code, its burst measurement on that machine and shape if there is one, and what the documents
-    measured of its rung on that machine, in these operands."""
+    """A kernel's machine code, its burst measurement on that machine and shape if there is one, and
+    what the documents measured of its rung on that machine, in these operands.
+    """
 
     inspection: Inspection
     machine: Machine
@@ -55,8 +73,9 @@ class Point:
 
     @property
     def roof(self) -> tuple[float, str]:
-        """The lowest of all ceilings, L2's among them, in TFLOP/s at the clock of the data sheet, for which roofs are
-        drawn, and what it comes from."""
+        """The lowest of all ceilings, L2's among them, in TFLOP/s at the clock of the data sheet,
+        for which roofs are drawn, and what it comes from.
+        """
         ceilings = self.inspection.bound[self.machine.name]["ceilings"]
         level = min(ceilings, key=lambda level: float(ceilings[level]))
         return float(ceilings[level]), _LEVELS[level]
@@ -65,12 +84,18 @@ class Point:
         """For JSON."""
         measured = self.ours.tflops if self.ours else None
         return {
-            "kernel": self.inspection.kernel, "arch": self.inspection.arch, "config": self.inspection.config,
-            "machine": self.machine.name, "dtype": self.inspection.dtype, **asdict(self.resident),
-            "intensity": dict(self.inspection.intensity), "bound": asdict(self.bound),
-            "clock_mhz": self.ours.clock_mhz if self.ours else None, "measured_tflops": measured,
+            "kernel": self.inspection.kernel,
+            "arch": self.inspection.arch,
+            "config": self.inspection.config,
+            "machine": self.machine.name,
+            "dtype": self.inspection.dtype,
+            **asdict(self.resident),
+            "intensity": dict(self.inspection.intensity),
+            "bound": asdict(self.bound),
+            "clock_mhz": self.ours.clock_mhz if self.ours else None,
+            "measured_tflops": measured,
             "seeds": [figure.record() for figure in self.seeds],
-        }  # fmt: skip
+        }
 
     def cells(self) -> tuple[str, ...]:
         """In the order of COLUMNS."""
@@ -80,20 +105,23 @@ class Point:
         return (
             self.inspection.kernel,
             self.inspection.dtype,
-            f"{resident.ctas_per_sm}, {resident.warps_per_sm} ({resident.share:.0%}), {resident.limiter}",
+            f"{resident.ctas_per_sm}, {resident.warps_per_sm} ({resident.share:.0%}), "
+            f"{resident.limiter}",
             *(_show(intensity[level]) for level in ("l2", "dram")),
             *(_show(bound.ceilings.get(level)) for level in ("l2", "dram", "l1", "shared")),
             f"{_show(bound.tflops)} ({bound.by})",
             _show(self.ours.tflops if self.ours else None) + clock,
-            "\n".join(f"{text.span(f.tflops, text.number)} at {f.n}" for f in self.seeds) or _show(None),
+            "\n".join(f"{text.span(f.tflops, text.number)} at {f.n}" for f in self.seeds)
+            or _show(None),
         )
 
 
 def points(
     ladder: str | None, machine: Machine, dtype: str | None, shape: Shape, measured: Measurements
 ) -> list[Point]:
-    """Every kernel that can be compiled for the machine and takes the dtype, or those of its documents for None. Raises
-    ValueError if there is none."""
+    """Every kernel that can be compiled for the machine and takes the dtype, or those of its
+    documents for None. Raises ValueError if there is none.
+    """
     kernels = [
         (k, own)
         for k in registry.ladder(ladder)
@@ -101,13 +129,20 @@ def points(
     ]
     if not kernels:
         wanted = dtype or registry.dtype_of(ladder or "")
-        raise ValueError(f"no kernel of {ladder or 'any ladder'} takes {wanted} on sm_{machine.arch} ({machine.name})")
+        raise ValueError(
+            f"no kernel of {ladder or 'any ladder'} takes {wanted} on sm_{machine.arch} "
+            f"({machine.name})"
+        )
     return [
         Point(
             inspect(k.name, arch=machine.arch, dtype=own, shape=shape),
             machine,
             find(measured, k.name, shape, own, machine.name),
-            tuple(f for f in of_rung(k.name) if f.gpu == machine.name and f.dtype == own and f.n and f.tflops),
+            tuple(
+                f
+                for f in of_rung(k.name)
+                if f.gpu == machine.name and f.dtype == own and f.n and f.tflops
+            ),
         )
         for k, own in kernels
     ]
@@ -119,8 +154,9 @@ def missing(ladder: str | None, machine: Machine) -> list[str]:
 
 
 def draw(found: Sequence[Point], shape: Shape) -> Canvas:
-    """Log-log: roofs of DRAM, L2 and compute (of every unit that a kernel uses); each kernel at its L2 intensity,
-    hollow where its lowest ceiling would put it and filled where it was measured."""
+    """Log-log: roofs of DRAM, L2 and compute (of every unit that a kernel uses); each kernel at its
+    L2 intensity, hollow where its lowest ceiling would put it and filled where it was measured.
+    """
     machine = found[0].machine
     crowded = len(found) > INSIDE
     figure, (axis,) = charts.canvas(1, (12.0 if crowded else 8.5, 5.2))
@@ -128,21 +164,43 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     compute = peaks[0]
     dram = machine.dram_gbs / 1e3
     l2 = machine.l2_bytes_per_clock * machine.boost_mhz / 1e6
-    intensities = [float(p.inspection.intensity[level] or 1) for p in found for level in ("l2", "dram")]
+    intensities = [
+        float(p.inspection.intensity[level] or 1) for p in found for level in ("l2", "dram")
+    ]
     low, high = min(1.0, *intensities) / 2, max(compute / dram, *intensities) * 2
     for slope, name, style in (
         (dram, f"DRAM {dram:.2f} TB/s", "-"),
         (l2, f"L2 {l2:.1f} TB/s, if nothing merges", "--"),
     ):
         knee = compute / slope
-        axis.plot([low, knee, high], [low * slope, compute, compute], style, color="#9a9a9a", linewidth=1.4)
+        axis.plot(
+            [low, knee, high],
+            [low * slope, compute, compute],
+            style,
+            color="#9a9a9a",
+            linewidth=1.4,
+        )
         axis.annotate(
-            name, (low * 1.3, low * 1.3 * slope), xytext=(-8, 8), textcoords="offset points", rotation=36,
-            rotation_mode="anchor", fontsize="small", color="#666", va="bottom",
-        )  # fmt: skip
+            name,
+            (low * 1.3, low * 1.3 * slope),
+            xytext=(-8, 8),
+            textcoords="offset points",
+            rotation=36,
+            rotation_mode="anchor",
+            fontsize="small",
+            color="#666",
+            va="bottom",
+        )
     for peak in peaks:
         axis.plot([peak / l2, high], [peak, peak], "-", color="#9a9a9a", linewidth=1.4)
-        axis.annotate(f"{peak:.0f} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize="small", color="#666")
+        axis.annotate(
+            f"{peak:.0f} TFLOP/s",
+            (high, peak),
+            ha="right",
+            va="bottom",
+            fontsize="small",
+            color="#666",
+        )
     colours = charts.colours([p.inspection.kernel for p in found])
     for p in found:
         name, x = p.inspection.kernel, float(p.inspection.intensity["l2"] or 1)
@@ -155,11 +213,26 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
             label += f", measured {p.ours.tflops:.0f}"
         for seed in p.seeds:
             assert seed.tflops is not None
-            axis.plot([x], [sum(seed.tflops) / 2], "D", color=colours[name], markersize=5, markeredgecolor="black")
+            axis.plot(
+                [x],
+                [sum(seed.tflops) / 2],
+                "D",
+                color=colours[name],
+                markersize=5,
+                markeredgecolor="black",
+            )
             label += f", seed {text.span(seed.tflops, text.number)} at {seed.n}"
         axis.plot([], [], marker, color=colours[name], label=label)
     if any(p.seeds for p in found):
-        axis.plot([], [], "D", color="white", markeredgecolor="black", markersize=5, label="the seed's figure")
+        axis.plot(
+            [],
+            [],
+            "D",
+            color="white",
+            markeredgecolor="black",
+            markersize=5,
+            label="the seed's figure",
+        )
     compulsory = sorted({float(p.inspection.intensity["dram"] or 1) for p in found})
     for at in compulsory:
         axis.axvline(at, color="#bbbbbb", linestyle=":", linewidth=1.2)

@@ -7,7 +7,9 @@ from .seeds import Figure, of_rung
 
 LADDERS = tuple(registry.LADDERS)
 MIXED = {"simt": "bfloat16"}  # operands of a second climb on the same rungs, fp32 accumulators
-OLDER = {"turing": ("sm_75", "arch=75")}  # a second climb on code for an older GPU: its name, the config of each rung
+OLDER = {
+    "turing": ("sm_75", "arch=75")
+}  # a second climb on code for an older GPU: its name, the config of each rung
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""One kernel over square products: time, speed and ratio to cuBLAS at each size, beside the seed's ratio there."""
+"""One kernel over square products: time, speed and ratio to cuBLAS at each size, beside the seed's
+ratio there.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +15,24 @@ from .results import Measurement, Measurements
 from .rungs import Rung, climb
 from .seeds import Figure
 
-COLUMNS = ("N", "µs", "TFLOP/s", "× cuBLAS", "µs apart", "× cuBLAS apart", "seed × its cuBLAS", "check")
+COLUMNS = (
+    "N",
+    "µs",
+    "TFLOP/s",
+    "× cuBLAS",
+    "µs apart",
+    "× cuBLAS apart",
+    "seed × its cuBLAS",
+    "check",
+)
 FEWEST = 3  # sizes that make a sweep
 
 
 @dataclass(frozen=True)
 class Row:
-    """The kernel at the product of edge `n`; "apart": with a foreign kernel between calls, for short calls only."""
+    """The kernel at the product of edge `n`; "apart": with a foreign kernel between calls, for
+    short calls only.
+    """
 
     n: int
     ours: Measurement
@@ -34,21 +47,32 @@ class Row:
         """In the order of COLUMNS."""
         m = self.ours
         return (
-            str(self.n), text.number(m.us), text.number(m.tflops), text.ratio(m), text.number(m.us_apart),
+            str(self.n),
+            text.number(m.us),
+            text.number(m.tflops),
+            text.ratio(m),
+            text.number(m.us_apart),
             text.NONE if m.ratio_apart is None else f"{m.ratio_apart:.3f}",
-            text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}"), m.check,
-        )  # fmt: skip
+            text.span(self.figure.ratio if self.figure else None, lambda ratio: f"{ratio:.4g}"),
+            m.check,
+        )
 
 
 def rows(measurements: Measurements, kernel: str) -> list[Row]:
-    """The squares at which the kernel was timed, all on one GPU. Raises ValueError for a kernel of no ladder."""
+    """The squares at which the kernel was timed, all on one GPU. Raises ValueError for a kernel of
+    no ladder.
+    """
     rung = next((rung for rung in climb() if rung.name == kernel), None)
     if rung is None:
-        raise ValueError(f"kernel is {kernel!r}, expected one of: {', '.join(rung.name for rung in climb())}")
+        raise ValueError(
+            f"kernel is {kernel!r}, expected one of: {', '.join(rung.name for rung in climb())}"
+        )
     for gpu in gpus_in_order(measurements):
         at = {n: find(measurements, kernel, (n, n, n), dtype_of(rung.ladder), gpu) for n in SQUARES}
         if any(at.values()):
-            return [Row(n, ours, _figure(rung, n, ours)) for n, ours in at.items() if ours is not None]
+            return [
+                Row(n, ours, _figure(rung, n, ours)) for n, ours in at.items() if ours is not None
+            ]
     return []
 
 
@@ -58,10 +82,14 @@ def title(kernel: str, rows: Sequence[Row]) -> str:
 
 
 def last(measurements: Measurements, ladder: str | None) -> str | None:
-    """The highest rung of a ladder (of all: of the last one) that was timed at several sizes; None if none was."""
+    """The highest rung of a ladder (of all: of the last one) that was timed at several sizes; None
+    if none was.
+    """
     names = [rung.name for rung in climb(ladder)]
     return next((name for name in reversed(names) if len(rows(measurements, name)) >= FEWEST), None)
 
 
 def _figure(rung: Rung, n: int, ours: Measurement) -> Figure | None:
-    return next((f for f in rung.figures if f.n == n and f.gpu == ours.gpu and f.ratio is not None), None)
+    return next(
+        (f for f in rung.figures if f.n == n and f.gpu == ours.gpu and f.ratio is not None), None
+    )

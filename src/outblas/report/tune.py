@@ -27,8 +27,10 @@ FEWEST = 3  # configs that a rank correlation is worth giving for
 
 @dataclass(frozen=True)
 class Entry:
-    """A config among the best. `final`: its figures are of the finals, otherwise of the screen. `predicted`: the first
-    and the last place that it can claim in the model's order (they differ where the model sees no difference)."""
+    """A config among the best. `final`: its figures are of the finals, otherwise of the screen.
+    `predicted`: the first and the last place that it can claim in the model's order (they differ
+    where the model sees no difference).
+    """
 
     config: str
     us: float
@@ -42,9 +44,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The model's order beside the measured one. `points`: both ranks of every config that has both, `best` the index
-    of the best measured, `place` its first and last place in the model's order; `rho` is Spearman's, None for too few
-    configs or a side without order."""
+    """The model's order beside the measured one. `points`: both ranks of every config that has
+    both, `best` the index of the best measured, `place` its first and last place in the model's
+    order; `rho` is Spearman's, None for too few configs or a side without order.
+    """
 
     points: tuple[tuple[float, float], ...]
     best: int
@@ -54,12 +57,17 @@ class Agreement:
     def __str__(self) -> str:
         n, (first, last) = len(self.points), self.place
         tied = "" if first == last else f" to {_ordinal(last)}"
-        return f"best measured is {_ordinal(first)}{tied} of {n} predicted: top {math.ceil(100 * last / n)}%"
+        return (
+            f"best measured is {_ordinal(first)}{tied} of {n} predicted: top "
+            f"{math.ceil(100 * last / n)}%"
+        )
 
 
 @dataclass(frozen=True)
 class TuneReport:
-    """One trial a config, the newest, of one source of the kernel; `gpus` of one model; `left_out` older trials."""
+    """One trial a config, the newest, of one source of the kernel; `gpus` of one model; `left_out`
+    older trials.
+    """
 
     kernel: str
     workload: Workload
@@ -89,7 +97,9 @@ class TuneReport:
 
     @cached_property
     def failures(self) -> dict[str, list[Trial]]:
-        """Trials that failed by status, the most frequent first; in each the most frequent reason first."""
+        """Trials that failed by status, the most frequent first; in each the most frequent reason
+        first.
+        """
         found: dict[str, list[Trial]] = {}
         for trial in self.trials:
             if not trial.ok:
@@ -103,7 +113,10 @@ class TuneReport:
     def tiles(self) -> dict[Tile, list[Trial]]:
         """All trials by tile, the best first."""
         found: dict[Tile, list[Trial]] = {}
-        for trial in (*self.timed, *(trial for trials in self.failures.values() for trial in trials)):
+        for trial in (
+            *self.timed,
+            *(trial for trials in self.failures.values() for trial in trials),
+        ):
             if tile := _tile(trial.config):
                 found.setdefault(tile, []).append(trial)
         return found
@@ -111,16 +124,25 @@ class TuneReport:
     @cached_property
     def stage_field(self) -> str:
         """The field that says how many stages a config has, "" where there is none."""
-        return next((name for name in STAGES if any(name in fields(trial.config) for trial in self.timed)), "")
+        return next(
+            (name for name in STAGES if any(name in fields(trial.config) for trial in self.timed)),
+            "",
+        )
 
     @cached_property
     def stages(self) -> dict[str, dict[int, float]]:
-        """The best ratio by count of stages, for the best tiles; without a choice of stages there is nothing."""
+        """The best ratio by count of stages, for the best tiles; without a choice of stages there
+        is nothing.
+        """
         found: dict[str, dict[int, float]] = {}
         for trial in self.timed:
             count, tile = _integer(fields(trial.config).get(self.stage_field)), _tile(trial.config)
             name = f"{tile[0]}×{tile[1]}" if tile else "all configs"
-            if count is not None and trial.ratio is not None and (name in found or len(found) < LINES):
+            if (
+                count is not None
+                and trial.ratio is not None
+                and (name in found or len(found) < LINES)
+            ):
                 found.setdefault(name, {}).setdefault(count, trial.ratio)
         return found if len({count for line in found.values() for count in line}) > 1 else {}
 
@@ -137,11 +159,22 @@ class TuneReport:
             "kernel": self.kernel,
             "workload": asdict(self.workload),
             "gpus": [asdict(gpu) for gpu in self.gpus],
-            "counts": {"tried": tried, "right": self.right, "failed": tried - self.right, "left_out": self.left_out},
+            "counts": {
+                "tried": tried,
+                "right": self.right,
+                "failed": tried - self.right,
+                "left_out": self.left_out,
+            },
             "winner": winner and asdict(winner),
             "top": [asdict(entry) for entry in self.top],
             "tiles": [
-                {"m": m, "n": n, "ratio": trials[0].ratio, "tried": len(trials), "right": sum(t.ok for t in trials)}
+                {
+                    "m": m,
+                    "n": n,
+                    "ratio": trials[0].ratio,
+                    "tried": len(trials),
+                    "right": sum(t.ok for t in trials),
+                }
                 for (m, n), trials in sorted(self.tiles.items())
             ],
             "stages": {
@@ -152,9 +185,17 @@ class TuneReport:
                 ],
             },
             "model": agreement
-            and {"configs": len(agreement.points), "rho": agreement.rho, "best_place": list(agreement.place)},
+            and {
+                "configs": len(agreement.points),
+                "rho": agreement.rho,
+                "best_place": list(agreement.place),
+            },
             "failures": {
-                status: {"trials": len(trials), "reason": trials[0].reason, "config": trials[0].config}
+                status: {
+                    "trials": len(trials),
+                    "reason": trials[0].reason,
+                    "config": trials[0].config,
+                }
                 for status, trials in self.failures.items()
             },
         }
@@ -177,12 +218,18 @@ def build(
     gpu_name: str | None = None,
     limits: Limits | None = None,
 ) -> TuneReport:
-    """The report on `kernel` at `workload`, on the GPU of that name or the one with the most trials.
+    """The report on `kernel` at `workload`, on the GPU of that name or the one with the most
+    trials.
 
-    Of several sources of the kernel the one of the newest trial counts, of several trials of a config the newest.
-    `limits` says of a config's text what bounds it. Raises ValueError that names what is missing.
+    Of several sources of the kernel the one of the newest trial counts, of several trials of a
+    config the newest. `limits` says of a config's text what bounds it. Raises ValueError that names
+    what is missing.
     """
-    own = [t for t in trials if (t.kernel, t.workload) == (kernel, workload) and gpu_name in (None, t.gpu.name)]
+    own = [
+        t
+        for t in trials
+        if (t.kernel, t.workload) == (kernel, workload) and gpu_name in (None, t.gpu.name)
+    ]
     if not own:
         where = f" on {gpu_name}" if gpu_name else ""
         known = sorted({f"{t.kernel} at {t.workload} on {t.gpu.name}" for t in trials})
@@ -191,16 +238,26 @@ def build(
     own = sorted((t for t in own if t.gpu.model == model), key=lambda t: t.when)
     source = own[-1].source
     chosen = tuple({t.config: t for t in own if t.source == source}.values())
-    finals = [w for w in winners if (w.kernel, w.workload, w.source, w.gpu.model) == (kernel, workload, source, model)]
+    finals = [
+        w
+        for w in winners
+        if (w.kernel, w.workload, w.source, w.gpu.model) == (kernel, workload, source, model)
+    ]
     winner = sorted(finals, key=lambda w: w.when)[-1] if finals else None
     order = _order(chosen, winner)
     agreement, places = _agreement(chosen, order)
     top = [
-        replace(entry, predicted=places.get(entry.config), limits=limits(entry.config) if limits else None)
+        replace(
+            entry,
+            predicted=places.get(entry.config),
+            limits=limits(entry.config) if limits else None,
+        )
         for entry in order[:TOP]
     ]
     gpus = tuple(dict.fromkeys(t.gpu for t in chosen))
-    return TuneReport(kernel, workload, gpus, chosen, winner, tuple(top), agreement, len(own) - len(chosen))
+    return TuneReport(
+        kernel, workload, gpus, chosen, winner, tuple(top), agreement, len(own) - len(chosen)
+    )
 
 
 def html(report: TuneReport) -> str:
@@ -217,17 +274,27 @@ def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:
-        found.setdefault(f.config, Entry(f.config, f.us, f.ratio, f.ratio_low, f.ratio_high, final=True))
+        found.setdefault(
+            f.config, Entry(f.config, f.us, f.ratio, f.ratio_low, f.ratio_high, final=True)
+        )
     for t in sorted(filter(_timed, trials), key=_slowness):
         assert t.us is not None
         assert t.ratio is not None
-        found.setdefault(t.config, Entry(t.config, t.us, t.ratio, t.ratio_low, t.ratio_high, final=False))
+        found.setdefault(
+            t.config, Entry(t.config, t.us, t.ratio, t.ratio_low, t.ratio_high, final=False)
+        )
     return list(found.values())
 
 
-def _agreement(trials: Iterable[Trial], order: Iterable[Entry]) -> tuple[Agreement | None, dict[str, tuple[int, int]]]:
+def _agreement(
+    trials: Iterable[Trial], order: Iterable[Entry]
+) -> tuple[Agreement | None, dict[str, tuple[int, int]]]:
     """How the model did, and the places of every config in its order."""
-    both = {t.config: (t.predicted_us, t.us) for t in trials if _timed(t) and t.predicted_us is not None and t.us}
+    both = {
+        t.config: (t.predicted_us, t.us)
+        for t in trials
+        if _timed(t) and t.predicted_us is not None and t.us
+    }
     predicted, measured = [p for p, _ in both.values()], [us for _, us in both.values()]
     by_model = ranks(predicted)
     # Ranks are means over equal values: n of them around the mean.

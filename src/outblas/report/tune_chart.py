@@ -1,4 +1,6 @@
-"""The chart of a sweep: the best ratio by tile, by stages, and the model's order against the measured one."""
+"""The chart of a sweep: the best ratio by tile, by stages, and the model's order against the
+measured one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ _QUIET = "#8b949d"
 
 def drawable(report: TuneReport) -> list[str]:
     """The panels that the trials can fill."""
-    filled = {"tiles": report.timed and report.tiles, "stages": report.stages, "model": report.agreement}
+    filled = {
+        "tiles": report.timed and report.tiles,
+        "stages": report.stages,
+        "model": report.agreement,
+    }
     return [name for name, data in filled.items() if data]
 
 
@@ -34,12 +40,16 @@ def draw(report: TuneReport) -> Canvas:
     """
     panels = drawable(report)
     if not panels:
-        raise ValueError(f"there is nothing to draw of {report.title}: {len(report.timed)} trials have figures")
+        raise ValueError(
+            f"there is nothing to draw of {report.title}: {len(report.timed)} trials have figures"
+        )
     rows = len({m for m, _ in report.tiles})
     tall, low = 0.85 + 0.5 * rows, 3.6
     wide = panels[0] == "tiles"
     below = len(panels) - wide
-    figure, axes = charts.canvas(len(panels), (WIDTH, wide * tall + bool(below) * low + 0.45), columns=max(1, below))
+    figure, axes = charts.canvas(
+        len(panels), (WIDTH, wide * tall + bool(below) * low + 0.45), columns=max(1, below)
+    )
     if wide and below:
         grid = axes[0].get_gridspec()
         grid.set_height_ratios([tall, low])
@@ -63,7 +73,11 @@ def _tiles(axis: Any, report: TuneReport) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     down, across = (sorted({tile[side] for tile in report.tiles}) for side in (0, 1))
-    best = {tile: trials[0].ratio for tile, trials in report.tiles.items() if trials[0].ratio is not None}
+    best = {
+        tile: trials[0].ratio
+        for tile, trials in report.tiles.items()
+        if trials[0].ratio is not None
+    }
     top = max(best.values())
     floor = max(min(best.values()), _FLOOR * top)
     shades = LinearSegmentedColormap.from_list("ratio", _SHADES)
@@ -80,7 +94,9 @@ def _tiles(axis: Any, report: TuneReport) -> None:
         _cell(axis, x, y, colour, marked=any(t.config == report.top[0].config for t in trials))
         right = sum(trial.ok for trial in trials)
         count = str(right) if right == len(trials) else f"{right} of {len(trials)}"
-        axis.text(x, y - 0.12, said, color=ink, ha="center", va="center", fontsize="small", weight=weight)
+        axis.text(
+            x, y - 0.12, said, color=ink, ha="center", va="center", fontsize="small", weight=weight
+        )
         axis.text(x, y + 0.24, count, color=ink, ha="center", va="center", fontsize="xx-small")
     axis.set_xlim(-0.5, max(len(across), _FEWEST_CELLS) - 0.5)
     axis.set_ylim(len(down) - 0.5, -0.5)
@@ -99,7 +115,11 @@ def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
 
     edge, width, side = (MARK, 2.2, 0.94) if marked else ("white", 1.5, 1.0)
     corner = x - side / 2, y - side / 2
-    axis.add_patch(Rectangle(corner, side, side, facecolor=colour, edgecolor=edge, linewidth=width, zorder=1 + marked))
+    axis.add_patch(
+        Rectangle(
+            corner, side, side, facecolor=colour, edgecolor=edge, linewidth=width, zorder=1 + marked
+        )
+    )
 
 
 def _stages(axis: Any, report: TuneReport) -> None:
@@ -108,7 +128,9 @@ def _stages(axis: Any, report: TuneReport) -> None:
     counts = sorted({count for line in report.stages.values() for count in line})
     for name, line in report.stages.items():
         at = sorted(line)
-        axis.plot(at, [line[n] for n in at], marker="o", markersize=4, color=colours[name], label=name)
+        axis.plot(
+            at, [line[n] for n in at], marker="o", markersize=4, color=colours[name], label=name
+        )
     low, high = axis.get_ylim()
     axis.set_ylim(low - _LEGEND * (high - low), high)
     if low < 1 < high:
@@ -116,7 +138,14 @@ def _stages(axis: Any, report: TuneReport) -> None:
     axis.set_xticks(counts)
     axis.set_xlabel(report.stage_field)
     axis.set_ylabel("× cuBLAS")
-    axis.legend(frameon=False, fontsize="x-small", ncols=3, loc="lower center", columnspacing=1.2, handlelength=1.6)
+    axis.legend(
+        frameon=False,
+        fontsize="x-small",
+        ncols=3,
+        loc="lower center",
+        columnspacing=1.2,
+        handlelength=1.6,
+    )
     tiles = "best tiles" if len(report.stages) > 1 else "tile"
     axis.set_title(f"Best × cuBLAS by {report.stage_field}, {tiles}", loc="left", fontsize="medium")
 
@@ -133,7 +162,16 @@ def _model(axis: Any, report: TuneReport) -> None:
     size = 22 if n <= 60 else 12 if n <= 600 else 5
     axis.scatter(predicted, measured, s=size, color=charts.PALETTE[0], alpha=0.6, linewidths=0)
     x, y = found.points[found.best]
-    axis.scatter([x], [y], s=60, facecolor="none", edgecolor=MARK, linewidths=1.8, zorder=3, label="best measured")
+    axis.scatter(
+        [x],
+        [y],
+        s=60,
+        facecolor="none",
+        edgecolor=MARK,
+        linewidths=1.8,
+        zorder=3,
+        label="best measured",
+    )
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(6, integer=True))
     axis.set_xlim(1 - 0.04 * n, 1.04 * n)

@@ -28,18 +28,22 @@ def notes(report: TuneReport) -> list[str]:
     said.append(f"{len(report.trials)} configs tried: {report.right} right, {failed} failed.")
     if report.left_out:
         said.append(
-            f"Left out: {report.left_out} older trials, of the same configs or of another source of the kernel."
+            f"Left out: {report.left_out} older trials, of the same configs or of another source "
+            "of the kernel."
         )
     if report.timed:
         said.append(
-            "× cuBLAS is its time over the config's. Figures are of the screen except where they are of the finals, "
+            "× cuBLAS is its time over the config's. Figures are of the screen except where they "
+            "are of the finals, "
             "which have the 10th and 90th percentile."
         )
     if report.timed and not report.winner:
         said.append("There were no finals: the order of the best is the screen's.")
     if report.agreement:
         rho = (
-            "" if report.agreement.rho is None else f" Spearman's rho of the two orders is {report.agreement.rho:.2f}."
+            ""
+            if report.agreement.rho is None
+            else f" Spearman's rho of the two orders is {report.agreement.rho:.2f}."
         )
         said.append(f"The analytic model: {report.agreement}.{rho}")
     if report.common:
@@ -85,13 +89,19 @@ def _winner(report: TuneReport) -> Table:
 def _top(report: TuneReport) -> Table:
     predicted = any(entry.predicted is not None for entry in report.top)
     limits = any(entry.limits is not None for entry in report.top)
-    configs = split([entry.config for entry in report.top])[1] if report.common else [e.config for e in report.top]
+    configs = (
+        split([entry.config for entry in report.top])[1]
+        if report.common
+        else [e.config for e in report.top]
+    )
     rows = [
         (
             str(place),
             config,
             _us(entry.us),
-            _ratio(entry.ratio, entry.ratio_low, entry.ratio_high) if entry.final else _ratio(entry.ratio),
+            _ratio(entry.ratio, entry.ratio_low, entry.ratio_high)
+            if entry.final
+            else _ratio(entry.ratio),
             "finals" if entry.final else "screen",
             *([_place(entry.predicted)] if predicted else []),
             *([entry.limits or NONE] if limits else []),
@@ -106,30 +116,45 @@ def _top(report: TuneReport) -> Table:
 def _tiles(report: TuneReport) -> Table:
     across = sorted({n for _, n in report.tiles})
     rows = [
-        (str(m), *(_best(report.tiles.get((m, n), ())) for n in across)) for m in sorted({m for m, _ in report.tiles})
+        (str(m), *(_best(report.tiles.get((m, n), ())) for n in across))
+        for m in sorted({m for m, _ in report.tiles})
     ]
-    return "Best × cuBLAS by tile, M down and N across", ("M", *map(str, across)), rows if report.timed else ()
+    return (
+        "Best × cuBLAS by tile, M down and N across",
+        ("M", *map(str, across)),
+        rows if report.timed else (),
+    )
 
 
 def _stages(report: TuneReport) -> Table:
     counts = sorted({count for line in report.stages.values() for count in line})
-    rows = [(name, *(_ratio(line.get(count)) for count in counts)) for name, line in report.stages.items()]
+    rows = [
+        (name, *(_ratio(line.get(count)) for count in counts))
+        for name, line in report.stages.items()
+    ]
     return f"Best × cuBLAS by {report.stage_field}", ("tile", *map(str, counts)), rows
 
 
 def _failures(report: TuneReport) -> Table:
-    rows = [(status, str(len(t)), " ".join(t[0].reason.split()) or NONE) for status, t in report.failures.items()]
+    rows = [
+        (status, str(len(t)), " ".join(t[0].reason.split()) or NONE)
+        for status, t in report.failures.items()
+    ]
     return "Failures", ("status", "trials", "an example"), rows
 
 
 def _best(trials: Sequence[Trial]) -> str:
-    """The best ratio of a tile; "failed" where nothing was right, a dash where nothing was tried."""
+    """The best ratio of a tile; "failed" where nothing was right, a dash where nothing was
+    tried.
+    """
     if not trials:
         return NONE
     return _ratio(trials[0].ratio) if trials[0].ok else "failed"
 
 
-def _ratio(value: float | None, low: float | None = None, high: float | None = None, digits: int = 3) -> str:
+def _ratio(
+    value: float | None, low: float | None = None, high: float | None = None, digits: int = 3
+) -> str:
     if value is None:
         return NONE
     spread = "" if low is None or high is None else f" ({low:.{digits}f}–{high:.{digits}f})"
@@ -141,7 +166,9 @@ def _us(value: float) -> str:
 
 
 def _confidence(w: Winner) -> str:
-    said = confidence(w.confidence, separated=True)  # whether it is separated stands beside its lead
+    said = confidence(
+        w.confidence, separated=True
+    )  # whether it is separated stands beside its lead
     if said == NONE:
         return said
     if said == "tie":
@@ -169,8 +196,12 @@ def _days(trials: Iterable[Trial]) -> str:
 
 def _gpu(gpu: Gpu) -> str:
     versions = (
-        ("driver", gpu.driver), ("CUDA", gpu.cuda), ("torch", gpu.torch), ("triton", gpu.triton), ("CuTe DSL", gpu.dsl)
-    )  # fmt: skip
+        ("driver", gpu.driver),
+        ("CUDA", gpu.cuda),
+        ("torch", gpu.torch),
+        ("triton", gpu.triton),
+        ("CuTe DSL", gpu.dsl),
+    )
     power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
     said = "".join(f", {name} {value}" for name, value in versions if value)
     return f"{gpu.name}: {gpu.sms} SMs{power}{said}"

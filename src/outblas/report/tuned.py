@@ -1,4 +1,6 @@
-"""README's tables of what was tuned: for every workload of a shipped table the kernel that `matmul` takes there."""
+"""README's tables of what was tuned: for every workload of a shipped table the kernel that `matmul`
+takes there.
+"""
 
 from pathlib import Path
 from statistics import geometric_mean
@@ -11,12 +13,14 @@ from .page import environment_notes
 
 
 def table(path: Path) -> str:
-    """In Markdown: a row a shape of the suite, the winner in each dtype and layout; what other shapes reach together.
-    Raises ValueError for what is no table.
+    """In Markdown: a row a shape of the suite, the winner in each dtype and layout; what other
+    shapes reach together. Raises ValueError for what is no table.
     """
     found = read_table(path)
     kinds = sorted({entry.workload.kind for entry in found.entries})
-    shapes = sorted({entry.workload.shape for entry in found.entries}, key=lambda s: (s[0] * s[1] * s[2], s))
+    shapes = sorted(
+        {entry.workload.shape for entry in found.entries}, key=lambda s: (s[0] * s[1] * s[2], s)
+    )
     heads = [f"{dtype} {layout}" for dtype, _, layout in kinds]
     lines = [f"| shape | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for shape in [shape for shape in shapes if shape in SUITE]:
@@ -34,8 +38,13 @@ def table(path: Path) -> str:
 def _summary(best: dict[Shape, Entry]) -> str:
     """How many shapes, what they reach, and those that are slower than cuBLAS."""
     ratios = [entry.ratio for entry in best.values()]
-    slower = [f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry.ratio < 1]
-    said = f"{len(best)} shapes, geometric mean {geometric_mean(ratios):.3f}, at most {max(ratios):.3f}"
+    slower = [
+        f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry.ratio < 1
+    ]
+    said = (
+        f"{len(best)} shapes, geometric mean {geometric_mean(ratios):.3f}, at most "
+        f"{max(ratios):.3f}"
+    )
     return said + (f"; below 1: {', '.join(slower)}" if slower else "")
 
 
@@ -49,7 +58,9 @@ def _ratio(entry: Entry) -> str:
 
 
 def _cell(best: Entry | None, before: Entry | None) -> str:
-    """The fastest kernel, how it compares with cuBLAS, and what its config changes; `before` may have both."""
+    """The fastest kernel, how it compares with cuBLAS, and what its config changes; `before` may
+    have both.
+    """
     if best is None:
         return "–"
     if before and (best.kernel, best.config) == (before.kernel, before.config):
@@ -65,10 +76,16 @@ def _note(found: Table) -> str:
     where = environment_notes(
         [
             {
-                "gpu": gpu.name, "driver": gpu.driver, "cuda": gpu.cuda, "torch": gpu.torch, "triton": gpu.triton,
+                "gpu": gpu.name,
+                "driver": gpu.driver,
+                "cuda": gpu.cuda,
+                "torch": gpu.torch,
+                "triton": gpu.triton,
                 "nvidia-cutlass-dsl": gpu.dsl,
             }
         ]
-    )[0]  # fmt: skip
-    what = "× cuBLAS in the finals, and the fields in which the config differs from the kernel's own"
+    )[0]
+    what = (
+        "× cuBLAS in the finals, and the fields in which the config differs from the kernel's own"
+    )
     return f"{what}. {where}; {days[-1]}."

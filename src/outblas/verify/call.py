@@ -10,7 +10,8 @@ import torch
 from .cases import Case
 from .guards import Guarded
 
-# run(a, b, c, out, alpha, beta) writes alpha · a @ b + beta · c into out; c is None without an addend.
+# run(a, b, c, out, alpha, beta) writes alpha · a @ b + beta · c into out; c is None without an
+# addend.
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
 Fill = Callable[[torch.Tensor, torch.Generator], object]
 
@@ -19,7 +20,9 @@ _SLAB = 1 << 23  # elements of a float64 temporary
 
 @dataclass(frozen=True)
 class Call:
-    """Buffers of one call. `c` is None without an addend, and `out` itself when the call adds in place."""
+    """Buffers of one call. `c` is None without an addend, and `out` itself when the call adds in
+    place.
+    """
 
     case: Case
     a: Guarded
@@ -60,15 +63,23 @@ class Call:
         """What torch computes for this call, in the dtype of the product and on the same device."""
         with _fp32_precision(self.case):
             if self.c is not None:
-                return torch.addmm(self.c.armed, self.a.armed, self.b.armed, alpha=self.case.alpha, beta=self.case.beta)
+                return torch.addmm(
+                    self.c.armed,
+                    self.a.armed,
+                    self.b.armed,
+                    alpha=self.case.alpha,
+                    beta=self.case.beta,
+                )
             if self.case.result_dtype == self.case.dtype:
                 return self.a.armed @ self.b.armed
             return self._widened()
 
     def chained_product(self) -> torch.Tensor:
-        """What one chain of fp32 FMAs along K computes for every output, in the dtype of the product.
+        """What one chain of fp32 FMAs along K computes for every output, in the dtype of the
+        product.
 
-        float64 holds a product of two fp32 values; a sum is rounded there before fp32, which tells in one of 2²⁹ steps.
+        float64 holds a product of two fp32 values; a sum is rounded there before fp32, which tells
+        in one of 2²⁹ steps.
         """
         case = self.case
         a, b = self.a.armed.double(), self.b.armed.double()
@@ -81,7 +92,9 @@ class Call:
         return total.to(case.result_dtype)
 
     def _widened(self) -> torch.Tensor:
-        """16-bit operands, fp32 product: on a GPU by cuBLAS's own kernels for it, which the CPU does not have."""
+        """16-bit operands, fp32 product: on a GPU by cuBLAS's own kernels for it, which the CPU
+        does not have.
+        """
         case, (a, b) = self.case, (self.a.armed, self.b.armed)
         if not a.is_cuda:
             return a.float() @ b.float()
@@ -91,16 +104,27 @@ class Call:
     def violations(self) -> list[str]:
         """Every stray write of the run."""
         inputs = [self.a, self.b, *([self.c] if self.c and self.c is not self.out else [])]
-        found = [self.out.violation(writable=True), *(guarded.violation(writable=False) for guarded in inputs)]
+        found = [
+            self.out.violation(writable=True),
+            *(guarded.violation(writable=False) for guarded in inputs),
+        ]
         return [text for text in found if text]
 
 
-def prepare(case: Case, device: torch.device | str, fill_a: Fill, fill_b: Fill, fill_c: Fill) -> Call:
-    """The buffers of a case with a, b and c filled from its seed (c with NaN if beta is 0), and out poisoned."""
+def prepare(
+    case: Case, device: torch.device | str, fill_a: Fill, fill_b: Fill, fill_c: Fill
+) -> Call:
+    """The buffers of a case with a, b and c filled from its seed (c with NaN if beta is 0), and out
+    poisoned.
+    """
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(case.seed)
-    a = _matrix("a", case, case.batch_a, (case.M, case.K), case.layout[0], device, expand=case.expand == "a")
-    b = _matrix("b", case, case.batch_b, (case.K, case.N), case.layout[1], device, expand=case.expand == "b")
+    a = _matrix(
+        "a", case, case.batch_a, (case.M, case.K), case.layout[0], device, expand=case.expand == "a"
+    )
+    b = _matrix(
+        "b", case, case.batch_b, (case.K, case.N), case.layout[1], device, expand=case.expand == "b"
+    )
     out = _matrix("out", case, case.batch, (case.M, case.N), case.out_layout, device, output=True)
     c = None
     match case.addend:
@@ -123,20 +147,40 @@ def prepare(case: Case, device: torch.device | str, fill_a: Fill, fill_b: Fill, 
 
 
 def _matrix(
-    name: str, case: Case, batch: tuple[int, ...], shape: tuple[int, int], letter: str, device: torch.device,
-    *, expand: bool = False, output: bool = False,
-) -> Guarded:  # fmt: skip
+    name: str,
+    case: Case,
+    batch: tuple[int, ...],
+    shape: tuple[int, int],
+    letter: str,
+    device: torch.device,
+    *,
+    expand: bool = False,
+    output: bool = False,
+) -> Guarded:
     stored_rows, stored_columns = shape if letter == "n" else shape[::-1]
     lead = max(1, stored_columns + case.pad)
     inner = (0 if expand else lead, 1)
-    strides, step = list(inner if letter == "n" else inner[::-1]), lead * (1 if expand else max(1, stored_rows))
+    strides, step = (
+        list(inner if letter == "n" else inner[::-1]),
+        lead * (1 if expand else max(1, stored_rows)),
+    )
     for size in reversed(batch):
         strides.insert(0, step)
         step *= size
-    # A tile row that overhangs (128 rows, or as much as is affordable, one at least) must land inside the guard.
+    # A tile row that overhangs (128 rows, or as much as is affordable, one at least) must land
+    # inside the guard.
     guard = 256 + max(lead, min(128 * lead, 1 << 20))
     dtype = case.result_dtype if output else case.dtype
-    return Guarded(name, (*batch, *shape), strides, dtype, device, offset=case.offset, guard=guard, output=output)
+    return Guarded(
+        name,
+        (*batch, *shape),
+        strides,
+        dtype,
+        device,
+        offset=case.offset,
+        guard=guard,
+        output=output,
+    )
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""The calls that verification makes: a `Case` says everything about one, and generators yield those worth making."""
+"""The calls that verification makes: a `Case` says everything about one, and generators yield those
+worth making.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,11 +21,13 @@ Shape = tuple[int, int, int]
 class Case:
     """out[*batch, M, N] = alpha · A[*batch_a, M, K] B[*batch_b, K, N] + beta · C.
 
-    `layout`: two letters, A then B, n as stored row-major, t as stored transposed; `out_layout` likewise.
-    `offset`: elements added to every base address. `pad`: extra elements in the leading stride of every matrix.
-    `expand`: "a" or "b" stores one row of that operand and repeats it with stride 0. `addend`: C is an M×N "matrix", an
-    (N,) "row", an (M, 1) "column", or "out" itself; with beta = 0 its values are NaN and must be ignored. `tf32`: the
-    caller allows fp32 operands to be rounded to tf32.
+    `layout`: two letters, A then B, n as stored row-major, t as stored transposed; `out_layout`
+    likewise.
+    `offset`: elements added to every base address. `pad`: extra elements in the leading stride of
+    every matrix.
+    `expand`: "a" or "b" stores one row of that operand and repeats it with stride 0. `addend`: C is
+    an M×N "matrix", an (N,) "row", an (M, 1) "column", or "out" itself; with beta = 0 its values
+    are NaN and must be ignored. `tf32`: the caller allows fp32 operands to be rounded to tf32.
     """
 
     M: int
@@ -54,18 +58,32 @@ class Case:
             ("addend", self.addend, ADDENDS),
         ):
             if value not in allowed:
-                raise ValueError(f"{option} is {value!r}, expected one of {', '.join(repr(a) for a in allowed)}")
-        for name, size in (("M", self.M), ("N", self.N), ("K", self.K), ("offset", self.offset), ("pad", self.pad)):
+                raise ValueError(
+                    f"{option} is {value!r}, expected one of {', '.join(repr(a) for a in allowed)}"
+                )
+        for name, size in (
+            ("M", self.M),
+            ("N", self.N),
+            ("K", self.K),
+            ("offset", self.offset),
+            ("pad", self.pad),
+        ):
             if size < 0:
                 raise ValueError(f"{name} is {size}, expected at least 0")
         if self.addend and self.batch:
-            raise ValueError(f"addend is {self.addend!r} with batch {self.batch}, expected no batch")
+            raise ValueError(
+                f"addend is {self.addend!r} with batch {self.batch}, expected no batch"
+            )
         if not self.addend and (self.alpha, self.beta) != (1.0, 0.0):
-            raise ValueError(f"alpha is {self.alpha} and beta {self.beta} without an addend, expected 1 and 0")
+            raise ValueError(
+                f"alpha is {self.alpha} and beta {self.beta} without an addend, expected 1 and 0"
+            )
         if self.tf32 and self.dtype != torch.float32:
             raise ValueError(f"tf32 with dtype {self.dtype}, expected torch.float32")
         if self.addend == "out" and (self.beta == 0 or self.result_dtype != self.dtype):
-            raise ValueError("addend is 'out', expected beta other than 0 and an out of the operands' dtype")
+            raise ValueError(
+                "addend is 'out', expected beta other than 0 and an out of the operands' dtype"
+            )
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -98,20 +116,33 @@ def _sizes(batch: tuple[int, ...]) -> str:
 
 
 def shapes(tile_m: int = 128, tile_n: int = 128, tile_k: int = 64) -> tuple[Shape, ...]:
-    """(M, N, K) around a tile: empty, 1, tile ± 1, primes, K tails, skinny, and more tiles than any GPU has SMs."""
+    """(M, N, K) around a tile: empty, 1, tile ± 1, primes, K tails, skinny, and more tiles than any
+    GPU has SMs.
+    """
     m, n, k = tile_m, tile_n, tile_k
     empty = [(0, n, k), (m, 0, k), (m, n, 0), (0, 0, 0), (1, 1, 0)]
     rows, columns = [(1, tile - 1, tile, tile + 1, prime_after(2 * tile)) for tile in (m, n)]
     edges = list(product(rows, columns, [k]))
     depths = (1, 2, 7, 8, 16, k - 1, k + 1, 3 * k - 8, prime_after(4 * k), 8 * k)
     tails = [shape for depth in depths for shape in ((m, n, depth), (m + 1, n - 1, depth))]
-    skinny = [(1, 1, 4099), (3, 5, 8191), (1, 4099, k), (4099, 1, k + 1), (16, 2048, 512), (2048, 16, 512)]
+    skinny = [
+        (1, 1, 4099),
+        (3, 5, 8191),
+        (1, 4099, k),
+        (4099, 1, k + 1),
+        (16, 2048, 512),
+        (2048, 16, 512),
+    ]
     many = [(17 * m, 13 * n, 2 * k), (9 * m + 1, 31 * n - 1, k + 8)]
     return tuple(dict.fromkeys((*empty, (1, 1, 1), *edges, *tails, *skinny, *many)))
 
 
-def full(dtype: torch.dtype, tile_m: int = 128, tile_n: int = 128, tile_k: int = 64) -> Iterator[Case]:
-    """Some three hundred cases: every shape in every layout, and every option on a ragged and on an even shape."""
+def full(
+    dtype: torch.dtype, tile_m: int = 128, tile_n: int = 128, tile_k: int = 64
+) -> Iterator[Case]:
+    """Some three hundred cases: every shape in every layout, and every option on a ragged and on an
+    even shape.
+    """
     for (M, N, K), layout in product(shapes(tile_m, tile_n, tile_k), LAYOUTS):
         yield Case(M, N, K, dtype, layout=layout)
     ragged, even = (tile_m + 1, tile_n - 1, tile_k + 9), (tile_m, 2 * tile_n, 2 * tile_k)
@@ -120,13 +151,24 @@ def full(dtype: torch.dtype, tile_m: int = 128, tile_n: int = 128, tile_k: int =
             yield replace(Case(M, N, K, dtype, layout=layout), **option)
 
 
-def quick(dtype: torch.dtype, tile_m: int = 32, tile_n: int = 32, tile_k: int = 32) -> Iterator[Case]:
+def quick(
+    dtype: torch.dtype, tile_m: int = 32, tile_n: int = 32, tile_k: int = 32
+) -> Iterator[Case]:
     """About thirty small cases, for interpreters and first checks; layouts take turns."""
     m, n, k = tile_m, tile_n, tile_k
     sizes: Iterable[Shape] = (
-        (0, n, k), (m, 0, k), (m, n, 0), (1, 1, 1), (1, n + 1, k), (m + 1, 1, k + 1), (m, n, k), (m - 1, n + 1, k - 1),
-        (m + 1, n - 1, prime_after(3 * k)), (2 * m, prime_after(2 * n), 2 * k), (prime_after(3 * m), n + 2, 7),
-    )  # fmt: skip
+        (0, n, k),
+        (m, 0, k),
+        (m, n, 0),
+        (1, 1, 1),
+        (1, n + 1, k),
+        (m + 1, 1, k + 1),
+        (m, n, k),
+        (m - 1, n + 1, k - 1),
+        (m + 1, n - 1, prime_after(3 * k)),
+        (2 * m, prime_after(2 * n), 2 * k),
+        (prime_after(3 * m), n + 2, 7),
+    )
     for i, (M, N, K) in enumerate(sizes):
         yield Case(M, N, K, dtype, layout=LAYOUTS[i % 4])
     for i, option in enumerate(_options(dtype)):
@@ -134,8 +176,9 @@ def quick(dtype: torch.dtype, tile_m: int = 32, tile_n: int = 32, tile_k: int = 
 
 
 def huge(dtype: torch.dtype) -> Iterator[Case]:
-    """More than 2³¹ elements in out, in A and in B: 32-bit offsets wrap, and in the last two a slab of K is as wide.
-    Takes up to 60 GiB of device memory."""
+    """More than 2³¹ elements in out, in A and in B: 32-bit offsets wrap, and in the last two a slab
+    of K is as wide. Takes up to 60 GiB of device memory.
+    """
     yield Case(2**16 + 1, 2**15 + 1, 16, dtype, layout="nt")
     yield Case(2**25 + 1, 8, 65, dtype, layout="nt")
     yield Case(8, 2**25 + 1, 65, dtype, layout="nt")
@@ -147,17 +190,31 @@ def _options(dtype: torch.dtype) -> list[dict[str, Any]]:
     """Everything that shapes and layouts leave open, one at a time and then some together."""
     aligned = 16 // dtype.itemsize
     return [
-        {"offset": 1}, {"offset": aligned}, {"pad": 1}, {"pad": aligned}, {"expand": "a"}, {"expand": "b"},
-        {"out_layout": "t"}, {"out_layout": "t", "pad": 3, "offset": 1},
-        {"batch_a": (3,), "batch_b": (3,), "pad": 1}, {"batch_a": (3,)}, {"batch_b": (3,)},
+        {"offset": 1},
+        {"offset": aligned},
+        {"pad": 1},
+        {"pad": aligned},
+        {"expand": "a"},
+        {"expand": "b"},
+        {"out_layout": "t"},
+        {"out_layout": "t", "pad": 3, "offset": 1},
+        {"batch_a": (3,), "batch_b": (3,), "pad": 1},
+        {"batch_a": (3,)},
+        {"batch_b": (3,)},
         {"batch_a": (2, 1), "batch_b": (3,), "offset": 1},
-        {"addend": "matrix", "alpha": 2.0, "beta": -0.5}, {"addend": "row", "beta": 1.0},
-        {"addend": "column", "alpha": -0.5, "beta": 2.0, "out_layout": "t"}, {"addend": "out", "beta": 3.0, "pad": 2},
+        {"addend": "matrix", "alpha": 2.0, "beta": -0.5},
+        {"addend": "row", "beta": 1.0},
+        {"addend": "column", "alpha": -0.5, "beta": 2.0, "out_layout": "t"},
+        {"addend": "out", "beta": 3.0, "pad": 2},
         {"addend": "matrix", "alpha": 0.5},
         {"tf32": True} if dtype == torch.float32 else {"out_dtype": torch.float32},
-    ]  # fmt: skip
+    ]
 
 
 def prime_after(n: int) -> int:
     """The smallest prime above n."""
-    return next(p for p in range(n + 1, 2 * n + 3) if p > 1 and all(p % d for d in range(2, int(p**0.5) + 1)))
+    return next(
+        p
+        for p in range(n + 1, 2 * n + 3)
+        if p > 1 and all(p % d for d in range(2, int(p**0.5) + 1))
+    )

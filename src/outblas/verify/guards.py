@@ -1,7 +1,9 @@
-"""Guarded buffers: a strided view between poisoned bands, so that a stray write is found and a stray read shows.
+"""Guarded buffers: a strided view between poisoned bands, so that a stray write is found and a
+stray read shows.
 
-Poison is a NaN with a payload of its own, so that a kernel's NaN differs from it. Inputs and outputs have different
-payloads, because CPUs carry a payload through arithmetic: a NaN read outside an input must not pass for "unwritten".
+Poison is a NaN with a payload of its own, so that a kernel's NaN differs from it. Inputs and
+outputs have different payloads, because CPUs carry a payload through arithmetic: a NaN read outside
+an input must not pass for "unwritten".
 """
 
 from collections.abc import Sequence
@@ -18,10 +20,12 @@ _CHUNK = 1 << 28  # elements: torch.nonzero takes fewer than 2³¹
 
 
 class Guarded:
-    """A view of `shape` and `strides` (elements) in a storage that is poison before, after and between its elements.
+    """A view of `shape` and `strides` (elements) in a storage that is poison before, after and
+    between its elements.
 
-    `view` starts `offset` elements past a 128-byte boundary and holds poison until written. `guard` is the least number
-    of elements in each band. Once `arm` has been called, `violation` tells what has changed since.
+    `view` starts `offset` elements past a 128-byte boundary and holds poison until written. `guard`
+    is the least number of elements in each band. Once `arm` has been called, `violation` tells what
+    has changed since.
     """
 
     def __init__(
@@ -40,7 +44,9 @@ class Guarded:
         self.start = -(-guard // _ALIGNMENT) * _ALIGNMENT + offset
         self.end = self.start + span(shape, strides)
         self.poison = (_OUTPUT_POISON if output else _INPUT_POISON)[dtype]
-        self.storage = torch.full((self.end + guard,), self.poison, dtype=_BITS[dtype], device=device).view(dtype)
+        self.storage = torch.full(
+            (self.end + guard,), self.poison, dtype=_BITS[dtype], device=device
+        ).view(dtype)
         self.view = self._window(self.storage)
         self._armed = self.storage
 
@@ -50,7 +56,9 @@ class Guarded:
     @property
     def cells(self) -> torch.Tensor:
         """The view without the repetitions of stride 0: safe to fill in place."""
-        return self.view[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)]
+        return self.view[
+            tuple(slice(0, 1) if stride == 0 else slice(None) for stride in self.strides)
+        ]
 
     @property
     def armed(self) -> torch.Tensor:
@@ -74,9 +82,11 @@ class Guarded:
         return self.bits() == self.poison
 
     def violation(self, *, writable: bool) -> str | None:
-        """What changed since `arm` and must not have: anything at all, or if `writable` anything outside the view.
+        """What changed since `arm` and must not have: anything at all, or if `writable` anything
+        outside the view.
 
-        None if nothing did. Compares bits: NaN equals itself, -0 differs from 0. Offset 0 is the view's first element.
+        None if nothing did. Compares bits: NaN equals itself, -0 differs from 0. Offset 0 is the
+        view's first element.
         """
         bits = _BITS[self.storage.dtype]
         changed = self.storage.view(bits) != self._armed.view(bits)
@@ -92,13 +102,18 @@ class Guarded:
             "in its gaps": changed[self.start : self.end] & ~operand[self.start : self.end],
             "after it": changed[self.end :],
         }
-        counts = ", ".join(f"{count} {where}" for where, mask in regions.items() if (count := int(mask.sum())))
+        counts = ", ".join(
+            f"{count} {where}" for where, mask in regions.items() if (count := int(mask.sum()))
+        )
         first = next(
             begin + int(hits[0])
             for begin in range(0, changed.numel(), _CHUNK)
             if (hits := changed[begin : begin + _CHUNK].nonzero()).numel()
         )
-        return f"{self.name}: elements overwritten {counts}; first at offset {self._place(first - self.start)}"
+        return (
+            f"{self.name}: elements overwritten {counts}; first at offset "
+            f"{self._place(first - self.start)}"
+        )
 
     def _place(self, offset: int) -> str:
         """The offset, also in steps of the matrix's leading stride where it has one."""

@@ -14,7 +14,11 @@ _IN_ORDER = ("simt",)  # ladders whose kernels sum along K in one chain
 
 def oracles(kernel: str) -> tuple[str, ...]:
     """Names of the oracles that every call of a kernel must pass."""
-    return "exact", ("chained" if registry.find(kernel).ladder in _IN_ORDER else "bounded"), "nonfinite"
+    return (
+        "exact",
+        ("chained" if registry.find(kernel).ladder in _IN_ORDER else "bounded"),
+        "nonfinite",
+    )
 
 
 class Refused(Exception):
@@ -22,10 +26,17 @@ class Refused(Exception):
 
 
 def caller(kernel: str, config: Any = None) -> Run:
-    """A kernel as what oracles run. The callable raises `Refused` when the kernel does not take the call."""
+    """A kernel as what oracles run. The callable raises `Refused` when the kernel does not take the
+    call.
+    """
 
     def run(
-        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, out: torch.Tensor, alpha: float, beta: float
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None,
+        out: torch.Tensor,
+        alpha: float,
+        beta: float,
     ) -> None:
         try:
             if c is None:
@@ -41,7 +52,11 @@ def caller(kernel: str, config: Any = None) -> Run:
 
 
 def check(
-    kernel: str, case: Case, oracle: str = "exact", device: torch.device | str = "cuda", config: Any = None
+    kernel: str,
+    case: Case,
+    oracle: str = "exact",
+    device: torch.device | str = "cuda",
+    config: Any = None,
 ) -> Result:
     """What one oracle says of one call. Raises `Refused` when the kernel does not take it."""
     return ORACLES[oracle](caller(kernel, config), case, device)

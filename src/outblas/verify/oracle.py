@@ -1,4 +1,6 @@
-"""The oracles: run a kernel on a `Case` and say whether its result, and nothing else, was written, and is right."""
+"""The oracles: run a kernel on a `Case` and say whether its result, and nothing else, was written,
+and is right.
+"""
 
 import math
 from bisect import bisect_left
@@ -11,20 +13,25 @@ from .call import Call, Fill, Run, prepare
 from .cases import Case
 from .report import describe, where
 
-# Largest integers to multiply: up to them a dtype holds every one. 4095 in fp32 needs a bit more than tf32 has.
+# Largest integers to multiply: up to them a dtype holds every one. 4095 in fp32 needs a bit more
+# than tf32 has.
 _LARGEST = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 4095}
 _EXACT = 1 << 24  # fp32 holds every integer up to it
 _FP16_LIMIT = 65504.0
 _UNIT = 2.0**-24  # unit roundoff of fp32
-_TF32_UNIT = 2.0**-11  # of tf32, rounded to nearest: plain fp32 registers would be truncated, which doubles it
-# Rounding errors are near independent, so the norm of n of them varies by about 1/√n: 6% at 256 elements. A factor of 2
-# between two such norms is then no accident; of fewer elements it may be.
+_TF32_UNIT = (
+    2.0**-11
+)  # of tf32, rounded to nearest: plain fp32 registers would be truncated, which doubles it
+# Rounding errors are near independent, so the norm of n of them varies by about 1/√n: 6% at 256
+# elements. A factor of 2 between two such norms is then no accident; of fewer elements it may be.
 _STATISTIC = 256
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one oracle says of one call. `message` holds figures when ok, and what went wrong when not."""
+    """What one oracle says of one call. `message` holds figures when ok, and what went wrong when
+    not.
+    """
 
     case: Case
     oracle: str
@@ -33,14 +40,21 @@ class Result:
 
     def record(self) -> dict[str, str | bool]:
         """For JSON."""
-        return {"case": str(self.case), "oracle": self.oracle, "ok": self.ok, "message": self.message}
+        return {
+            "case": str(self.case),
+            "oracle": self.oracle,
+            "ok": self.ok,
+            "message": self.message,
+        }
 
 
 def exact(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """Small integers, whose every partial sum fp32 holds: the result is the float64 product rounded once, bit for bit.
+    """Small integers, whose every partial sum fp32 holds: the result is the float64 product rounded
+    once, bit for bit.
 
-    Only the sign of zero is free: that of an exact zero sum depends on the order of its terms and on what the sum
-    started from, and neither torch nor IEEE 754 prescribes those. Raises ValueError if K, alpha or beta leave no room.
+    Only the sign of zero is free: that of an exact zero sum depends on the order of its terms and
+    on what the sum started from, and neither torch nor IEEE 754 prescribes those. Raises ValueError
+    if K, alpha or beta leave no room.
     """
     ra, rb, rc = integer_ranges(case)
     call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
@@ -51,9 +65,11 @@ def exact(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
 
 
 class Exact:
-    """The exact oracle for many kernels at one case without an addend: operands and their product are made once.
+    """The exact oracle for many kernels at one case without an addend: operands and their product
+    are made once.
 
-    Kernels must leave the operands alone: a result that is not ok may have spoilt them, and the next needs another.
+    Kernels must leave the operands alone: a result that is not ok may have spoilt them, and the
+        next needs another.
     """
 
     def __init__(self, case: Case, device: torch.device | str = "cpu") -> None:
@@ -77,18 +93,21 @@ class Exact:
 
 
 def bounded(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """Normal data: elementwise |out - out₆₄| ≤ 2·K·2⁻²⁴·(|A||B|) + ½ ulp(out), and a Frobenius error like torch's.
+    """Normal data: elementwise |out - out₆₄| ≤ 2·K·2⁻²⁴·(|A||B|) + ½ ulp(out), and a Frobenius
+    error like torch's.
 
-    An addend counts as two more terms. The relative Frobenius error may be twice that of torch in the same dtypes and
-    on the same device; of fewer than 256 different elements it is not judged.
+    An addend counts as two more terms. The relative Frobenius error may be twice that of torch in
+    the same dtypes and on the same device; of fewer than 256 different elements it is not judged.
     """
     return against("bounded", run, case, device, Call.torch_product, "torch's", 2.0)
 
 
 def chained(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """As `bounded`, for kernels that sum along K in one chain of FMAs: the Frobenius error is that chain's, within 1%.
+    """As `bounded`, for kernels that sum along K in one chain of FMAs: the Frobenius error is that
+    chain's, within 1%.
 
-    torch is no measure of theirs where cuBLAS splits K: the error of several short chains is smaller.
+    torch is no measure of theirs where cuBLAS splits K: the error of several short chains is
+        smaller.
     """
     return against("chained", run, case, device, Call.chained_product, "the chain's", 1.01)
 
@@ -102,22 +121,31 @@ def against(
     whose: str,
     times: float,
 ) -> Result:
-    """Normal data within the elementwise bound, its Frobenius error within so many `times` that of a reference product.
+    """Normal data within the elementwise bound, its Frobenius error within so many `times` that of
+    a reference product.
 
     The reference is called `whose` in the message.
     """
     call = prepare(case, device, _normal, _normal, _normal)
     call.run(run)
     theirs = reference(call)
-    sums = torch.zeros(3, dtype=torch.float64, device=theirs.device)  # our error², the reference's, norm²
+    sums = torch.zeros(
+        3, dtype=torch.float64, device=theirs.device
+    )  # our error², the reference's, norm²
     worst = torch.zeros((), dtype=torch.float64, device=theirs.device)
 
     def judge(got: torch.Tensor, want: torch.Tensor, rows: slice) -> torch.Tensor:
         error = (got.double() - want).abs_()
         allowed = _allowance(call, want, rows)
         if error.numel():
-            torch.maximum(worst, (error / allowed).nan_to_num_(nan=0.0, posinf=math.inf).max(), out=worst)
-        sums.add_(torch.stack([t.square().sum() for t in (error, theirs[..., rows, :].double() - want, want)]))
+            torch.maximum(
+                worst, (error / allowed).nan_to_num_(nan=0.0, posinf=math.inf).max(), out=worst
+            )
+        sums.add_(
+            torch.stack(
+                [t.square().sum() for t in (error, theirs[..., rows, :].double() - want, want)]
+            )
+        )
         return ~(error <= allowed)
 
     wrong = _mask(call, judge)
@@ -129,30 +157,46 @@ def against(
     else:
         ours, other = (float(x) for x in (sums[:2] / sums[2]).sqrt())
         limit = times * other
-        figures.append(f"relative Frobenius error {ours:.3g}, {whose} {other:.3g}, allowed {limit:.3g}")
+        figures.append(
+            f"relative Frobenius error {ours:.3g}, {whose} {other:.3g}, allowed {limit:.3g}"
+        )
         if ours > limit and not bool(wrong.any()):
             faults = [figures[-1]]
     return _result(oracle, call, wrong, "; ".join(figures), faults)
 
 
 def nonfinite(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
-    """NaN, ±Inf and 0 · Inf in the operands: NaN, +Inf, -Inf and finite results stand where torch.matmul has them.
+    """NaN, ±Inf and 0 · Inf in the operands: NaN, +Inf, -Inf and finite results stand where
+    torch.matmul has them.
 
-    The reference is the float64 product, which follows IEEE 754 as torch.matmul does, but for bf16 of odd K on the CPU:
-    oneDNN pads K there and makes NaN of Inf times padding.
+    The reference is the float64 product, which follows IEEE 754 as torch.matmul does, but for bf16
+    of odd K on the CPU: oneDNN pads K there and makes NaN of Inf times padding.
     """
     call = prepare(case, device, _nonfinite_a, _nonfinite_b, _nonfinite_c)
     call.run(run)
 
     def judge(got: torch.Tensor, want: torch.Tensor, rows: slice) -> torch.Tensor:
-        return (got.isnan() != want.isnan()) | (got.isposinf() != want.isposinf()) | (got.isneginf() != want.isneginf())
+        return (
+            (got.isnan() != want.isnan())
+            | (got.isposinf() != want.isposinf())
+            | (got.isneginf() != want.isneginf())
+        )
 
     wrong = _mask(call, judge)
-    return _result("nonfinite", call, wrong, f"{int((~call.out.view.isfinite()).sum())} NaN or Inf in the right places")
+    return _result(
+        "nonfinite",
+        call,
+        wrong,
+        f"{int((~call.out.view.isfinite()).sum())} NaN or Inf in the right places",
+    )
 
 
-def determinism(run: Run, case: Case, device: torch.device | str = "cpu", times: int = 10) -> Result:
-    """The same call gives the same bits `times` times; on a GPU every other time beside work on another stream."""
+def determinism(
+    run: Run, case: Case, device: torch.device | str = "cpu", times: int = 10
+) -> Result:
+    """The same call gives the same bits `times` times; on a GPU every other time beside work on
+    another stream.
+    """
     call = prepare(case, device, _normal, _normal, _normal)
     call.run(run)
     first = call.out.bits().clone()
@@ -166,7 +210,11 @@ def determinism(run: Run, case: Case, device: torch.device | str = "cpu", times:
         changed = call.out.bits() != first
         differing += bool(changed.any())
         differs |= changed
-    faults = [f"{differing} of {times - 1} repeats differ from the first call in {where(differs)}"] if differing else []
+    faults = (
+        [f"{differing} of {times - 1} repeats differ from the first call in {where(differs)}"]
+        if differing
+        else []
+    )
     return _result("determinism", call, call.out.unwritten(), f"{times} calls, equal bits", faults)
 
 
@@ -182,10 +230,11 @@ ORACLES: dict[str, Callable[[Run, Case, torch.device | str], Result]] = {
 def integer_ranges(case: Case) -> tuple[int, int, int]:
     """The largest |a|, |b| and |c| of the exact oracle.
 
-    Every intermediate must be a multiple of one power of two, less than 2²⁴ of it in size: A B in whole numbers, and
-    alpha · A B and beta · C, which get half of the room each, in the last bit of alpha and beta. An fp16 result stays
-    finite: its largest or, of many terms, eight standard deviations below 65504. fp32 operands are unequal, a wide one
-    times a narrow one, because a wide one shows a rounding to tf32.
+    Every intermediate must be a multiple of one power of two, less than 2²⁴ of it in size: A B in
+    whole numbers, and alpha · A B and beta · C, which get half of the room each, in the last bit of
+    alpha and beta. An fp16 result stays finite: its largest or, of many terms, eight standard
+    deviations below 65504. fp32 operands are unequal, a wide one times a narrow one, because a wide
+    one shows a rounding to tf32.
     """
     quantum = 1 / max(case.alpha.as_integer_ratio()[1], case.beta.as_integer_ratio()[1])
     half = 0.5 if case.beta else 1.0
@@ -208,14 +257,17 @@ def integer_ranges(case: Case) -> tuple[int, int, int]:
         ra, rb = largest, most(lambda r: fits(largest, r))
     if min(ra, rb, rc) < 1:
         raise ValueError(
-            f"K is {case.K}, alpha {case.alpha} and beta {case.beta}, expected K < 2**24, and alpha and beta of few "
+            f"K is {case.K}, alpha {case.alpha} and beta {case.beta}, expected K < 2**24, and "
+            "alpha and beta of few "
             "bits: fp32 cannot hold every partial sum"
         )
     return ra, rb, rc
 
 
 def ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Spacing of `dtype` at each |x| (float64): of the binade that a power of two opens; subnormals share one."""
+    """Spacing of `dtype` at each |x| (float64): of the binade that a power of two opens; subnormals
+    share one.
+    """
     info = torch.finfo(dtype)
     mantissa, _ = torch.frexp(x)  # in [½, 1): x / mantissa is a power of two, and exact
     power = (x / mantissa).abs_().div_(2).nan_to_num_(nan=0.0)
@@ -230,7 +282,9 @@ def _allowance(call: Call, want: torch.Tensor, rows: slice) -> torch.Tensor:
     return slack.add_(ulp(want.abs() + slack, case.result_dtype), alpha=0.5)
 
 
-def _mask(call: Call, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]) -> torch.Tensor:
+def _mask(
+    call: Call, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
+) -> torch.Tensor:
     """Which elements `judge(got, want, rows)` calls wrong."""
     wrong = torch.empty(call.out.shape, dtype=torch.bool, device=call.out.storage.device)
     for rows in call.slabs():
@@ -238,7 +292,9 @@ def _mask(call: Call, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch
     return wrong
 
 
-def _result(oracle: str, call: Call, wrong: torch.Tensor, figures: str, faults: list[str] | None = None) -> Result:
+def _result(
+    oracle: str, call: Call, wrong: torch.Tensor, figures: str, faults: list[str] | None = None
+) -> Result:
     faults = [*describe(call, wrong), *(faults or []), *call.violations()]
     return Result(call.case, oracle, not faults, "; ".join(faults) or figures)
 

@@ -1,4 +1,6 @@
-"""Says what is wrong with a result so that an engineer can act on it: how many, where, what was expected."""
+"""Says what is wrong with a result so that an engineer can act on it: how many, where, what was
+expected.
+"""
 
 import torch
 
@@ -6,7 +8,9 @@ from .call import Call
 
 
 def describe(call: Call, wrong: torch.Tensor) -> list[str]:
-    """One line on elements that were never written and one on wrong ones; `wrong`: booleans of out's shape."""
+    """One line on elements that were never written and one on wrong ones; `wrong`: booleans of
+    out's shape.
+    """
     unwritten = call.out.unwritten()
     lines = []
     if bool(unwritten.any()):
@@ -18,22 +22,31 @@ def describe(call: Call, wrong: torch.Tensor) -> list[str]:
 
 
 def where(mask: torch.Tensor) -> str:
-    """How many, the first index, and the box that holds all: a whole box points at a tile, a row or a column."""
+    """How many, the first index, and the box that holds all: a whole box points at a tile, a row or
+    a column.
+    """
     batches = mask.flatten(0, -3) if mask.dim() > 2 else mask[None]
     used = int(batches.flatten(1).any(-1).sum())
     rows, columns = (batches.any(dim).any(0).nonzero().flatten().tolist() for dim in (-1, -2))
     count = int(mask.sum())
     area = used * (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)
-    box = f"{'all of' if area == count else 'within'} rows {rows[0]}-{rows[-1]}, columns {columns[0]}-{columns[-1]}"
+    box = (
+        f"{'all of' if area == count else 'within'} rows {rows[0]}-{rows[-1]}, columns "
+        f"{columns[0]}-{columns[-1]}"
+    )
     matrices = f" of {used} of {len(batches)} matrices" if mask.dim() > 2 else ""
     return f"{count} of {mask.numel()} elements, first at {list(_first_of(mask))}, {box}{matrices}"
 
 
 def _first_of(mask: torch.Tensor) -> tuple[int, ...]:
-    """Index of the first True, one dimension at a time: torch.nonzero does not take 2³¹ elements."""
+    """Index of the first True, one dimension at a time: torch.nonzero does not take 2³¹
+    elements.
+    """
     index: list[int] = []
     while mask.dim():
-        index.append(int(mask.flatten(1).any(-1).nonzero()[0]) if mask.dim() > 1 else int(mask.nonzero()[0]))
+        index.append(
+            int(mask.flatten(1).any(-1).nonzero()[0]) if mask.dim() > 1 else int(mask.nonzero()[0])
+        )
         mask = mask[index[-1]]
     return tuple(index)
 

@@ -15,19 +15,21 @@ _deadlines: list[float] = []  # of the watchdogs that are active, the outermost 
 def real_stderr() -> int:
     """A file descriptor of the standard error as it is at the first call, for good.
 
-    Call it before anything redirects descriptor 2 (for pytest: in `pytest_configure`), or a dump goes down with the
-    temporary file that captures it.
+    Call it before anything redirects descriptor 2 (for pytest: in `pytest_configure`), or a dump
+    goes down with the temporary file that captures it.
     """
     return os.dup(2)
 
 
 @contextmanager
 def watchdog(seconds: float, label: str) -> Iterator[None]:
-    """If the body takes longer, dump the stacks of all threads to the real standard error and exit with status 1.
+    """If the body takes longer, dump the stacks of all threads to the real standard error and exit
+    with status 1.
 
-    The dump comes from a thread of faulthandler that needs no GIL, so it also ends a body that hangs inside a C call;
-    `label` is written from a Python thread and is missing from the report if that call holds the GIL. Watchdogs nest,
-    in one thread. They share one timer with `faulthandler.dump_traceback_later` (pytest's faulthandler_timeout).
+    The dump comes from a thread of faulthandler that needs no GIL, so it also ends a body that
+    hangs inside a C call; `label` is written from a Python thread and is missing from the report if
+    that call holds the GIL. Watchdogs nest, in one thread. They share one timer with
+    `faulthandler.dump_traceback_later` (pytest's faulthandler_timeout).
     """
     message = f"watchdog: {label}: not done after {seconds:g} s\n".encode()
     says = threading.Timer(seconds, os.write, (real_stderr(), message))
