@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .automatic import tune
-    from .progress import Progress
-    from .prune import plan
-    from .records import Finalist, Gpu, Trial, Winner, Workload
-    from .store import Store, StoreError
-    from .subjects import Subject
-    from .sweeping import Failure, Sweep, sweep
-    from .tuning import Outcome
+    from .measure.progress import Progress
+    from .search.prune import plan
+    from .search.target import Subject
+    from .store.records import Finalist, Gpu, Trial, Winner, Workload
+    from .store.store import Store, StoreError
+    from .sweep.outcome import Failure, Sweep
+    from .sweep.sweep import sweep
+    from .sweep.tuner import Outcome
 
 _PLACES = {
     "automatic": ("tune",),
-    "progress": ("Progress",),
-    "prune": ("plan",),
-    "records": ("Finalist", "Gpu", "Trial", "Winner", "Workload"),
-    "store": ("Store", "StoreError"),
-    "subjects": ("Subject",),
-    "sweeping": ("Failure", "Sweep", "sweep"),
-    "tuning": ("Outcome",),
+    "measure.progress": ("Progress",),
+    "search.prune": ("plan",),
+    "store.records": ("Finalist", "Gpu", "Trial", "Winner", "Workload"),
+    "store.store": ("Store", "StoreError"),
+    "search.target": ("Subject",),
+    "sweep.outcome": ("Failure", "Sweep"),
+    "sweep.sweep": ("sweep",),
+    "sweep.tuner": ("Outcome",),
 }
 __all__ = [
     "Failure",

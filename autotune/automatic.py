@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .. import dispatch, fallback, operands
-from ..choice import PRODUCTION, rivals
-from ..operands import Problem
-from ..ownership import shown
-from . import choose
-from .choose import HERE, Knowledge
-from .records import Winner, Workload
-from .subjects import Subject
+from ..core import problem as operands
+from ..core.ownership import shown
+from ..core.problem import Problem
+from ..runtime import dispatch, fallback
+from ..runtime.default_kernel import PRODUCTION, rivals
+from . import lookup
+from .lookup import HERE, Knowledge
+from .search.target import Subject
+from .store.records import Winner, Workload
 
 FIRST_SECONDS = (
     60.0  # for a shape that OUTBLAS_TUNE=on meets, unless OUTBLAS_TUNE_BUDGET says otherwise
@@ -28,13 +29,13 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
 
     Raises ValueError for an OUTBLAS_TUNE that is no mode.
     """
-    mode = choose.mode(tune, os.environ.get("OUTBLAS_TUNE"))
+    mode = lookup.mode(tune, os.environ.get("OUTBLAS_TUNE"))
     workload = None if mode == "off" else of_problem(problem)
     index = problem.device.index
     if workload is None or index is None:
         return
     try:
-        known, turned = choose.knowledge(index), False
+        known, turned = lookup.knowledge(index), False
         if PRODUCTION in rivals(
             known.gpu.arch, workload.dtype
         ):  # which computes a C stored by columns as C^T
@@ -50,7 +51,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         asked = [
             (
                 c.kernel,
-                "" if turned and c.kernel != PRODUCTION else choose.suited(c, workload, problem),
+                "" if turned and c.kernel != PRODUCTION else lookup.suited(c, workload, problem),
             )
             for c in found
         ]
@@ -158,7 +159,7 @@ def _first_time(workload: Workload, index: int) -> Knowledge | None:
         _given_up.add(workload)
         fallback.complain(f"{workload} could not be tuned: {error}")
         return None
-    known = choose.knowledge(index)
+    known = lookup.knowledge(index)
     if not _tuned(
         known, workload
     ):  # the store keeps nothing, and has said so: not again at every call
@@ -177,7 +178,7 @@ def _sweep(
     retry_failed: bool = False,
     allow_unsaved: bool = False,
 ) -> Winner:
-    from .sweeping import lost_results, sweep
+    from .sweep.sweep import lost_results, sweep
 
     major, minor = torch.cuda.get_device_capability(index)
     found = sweep(
@@ -193,7 +194,7 @@ def _sweep(
         retry_failed=retry_failed,
         allow_unsaved=allow_unsaved,
     )
-    choose.forget()
+    lookup.forget()
     dispatch.forget()
     if found.unsaved and not allow_unsaved:
         warnings.warn(lost_results(found.unsaved, found.store, found.rescued), stacklevel=3)

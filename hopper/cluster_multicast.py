@@ -18,9 +18,10 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from ..registry import Kernel
-from . import host, lean_barriers, sync
-from .config import WARPGROUP
+from ..core.registry import Kernel
+from . import lean_barriers
+from .core import entry, pipeline
+from .core.config import WARPGROUP
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class ClusterRing(lean_barriers.LeanRing):
 
     @cute.jit
     def release(self, index: Int32):
-        sync.jitter(self.jitter)
+        pipeline.jitter(self.jitter)
         self.note("empty", "consumers", self.consumers * self.cluster)
         lane = cute.arch.thread_idx()[0] % WARPGROUP
         if lane < self.cluster:
@@ -98,6 +99,6 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(
+unsupported, plan, artifact, phases, precompile, space = entry.entry(
     KERNEL, ClusterMulticast, Config
 )

@@ -12,8 +12,9 @@ Source: 001 kernel 11 (764 TFLOP/s, 107% of the cuBLAS of its day), 004.
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
-from . import host, tma_store
+from ..core.registry import Kernel
+from . import tma_store
+from .core import entry
 
 
 @dataclass(frozen=True)
@@ -37,4 +38,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, Hilbert, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, Hilbert, Config)

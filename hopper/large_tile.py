@@ -12,8 +12,9 @@ Source: 001 kernel 3 (423 TFLOP/s of cuBLAS's 716), 004 kernel B.
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
-from . import host, tma_wgmma
+from ..core.registry import Kernel
+from . import tma_wgmma
+from .core import entry
 
 
 @dataclass(frozen=True)
@@ -38,4 +39,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, LargeTile, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, LargeTile, Config)

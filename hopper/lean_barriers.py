@@ -16,15 +16,16 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..registry import Kernel
-from . import host, persistent, sync
-from .config import WARPGROUP
+from ..core.registry import Kernel
+from . import persistent
+from .core import entry, pipeline
+from .core.config import WARPGROUP
 
 Config = persistent.Config
 
 
 @dataclass(frozen=True)
-class LeanRing(sync.Ring):
+class LeanRing(pipeline.Ring):
     """full[s]: 1 arrival a turn, by the producer, which announces `tx_bytes`. empty[s]: 1 by each
     consumer warpgroup, once it has read the slot. Slots begin empty: the producer waits for the
     phase before the first.
@@ -34,14 +35,14 @@ class LeanRing(sync.Ring):
         return {"full": 1, "empty": self.consumers}
 
     @cute.jit
-    def acquire(self, slot: sync.Slot):
-        sync.jitter(self.jitter)
+    def acquire(self, slot: pipeline.Slot):
+        pipeline.jitter(self.jitter)
         cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase ^ 1)
         self.announce(slot)
 
     @cute.jit
     def release(self, index: Int32):
-        sync.jitter(self.jitter)
+        pipeline.jitter(self.jitter)
         self.note("empty", "consumers", self.consumers)
         if cute.arch.thread_idx()[0] % WARPGROUP == 0:
             cute.arch.mbarrier_arrive(self.empty + index)
@@ -65,4 +66,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, LeanBarriers, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, LeanBarriers, Config)

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from ..registry import Kernel
-from . import host, roles, two_consumers
+from ..core.registry import Kernel
+from . import two_consumers
+from .core import entry, roles
 
 
 @dataclass(frozen=True)
@@ -87,4 +88,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, Persistent, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, Persistent, Config)

@@ -20,8 +20,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import StoreCacheMode
 
-from ..registry import Kernel
-from . import cluster_multicast, host, roles
+from ..core.registry import Kernel
+from . import cluster_multicast
+from .core import entry, roles
 
 
 @dataclass(frozen=True)
@@ -65,4 +66,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, StoreTuning, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, StoreTuning, Config)

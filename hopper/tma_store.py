@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from ..registry import Kernel
-from . import host, staging, store_tuning
-from .config import SLAB
+from ..core.registry import Kernel
+from . import store_tuning
+from .core import entry, epilogue_store
+from .core.config import SLAB
 
 
 @dataclass(frozen=True)
@@ -47,27 +48,27 @@ class TmaStore(store_tuning.StoreTuning):
         return self.width >= 4 and self.config.store_buffers > 0
 
     def maps_c(self, c):
-        return staging.maps(self.config, c) if self.staged else ()
+        return epilogue_store.maps(self.config, c) if self.staged else ()
 
     def prepare_store(self, k, smem, maps):
         if self.staged:
-            staging.place(k, smem, maps)
+            epilogue_store.place(k, smem, maps)
 
     def become_consumer(self, k, consumer):
         store_tuning.StoreTuning.become_consumer(self, k, consumer)
         if self.staged:
-            staging.become_writer(k, self.config, consumer)
+            epilogue_store.become_writer(k, self.config, consumer)
 
     @cute.jit
     def store(self, k, m, n):
         if cutlass.const_expr(self.staged):
-            staging.store(k, self.config, m, n)
+            epilogue_store.store(k, self.config, m, n)
         else:
             store_tuning.StoreTuning.store(self, k, m, n)
 
     @cute.jit
     def leave(self):
-        staging.finish()  # shared memory must outlive the stores that read it
+        epilogue_store.finish()  # shared memory must outlive the stores that read it
         store_tuning.StoreTuning.leave(self)
 
 
@@ -83,4 +84,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, TmaStore, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, TmaStore, Config)

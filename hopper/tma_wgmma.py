@@ -16,11 +16,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import warpgroup
 
-from ..registry import Kernel
-from . import host, roles
-from .base import HopperGemm
-from .config import HopperConfig
-from .phases import LOAD, TENSOR, lap
+from ..core.registry import Kernel
+from .core import entry, roles
+from .core.base import HopperGemm
+from .core.config import HopperConfig
+from .core.phase_clock import LOAD, TENSOR, lap
 
 Config = HopperConfig
 
@@ -63,4 +63,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, TmaWgmma, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, TmaWgmma, Config)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from ..registry import Kernel
-from . import host, warp_specialized
+from ..core.registry import Kernel
+from . import warp_specialized
+from .core import entry
 
 
 @dataclass(frozen=True)
@@ -59,4 +60,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, TwoConsumers, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(KERNEL, TwoConsumers, Config)

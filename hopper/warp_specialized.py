@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
-from ..registry import Kernel
-from . import host, large_tile, roles, sync
+from ..core.registry import Kernel
+from . import large_tile
+from .core import entry, pipeline, roles
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class WarpSpecialized(large_tile.LargeTile):
     """Warpgroup 0 is the producer, by its first warp; the others are consumers."""
 
     introduces = frozenset({"slots", "consumers", "in_flight"})
-    ring_type: type[sync.Ring] = sync.TokenRing
+    ring_type: type[pipeline.Ring] = pipeline.TokenRing
 
     @property
     def warpgroups(self) -> int:
@@ -83,4 +84,6 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, phases, precompile, space = host.entry(KERNEL, WarpSpecialized, Config)
+unsupported, plan, artifact, phases, precompile, space = entry.entry(
+    KERNEL, WarpSpecialized, Config
+)

@@ -10,11 +10,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from ..capture import not_ready
+from ..core.epilogue import GATED
 from ..device import language
 from ..device.grid import INT32_MAX
 from ..device.launch import TYPES, arch_of
-from ..epilogue import GATED
+from ..runtime.cuda_graphs import not_ready
 
 Tensor = torch.Tensor
 

@@ -10,7 +10,7 @@ Source: 002 coalescing (6.352 TFLOP/s), 003 v01 (0.465 on a T4), 000 kernels 1 a
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
+from ..core.registry import Kernel
 from . import naive, simt_host
 
 

@@ -14,8 +14,8 @@ Source: 002 baseline (0.5025 TFLOP/s of cuBLAS's 50.06), 003 v01's counter-examp
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.registry import Kernel
 from ..device import rung, tiles
-from ..registry import Kernel
 from . import simt_host
 from .simt_config import SimtConfig
 

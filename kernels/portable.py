@@ -22,8 +22,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-from .. import machines
-from ..artifact import Artifact, example
+from ..core import machines
+from ..core.artifact import Artifact, example
+from ..core.problem import Launch, Problem, dtype_name
+from ..core.registry import Kernel
 from ..device import language, launch
 from ..device.fused import finish, halves, pair, quarters
 from ..device.grid import (
@@ -36,8 +38,6 @@ from ..device.grid import (
     tiles,
 )
 from ..device.launch import Specialization
-from ..operands import Launch, Problem, dtype_name
-from ..registry import Kernel
 from .portable_config import (
     CANDIDATES,
     INTERPRETED,

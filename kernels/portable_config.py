@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..configs import to_text
+from ..core.configs import to_text
+from ..core.machines import Machine
+from ..core.problem import LINE, Problem
+from ..core.space import Axes, Footprint, Space
 from ..device import l2, launch
 from ..device.grid import tiles
-from ..machines import Machine
-from ..operands import LINE, Problem
-from ..space import Axes, Footprint, Space
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one

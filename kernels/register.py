@@ -12,7 +12,7 @@ Source: 002 2D tile per thread (25.93 TFLOP/s), 003 v04 (2.1 to 2.7 on a T4), 00
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
+from ..core.registry import Kernel
 from . import simt_host, strip
 from .shared import staged
 

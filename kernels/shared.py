@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.registry import Kernel
 from ..device import rung, simt, tiles
-from ..registry import Kernel
 from . import coalesced, simt_host
 
 

@@ -8,10 +8,10 @@ operands are widened in shared memory.
 
 from dataclasses import dataclass
 
+from ..core.problem import Problem
 from ..device import access
 from ..device.access import Shared
 from ..device.mapping import Mapping, by_rows
-from ..operands import Problem
 from .simt_config import SimtConfig
 from .simt_maps import maps
 

@@ -4,8 +4,8 @@ their budgets.
 
 from dataclasses import dataclass, fields
 
+from ..core.space import Axes
 from ..device.grid import MAX_THREADS, WARP, max_registers
-from ..space import Axes
 
 SM_THREADS = 2048
 MAX_ACCUMULATORS = (

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from ..core.problem import Problem
+from ..core.registry import Kernel
+from ..core.space import Axes, Footprint
 from ..device import gluon, launch, rung, simt
 from ..device.grid import group_m, max_registers, needs_int64, pieces_of
 from ..device.mapping import by_rows
-from ..operands import Problem
-from ..registry import Kernel
-from ..space import Axes, Footprint
 from .simt_access import in_shared, passes
 from .simt_config import AXES, SimtConfig, invalid_reason
 from .simt_maps import maps

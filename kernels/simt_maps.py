@@ -4,9 +4,9 @@ ask for.
 
 from dataclasses import dataclass
 
+from ..core.problem import Problem
 from ..device.launch import contiguous, vector
 from ..device.mapping import Mapping, copies, outputs
-from ..operands import Problem
 from .simt_config import SimtConfig
 
 

@@ -11,7 +11,7 @@ Source: 002 1D tile per thread (17.04 TFLOP/s), 003 v03 (1.5 to 1.8 on a T4).
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
+from ..core.registry import Kernel
 from . import shared, simt_host
 
 

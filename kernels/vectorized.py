@@ -14,7 +14,7 @@ Source: 002 float4 (31.42 TFLOP/s), 003 v05 (3.2 to 3.4 on a T4), 000 kernel 6.
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
+from ..core.registry import Kernel
 from . import register, simt_host
 from .shared import staged
 

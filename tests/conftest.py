@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from outblas import fallback
+from outblas.runtime import fallback
 from outblas.verify.watchdog import real_stderr, watchdog
 
 GPU_TEST_SECONDS = 120

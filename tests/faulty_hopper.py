@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from outblas.bench.clock import Clock
+from outblas.core.space import Space
 from outblas.hopper import hilbert
-from outblas.space import Space
 
 FAULTS = ("hang", "illegal", "wrong")
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from outblas.configs import to_text
-from outblas.space import Footprint, Space
+from outblas.core.configs import to_text
+from outblas.core.space import Footprint, Space
 
 # What becomes of a config with a fault: of its measurement, and where it is compiled ahead.
 MEASURED = {

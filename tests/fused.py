@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import outblas
-from outblas.epilogue import GATED, apply, halves
+from outblas.core.epilogue import GATED, apply, halves
 from outblas.verify.guards import Guarded
 from outblas.verify.oracle import ulp
 

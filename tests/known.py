@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import stored
 
-from outblas.autotune import gpu, transfer
-from outblas.autotune.choose import Knowledge
-from outblas.autotune.records import Gpu
-from outblas.autotune.store import Store
-from outblas.configs import to_text
+from outblas.autotune.lookup import Knowledge
+from outblas.autotune.search import gpu
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import Gpu
+from outblas.autotune.store.store import Store
+from outblas.core.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
 
 H100 = replace(gpu.imagined("h100"), driver="580", torch="2.11")

@@ -22,13 +22,15 @@ from unittest import mock
 
 import greenlet
 
-from outblas.autotune import database, gpu, leases, rows, screening
-from outblas.autotune.isolated import Abandoned, Down
-from outblas.autotune.job_view import JobView
-from outblas.autotune.leases import Holder, Observer, Owner
-from outblas.autotune.records import Workload
-from outblas.autotune.screening import Screen
-from outblas.autotune.worker import Screened
+from outblas.autotune.measure.isolated import Abandoned, Down
+from outblas.autotune.measure.worker import Screened
+from outblas.autotune.search import gpu
+from outblas.autotune.store import leases, queries, sqlite
+from outblas.autotune.store.leases import Holder, Observer, Owner
+from outblas.autotune.store.records import Workload
+from outblas.autotune.sweep import screening
+from outblas.autotune.sweep.job_view import JobView
+from outblas.autotune.sweep.screening import Screen
 
 GPU = gpu.imagined("h100")
 WORKLOAD = Workload(16, 16, 16)
@@ -89,7 +91,7 @@ class World:
         self.dice = random.Random(seed)
         self.now, self._count = 0.0, 0
         self._events = []
-        self.connection = database.empty()
+        self.connection = sqlite.empty()
         self.machines = {name: Machine(name) for name in HOSTS}
         self.drivers = []
         self.configs = [f"number={i}" for i in range(configs)]
@@ -232,7 +234,7 @@ class Driver:
     # As a store.
     def _at_once(self, operation):
         self.world.observing = self
-        return database.at_once(self.world.connection, [operation])
+        return sqlite.at_once(self.world.connection, [operation])
 
     def _taking_time(self, operation):
         self.world.sleep(self.world.dice.choice((0.0, 0.001, 0.5)))
@@ -249,20 +251,20 @@ class Driver:
         raise NotImplementedError
 
     def claim(self, *facts, again=False):
-        identity = rows.identity(*facts)
+        identity = queries.identity(*facts)
         found = self._taking_time(self.holder.claiming(identity, again=again))
         if found.granted:
             self.holder.held[leases.key_of(identity)] = identity
         return found
 
     def release(self, *facts):
-        identity = rows.identity(*facts)
+        identity = queries.identity(*facts)
         if self.holder.held.pop(leases.key_of(identity), None) is not None:
             self._at_once(self.holder.releasing(identity))
 
     def add(self, trial, *, replace=False):
-        added = self._taking_time(rows.adding(trial, replace=replace))
-        self.holder.held.pop(leases.key_of(rows.identity(trial.gpu, *trial.identity[1:])), None)
+        added = self._taking_time(queries.adding(trial, replace=replace))
+        self.holder.held.pop(leases.key_of(queries.identity(trial.gpu, *trial.identity[1:])), None)
         return added
 
     # As a worker.
@@ -363,14 +365,14 @@ def _outage(machine):
 
 def _check(world, faults):
     """Raises ProtocolFault for what must not be."""
-    found = [dict(row) for row in rows.select(world.connection, "trials")]
+    found = [dict(row) for row in queries.select(world.connection, "trials")]
     statuses = {row["config"]: row["status"] for row in found}
     if set(statuses) != set(world.configs):
         raise ProtocolFault(f"trials are missing: {set(world.configs) - set(statuses)}")
     branded = {config: status for config, status in statuses.items() if status != "ok"}
     if branded and faults.outages < screening.MOST_MACHINE_LOSSES:
         raise ProtocolFault(f"innocent configs are branded: {branded}")
-    left = [dict(row) for row in rows.select(world.connection, "leases")]
+    left = [dict(row) for row in queries.select(world.connection, "leases")]
     if left:
         raise ProtocolFault(f"leases of configs that are measured are left over: {left}")
     times = Counter(each.config for each in world.measured if each.end is not None)

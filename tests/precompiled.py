@@ -10,13 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from outblas import choice, registry
 from outblas.autotune import automatic
-from outblas.autotune.compilers import default_workers
-from outblas.autotune.processes import Context, start
-from outblas.configs import from_text, to_text
-from outblas.hopper import gemm, gemm_host, rules
-from outblas.operands import problem
+from outblas.autotune.measure.compile_pool import default_workers
+from outblas.autotune.measure.processes import Context, start
+from outblas.core import registry
+from outblas.core.configs import from_text, to_text
+from outblas.core.problem import problem
+from outblas.hopper import gemm
+from outblas.hopper.gemm import heuristic, host
+from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
 
 KERNEL = "hopper.gemm"
@@ -41,7 +43,7 @@ def of_case(case):
 
 def by_rule(problem):
     """What the kernel takes if no config is given."""
-    return rules.config(problem, SMS, gemm.Config())
+    return heuristic.config(problem, SMS, gemm.Config())
 
 
 def by_default(problem):
@@ -51,13 +53,13 @@ def by_default(problem):
         config = from_text(module.Config, text) if text or kernel != KERNEL else by_rule(problem)
         if module.unsupported(problem, config) is None:
             return config if kernel == KERNEL else None
-    return by_rule(problem) if choice.by_rule(problem, 90, SMS) == KERNEL else None
+    return by_rule(problem) if default_kernel.by_rule(problem, 90, SMS) == KERNEL else None
 
 
 def variant(asked):
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return gemm_host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
+    return host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager

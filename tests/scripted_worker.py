@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 lean = types.ModuleType("lean")  # the package without what its __init__ imports
-lean.__path__ = [str(Path(__file__).parents[1] / "autotune")]
+lean.__path__ = [str(Path(__file__).parents[1] / "autotune" / "measure")]
 sys.modules["lean"] = lean
 from lean.serve import READY, Frame, Reader  # noqa: E402
 

@@ -8,8 +8,8 @@ import pytest
 
 import outblas
 from outblas import autotune
-from outblas.autotune.records import Finalist, Gpu, Trial, Winner, Workload
-from outblas.autotune.store import Store
+from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
+from outblas.autotune.store.store import Store
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
 H200 = Gpu("NVIDIA H200", 90, 132)

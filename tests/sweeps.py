@@ -9,11 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from outblas.autotune import gpu, supervisor
-from outblas.autotune.records import Workload
-from outblas.autotune.store import Store
-from outblas.autotune.subjects import Subject
-from outblas.autotune.sweeping import sweep
+from outblas.autotune.measure import supervisor
+from outblas.autotune.search import gpu
+from outblas.autotune.search.target import Subject
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweep.sweep import sweep
 
 SUBJECT = Subject("faulty", "faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
@@ -25,7 +26,7 @@ import json, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from faulty_kernel import notes
-from outblas.autotune.store import Store
+from outblas.autotune.store.store import Store
 from sweeps import active_children, run, soon
 """
 

@@ -12,7 +12,7 @@ import torch
 
 import outblas
 from outblas import FallbackWarning, OperandError, addmm, ladder, linear, matmul
-from outblas.hopper.config import HopperConfig
+from outblas.hopper.core.config import HopperConfig
 from outblas.kernels.portable_config import PortableConfig
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)

@@ -9,13 +9,15 @@ import torch
 from known import A100, CONFIGS, H100, knowing, winner
 
 import outblas
-from outblas import dispatch, fallback
-from outblas.autotune import automatic, choose, sweeping
-from outblas.autotune.records import Workload
-from outblas.autotune.store import StoreError
-from outblas.configs import to_text
+from outblas.autotune import automatic, lookup
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import StoreError
+from outblas.autotune.sweep import outcome
+from outblas.autotune.sweep import sweep as sweeping
+from outblas.core.configs import to_text
+from outblas.core.problem import problem
 from outblas.hopper import gemm, hilbert
-from outblas.operands import problem
+from outblas.runtime import dispatch, fallback
 
 AT = Workload(64, 64, 64)
 OWN = ("portable", "")  # what the rule says, and the kernel's own config
@@ -81,7 +83,7 @@ def taken(on_gpu, monkeypatch):
                 raise failing[config]
             return kernel, config
 
-        monkeypatch.setattr(choose, "knowledge", lambda index: known)
+        monkeypatch.setattr(lookup, "knowledge", lambda index: known)
         monkeypatch.setattr(dispatch, "_launcher", launcher)
         return dispatch._best_launcher(on_gpu, tune, nothing=False)
 
@@ -128,7 +130,7 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkey
         winner(kernel="hopper.gemm", config=text, workload=other, gpu=gpu),
         of=gpu,
     )
-    monkeypatch.setattr(choose, "knowledge", lambda index: known)
+    monkeypatch.setattr(lookup, "knowledge", lambda index: known)
     expected = [("hopper.gemm", text), OWN] if gpu == H100 else [("portable", CONFIGS[0])]
     assert list(automatic.choices(call))[: len(expected)] == expected
 
@@ -195,7 +197,7 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
             assert choices() == []
 
     monkeypatch.setattr(automatic, "_sweep", sweep)
-    monkeypatch.setattr(choose, "knowledge", lambda index: known[0])
+    monkeypatch.setattr(lookup, "knowledge", lambda index: known[0])
     assert choices("") == []
     assert swept == []
     fails("1.5", "64 bfloat16 nt could not be tuned: the GPU is on fire")
@@ -215,7 +217,7 @@ def test_a_store_that_keeps_nothing_is_no_callers_concern(on_gpu, monkeypatch, k
     swept = []
     monkeypatch.setattr(automatic, "_given_up", set())
     monkeypatch.setattr(automatic, "_sweep", lambda *facts, **options: swept.append(options))
-    monkeypatch.setattr(choose, "knowledge", lambda index: know())
+    monkeypatch.setattr(lookup, "knowledge", lambda index: know())
     for _ in range(3):
         assert list(automatic.choices(on_gpu, "on")) == []
     assert swept == [{"allow_unsaved": True}]
@@ -228,7 +230,7 @@ def test_tune_refuses_a_store_that_keeps_nothing(monkeypatch, tmp_path, options,
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
-    measured = Mock(return_value=sweeping.Sweep())
+    measured = Mock(return_value=outcome.Sweep())
     monkeypatch.setattr(sweeping, "_local", measured)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -239,10 +241,10 @@ def test_tune_refuses_a_store_that_keeps_nothing(monkeypatch, tmp_path, options,
 
 
 def test_modes():
-    assert choose.mode(None, None) == choose.mode("", "") == choose.mode(None, "") == "lookup"
-    assert choose.mode("on", "off") == "on"
+    assert lookup.mode(None, None) == lookup.mode("", "") == lookup.mode(None, "") == "lookup"
+    assert lookup.mode("on", "off") == "on"
     with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
-        choose.mode("yes", "on")
+        lookup.mode("yes", "on")
 
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)
@@ -280,7 +282,7 @@ def test_bad_arguments(error, message, call):
 
 @pytest.mark.parametrize("tune", ["off", "lookup", "on"])
 def test_calls_without_a_gpu_look_nothing_up(tune, monkeypatch):
-    monkeypatch.setattr(choose, "knowledge", lambda index: pytest.fail("looked up"))
+    monkeypatch.setattr(lookup, "knowledge", lambda index: pytest.fail("looked up"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fallback.FallbackWarning)
         assert torch.equal(outblas.matmul(A, B, tune=tune), A @ B)

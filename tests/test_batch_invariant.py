@@ -11,21 +11,13 @@ import torch
 from test_api import CAUSES
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from outblas import (
-    FallbackWarning,
-    addmm,
-    batch_invariant,
-    choice,
-    dispatch,
-    invariance,
-    machines,
-    matmul,
-    registry,
-)
+from outblas import FallbackWarning, addmm, batch_invariant, matmul
 from outblas.autotune import automatic
+from outblas.core import invariance, machines, registry
+from outblas.core.problem import problem
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
-from outblas.operands import problem
+from outblas.runtime import default_kernel, dispatch
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = torch.Generator().manual_seed(0)
@@ -163,10 +155,10 @@ def test_portable_has_one_config_for_all_rows(arch, dtype):
 
 def test_the_kernel_is_fixed_by_architecture_and_dtype():
     for M in (1, 8192):
-        assert choice.by_rule(asked(M), 90, 132) == "hopper.gemm"
-        assert choice.by_rule(asked(M, FP32), 90, 132) == "portable"
-        assert choice.by_rule(asked(M), 80, 108) == "portable"
-        assert choice.by_rule(asked(M, FP16), 75, 40) == "portable"
+        assert default_kernel.by_rule(asked(M), 90, 132) == "hopper.gemm"
+        assert default_kernel.by_rule(asked(M, FP32), 90, 132) == "portable"
+        assert default_kernel.by_rule(asked(M), 80, 108) == "portable"
+        assert default_kernel.by_rule(asked(M, FP16), 75, 40) == "portable"
 
 
 def test_what_was_tuned_is_not_asked(monkeypatch):

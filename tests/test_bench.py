@@ -12,7 +12,6 @@ import pytest
 import torch
 from commands import invoke, refuses
 
-from outblas import shapes
 from outblas.bench import (
     burst,
     campaign,
@@ -30,6 +29,7 @@ from outblas.bench.record import Device, Record
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, _rank, ratio
 from outblas.bench.sustained import Turn
 from outblas.cli.bench import COLUMNS, row, split_names
+from outblas.core import shapes
 from outblas.verify.kernels import Refused
 
 

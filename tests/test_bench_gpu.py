@@ -13,7 +13,7 @@ from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.power import EnergyMeter
 from outblas.cli import app
-from outblas.shapes import LAYOUTS
+from outblas.core.shapes import LAYOUTS
 from outblas.verify.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]

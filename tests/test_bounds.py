@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_gemm_work import Word, arithmetic, launch  # noqa: F401
 
-from outblas import configs
-from outblas.artifact import example
+from outblas.core import configs
+from outblas.core.artifact import example
 from outblas.device import grid
-from outblas.hopper import bounds, gemm, schedule, tma_wgmma, two_consumers
+from outblas.hopper import gemm, tma_wgmma, two_consumers
+from outblas.hopper.core import bounds, tile_order
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
@@ -107,7 +108,7 @@ def test_rungs_refuse_the_same(rung):
 def test_the_rule_s_own_config_is_checked_before_it_is_planned(monkeypatch):
     """Of a call without a config: how many tiles there are follows from the one that the rule
     gives."""
-    monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
     many = asked(1000, 1000, 64, 2**30)
     assert gemm.unsupported(many) is None
     with pytest.raises(ValueError, match="cluster tiles, and was given"):
@@ -141,7 +142,7 @@ def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
     assume(gemm.unsupported(asked(M, N, K, batch), config) is None)
     k = launch(config, M, N, K, batch, fit=132 // config.cluster)
     numbers = [n for n in (*vars(k).values(), *k.by) if isinstance(n, Word)]
-    ends = schedule.columns(config, N) * config.tile_n, k.clusters * config.cluster
+    ends = tile_order.columns(config, N) * config.tile_n, k.clusters * config.cluster
     assert all(0 <= n < 2**31 for n in (*numbers, *ends)), text
     for cluster in {Word(0), k.clusters - 1}:
         k.cluster = cluster

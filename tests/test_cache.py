@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas import cache
+from outblas.core import cache
 
 FACTS = {"kernel": "x", "arch": "sm_90a"}
 
@@ -124,7 +124,7 @@ def test_eight_cold_processes_build_once(folder):
     code = """
 import sys, time
 from pathlib import Path
-from outblas import cache
+from outblas.core import cache
 def build():
     with open(sys.argv[1], "a") as log:
         log.write("built\\n")

@@ -9,12 +9,12 @@ import commands
 import pytest
 from stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
 
-from outblas import cache, config_source, configs, registry
-from outblas.autotune import transfer
-from outblas.autotune.records import Gpu, Workload
-from outblas.autotune.store import Store
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.autotune.store.store import Store
 from outblas.cli import cache as command
 from outblas.cli import common
+from outblas.core import cache, config_source, configs, registry
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from outblas import cache
+from outblas.core import cache
 
 SIZE = 2000  # bytes of an object
 OBJECTS = 12

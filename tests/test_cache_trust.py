@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from users import PLANTER, VICTIM, as_user, needs_root, shared_folder, with_warnings
 
-from outblas import cache, ownership
+from outblas.core import cache, ownership
 
 FACTS = {"kernel": "x", "arch": "sm_90a", "dtypes": ("bfloat16", "float32")}
 OTHER = {**FACTS, "arch": "sm_100a"}

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import outblas
-from outblas import addmm, dispatch, linear, matmul
+from outblas import addmm, linear, matmul
 from outblas.autotune import automatic
+from outblas.runtime import dispatch
 
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
 GROWN, OUT = A.clone().requires_grad_(), torch.full((6, 4), torch.nan)

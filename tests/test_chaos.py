@@ -17,9 +17,9 @@ from chaos import damages, disks, examine, kernel, objects, processes, world
 from chaos.episode import Episode, Setting
 from chaos.kernel import Config
 
-from outblas.autotune.records import Workload, to_record
-from outblas.autotune.store import Store
-from outblas.configs import to_text
+from outblas.autotune.store.records import Workload, to_record
+from outblas.autotune.store.store import Store
+from outblas.core.configs import to_text
 
 ROOT = Path(__file__).parents[1]
 SOUND, GUILTY = Config(number=0), Config(number=1, fault="segfault")

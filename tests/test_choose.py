@@ -14,11 +14,13 @@ import pytest
 from known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, knowing, winner
 from stored import sql
 
-from outblas.autotune import choose, prune, transfer
-from outblas.autotune.choose import COUSIN, HERE, MODEL, SHIPPED, Choice, Knowledge
-from outblas.autotune.records import Workload
-from outblas.autotune.store import Store
-from outblas.configs import to_text
+from outblas.autotune import lookup
+from outblas.autotune.lookup import COUSIN, HERE, MODEL, SHIPPED, Choice, Knowledge
+from outblas.autotune.search import prune
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.core.configs import to_text
 from outblas.hopper import gemm, hilbert
 from outblas.kernels.portable_config import PortableConfig
 
@@ -130,11 +132,11 @@ def test_what_was_tuned_speaks_for_operands_that_lie_alike_in_lines():
     own, other = (Choice(kernel, "text", "") for kernel in ("hopper.gemm", "portable"))
     for changed in ({"alignment": (16, 128, 16)}, {"a": (2056, 1)}):
         astray = replace(packed, **changed)
-        assert choose.suited(own, asked, astray) == ""
-        assert choose.suited(other, asked, astray) == "text"
-    assert choose.suited(own, asked, packed) == "text"
-    assert choose.suited(own, asked, replace(packed, a=(4096, 1))) == "text"
-    assert choose.suited(own, odd, prune.problem(odd)) == "text"
+        assert lookup.suited(own, asked, astray) == ""
+        assert lookup.suited(other, asked, astray) == "text"
+    assert lookup.suited(own, asked, packed) == "text"
+    assert lookup.suited(own, asked, replace(packed, a=(4096, 1))) == "text"
+    assert lookup.suited(own, odd, prune.problem(odd)) == "text"
 
 
 def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know):
@@ -160,8 +162,8 @@ def test_reach(know):
 
 def test_distance():
     one, other = Workload(128, 256, 512), Workload(256, 256, 1024)
-    assert choose.distance(one, other) == choose.distance(other, one) == pytest.approx(2**0.5)
-    assert choose.distance(one, one) == 0
+    assert lookup.distance(one, other) == lookup.distance(other, one) == pytest.approx(2**0.5)
+    assert lookup.distance(one, one) == 0
 
 
 def test_other_dtypes_and_layouts_are_no_neighbours(know):
@@ -215,11 +217,11 @@ def test_steps_say_what_each_place_has(know):
 
 
 def test_refusals():
-    assert choose.refusal("portable", "", SQUARE, H100) is None
-    assert "block_m is 17" in str(choose.refusal("portable", "block_m=17", SQUARE, H100))
-    assert "needs sm_90" in str(choose.refusal("hopper.hilbert", "", SQUARE, A100))
-    assert "expected one of" in str(choose.refusal("no.kernel", "", SQUARE, H100))
-    assert "name=value" in str(choose.refusal("portable", "tile_m=128", SQUARE, H100))
+    assert lookup.refusal("portable", "", SQUARE, H100) is None
+    assert "block_m is 17" in str(lookup.refusal("portable", "block_m=17", SQUARE, H100))
+    assert "needs sm_90" in str(lookup.refusal("hopper.hilbert", "", SQUARE, A100))
+    assert "expected one of" in str(lookup.refusal("no.kernel", "", SQUARE, H100))
+    assert "name=value" in str(lookup.refusal("portable", "tile_m=128", SQUARE, H100))
 
 
 def test_lookups_are_cheap(know):
@@ -319,7 +321,7 @@ def test_shipped_tables_name_configs_that_exist():
     assert tables
     for table in tables:
         for entry in table.entries:
-            assert choose.refusal(entry.kernel, entry.config, entry.workload, table.gpu) is None, (
+            assert lookup.refusal(entry.kernel, entry.config, entry.workload, table.gpu) is None, (
                 entry
             )
 

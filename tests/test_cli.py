@@ -6,9 +6,9 @@ import pytest
 import torch
 from commands import invoke, refuses
 
-from outblas import registry
 from outblas.cli import inspect as cli_inspect
 from outblas.cli.common import said, save_json
+from outblas.core import registry
 from outblas.kernels import portable
 
 
@@ -40,7 +40,7 @@ def test_doctor():
 
 
 def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
-    from outblas import requirements
+    from outblas.core import requirements
 
     installed = requirements.installed
     monkeypatch.setattr(

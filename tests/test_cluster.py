@@ -13,8 +13,9 @@ import pytest
 import tuned
 from sweeps import soon
 
-from outblas.autotune import Store, Subject, cluster, sweep
-from outblas.autotune.progress import silent
+from outblas.autotune import Store, Subject, sweep
+from outblas.autotune.measure.progress import silent
+from outblas.autotune.sweep import ray_engine
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -160,7 +161,7 @@ def test_what_has_failed_is_measured_anew_on_a_cluster(folder, store):
 
 
 def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
-    monkeypatch.setattr(cluster, "RESTARTS", 1)
+    monkeypatch.setattr(ray_engine, "RESTARTS", 1)
     (folder / "deadly").touch()
     try:
         found = run(store)

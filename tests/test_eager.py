@@ -14,7 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outblas import FallbackWarning, addmm, dispatch, linear, matmul, ops
+from outblas import FallbackWarning, addmm, linear, matmul
+from outblas.runtime import dispatch
+from outblas.torch_ops import ops
 
 OPERATORS = torch.ops.outblas
 A, B, C = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (5, 4), (4,)))

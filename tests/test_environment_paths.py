@@ -12,8 +12,8 @@ import torch
 from commands import invoke
 
 import outblas
-from outblas import cache, filesystems
-from outblas.autotune import automatic, choose
+from outblas.autotune import automatic, lookup
+from outblas.core import cache, filesystems
 
 LONG = "a" * 5000
 VALUES = {
@@ -41,9 +41,9 @@ def environment(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", VALUES[request.param])
     cache._warn_once.cache_clear()
-    choose.forget()
+    lookup.forget()
     yield request.param
-    choose.forget()
+    lookup.forget()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -91,15 +91,15 @@ def test_products_go_on(environment, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_store_of_no_place_is_left_out(environment):
-    gpu = next(iter(choose.transfer.read_table(path).gpu for path in choose.TABLES.glob("*.json")))
-    known = choose.Knowledge(gpu)
+    gpu = next(iter(lookup.transfer.read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
+    known = lookup.Knowledge(gpu)
     assert known.known
-    assert not [each for each in known.known if each.origin in (choose.HERE, choose.MODEL)]
+    assert not [each for each in known.known if each.origin in (lookup.HERE, lookup.MODEL)]
 
 
 def test_a_mode_that_is_none_is_told_in_short():
     with pytest.raises(ValueError, match="OUTBLAS_TUNE is '") as caught:
-        choose.mode(None, f"\x1b[31m{LONG}")
+        lookup.mode(None, f"\x1b[31m{LONG}")
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
 

@@ -14,11 +14,11 @@ from test_portable_compile import check, copies, operand
 from test_simt import own, rung
 
 import outblas
+from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Extra, apply, halves
+from outblas.core.problem import Problem, problem
 from outblas.device import grid
-from outblas.epilogue import ACTIVATIONS, FUNCTIONS, Extra, apply, halves
 from outblas.inspect.machine_code import read_cubin
 from outblas.kernels.portable import Config, plan
-from outblas.operands import Problem, problem
 from outblas.turing.cp_async import SIZES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

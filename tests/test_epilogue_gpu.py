@@ -11,8 +11,9 @@ from fused import Fused, run
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from outblas import configs, matmul
-from outblas.epilogue import ACTIVATIONS, apply, halves
+from outblas import matmul
+from outblas.core import configs
+from outblas.core.epilogue import ACTIVATIONS, apply, halves
 
 pytestmark = pytest.mark.gpu
 EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])

@@ -5,7 +5,8 @@ tile's products.
 import pytest
 import torch
 
-from outblas import addmm, configs
+from outblas import addmm
+from outblas.core import configs
 from outblas.hopper import gemm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]

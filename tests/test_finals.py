@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.autotune.finals import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
+from outblas.autotune.measure.race import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
 
 TIE = {"one": 50.0, "other": 50.0}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import outblas
-from outblas import forks
+from outblas.core import forks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

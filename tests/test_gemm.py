@@ -13,12 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas import choice, configs
-from outblas.artifact import example
-from outblas.hopper import copies, gemm, gemm_host, partial_sums, rules, schedule
+from outblas.core import configs
+from outblas.core.artifact import example
+from outblas.core.problem import LINE, problem, transposed
+from outblas.core.shapes import LAYOUTS
+from outblas.hopper import gemm
+from outblas.hopper.core import tile_order
+from outblas.hopper.gemm import heuristic, host, operand_copies, workspace
 from outblas.inspect import inspect
-from outblas.operands import LINE, problem, transposed
-from outblas.shapes import LAYOUTS
+from outblas.runtime import default_kernel
 
 BF16, FP32 = torch.bfloat16, torch.float32
 OWN = gemm.Config()
@@ -174,9 +177,9 @@ def test_shared_memory_is_what_the_formula_says(text, N, slabs):
     """
     config = configs.from_text(gemm.Config, text)
     asked = variant(example(BF16, None, "nt", (-(-N // 8) * 8, N, 1024)), config)
-    assert gemm_host.shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
-    made = gemm_host.compile_variant(gemm.Gemm, asked)
-    assert f"{gemm_host.shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
+    assert host.shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
+    made = host.compile_variant(gemm.Gemm, asked)
+    assert f"{host.shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
 
 
 def test_words_beside_the_barriers_have_room():
@@ -205,7 +208,7 @@ def product(M, N, K, out_dtype=BF16, **changed):
 
 
 def variant(given, config=OWN):
-    return gemm_host.example_variant(gemm.plan.args[0], given, config)
+    return host.example_variant(gemm.plan.args[0], given, config)
 
 
 ODD = {
@@ -267,9 +270,9 @@ def test_copies_are_said(case):
 def test_any_strides_are_taken(case, config):
     given, which = ODD[case]
     assert gemm.unsupported(given) is None
-    assert copies.copied(given) == which
-    made = copies.aligned(given)
-    assert copies.copied(made) == (False, False)
+    assert operand_copies.copied(given) == which
+    made = operand_copies.aligned(given)
+    assert operand_copies.copied(made) == (False, False)
     assert replace(made, a=given.a, b=given.b, alignment=given.alignment) == given
     for name, is_copied in zip("ab", which, strict=True):
         before, after = getattr(given, name), getattr(made, name)
@@ -283,11 +286,9 @@ def test_any_strides_are_taken(case, config):
             assert [stride == 0 for stride in before[:-2]] == [stride == 0 for stride in after[:-2]]
         else:
             assert after == before
-    turned, crossed = gemm_host._turned(made, config)
+    turned, crossed = host._turned(made, config)
     assert crossed == config.swap
-    a, b = gemm_host._operand_strides(
-        gemm_host._one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    )
+    a, b = host._operand_strides(host._one_batch(turned)[0] if len(turned.batch) > 1 else turned)
     assert 1 in a[-2:]
     assert 1 in b[-2:]
     assert variant(given, config).layout[0] in "nt"
@@ -314,9 +315,9 @@ def test_any_strides_are_taken(case, config):
     ],
 )
 def test_lines_that_rows_lie_in(given, asked_for):
-    assert copies.lines(given) == asked_for
-    assert copies.lines(transposed(given)) == asked_for[::-1]
-    said = [line for line in copies.remarks(given) if "twice the requests" in line]
+    assert operand_copies.lines(given) == asked_for
+    assert operand_copies.lines(transposed(given)) == asked_for[::-1]
+    said = [line for line in operand_copies.remarks(given) if "twice the requests" in line]
     assert [line[0] for line in said] == [
         name for name, lines in zip("ab", asked_for, strict=True) if lines == 2
     ]
@@ -327,11 +328,11 @@ def test_rows_inside_of_lines_are_loaded_for_each_other(size):
     """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines
     do not merge.
     """
-    own = rules.config(product(size, size, 1024), 132, OWN)
-    beside = rules.config(product(size, size, 1032), 132, OWN)
+    own = heuristic.config(product(size, size, 1024), 132, OWN)
+    beside = heuristic.config(product(size, size, 1032), 132, OWN)
     assert own.group == 1
     assert beside.group == 2
-    assert beside == rules.config(product(size, size, 1024, alignment=(16, 16, 16)), 132, OWN)
+    assert beside == heuristic.config(product(size, size, 1024, alignment=(16, 16, 16)), 132, OWN)
 
 
 @settings(max_examples=100, deadline=None)
@@ -345,8 +346,8 @@ def test_a_copy_has_the_elements(data):
     room = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, source, strict=True))
     t = torch.arange(room)
     given = replace(product(*shape[-2:], 8), batch=shape[:-2])
-    made = copies._strides(given, source, *shape[-2:])
-    copy = copies.copy(t, shape, source, made)
+    made = operand_copies._strides(given, source, *shape[-2:])
+    copy = operand_copies.copy(t, shape, source, made)
     assert copy.stride() == made
     assert all(
         stride % (64 if 70 in shape[-2:] and max(made[-2:]) > 64 else 8) == 0
@@ -361,7 +362,7 @@ def test_a_copy_has_the_elements(data):
 def test_a_product_is_turned_for_each_of_two_reasons(swap, by_columns):
     out = torch.empty(128, 64, dtype=BF16, device="meta").t() if by_columns else None
     given = asked(FLAT[: 64 * 256].view(64, 256), FLAT[: 128 * 256].view(128, 256).t(), out)
-    turned, crossed = gemm_host._turned(given, replace(OWN, swap=swap))
+    turned, crossed = host._turned(given, replace(OWN, swap=swap))
     assert crossed == (swap != by_columns)
     assert turned == (transposed(given) if crossed else given)
     form = variant(given, replace(OWN, swap=swap)).form
@@ -376,12 +377,12 @@ def test_the_longest_batch_dimension_is_the_kernels():
         b=(0, 24, 7, 1, 64),
         out=(1, 2, 3, 64, 1),
     )
-    made, inner = gemm_host._one_batch(given)
+    made, inner = host._one_batch(given)
     assert inner == 1
     assert (made.batch, made.a, made.b, made.out) == ((7,), (8, 64, 1), (24, 1, 64), (2, 64, 1))
-    assert gemm_host._offset(given.a, (1, 2), inner) == 9
-    assert gemm_host._offset(given.b, (1, 2), inner) == 14
-    assert gemm_host._offset(given.out, (1, 2), inner) == 7
+    assert host._offset(given.a, (1, 2), inner) == 9
+    assert host._offset(given.b, (1, 2), inner) == 14
+    assert host._offset(given.out, (1, 2), inner) == 7
 
 
 @pytest.mark.parametrize(
@@ -470,7 +471,7 @@ def test_a_single_row_or_column_is_written_along_its_length(
     given, swap, strides, width, by_columns
 ):
     config = replace(OWN, swap=swap)
-    assert gemm_host._out_strides(gemm_host._turned(given, config)[0]) == strides
+    assert host._out_strides(host._turned(given, config)[0]) == strides
     form = variant(given, config).form
     assert (form.width, form.by_columns, form.staged) == (width, by_columns, width == 8)
 
@@ -485,8 +486,8 @@ def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
         torch.empty(*batch, 64, 40),
     )
     handed = []
-    monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
-    monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.extend(given))
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
+    monkeypatch.setattr(host.host, "load", lambda *_: lambda *given: handed.extend(given))
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
     assert [id(given) for given in handed[:3]] == [
@@ -504,7 +505,7 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
             steps.append(("marked", stream))
 
     def borrow(index, floats, counters):
-        lent = partial_sums.Workspace(
+        lent = workspace.Workspace(
             torch.empty(floats), torch.empty(counters), Event(), "its stream"
         )
         alive.append(weakref.ref(lent))
@@ -518,9 +519,9 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
         if fails:
             raise RuntimeError("no launch")
 
-    monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
-    monkeypatch.setattr(gemm_host.host, "load", lambda *_: run)
-    monkeypatch.setattr(partial_sums, "borrow", borrow)
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
+    monkeypatch.setattr(host.host, "load", lambda *_: run)
+    monkeypatch.setattr(workspace, "borrow", borrow)
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False"
     )
@@ -529,7 +530,7 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
     with pytest.raises(RuntimeError, match="no launch") if fails else contextlib.nullcontext():
         launch(a, b, None, out, 1.0, 0.0)
     assert steps == ["enqueued", ("marked", "its stream")]
-    partial_sums._retired.clear()
+    workspace._retired.clear()
 
 
 def test_a_form_says_what_a_call_has():
@@ -578,7 +579,7 @@ def test_the_rule_gives_a_config_that_can_be_built(data):
         given = replace(
             given, batch=(count,), a=(0, *given.a), b=(0, *given.b), out=(M * N, *given.out)
         )
-    made = rules.config(given, draw(st.sampled_from([1, 78, 114, 132])), OWN)
+    made = heuristic.config(given, draw(st.sampled_from([1, 78, 114, 132])), OWN)
     assert gemm.Gemm.invalid_reason(made) is None
     assert gemm.unsupported(given, made) is None
     assert made.split_k <= max(1, math.ceil(K / made.tile_k))
@@ -591,13 +592,13 @@ def test_the_rule_gives_a_config_that_can_be_built(data):
 
 def test_the_rule_cuts_k_where_few_tiles_are():
     small = product(64, 64, 65536)
-    assert rules.config(small, 132, OWN).split_k > 8
-    assert rules.config(replace(small, batch_invariant=True), 132, OWN).split_k == 1
+    assert heuristic.config(small, 132, OWN).split_k > 8
+    assert heuristic.config(replace(small, batch_invariant=True), 132, OWN).split_k == 1
     few = product(16, 4096, 4096)
-    made = rules.config(few, 132, OWN)
+    made = heuristic.config(few, 132, OWN)
     assert (made.cluster_k, made.split_k, made.swap) == (2, 1, True)
-    assert rules.config(replace(few, batch_invariant=True), 132, OWN).cluster_k == 1
-    large = rules.config(product(8192, 8192, 8192), 132, OWN)
+    assert heuristic.config(replace(few, batch_invariant=True), 132, OWN).cluster_k == 1
+    large = heuristic.config(product(8192, 8192, 8192), 132, OWN)
     assert (large.split_k, large.cluster_k, large.elastic) == (1, 1, True)
 
 
@@ -605,7 +606,7 @@ def test_the_rule_cuts_k_where_few_tiles_are():
 def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
     """Where neither operand has such rows tiles begin at whole lines of 128 bytes."""
     rule = {
-        layout: rules.config(example(BF16, None, layout, (size,) * 3), 132, OWN)
+        layout: heuristic.config(example(BF16, None, layout, (size,) * 3), 132, OWN)
         for layout in LAYOUTS
     }
     swapped = {layout: made.swap for layout, made in rule.items() if made.elastic}
@@ -632,14 +633,14 @@ def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
 )
 def test_it_is_spared_where_copies_cost_more_than_they_save(shape, layout, ratio):
     given = example(BF16, None, layout, shape)
-    assert (choice.spared("hopper.gemm", given) is not None) == (ratio > 1)
-    assert choice.by_rule(given, 90, 132) == ("portable" if ratio > 1 else "hopper.gemm")
-    assert choice.by_rule(replace(given, batch_invariant=True), 90, 132) == "hopper.gemm"
+    assert (default_kernel.spared("hopper.gemm", given) is not None) == (ratio > 1)
+    assert default_kernel.by_rule(given, 90, 132) == ("portable" if ratio > 1 else "hopper.gemm")
+    assert default_kernel.by_rule(replace(given, batch_invariant=True), 90, 132) == "hopper.gemm"
 
 
 def test_as_few_clusters_as_waves_allow():
     """The waves stay as many, and few clusters are left out."""
-    assert [schedule.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [
+    assert [tile_order.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [
         66,
         66,
         64,
@@ -648,7 +649,7 @@ def test_as_few_clusters_as_waves_allow():
         65,
     ]
     for clusters, tiles in itertools.product(range(1, 140), range(1, 600)):
-        fewest = schedule.level(clusters, tiles)
+        fewest = tile_order.level(clusters, tiles)
         assert 15 * clusters <= 16 * fewest <= 16 * clusters
         assert -(-tiles // fewest) == -(-tiles // clusters)
 
@@ -694,7 +695,7 @@ def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised():
     a, b = torch.empty(2, 1, 64, 64, dtype=BF16), torch.empty(1, 5, 64, 64, dtype=BF16)
     asked = problem(a, b, out)
     assert asked.batch == (2, 5)
-    alone, inner = gemm_host._one_batch(asked)
+    alone, inner = host._one_batch(asked)
     assert (inner, alone.batch, alone.alignment[2]) == (1, (5,), 2)
 
 

@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outblas import configs, operands
-from outblas.epilogue import Extra, halves
-from outblas.hopper import fetched, gemm, gemm_host, host
+from outblas.core import configs
+from outblas.core import problem as operands
+from outblas.core.epilogue import Extra, halves
+from outblas.hopper import gemm
+from outblas.hopper.core import compile
+from outblas.hopper.gemm import epilogue_load
+from outblas.hopper.gemm import host as gemm_host
 
 BF16 = torch.bfloat16
 BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
@@ -169,13 +173,13 @@ def test_pairs_in_rows_come_in_whole_granules():
 def test_slabs_fit_the_slots_that_carry_them():
     for text in (BASE, TALL, f"{SMALL},tile_n=16"):
         config = configs.from_text(gemm.Config, text)
-        per = fetched.per_slot(config, config, host.NUMERIC[BF16])
+        per = epilogue_load.per_slot(config, config, compile.NUMERIC[BF16])
         assert (
-            per * config.sharing * fetched.slab_bytes(config, host.NUMERIC[BF16])
+            per * config.sharing * epilogue_load.slab_bytes(config, compile.NUMERIC[BF16])
             <= config.slot_bytes
         )
-        assert fetched.slots(config, config, host.NUMERIC[BF16]) * per >= len(
-            gemm.epilogue.places(config, host.NUMERIC[BF16], config.tile_n)
+        assert epilogue_load.slots(config, config, compile.NUMERIC[BF16]) * per >= len(
+            gemm.epilogue.places(config, compile.NUMERIC[BF16], config.tile_n)
         )
 
 
@@ -203,7 +207,7 @@ def test_machine_code(given, text, code, tmp_path):
         asked,
         f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}",
     )
-    log = host.assembler_log(remarks.read_text(encoding="utf-8"))
+    log = compile.assembler_log(remarks.read_text(encoding="utf-8"))
     assert "0 bytes spill stores, 0 bytes spill loads" in log
     assert not [line for line in log.splitlines() if "C75" in line]
     ptx = str(made.__ptx__)

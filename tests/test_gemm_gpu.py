@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from precompiled import KERNEL, SMS, by_default, by_rule, of_case
 
 import outblas
-from outblas import configs, machines
-from outblas.artifact import example
-from outblas.hopper import gemm, gemm_host, partial_sums
-from outblas.operands import problem
-from outblas.shapes import LAYOUTS
+from outblas.core import configs, machines
+from outblas.core.artifact import example
+from outblas.core.problem import problem
+from outblas.core.shapes import LAYOUTS
+from outblas.hopper import gemm
+from outblas.hopper.gemm import host, workspace
 from outblas.verify.call import prepare
 from outblas.verify.cases import ADDENDS, Case
 from outblas.verify.kernels import caller, check
@@ -92,13 +93,13 @@ def ahead():
 def late(monkeypatch):
     """Kernels that were not compiled ahead, which is for GPUs of 132 SMs."""
     found = []
-    real = gemm_host.compile_variant
+    real = host.compile_variant
 
     def noted(gemm, variant, *options):
         found.append(variant.name)
         return real(gemm, variant, *options)
 
-    monkeypatch.setattr(gemm_host, "compile_variant", noted)
+    monkeypatch.setattr(host, "compile_variant", noted)
     return found
 
 
@@ -570,7 +571,7 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
         "streams of threads": stream_of_a_thread,
         "streams that end": external,
     }[kind]
-    partial_sums._held.clear()
+    workspace._held.clear()
     torch.cuda.synchronize()
     together = threading.Barrier(THREADS)
 
@@ -595,9 +596,9 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
     assert not wrong, (
         f"{len(wrong)} wrong results, of thread, round, config and shape: {wrong[:10]}"
     )
-    streams = sum(held.done is not None for held in partial_sums._held.values())
+    streams = sum(held.done is not None for held in workspace._held.values())
     assert (streams > 0) == (kind in ("streams of threads", "streams that end"))
-    assert streams <= partial_sums.FOREIGN
+    assert streams <= workspace.FOREIGN
 
 
 # ---- rows of any batch
@@ -656,7 +657,7 @@ def test_more_than_two_to_the_31_aligned_elements(case):
 # ---- sanitizers
 SANITIZED = f"""
 import torch, outblas
-from outblas import configs
+from outblas.core import configs
 from outblas.hopper import gemm
 a = torch.randint(-4, 5, (520, 520), device="cuda").bfloat16()
 b = torch.randint(-4, 5, (776, 520), device="cuda").bfloat16().t()

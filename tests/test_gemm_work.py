@@ -16,10 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas import configs
-from outblas.artifact import example
+from outblas.core import configs
+from outblas.core.artifact import example
 from outblas.device import raster
-from outblas.hopper import gemm, gemm_host, schedule, work
+from outblas.hopper import gemm
+from outblas.hopper.core import tile_order
+from outblas.hopper.gemm import host, tile_scheduler
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
@@ -58,12 +60,12 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
 @pytest.fixture(scope="module")
 def arithmetic():
     """`work`'s own source on Python's integers: what the DSL would trace is computed instead."""
-    tree = ast.parse(Path(work.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(tile_scheduler.__file__).read_text(encoding="utf-8"))
     dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
     made = {"cutlass": dsl, "cute": SimpleNamespace(jit=lambda function: function), "Int32": Word}
     made |= {"NamedTuple": NamedTuple, "__name__": "work"}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    exec(compile(tree, work.__file__, "exec"), made)
+    exec(compile(tree, tile_scheduler.__file__, "exec"), made)
     return SimpleNamespace(**made)
 
 
@@ -71,10 +73,10 @@ def launch(config, M, N, K, batch=0, fit=132, order=""):
     """What the kernel has of a call on a GPU where so many clusters fit, as the host and
     `Gemm.__call__` make it.
     """
-    tiles_m, tiles_n = schedule.cluster_tiles(config, M, N)
+    tiles_m, tiles_n = tile_order.cluster_tiles(config, M, N)
     tiles, k_tiles = tiles_m * tiles_n * max(batch, 1), -(-K // config.tile_k)
     pieces = min(config.split_k, k_tiles)
-    columns, narrow = schedule.columns(config, N), config.tile_n - 8
+    columns, narrow = tile_order.columns(config, N), config.tile_n - 8
     clusters = min(fit, tiles * (k_tiles if config.stream_k else pieces))
     once, table = tiles * pieces <= fit and not config.stream_k, None
     if order == "dealt":  # a tile each, of any matrix, in any order that has them all
@@ -84,7 +86,7 @@ def launch(config, M, N, K, batch=0, fit=132, order=""):
     elif order:
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
-    by = work.Divisors(
+    by = tile_scheduler.Divisors(
         *(
             Word(n)
             for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)
@@ -118,7 +120,9 @@ def all_work(arithmetic, k, config):
         k.cluster, k.part_k = Word(cluster), Word(part)
         k.only = k.table[cluster] if k.table and k.once else None
         for step in range(arithmetic.steps(k, config)):
-            mine = work.Work(*(int(value) for value in arithmetic.at(k, config, Word(step))))
+            mine = tile_scheduler.Work(
+                *(int(value) for value in arithmetic.at(k, config, Word(step)))
+            )
             if config.cluster_k > 1:
                 mine = mine._replace(piece=part, pieces=config.cluster_k)
             found.append((cluster, step, mine))
@@ -143,7 +147,7 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
     )
     M, N, K = draw(st.integers(1, 600)), draw(st.integers(1, 400)), draw(st.integers(1, 900))
     batch, fit = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 7, 16, 132]))
-    rows, columns = schedule.cluster_tiles(config, M, N)
+    rows, columns = tile_order.cluster_tiles(config, M, N)
     order = draw(
         st.sampled_from(["serpentine", "hilbert"] if rows * columns > fit else ["", "dealt"])
     )
@@ -209,14 +213,14 @@ def test_stream_k_with_few_slices(arithmetic, M, N, K, tiles, clusters):
     )
     k = launch(config, M, N, K)
     assert (k.tiles, k.clusters) == (tiles, clusters)
-    check(arithmetic, k, config, *schedule.cluster_tiles(config, M, N))
+    check(arithmetic, k, config, *tile_order.cluster_tiles(config, M, N))
 
 
 def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
-    M, K = 64 * 263, gemm_host.MOST_SLICES * 64
+    M, K = 64 * 263, host.MOST_SLICES * 64
     check(arithmetic, launch(config, M, 64, K), config, 263, 1)
     given = example(BF16, None, "nt", (M, 64, K))
     assert gemm.unsupported(given, config) is None
@@ -245,7 +249,7 @@ def test_elastic_columns_cover_the_matrix(arithmetic, tile_n, N):
     k.clusters = Word(1)
     tiles = [arithmetic.at(k, config, Word(n)) for n in range(int(k.tiles))]
     widths = [config.widths[int(mine.narrow)] for mine in tiles]
-    assert len(tiles) == schedule.columns(config, N)
+    assert len(tiles) == tile_order.columns(config, N)
     assert set(widths) <= {tile_n, tile_n - 8}
     assert [int(mine.column) for mine in tiles] == [sum(widths[:n]) for n in range(len(widths))]
     over = sum(widths) - N

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import outblas
-from outblas import FallbackWarning, dispatch, registry
+from outblas import FallbackWarning
+from outblas.core import registry
 from outblas.kernels.portable import CANDIDATES
+from outblas.runtime import dispatch
 from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused, check, oracles
@@ -329,7 +331,7 @@ print(1000 * (time.perf_counter() - start))
 def test_eight_cold_processes_compile_each_key_once(tmp_path):
     code = f"""
 import torch, outblas
-from outblas.hopper import host
+from outblas.hopper.core import host
 compile_variant = host.compile_variant
 def logged(gemm, variant, *options):
     with open({str(tmp_path / "log")!r}, "a") as log:

@@ -16,10 +16,10 @@ import filelock
 import pytest
 from sweeps import soon
 
-from outblas import cache
-from outblas.autotune import gpu_lock, isolated
-from outblas.autotune.gpu_lock import GpuLock, LockCancelled
-from outblas.autotune.isolated import Abandoned, Bench
+from outblas.autotune.measure import gpu_lock, isolated
+from outblas.autotune.measure.gpu_lock import GpuLock, LockCancelled
+from outblas.autotune.measure.isolated import Abandoned, Bench
+from outblas.core import cache
 
 pytestmark = [
     pytest.mark.timeout(60),

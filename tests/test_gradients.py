@@ -14,20 +14,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from triton.runtime.interpreter import InterpretedFunction
 
-from outblas import (
-    FallbackWarning,
-    addmm,
-    batch_invariant,
-    dispatch,
-    gradients,
-    invariance,
-    linear,
-    matmul,
-    ops,
-)
-from outblas.epilogue import ACTIVATIONS, GATED, apply
-from outblas.gradients import formula
+from outblas import FallbackWarning, addmm, batch_invariant, linear, matmul
+from outblas.core import invariance
+from outblas.core.epilogue import ACTIVATIONS, GATED, apply
 from outblas.kernels import activation as kernels
+from outblas.runtime import dispatch
+from outblas.torch_ops import autograd, ops
+from outblas.torch_ops.autograd import formula
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -408,7 +401,7 @@ def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(monkeypatch):
         seen.append(grad.is_neg())
         return formula(grad, x, activation)
 
-    monkeypatch.setattr(gradients, "_derivative", kernel)
+    monkeypatch.setattr(autograd, "_derivative", kernel)
     a, b, g = torch.randn(3, 4).requires_grad_(), torch.randn(4, 2), torch.randn(3, 2)
     for _ in range(3):
         y = matmul(a, b, activation="relu")
@@ -529,17 +522,17 @@ def test_torch_has_the_names_that_gradients_take_from_it():
     """Whichever is missing here has to be found anew; without some of them, gradients but
     torch.func go on.
     """
-    assert gradients._ONE_LEVEL is torch.autograd.function._SingleLevelFunction
-    assert gradients._allowed is torch._functorch.utils.enable_single_level_autograd_function
-    assert gradients._modes is torch._C._len_torch_dispatch_stack
-    assert gradients._tracing is torch._C._get_tracing_state
-    assert gradients._level is torch._C._functorch.maybe_current_level
+    assert autograd._ONE_LEVEL is torch.autograd.function._SingleLevelFunction
+    assert autograd._allowed is torch._functorch.utils.enable_single_level_autograd_function
+    assert autograd._modes is torch._C._len_torch_dispatch_stack
+    assert autograd._tracing is torch._C._get_tracing_state
+    assert autograd._level is torch._C._functorch.maybe_current_level
     assert torch.autograd.forward_ad._set_fwd_grad_enabled
 
 
 def test_without_the_class_for_one_level_only_transforms_fail(monkeypatch):
-    monkeypatch.setattr(gradients, "_ONE_LEVEL", torch.autograd.Function)
-    monkeypatch.setattr(gradients, "_record", gradients.recorder(gradients.Product))
+    monkeypatch.setattr(autograd, "_ONE_LEVEL", torch.autograd.Function)
+    monkeypatch.setattr(autograd, "_record", autograd.recorder(autograd.Product))
     a, b = grown((3, 4), (4, 2))
     (found,) = torch.autograd.grad(ops.matmul(a, b).sum(), a)
     torch.testing.assert_close(found, b.detach().sum(1).expand(3, 4))

@@ -11,9 +11,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from outblas import cache, configs, operands, registry
-from outblas.hopper import cluster_multicast, host, lean_barriers, sync
-from outblas.hopper.config import SHARED_MEMORY, HopperConfig, invalid_reason
+from outblas.core import cache, configs, registry
+from outblas.core import problem as operands
+from outblas.hopper import cluster_multicast, lean_barriers
+from outblas.hopper.core import host, pipeline
+from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, invalid_reason
 from outblas.inspect import GateError, inspect
 
 RUNGS = [kernel.name.removeprefix("hopper.") for kernel in registry.ladder("hopper")]
@@ -318,9 +320,9 @@ def test_a_ring_that_breaks_its_contract_fails_the_compile(
 @pytest.mark.parametrize(
     ("ring", "consumers", "cluster", "full", "empty"),
     [
-        (sync.Ring, 1, 1, 1, 0),
-        (sync.TokenRing, 1, 1, 129, 129),
-        (sync.TokenRing, 2, 1, 257, 257),
+        (pipeline.Ring, 1, 1, 1, 0),
+        (pipeline.TokenRing, 1, 1, 129, 129),
+        (pipeline.TokenRing, 2, 1, 257, 257),
         (lean_barriers.LeanRing, 2, 1, 1, 2),
         (cluster_multicast.ClusterRing, 2, 2, 1, 4),
         (cluster_multicast.ClusterRing, 3, 4, 1, 12),

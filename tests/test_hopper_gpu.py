@@ -10,7 +10,7 @@ import sanitizer
 import torch
 
 import outblas
-from outblas import registry
+from outblas.core import registry
 from outblas.verify.cases import Case
 from outblas.verify.kernels import caller, check
 from outblas.verify.oracle import determinism
@@ -151,7 +151,7 @@ def test_phases_add_up(kernel):
 
 SANITIZED = """
 import torch, outblas
-from outblas import registry
+from outblas.core import registry
 from dataclasses import replace
 a = torch.randint(-4, 5, (520, 200), device="cuda").bfloat16()
 b = torch.randint(-4, 5, (776, 200), device="cuda").bfloat16().t()

@@ -10,8 +10,8 @@ import commands
 import pytest
 import torch
 
-from outblas import machines, registry
-from outblas.artifact import cta_threads
+from outblas.core import machines, registry
+from outblas.core.artifact import cta_threads
 from outblas.inspect import GateError, inspect, machine_code, read, roofline, sass
 from outblas.inspect.occupancy import occupancy
 

@@ -15,10 +15,10 @@ from lease_model import Faults, ProtocolFault
 from stored import BARE, H100, WORKLOAD, silent, trial
 from sweeps import soon
 
-from outblas.autotune import leases, rows
-from outblas.autotune.job_view import JobView
-from outblas.autotune.leases import Claim, Holder, Observer, Owner
-from outblas.autotune.store import Store
+from outblas.autotune.store import leases, queries
+from outblas.autotune.store.leases import Claim, Holder, Observer, Owner
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweep.job_view import JobView
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -56,7 +56,7 @@ def granting(self, identity, *, again=False):
 
 
 def releasing_anyones(self, identity):
-    return lambda connection: rows._delete(connection, "leases", identity)
+    return lambda connection: queries._delete(connection, "leases", identity)
 
 
 # What the model must find: a rule that is left out, and under what.
@@ -74,7 +74,7 @@ BROKEN = {
         lambda owner, me: "alive" if leases._process(owner.pid)[0] else "dead",
         Faults(kills=2),
     ),
-    "a lease outlives its trial": (rows, "_delete", always(None), CALM),
+    "a lease outlives its trial": (queries, "_delete", always(None), CALM),
     "an interrupt keeps its lease": (
         Holder,
         "releasing",
@@ -104,7 +104,7 @@ def test_the_model_finds_what_is_left_out(fault, monkeypatch):
 def leases_of(path):
     with sqlite3.connect(path) as connection:
         connection.row_factory = sqlite3.Row
-        return rows.select(connection, "leases")
+        return queries.select(connection, "leases")
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_a_store_that_was_never_closed_holds_nothing(path):
 
 CLAIM = f"""{BARE}
 from pathlib import Path
-from outblas.autotune.records import Gpu, Workload
-from outblas.autotune.store import Store
+from outblas.autotune.store.records import Gpu, Workload
+from outblas.autotune.store.store import Store
 store = Store(Path(sys.argv[1]))
 print(store.claim(*eval(sys.argv[2])), flush=True)
 sys.stdin.read()
@@ -339,8 +339,8 @@ def test_what_the_disk_refuses_is_not_claimed_later(path):
 DRIVER = f"""{BARE}
 import time
 from pathlib import Path
-from outblas.autotune.records import Gpu, Trial, Workload, now
-from outblas.autotune.store import Store
+from outblas.autotune.store.records import Gpu, Trial, Workload, now
+from outblas.autotune.store.store import Store
 gpu, workload, kernel, source, _ = eval(sys.argv[2])
 store, log = Store(Path(sys.argv[1])), open(sys.argv[3], "a", buffering=1)
 left = [f"x={{i}}" for i in range(40)]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from outblas.autotune import compilers, limits
+from outblas.autotune.measure import compile_pool, limits
 
 GIB = 1 << 30
 MACHINE = 1 << 50  # bytes; more than any bound here
@@ -119,10 +119,10 @@ def test_without_control_groups(tmp_path, system):
 def test_compile_processes_keep_within_them(monkeypatch):
     monkeypatch.setattr(limits, "cores", lambda: 3)
     monkeypatch.setattr(limits, "memory", lambda: 100 * GIB)
-    assert compilers.default_workers() == 2
+    assert compile_pool.default_workers() == 2
     monkeypatch.setattr(limits, "cores", lambda: 64)
     monkeypatch.setattr(limits, "memory", lambda: 5 * GIB)
-    assert compilers.default_workers() == 2
-    assert compilers.Compilers().memory < 5 * GIB
+    assert compile_pool.default_workers() == 2
+    assert compile_pool.Compilers().memory < 5 * GIB
     monkeypatch.setattr(limits, "memory", lambda: GIB)
-    assert compilers.default_workers() == 1
+    assert compile_pool.default_workers() == 1

@@ -7,14 +7,17 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from outblas import machines
-from outblas.artifact import example
-from outblas.epilogue import ACTIVATIONS
-from outblas.hopper import form, gemm, gemm_host, hilbert, host, tma_wgmma, two_consumers
-from outblas.hopper.config import HopperConfig, unscheduled
+from outblas.core import machines
+from outblas.core.artifact import example
+from outblas.core.epilogue import ACTIVATIONS
+from outblas.hopper import gemm, hilbert, tma_wgmma, two_consumers
+from outblas.hopper.core import compile, host
+from outblas.hopper.core.config import HopperConfig, unscheduled
+from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.gemm import traits
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
-PLAIN = form.Form(8, False, True, False, False, False, False, False)
+PLAIN = traits.Form(8, False, True, False, False, False, False, False)
 OWN = gemm_host.Variant(unscheduled(gemm.Config()), PLAIN, BF16, BF16, "nt")
 RUNG = host.Variant("hopper.hilbert", unscheduled(hilbert.Config()), BF16, BF16, "nt", True, 8)
 KINDS = ("", "columns", "pairs", "rows", "matrix", "batch", "staged")
@@ -52,7 +55,7 @@ def test_every_field_takes_part(variant):
 
 def test_a_field_that_is_added_takes_part():
     @dataclasses.dataclass(frozen=True)
-    class More(form.Form):
+    class More(traits.Form):
         added: int = 0
 
     values = {field.name: getattr(PLAIN, field.name) for field in fields(PLAIN)}
@@ -96,7 +99,7 @@ def distinct(variants):
     keys = {}
     for variant in variants:
         name, key = variant.name, tuple(dataclasses.asdict(variant).items())
-        assert len(name) <= host.LONGEST_NAME
+        assert len(name) <= compile.LONGEST_NAME
         assert name.isidentifier()
         assert name.isascii()
         assert keys.setdefault(name, str(key)) == str(key), name
@@ -168,5 +171,5 @@ def test_a_long_name_is_cut_off_and_still_its_own():
         OWN.config, jitter=True, stream_k=True, pdl=True, elastic=True, pingpong=True, cluster_k=2
     )
     names = {replace(OWN, config=c, form=long).name for c in (config, replace(config, in_flight=0))}
-    assert {len(name) for name in names} == {host.LONGEST_NAME}
+    assert {len(name) for name in names} == {compile.LONGEST_NAME}
     assert len(names) == 2

@@ -11,7 +11,7 @@ from torch import nn
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.epilogue import apply
+from outblas.core.epilogue import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 X = torch.randn(3, 8)

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.epilogue import ACTIVATIONS
+from outblas.core.epilogue import ACTIVATIONS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),

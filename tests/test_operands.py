@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas import operands
+from outblas.core import problem
 
 
 def check(a, b, c=None):
@@ -20,7 +20,7 @@ def check(a, b, c=None):
     """
     want = torch.matmul(a, b) if c is None else torch.addmm(c, a, b)
     out = torch.full_like(want, torch.nan)
-    p = operands.problem(a, b, out, c)
+    p = problem.problem(a, b, out, c)
 
     def element(t, strides, *index):
         offset = t.storage_offset() + sum(i * s for i, s in zip(index, strides, strict=True))
@@ -62,7 +62,7 @@ def test_problem_describes_torch_matmul(shape_a, shape_b, transposed):
         a, b = (
             t.transpose(-1, -2).contiguous().transpose(-1, -2) if t.dim() > 1 else t for t in (a, b)
         )
-    assert operands.check_pair(a, b) == tuple(torch.matmul(a, b).shape)
+    assert problem.check_pair(a, b) == tuple(torch.matmul(a, b).shape)
     check(a, b)
 
 
@@ -112,7 +112,7 @@ def test_addend_broadcasts(addend):
 )
 def test_batches_merge_and_fold(a, shape_b, batch, M):
     b = torch.empty(shape_b)
-    p = operands.problem(a, b, torch.matmul(a, b))
+    p = problem.problem(a, b, torch.matmul(a, b))
     assert (p.batch, p.M) == (batch, M)
 
 
@@ -133,22 +133,22 @@ def test_batches_merge_and_fold(a, shape_b, batch, M):
 def test_out_that_overlaps_itself(shape, strides, overlaps):
     out = torch.empty(100).as_strided(shape, strides)
     with pytest.raises(ValueError, match="out has strides") if overlaps else nullcontext():
-        operands.check_out(out, shape, out.dtype, out.device)
+        problem.check_out(out, shape, out.dtype, out.device)
 
 
 def test_interleaved_columns_do_not_overlap():
     buffer = torch.empty(4, 10)
-    operands.check_overlap(buffer[:, :5], a=buffer[:, 5:])
-    operands.check_overlap(buffer[::2], a=buffer[1::2])
+    problem.check_overlap(buffer[:, :5], a=buffer[:, 5:])
+    problem.check_overlap(buffer[::2], a=buffer[1::2])
     with pytest.raises(ValueError, match="out overlaps b in memory"):
-        operands.check_overlap(buffer[:, :5], a=buffer[:, 5:], b=buffer[:, 4:9])
+        problem.check_overlap(buffer[:, :5], a=buffer[:, 5:], b=buffer[:, 4:9])
 
 
 def test_alignment_of_each_operand():
     buffer = torch.empty(256, dtype=torch.float16)
     buffer = buffer[-buffer.data_ptr() % 256 // 2 :]
     a, b, out = buffer[0:4].view(2, 2), buffer[9:13].view(2, 2), buffer[36:40].view(2, 2)
-    assert operands.problem(a, b, out).alignment == (operands.LINE, 2, 8) == (128, 2, 8)
+    assert problem.problem(a, b, out).alignment == (problem.LINE, 2, 8) == (128, 2, 8)
 
 
 def test_fake_tensors_share_no_memory():
@@ -157,4 +157,4 @@ def test_fake_tensors_share_no_memory():
 
     with FakeTensorMode():
         a, out = torch.empty(2, 3), torch.empty(4, 2)[1:3]
-        operands.check_overlap(out, a=a)
+        problem.check_overlap(out, a=a)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import outblas
-from outblas import dispatch
+from outblas.runtime import dispatch
 
 Tensor = torch.Tensor
 OURS = {

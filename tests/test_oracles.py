@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.shapes import LAYOUTS
+from outblas.core.shapes import LAYOUTS
 from outblas.verify import cases
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from outblas.device import driver
-from outblas.hopper import partial_sums
+from outblas.hopper.gemm import workspace
 
 SEEDS = 60
 STEPS = 5000  # of a run, after which it counts as hung
@@ -125,7 +125,7 @@ class World:
         return next((s for s in self.streams if s.cuda_stream == handle and not s.gone), None)
 
     def call(self, floats, counters):
-        lent = partial_sums.borrow(0, floats, counters)
+        lent = workspace.borrow(0, floats, counters)
         self.pause()
         real, blocks = self.state.real, (lent.sums.block, lent.counters.block)
         if lent.sums.numel() < floats or lent.counters.numel() < counters:
@@ -299,25 +299,25 @@ def faults(monkeypatch, bodies, seed, broken=lambda monkeypatch: None):
         patched.setattr(torch.cuda, "Event", lambda: Event(world))
         patched.setattr(driver, "context", lambda: world.state.context)
         patched.setattr(driver, "stream_id", world.stream_id)
-        patched.setattr(partial_sums.memory, "for_good", world.for_good)
+        patched.setattr(workspace.memory, "for_good", world.for_good)
         patched.setattr(
-            partial_sums, "_tensors", lambda index, *sizes: tuple(Tensor(world, n) for n in sizes)
+            workspace, "_tensors", lambda index, *sizes: tuple(Tensor(world, n) for n in sizes)
         )
-        patched.setattr(partial_sums, "_making", Lock(world))
-        patched.setattr(partial_sums, "_held", {})
-        patched.setattr(partial_sums, "FOREIGN", MOST)
-        partial_sums._retired.clear()
+        patched.setattr(workspace, "_making", Lock(world))
+        patched.setattr(workspace, "_held", {})
+        patched.setattr(workspace, "FOREIGN", MOST)
+        workspace._retired.clear()
         broken(patched)
         world.run(*bodies)
         found = list(world.faults)
-        if sum(kept.done is not None for kept in partial_sums._held.values()) > MOST:
+        if sum(kept.done is not None for kept in workspace._held.values()) > MOST:
             found.append("workspaces of streams that are gone are kept")
         for stream in world.streams:
             stream.running.clear()
             stream.gone = False
         world.draw.choice = lambda among: among[0]
-        partial_sums._held.clear()
-        partial_sums._retired.clear()
+        workspace._held.clear()
+        workspace._retired.clear()
     return found
 
 
@@ -333,21 +333,21 @@ def _forgetful(patched):
 
 
 def _by_handle(patched):
-    patched.setattr(partial_sums, "_key", lambda index, stream: (index, stream.cuda_stream))
+    patched.setattr(workspace, "_key", lambda index, stream: (index, stream.cuda_stream))
 
 
 def _unbounded(patched):
-    patched.setattr(partial_sums, "FOREIGN", 1000)
+    patched.setattr(workspace, "FOREIGN", 1000)
 
 
 def _unmarked(patched):
     """No event follows a kernel."""
-    patched.setattr(partial_sums.Workspace, "launched", lambda self: None)
+    patched.setattr(workspace.Workspace, "launched", lambda self: None)
 
 
 def _impatient(patched):
     """What was let go of is freed whether or not its event has come to pass."""
-    patched.setattr(partial_sums, "_collect", partial_sums._retired.clear)
+    patched.setattr(workspace, "_collect", workspace._retired.clear)
 
 
 @pytest.mark.parametrize(
@@ -397,20 +397,20 @@ def host(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: given.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: given.capturing)
-    monkeypatch.setattr(partial_sums, "_tensors", tensors)
-    monkeypatch.setattr(partial_sums.memory, "for_good", for_good)
-    monkeypatch.setattr(partial_sums, "_held", {})
+    monkeypatch.setattr(workspace, "_tensors", tensors)
+    monkeypatch.setattr(workspace.memory, "for_good", for_good)
+    monkeypatch.setattr(workspace, "_held", {})
     monkeypatch.setattr(driver, "stream_id", lambda handle: None)
     monkeypatch.setattr(driver, "context", lambda: None)
     return given
 
 
 def test_a_workspace_is_kept_and_grows(host):
-    first = partial_sums.borrow(0, 100, 10)
-    assert partial_sums.borrow(0, 60, 10) is first
-    second = partial_sums.borrow(0, 50, 20)
+    first = workspace.borrow(0, 100, 10)
+    assert workspace.borrow(0, 60, 10) is first
+    second = workspace.borrow(0, 50, 20)
     assert (second.sums.numel(), second.counters.numel()) == (100, 20)
-    assert partial_sums.borrow(0, 100, 20) is second
+    assert workspace.borrow(0, 100, 20) is second
     assert (len(host.made), host.kept) == (2, 2)
     assert all(tensor.recorded == [host.stream] for pair in host.made for tensor in pair)
 
@@ -427,9 +427,9 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch):
                 together.wait(10)
             return held
 
-    monkeypatch.setattr(partial_sums, "_held", Held())
+    monkeypatch.setattr(workspace, "_held", Held())
     threads = [
-        threading.Thread(target=lambda: found.append(partial_sums.borrow(0, 100, 10)))
+        threading.Thread(target=lambda: found.append(workspace.borrow(0, 100, 10)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -443,10 +443,10 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch):
 def test_a_graph_has_memory_of_its_own(host):
     """And so has a call on a stream that the driver cannot tell from others."""
     host.capturing = True
-    partial_sums.borrow(0, 100, 10)
+    workspace.borrow(0, 100, 10)
     host.capturing, host.stream = False, SimpleNamespace(cuda_stream=4096, stream_id=4096)
-    partial_sums.borrow(0, 100, 10)
-    assert (len(host.made), host.kept, partial_sums._held) == (2, 0, {})
+    workspace.borrow(0, 100, 10)
+    assert (len(host.made), host.kept, workspace._held) == (2, 0, {})
     assert not any(tensor.recorded for pair in host.made for tensor in pair)
 
 

@@ -8,10 +8,13 @@ from collections import Counter
 import pytest
 import torch
 
+from outblas.core.problem import problem
 from outblas.device import raster
-from outblas.hopper import gemm, gemm_host, host, placement, schedule
-from outblas.hopper.gemm import Config
-from outblas.operands import problem
+from outblas.hopper import gemm
+from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm import gpc_placement
+from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.gemm.kernel import Config
 
 DEVICE = torch.device("cuda", 0)
 
@@ -27,15 +30,15 @@ def panels(tiles, columns, gpc):
 def test_a_gpc_asks_for_as_little_as_it_can():
     sms = random.Random(0).sample(range(128), 128)  # which SM has which cluster
     gpc = [sm % 8 for sm in sms]
-    order = raster.order("serpentine", 16, 8, placement.BAND)
-    made = placement.dealt(order, list(zip(gpc, sms, strict=True)))
+    order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
+    made = gpc_placement.dealt(order, list(zip(gpc, sms, strict=True)))
     assert sorted(made) == sorted(order)
     assert panels(made, 8, gpc) == 8 * (4 + 4)
     assert panels(raster.order("column", 16, 8), 8, gpc) > 2 * 8 * (4 + 4)
 
 
 def test_sms_that_clusters_connect_are_one_gpc():
-    assert placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
+    assert gpc_placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
 COUNT = 20  # SMs of the fakes' GPU
@@ -67,18 +70,18 @@ class Fake:
 @pytest.fixture
 def gpu(monkeypatch):
     fake = Fake()
-    monkeypatch.setattr(placement, "_seen", fake.seen)
+    monkeypatch.setattr(gpc_placement, "_seen", fake.seen)
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
         lambda device: type("", (), {"multi_processor_count": COUNT}),
     )
-    monkeypatch.setattr(placement.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(placement.time, "monotonic", lambda: fake.now)
-    monkeypatch.setattr(placement.driver, "context", lambda: fake.context)
-    monkeypatch.setattr(placement, "capturing", lambda device: fake.capturing)
-    monkeypatch.setattr(schedule, "kept", fake.kept)
-    monkeypatch.setattr(placement, "_boards", {})
+    monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(gpc_placement.time, "monotonic", lambda: fake.now)
+    monkeypatch.setattr(gpc_placement.driver, "context", lambda: fake.context)
+    monkeypatch.setattr(gpc_placement, "capturing", lambda device: fake.capturing)
+    monkeypatch.setattr(tile_order, "kept", fake.kept)
+    monkeypatch.setattr(gpc_placement, "_boards", {})
     return fake
 
 
@@ -89,31 +92,31 @@ WARNING = "tiles are dealt out to SMs as they come"
 
 def test_sms_that_no_cluster_had_cut_no_gpc():
     sms = [9, 0, 19, 17, 8, 30]
-    homes = placement.joined([[*range(8)], [*range(8, 16)]])
-    found = placement.Look(sms, homes).places()
+    homes = gpc_placement.joined([[*range(8)], [*range(8, 16)]])
+    found = gpc_placement.Look(sms, homes).places()
     assert [sm for *_, sm in sorted(found)] == [17, 19, 30, 0, 8, 9]
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
 def test_a_probe_that_was_disturbed_is_made_again(monkeypatch):
     seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
-    monkeypatch.setattr(placement, "_seen", lambda *_: seen.pop(0))
-    monkeypatch.setattr(placement.time, "sleep", lambda seconds: None)
-    assert placement._agreed(DEVICE, 2, 2, placement.TRIES) == [3, 1]
+    monkeypatch.setattr(gpc_placement, "_seen", lambda *_: seen.pop(0))
+    monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
+    assert gpc_placement._agreed(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
     assert not seen
 
 
 def test_tiles_of_a_gpc_are_neighbours(gpu):
     """On a GPU of its own one look is enough, for all plans of the kind."""
     gpu.order = random.Random(0).sample(range(COUNT), COUNT)
-    first = placement.table(*ASKED)
+    first = gpc_placement.table(*ASKED)
     assert sorted(first) == sorted(BY_COLUMNS)
     assert first != BY_COLUMNS
     made = gpu.probes
-    assert placement.table(*ASKED) == first
+    assert gpc_placement.table(*ASKED) == first
     assert gpu.probes == made
     launch = object()
-    assert placement.watched(launch, placement.Placed(*ASKED), pytest.fail) is launch
+    assert gpc_placement.watched(launch, gpc_placement.Placed(*ASKED), pytest.fail) is launch
 
 
 @pytest.fixture
@@ -122,9 +125,9 @@ def planned(gpu):
 
     def plan(*asked):
         tables, state = [], {}
-        placed = placement.Placed(*(asked or ASKED))
+        placed = gpc_placement.Placed(*(asked or ASKED))
         state["table"] = placed.table
-        run = placement.watched(
+        run = gpc_placement.watched(
             lambda: tables.append(state["table"]), placed, lambda t: state.update(table=t)
         )
         return run, tables
@@ -133,14 +136,14 @@ def planned(gpu):
 
 
 def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
-    gpu.busy = 1 + 2 * placement.TRIES
+    gpu.busy = 1 + 2 * gpc_placement.TRIES
     with pytest.warns(RuntimeWarning, match=WARNING):
         run, tables = planned()
     other, others = planned()
     for _ in range(3):
         run()
         other()
-    good = placement.table(*ASKED)
+    good = gpc_placement.table(*ASKED)
     assert good != BY_COLUMNS
     assert tables == [good] * 3
     assert others == [good] * 3  # what one plan sees is every plan's
@@ -158,7 +161,7 @@ def test_a_plan_of_a_failure_gets_better(gpu, planned):
     assert tables == [BY_COLUMNS] * 2  # a second has not passed
     gpu.now = 1.5
     run()
-    assert tables[2] == placement.table(*ASKED) != BY_COLUMNS
+    assert tables[2] == gpc_placement.table(*ASKED) != BY_COLUMNS
     assert len(set(gpu.made)) == 2
 
 
@@ -167,16 +170,16 @@ def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned):
     gpu.busy = 10**9
     run, tables = planned()
     first = gpu.probes
-    assert first == 1 + 2 * placement.TRIES
+    assert first == 1 + 2 * gpc_placement.TRIES
     for _ in range(5000):
         run()
         gpu.now += 0.5
     retries = gpu.probes - first
-    assert retries == 3 * placement.RETRIES
+    assert retries == 3 * gpc_placement.RETRIES
     assert tables == [BY_COLUMNS] * 5000
     gpu.busy = 0
     run()
-    assert placement.table(*ASKED) == BY_COLUMNS  # and no more, whatever comes
+    assert gpc_placement.table(*ASKED) == BY_COLUMNS  # and no more, whatever comes
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
@@ -186,7 +189,7 @@ def test_nobody_looks_in_a_capture(gpu, planned):
     gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
     made = gpu.probes
     run()
-    placement.Placed(*ASKED)
+    gpc_placement.Placed(*ASKED)
     assert gpu.probes == made
     gpu.capturing = False
     run()
@@ -196,9 +199,9 @@ def test_nobody_looks_in_a_capture(gpu, planned):
 def test_contexts_have_sms_of_their_own(gpu, planned):
     """A plan goes on with the table of the context in which it was made, and looks again there
     alone."""
-    first = placement.table(*ASKED)
+    first = gpc_placement.table(*ASKED)
     gpu.context, gpu.order = 2, gpu.order[::-1]
-    second = placement.table(*ASKED)
+    second = gpc_placement.table(*ASKED)
     assert first != second
     gpu.busy = 1000
     gpu.context = 3
@@ -212,23 +215,25 @@ def test_contexts_have_sms_of_their_own(gpu, planned):
     run()
     assert tables == [BY_COLUMNS, second]
     gpu.context = 1
-    assert placement.table(*ASKED) == first
+    assert gpc_placement.table(*ASKED) == first
 
 
 def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
     """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
     else ran there."""
     gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
-    free, before = placement._free, [False]
-    monkeypatch.setattr(placement, "_free", lambda *asked: before.pop() if before else free(*asked))
+    free, before = gpc_placement._free, [False]
+    monkeypatch.setattr(
+        gpc_placement, "_free", lambda *asked: before.pop() if before else free(*asked)
+    )
     run, tables = planned()
     gpu.groups = [*range(4, 12)]
     run()
-    board = placement._boards[DEVICE, 1]
+    board = gpc_placement._boards[DEVICE, 1]
     assert set(board.homes.values()) == {0}
     assert board.known
     assert sorted(tables[0]) == sorted(BY_COLUMNS)
-    assert placement.table(*ASKED) == tables[0]
+    assert gpc_placement.table(*ASKED) == tables[0]
     made = gpu.probes
     gpu.now = 1000.0
     run()
@@ -237,12 +242,12 @@ def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
 
 def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
     monkeypatch.setattr(
-        placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel"))
+        gpc_placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel"))
     )
     with pytest.warns(RuntimeWarning, match="no such kernel"):
         run, tables = planned()
     run()
-    monkeypatch.setattr(placement, "_seen", gpu.seen)
+    monkeypatch.setattr(gpc_placement, "_seen", gpu.seen)
     gpu.now = 1.0
     run()
     assert tables[0] == BY_COLUMNS != tables[1]
@@ -263,7 +268,7 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
             cluster_m=1,
         ),
     )
-    monkeypatch.setattr(schedule, "clusters", lambda *_: 132)
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
     monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.append(given[3]))
     gpu.busy = 1000
     a, b, out = torch.empty(256, 64), torch.empty(320, 64).t(), torch.empty(256, 320)
@@ -281,11 +286,11 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
 def test_a_table_is_kept_for_its_order(monkeypatch):
     """Whatever it is called: the order that stands for a failure is not in the way of the right
     one."""
-    monkeypatch.setattr(schedule.memory, "for_good", lambda device, make: make())
-    monkeypatch.setattr(schedule, "_kept", {})
+    monkeypatch.setattr(tile_order.memory, "for_good", lambda device, make: make())
+    monkeypatch.setattr(tile_order, "_kept", {})
     first, second = ([0, 1, 2], [2, 1, 0])
     one, two = (
-        schedule.kept(torch.device("cpu"), ("tiles", *t), lambda t=t: t) for t in (first, second)
+        tile_order.kept(torch.device("cpu"), ("tiles", *t), lambda t=t: t) for t in (first, second)
     )
     assert (one.tolist(), two.tolist()) == (first, second)
 
@@ -294,12 +299,14 @@ def test_a_table_is_kept_for_its_order(monkeypatch):
 @pytest.mark.sm90
 def test_probes_see_gpcs_and_every_sm_once():
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    placed = placement.Placed(Config(cluster_m=2), 1, count // 2, DEVICE)
+    placed = gpc_placement.Placed(Config(cluster_m=2), 1, count // 2, DEVICE)
     sizes = Counter(placed.look.homes.values())
     assert sum(size for size in sizes.values() if 12 <= size <= 18) >= 0.8 * count
     assert {sm // 2 for sm in placed.look.sms} == set(range(count // 2))
     assert placed.final
-    assert sorted(placement.table(Config(cluster_m=2), 8, 8, DEVICE).tolist()) == list(range(64))
+    assert sorted(gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE).tolist()) == list(
+        range(64)
+    )
 
 
 @pytest.fixture
@@ -307,8 +314,8 @@ def crowd():
     """Other work beside what is tested, until it is told to stop: on sixteen SMs, as NCCL's, one
     launch after another, each with so much shared memory that nothing of ours has room beside it.
     """
-    variant, stop = placement.Variant(1), threading.Event()
-    occupy = host.load(variant, lambda: placement.compile_variant(variant))
+    variant, stop = gpc_placement.Variant(1), threading.Event()
+    occupy = compile.load(variant, lambda: gpc_placement.compile_variant(variant))
     stream, sms = torch.cuda.Stream(), torch.empty(16, dtype=torch.int32, device=DEVICE)
     torch.cuda.synchronize()
 
@@ -330,7 +337,7 @@ def crowd():
 @pytest.mark.sm90
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
 def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
-    monkeypatch.setattr(placement, "_boards", {})
+    monkeypatch.setattr(gpc_placement, "_boards", {})
     config = Config(
         tile_m=64,
         tile_n=128,
@@ -343,7 +350,7 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatc
     a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
     want, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
     launch = gemm.plan(problem(a, b, out), config)
-    board = placement._boards[DEVICE, placement.driver.context()]
+    board = gpc_placement._boards[DEVICE, gpc_placement.driver.context()]
     (look,) = board.looks.values()
 
     def call():
@@ -360,7 +367,7 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatc
     call()
     assert look.final
     found = look.places()
-    monkeypatch.setattr(placement, "_boards", {})
-    again = placement.Placed(config, 16, 8, DEVICE)
+    monkeypatch.setattr(gpc_placement, "_boards", {})
+    again = gpc_placement.Placed(config, 16, 8, DEVICE)
     assert again.final
     assert again.look.places() == found

@@ -10,12 +10,12 @@ import torch
 from test_portable_compile import DEVICES, KIB, form
 
 import outblas
+from outblas.core.problem import problem
 from outblas.device import grid
 from outblas.device.grid import pieces_of
 from outblas.kernels import portable_config
 from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
 from outblas.kernels.portable_config import cycles, uses_fma, vector
-from outblas.operands import problem
 
 pytestmark = pytest.mark.interpreter
 

@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 import torch
 
+from outblas.core.problem import problem
 from outblas.inspect.machine_code import read_cubin
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, choose, compile_for, plan
 from outblas.kernels.portable_config import TENSOR_CORE, candidates, uses_fma
-from outblas.operands import problem
 
 pytestmark = pytest.mark.compile
 

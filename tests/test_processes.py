@@ -16,8 +16,8 @@ import chores
 import pytest
 from sweeps import gone, soon
 
-from outblas.autotune import processes, serve, supervisor
-from outblas.autotune.processes import (
+from outblas.autotune.measure import processes, serve, supervisor
+from outblas.autotune.measure.processes import (
     Deadline,
     RemoteError,
     WorkerDied,
@@ -25,7 +25,7 @@ from outblas.autotune.processes import (
     WorkerStartError,
     WorkerTimeout,
 )
-from outblas.autotune.serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
+from outblas.autotune.measure.serve import ACCEPTED, CALL, ERROR, READY, RESULT, Frame, Reader
 
 pytestmark = [
     pytest.mark.timeout(60),

@@ -22,8 +22,8 @@ import pytest
 import torch
 from test_counters import RECORDING, recorded
 
-from outblas import registry
-from outblas.hopper import cycles
+from outblas.core import registry
+from outblas.hopper.core import phase_profile
 from outblas.inspect import counters, instructions, lines, ncu
 from outblas.inspect.profiled import Request
 from outblas.report import compare, phases, profiles
@@ -491,7 +491,9 @@ def test_a_kernel_for_another_gpu(replay, monkeypatch):
 def test_phases_in_a_table_and_in_json(replay, tmp_path, monkeypatch):
     """What is shown of counted cycles; the kernels count theirs in the GPU tests."""
     module = registry.load("hopper.large_tile")
-    role = cycles.Role("all", wait=0.0, load=1478.4, tensor=688.0, store=11182.0, total=149790.0)
+    role = phase_profile.Role(
+        "all", wait=0.0, load=1478.4, tensor=688.0, store=11182.0, total=149790.0
+    )
     counted = Mock(return_value=(role,))
     monkeypatch.setattr(module, "phases", counted)
     monkeypatch.setattr("outblas.bench.operands.normal", lambda *_: ("a", "b", "out"))

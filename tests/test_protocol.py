@@ -16,18 +16,18 @@ from protocol.faults import FAULTS, TURN_EARLY
 from protocol.launch import Case, form_of, simulate, simulate_rung
 from protocol.machine import Barrier, NamedBarrier, ProtocolFault
 
-from outblas.hopper import gemm_space, rules
-from outblas.hopper.config import gated_reason
-from outblas.hopper.gemm import Config, Gemm
-from outblas.registry import LADDERS
+from outblas.core.registry import LADDERS
+from outblas.hopper.core.config import gated_reason
+from outblas.hopper.gemm import heuristic, search_space
+from outblas.hopper.gemm.kernel import Config, Gemm
 
 OWN = replace(Config(), cluster_m=1, tile_n=128)  # 128x128, two consumers that share a tile
-SMALL = rules.shaped(OWN, 64, 1, 1, 1)
+SMALL = heuristic.shaped(OWN, 64, 1, 1, 1)
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "160"))
 
 COOPERATIVE = OWN
 PINGPONG = replace(OWN, tile_n=192, slots=5, pingpong=True, store_buffers=1)
-THREE = replace(rules.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, slots=4)
+THREE = replace(heuristic.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, slots=4)
 MULTICAST = replace(OWN, cluster_m=2, cluster_n=2)
 ELASTIC = replace(OWN, tile_n=160, elastic=True)
 CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, store_buffers=1)
@@ -212,11 +212,15 @@ def sampled(number):
     while True:
         tile, cluster, cut = (
             draw.choice(options)
-            for options in (gemm_space._TILES, ((1, 1), (2, 1), (1, 2), (2, 2)), gemm_space._CUTS)
+            for options in (
+                search_space._TILES,
+                ((1, 1), (2, 1), (1, 2), (2, 2)),
+                search_space._CUTS,
+            )
         )
         words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
         config = replace(
-            rules.shaped(Config(), *tile[:2], *cluster),
+            heuristic.shaped(Config(), *tile[:2], *cluster),
             pingpong=tile[2],
             in_flight=tile[3],
             tile_n=draw.choice((32, 64, 96, 104, 128, 160, 192, 208, 256)),
@@ -228,7 +232,7 @@ def sampled(number):
             k_serpentine=cut[0] == 1,
             order=draw.choice(("serpentine", "hilbert", "consecutive")),
         )
-        config = rules.filled(config)
+        config = heuristic.filled(config)
         if draw.random() < 0.5:
             config = replace(config, slots=draw.randint(1, config.slots))
         config = replace(

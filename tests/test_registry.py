@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import outblas
-from outblas import configs, registry
+from outblas.core import configs, registry
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import commands
 import pytest
 
-from outblas import machines, registry
+from outblas.core import machines, registry
 from outblas.report import (
     arithmetic,
     claims,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_report import counted, invoke, loaded, rendered, shown, write
 
-from outblas import configs, registry
+from outblas.core import configs, registry
 from outblas.report import access_cases, accesses, profiles
 
 pytestmark = pytest.mark.compile

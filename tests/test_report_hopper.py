@@ -18,7 +18,7 @@ from test_report import (
     write,
 )
 
-from outblas import configs, registry
+from outblas.core import configs, registry
 from outblas.report import (
     claims,
     compare,

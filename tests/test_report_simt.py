@@ -9,7 +9,7 @@ import pytest
 from test_report import counted, finding, findings, rendered, rows_of, shown, verdict, write
 from test_report import entry as timing
 
-from outblas import configs, machines, registry
+from outblas.core import configs, machines, registry
 from outblas.report import (
     arithmetic,
     claims,

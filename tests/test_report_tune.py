@@ -16,11 +16,11 @@ from stored import FINALIST, H100, H200, WORKLOAD, failed
 from test_report import Page
 
 from outblas import charts
-from outblas.autotune import transfer
-from outblas.autotune.progress import Progress
-from outblas.autotune.rank import ranks, spearman
-from outblas.autotune.records import Workload
-from outblas.autotune.store import Store
+from outblas.autotune.measure.progress import Progress
+from outblas.autotune.search.rank import ranks, spearman
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
 from outblas.cli import tune_view
 from outblas.report import tune
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from outblas import FallbackWarning, OperandError, fallback, scaled, scaled_mm
-from outblas.epilogue import ACTIVATIONS, GATED, apply
+from outblas import FallbackWarning, OperandError, scaled_mm
+from outblas.core.epilogue import ACTIVATIONS, GATED, apply
+from outblas.runtime import fallback
+from outblas.torch_ops import scaled_mm as scaled
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = (
@@ -152,16 +154,17 @@ def test_words_of_rows_hold_the_same_values(K, stride):
 def test_rows_of_one_word_compile(K):
     """Both operands of an fp8 product lie along K, which rows of a single word would not say."""
     pytest.importorskip("cutlass")
-    from outblas import operands as described
-    from outblas.epilogue import Extra
-    from outblas.hopper import gemm, gemm_host
+    from outblas.core import problem as described
+    from outblas.core.epilogue import Extra
+    from outblas.hopper import gemm
+    from outblas.hopper.gemm import host
 
     a, b = operands(64, 3, K)
     one, out = torch.ones(()), torch.empty(64, 3, dtype=torch.bfloat16)
     first, second = scaled._words(a), scaled._words(b.t()).t()
     how = {"extra": Extra(), "scales": (one, one), "formats": "e4m3 e4m3"}
     problem = described.problem(first, second, out, **how)
-    gemm.precompile(problem, gemm_host.rules.config(problem, 132, gemm.Config()), 90)
+    gemm.precompile(problem, host.rules.config(problem, 132, gemm.Config()), 90)
 
 
 def test_torch_takes_it_without_a_gpu_and_says_so():

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import outblas
-from outblas import registry
-from outblas.artifact import example
-from outblas.configs import from_text
+from outblas.core import registry
+from outblas.core.artifact import example
+from outblas.core.configs import from_text
 from outblas.device import grid, simt
 from outblas.device.mapping import by_rows, copies, outputs
 from outblas.inspect import inspect

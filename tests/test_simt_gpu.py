@@ -10,8 +10,8 @@ import torch
 from test_simt import NAMES, bodies, fitted, valid_configs
 
 import outblas
-from outblas import registry
-from outblas.configs import from_text
+from outblas.core import registry
+from outblas.core.configs import from_text
 from outblas.kernels.simt_config import PRESETS, invalid_reason
 from outblas.verify.cases import Case
 from outblas.verify.kernels import check
@@ -86,7 +86,7 @@ def test_ieee_products_are_refused_as_tf32():
 
 TAILS = """
 import itertools, torch, outblas
-from outblas import registry
+from outblas.core import registry
 
 SHAPES = (129, 127, 33), (1, 1, 1), (64, 260, 17), (256, 128, 64), (130, 131, 7)
 DTYPES = torch.float32, torch.bfloat16, torch.float16

@@ -13,14 +13,16 @@ from dataclasses import replace
 import faulty_kernel
 import pytest
 
-from outblas import registry
-from outblas.autotune import gpu, model, prune, rank
-from outblas.autotune.records import Workload
-from outblas.autotune.subjects import Subject, of
-from outblas.configs import from_text, to_text
-from outblas.hopper import gemm, gemm_host, hilbert, host
+from outblas.autotune.search import cost_model, gpu, prune, rank
+from outblas.autotune.search.target import Subject, of
+from outblas.autotune.store.records import Workload
+from outblas.core import registry
+from outblas.core.configs import from_text, to_text
+from outblas.core.machines import MACHINES, find
+from outblas.hopper import gemm, hilbert
+from outblas.hopper.core import host
+from outblas.hopper.gemm import host as gemm_host
 from outblas.kernels import portable_config
-from outblas.machines import MACHINES, find
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
 SHAPES = ((4096, 4096, 4096), (16, 4096, 4096), (257, 129, 65))
@@ -344,18 +346,18 @@ def samples():
 
 
 def us(f, asked, machine):
-    return model.predict(f, asked, machine).us
+    return cost_model.predict(f, asked, machine).us
 
 
 def test_predictions_are_shares_and_times_that_a_machine_can_reach():
     assert len(samples()) > 1000
     for f, asked, machine in samples():
-        found = model.predict(f, asked, machine)
+        found = cost_model.predict(f, asked, machine)
         peak = max(machine.flops_per_sm_clock.values()) * machine.sms * machine.boost_mhz
-        assert max(model.LAUNCH_US, 2 * math.prod(asked.shape) / peak) <= found.us < math.inf
+        assert max(cost_model.LAUNCH_US, 2 * math.prod(asked.shape) / peak) <= found.us < math.inf
         assert 0 < found.waves < math.inf
         assert 0 < found.wave_efficiency <= 1
-        assert found.wave_efficiency == model.wave_efficiency(f, asked, machine)
+        assert found.wave_efficiency == cost_model.wave_efficiency(f, asked, machine)
         assert all(
             0 <= share <= 1 for share in (found.tensor, found.l2, found.latency, found.store)
         )
@@ -375,8 +377,8 @@ def cut():
 
 def without_sums(monkeypatch):
     """From here on pieces of K are combined in no time."""
-    monkeypatch.setattr(model, "COMBINE", 0.0)
-    monkeypatch.setattr(model, "SUMS", math.inf)
+    monkeypatch.setattr(cost_model, "COMBINE", 0.0)
+    monkeypatch.setattr(cost_model, "SUMS", math.inf)
 
 
 def test_half_the_terms_take_about_half_the_time(monkeypatch):
@@ -469,7 +471,7 @@ def test_a_config_that_leaves_sms_idle_is_slower():
 
 def test_resident_ctas():
     def resident(**changes):
-        return model.resident(
+        return cost_model.resident(
             replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100
         )
 

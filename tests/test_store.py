@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
-from outblas.autotune import checks, database, rows, transfer
-from outblas.autotune.records import CIRCUMSTANTIAL, Gpu, Workload, now
-from outblas.autotune.store import Store, StoreError
+from outblas.autotune.store import queries, sqlite, transfer, validation
+from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Workload, now
+from outblas.autotune.store.store import Store, StoreError
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
 
@@ -109,12 +109,13 @@ def test_a_result_ends_its_lease(path):
     lease = {"owner": "somebody", "beat": 1, "machine_losses": 0, "when": now()}
     with Store(path) as store:
         for i in range(2):
-            place = rows.identity(H100, *trial(i).identity[1:])
-            database.at_once(
-                store._file, [lambda c, place=place: rows._insert(c, "leases", {**place, **lease})]
+            place = queries.identity(H100, *trial(i).identity[1:])
+            sqlite.at_once(
+                store._file,
+                [lambda c, place=place: queries._insert(c, "leases", {**place, **lease})],
             )
         store.add(trial(0))
-        left = store._read(lambda c: rows.select(c, "leases"))
+        left = store._read(lambda c: queries.select(c, "leases"))
         assert [row["config"] for row in left] == [trial(1).config]
 
 
@@ -122,7 +123,7 @@ def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store):
     store.add(failed(0, reason="x" * 10000))
     store.add(failed(1, reason="na\udcffme\0 µs"))
     first, second = store.trials()
-    assert first.reason == "x" * (checks.TEXT_LIMIT - 1) + "…"
+    assert first.reason == "x" * (validation.TEXT_LIMIT - 1) + "…"
     assert second.reason == "na?me\0 µs"
     assert store.verify() == []
 
@@ -188,8 +189,8 @@ def test_closed(store):
 
 ADDING = f"""{BARE}
 from pathlib import Path
-from outblas.autotune.store import Store
-from outblas.autotune.transfer import read
+from outblas.autotune.store.store import Store
+from outblas.autotune.store.transfer import read
 trials, _ = read(Path(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()

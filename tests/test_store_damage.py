@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from stored import H100, WORKLOAD, fill, set_aside, silent, sql, trial, warned, winner
 
-from outblas.autotune import database
-from outblas.autotune.store import Store, StoreError
+from outblas.autotune.store import sqlite
+from outblas.autotune.store.store import Store, StoreError
 
 
 def snapshot(path):
@@ -308,10 +308,8 @@ def test_a_log_in_a_folder_that_cannot_be_written(path):
 
 def test_a_file_opened_for_reading_only(path, monkeypatch):
     trials = fill(path)
-    real = database._connection
-    monkeypatch.setattr(
-        database, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro"))
-    )
+    real = sqlite._connection
+    monkeypatch.setattr(sqlite, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro")))
     with warned("readonly", path) as store:
         assert store.in_memory
         assert store.trials() == trials
@@ -427,7 +425,7 @@ def test_closing_writes_what_waits_or_says_what_is_lost(path, room):
 @contextlib.contextmanager
 def refusing(message):
     """Nothing can be written to a file."""
-    at_once = database.at_once
+    at_once = sqlite.at_once
 
     def refuse(connection, operations):
         if connection.execute("PRAGMA database_list").fetchone()["file"]:
@@ -435,7 +433,7 @@ def refusing(message):
         return at_once(connection, operations)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "at_once", refuse)
+        patch.setattr(sqlite, "at_once", refuse)
         yield
 
 

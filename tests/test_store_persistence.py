@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from stored import BARE, fill, set_aside, silent, sql, trial, winner
 
-from outblas import filesystems
-from outblas.autotune import database, places, transfer
-from outblas.autotune.store import Store, StoreError
+from outblas.autotune.store import places, sqlite, transfer
+from outblas.autotune.store.store import Store, StoreError
+from outblas.core import filesystems
 
 
 def leave_room(store, pages=0):
@@ -157,7 +157,7 @@ def full(path):
 @contextlib.contextmanager
 def refusing():
     """Nothing can be written to a database file, whichever."""
-    at_once = database.at_once
+    at_once = sqlite.at_once
 
     def refuse(connection, operations):
         if connection.execute("PRAGMA database_list").fetchone()["file"]:
@@ -165,7 +165,7 @@ def refusing():
         return at_once(connection, operations)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "at_once", refuse)
+        patch.setattr(sqlite, "at_once", refuse)
         yield
 
 
@@ -250,9 +250,9 @@ AS_USER = f"""{BARE}
 import os, warnings
 from pathlib import Path
 import filelock
-from outblas.autotune import listing, places, salvage
-from outblas.autotune.store import Store, StoreError
-from outblas.autotune.transfer import read
+from outblas.autotune.store import listing, places, salvage
+from outblas.autotune.store.store import Store, StoreError
+from outblas.autotune.store.transfer import read
 warnings.simplefilter("ignore")
 umask, uid, path = int(sys.argv[1], 8), int(sys.argv[2]), sys.argv[3]
 (trial,), _ = read(Path(sys.argv[4]))

@@ -11,8 +11,8 @@ import pytest
 import stored
 from stored import BARE, H100, WORKLOAD, damage, fill, set_aside, silent, sql, trial, warned, winner
 
-from outblas.autotune import database, migrations, rows, salvage
-from outblas.autotune.store import Store, StoreError
+from outblas.autotune.store import migrations, queries, salvage, sqlite
+from outblas.autotune.store.store import Store, StoreError
 
 SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
     M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
@@ -47,9 +47,9 @@ def old(path, count=100):
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         for record in [*TRIALS[:count], winner()]:
-            table, row = "winners" if record == winner() else "trials", rows._row(record)
+            table, row = "winners" if record == winner() else "trials", queries._row(record)
             del row["digest"]  # which version 2 has
-            rows._put(connection_with_rows(connection), table, row, record.gpu)
+            queries._put(connection_with_rows(connection), table, row, record.gpu)
         connection.execute("COMMIT")
 
 
@@ -92,7 +92,7 @@ def test_a_store_of_version_1_is_migrated_when_it_is_written(path):
         assert (store.trials(), store.winners()) == (TRIALS, [winner()])
         assert store.add(trial(100))
         assert store.verify() == []
-        assert rows.columns_there(store._file, "leases") == rows.columns("leases")
+        assert queries.columns_there(store._file, "leases") == queries.columns("leases")
     assert version(path) == migrations.VERSION
     assert not set_aside(path)
     assert {p.name for p in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
@@ -119,7 +119,7 @@ def test_new_tables_are_what_migrations_lead_to(path, tmp_path):
             indexes = {
                 name: connection.execute(f"PRAGMA index_xinfo({name})").fetchall() for name in names
             }
-            unique = {name: rows._unique(connection, name) for name in names}
+            unique = {name: queries._unique(connection, name) for name in names}
             return columns, indexes, unique
 
     assert facts(path) == facts(fresh)
@@ -166,8 +166,8 @@ def test_a_migration_without_room_for_a_copy_is_not_begun(path, monkeypatch):
 KILLED = f"""{BARE}
 import os
 from pathlib import Path
-from outblas.autotune import migrations
-from outblas.autotune.store import Store
+from outblas.autotune.store import migrations
+from outblas.autotune.store.store import Store
 def killed(connection):
     migrations._from_1(connection)
     os.kill(os.getpid(), 9)
@@ -189,7 +189,7 @@ def test_a_migration_that_is_killed_is_done_by_the_next(path):
 
 OPENING = f"""{BARE}
 from pathlib import Path
-from outblas.autotune.store import Store
+from outblas.autotune.store.store import Store
 print("ready", flush=True)
 sys.stdin.readline()
 with Store(Path(sys.argv[1])) as store:
@@ -496,7 +496,7 @@ def test_lookups_use_an_index(large, monkeypatch):
 
 
 def stored_counts():
-    from outblas.autotune import listing
+    from outblas.autotune.store import listing
 
     return listing._COUNTS
 
@@ -506,7 +506,7 @@ def test_a_reader_copies_nothing(large):
     code = f"""{BARE}
 import resource
 from pathlib import Path
-from outblas.autotune.store import Store
+from outblas.autotune.store.store import Store
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 Store(Path(sys.argv[1]) / "none", read_only=True).close()
@@ -546,7 +546,7 @@ def test_the_log_is_there_as_soon_as_a_store_is_open(path):
     """By it others in the process see that the file is in use."""
     with Store(path):
         assert path.with_name(f"{path.name}-wal").exists()
-        assert database.state(path)[-1]
+        assert sqlite.state(path)[-1]
 
 
 # Rows that are not what was stored.
@@ -593,7 +593,7 @@ def test_altered_rows_are_not_salvaged(path):
     sql(path, ALTERED["a figure"])
     with (
         contextlib.closing(sqlite3.connect(path)) as source,
-        contextlib.closing(database.empty()) as target,
+        contextlib.closing(sqlite.empty()) as target,
     ):
         source.row_factory = sqlite3.Row
         assert salvage.carry(source, target).trials == 4

@@ -15,11 +15,11 @@ from faulty_kernel import Config, notes
 from misbehaving import RAISED
 from sweeps import WORKLOAD, gone, soon, start
 
-from outblas.autotune import isolated
-from outblas.autotune.compilers import Compilers, outcome
-from outblas.autotune.isolated import Bench, Down
-from outblas.autotune.subjects import Subject
-from outblas.configs import to_text
+from outblas.autotune.measure import isolated
+from outblas.autotune.measure.compile_pool import Compilers, outcome
+from outblas.autotune.measure.isolated import Bench, Down
+from outblas.autotune.search.target import Subject
+from outblas.core.configs import to_text
 
 pytestmark = [
     pytest.mark.timeout(120),

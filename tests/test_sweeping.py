@@ -14,16 +14,19 @@ import torch
 from faulty_kernel import COMPILED, MEASURED, Config, notes
 from sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, gone, run, soon, start, stored
 
-from outblas.autotune import isolated, sweeping, transfer, tuning
-from outblas.autotune.compilers import Compilers
-from outblas.autotune.isolated import Bench
-from outblas.autotune.progress import Progress
-from outblas.autotune.records import STATUSES
-from outblas.autotune.store import Store, StoreError
-from outblas.autotune.subjects import Subject
-from outblas.autotune.sweeping import Budget, sweep, visible_gpus
-from outblas.autotune.tuning import Job
-from outblas.configs import from_text
+from outblas.autotune.measure import isolated
+from outblas.autotune.measure.compile_pool import Compilers
+from outblas.autotune.measure.isolated import Bench
+from outblas.autotune.measure.progress import Progress
+from outblas.autotune.search.target import Subject
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import STATUSES
+from outblas.autotune.store.store import Store, StoreError
+from outblas.autotune.sweep import outcome, tuner
+from outblas.autotune.sweep.outcome import Budget
+from outblas.autotune.sweep.sweep import sweep, visible_gpus
+from outblas.autotune.sweep.tuner import Job
+from outblas.core.configs import from_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
@@ -102,7 +105,7 @@ def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
         Compilers(2, timeout=5.0, memory=6 << 30) as compilers,
         Store(path) as store,
     ):
-        outcome = tuning.tune(job, H100, bench, compilers, store)
+        outcome = tuner.tune(job, H100, bench, compilers, store)
         processes = {note.process for note in notes(".compiled")}
         measuring = {note.process for note in notes()}
     reasons = reasons_of(outcome, COMPILED, "compile_s")
@@ -307,7 +310,7 @@ def test_a_workload_that_cannot_be_had_fails_alone(path):
 
 def test_a_report_that_raises_is_not_heard_again():
     report = Mock(side_effect=ValueError("no terminal"))
-    tell = sweeping._serial(report)
+    tell = outcome._serial(report)
     with pytest.warns(
         UserWarning, match=r"progress is no longer reported: ValueError\('no terminal'\)"
     ):

@@ -10,9 +10,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import outblas
-from outblas import dispatch, linear, matmul, ops
-from outblas.epilogue import ACTIVATIONS, GATED, apply
+from outblas import linear, matmul
+from outblas.core.epilogue import ACTIVATIONS, GATED, apply
 from outblas.kernels import activation as kernels
+from outblas.runtime import dispatch
+from outblas.torch_ops import ops
 
 Tensor = torch.Tensor
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16

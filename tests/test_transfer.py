@@ -19,10 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stored import BARE, H100
 
-from outblas.autotune import checks, compact, exports, transfer
-from outblas.autotune.records import PRECISIONS, STATUSES, Finalist, Gpu, Trial, Winner, Workload
-from outblas.autotune.store import Store
-from outblas.shapes import LAYOUTS
+from outblas.autotune.store import compact, exports, transfer, validation
+from outblas.autotune.store.records import (
+    PRECISIONS,
+    STATUSES,
+    Finalist,
+    Gpu,
+    Trial,
+    Winner,
+    Workload,
+)
+from outblas.autotune.store.store import Store
+from outblas.core.shapes import LAYOUTS
 
 WORKLOAD = Workload(4096, 512, 64, "float16", "float32", "nn")
 TRIAL, FAILED = stored.trial(workload=WORKLOAD), stored.failed(1, workload=WORKLOAD)
@@ -41,7 +49,7 @@ def file(tmp_path):
 def content():
     """What the first version of exports had of two trials and a winner, in one object."""
     tried, won = [
-        [checks.fields_of(record) for record in records]
+        [validation.fields_of(record) for record in records]
         for records in ([TRIAL, FAILED], [winner()])
     ]
     content = {
@@ -86,11 +94,11 @@ def signed(content):
 
 def test_rules_are_those_of_the_records():
     for rules, record in (
-        (checks._TRIAL, Trial),
-        (checks._WINNER, Winner),
-        (checks._GPU, Gpu),
-        (checks._FINALIST, Finalist),
-        (checks.WORKLOAD, Workload),
+        (validation._TRIAL, Trial),
+        (validation._WINNER, Winner),
+        (validation._GPU, Gpu),
+        (validation._FINALIST, Finalist),
+        (validation.WORKLOAD, Workload),
     ):
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
@@ -451,7 +459,7 @@ HEAD = {"format": "outblas-tuning", "version": 2}
         ([HEAD, []], "line 2 is [], expected an object"),
         ([HEAD, {"gpu": {"key": "x", **vars(H100)}}], "line 2: gpu.key is 'x'"),
         ([HEAD, {"gpu": 3}], "line 2: gpu is 3"),
-        ([HEAD, {"trial": checks.fields_of(TRIAL)}], "line 2: trial.gpu is"),
+        ([HEAD, {"trial": validation.fields_of(TRIAL)}], "line 2: trial.gpu is"),
     ],
 )
 def test_lines_that_are_no_records_are_refused(file, lines, message):
@@ -665,15 +673,16 @@ def refuses_table(table, message):
         transfer.read_table(signed(table))
 
 
-@pytest.mark.parametrize("name", checks.ENTRY)
+@pytest.mark.parametrize("name", validation.ENTRY)
 def test_tampered_rows_are_refused(table, name):
-    row, column = inside(table, ROW), list(checks.ENTRY).index(name)
+    row, column = inside(table, ROW), list(validation.ENTRY).index(name)
     for value in ([], "x" * 5000, math.nan, True):
         row[column] = value
         refuses_table(table, f"kernels[0].entries[0].{name} is")
     del row[column]
     refuses_table(
-        table, f"kernels[0].entries[0] is {checks.shown(row)}, expected a list of workload, changes"
+        table,
+        f"kernels[0].entries[0] is {validation.shown(row)}, expected a list of workload, changes",
     )
 
 

@@ -8,8 +8,9 @@ from torch import vmap
 from torch._dynamo.testing import CompileCounter
 from torch.func import grad, hessian, jacrev
 
-from outblas import OperandError, addmm, linear, matmul, ops
-from outblas.epilogue import apply
+from outblas import OperandError, addmm, linear, matmul
+from outblas.core.epilogue import apply
+from outblas.torch_ops import ops
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::outblas.FallbackWarning", "ignore::DeprecationWarning"

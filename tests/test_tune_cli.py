@@ -17,12 +17,14 @@ import stored
 from faulty_kernel import notes
 from sweeps import gone, soon
 
-from outblas.autotune import choose, gpu, sweeping
-from outblas.autotune.records import Workload
-from outblas.autotune.screening import Unmeasured
-from outblas.autotune.store import Store
-from outblas.autotune.sweeping import Failure, Sweep
-from outblas.autotune.tuning import Job, Outcome
+from outblas.autotune import lookup
+from outblas.autotune.search import gpu
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweep import sweep
+from outblas.autotune.sweep.outcome import Failure, Sweep
+from outblas.autotune.sweep.screening import Unmeasured
+from outblas.autotune.sweep.tuner import Job, Outcome
 from outblas.cli import tune as cli_tune
 from outblas.cli.tune import parse_budget
 
@@ -82,7 +84,7 @@ def test_dry_run_of_the_interpreter():
 def on_h100(path, monkeypatch):
     """Options for an H100 of which one winner is known, with changes, and no table."""
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
-    monkeypatch.setattr(choose, "TABLES", path.parent)
+    monkeypatch.setattr(lookup, "TABLES", path.parent)
 
     def crowned(**changes):
         with Store(path) as store:
@@ -173,7 +175,7 @@ def test_sweep_in_the_interpreter(path, tmp_path):
 def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch, path):
     reason = "GPU 0: [it] went away"
     failed = Sweep(failures=[Failure(Workload(16, 16, 16), reason)], store=path)
-    monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: failed)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: failed)
     assert f"! 16 bfloat16 nt: {reason}" in invoke(PLAIN, 1).stdout
     value = json.loads(invoke(f"{PLAIN} --json", 1).stdout)
     assert value["failures"] == [{"workload": "16 bfloat16 nt", "reason": reason}]
@@ -269,7 +271,7 @@ def squeezed(text):
 
 def swept(monkeypatch, **facts):
     found = Sweep(**facts)
-    monkeypatch.setattr(sweeping, "sweep", lambda *_, **__: found)
+    monkeypatch.setattr(sweep, "sweep", lambda *_, **__: found)
 
 
 def test_results_that_are_not_in_the_store_are_no_success(monkeypatch, path, tmp_path):
@@ -339,12 +341,12 @@ def test_a_confidence_that_says_nothing_is_a_tie(monkeypatch, path):
 TUNE = """
 import sys
 sys.path.insert(0, {folder!r})
-from outblas.autotune import subjects
+from outblas.autotune.search import target as subjects
 from outblas.cli import app
 from sweeps import SUBJECT
 find = subjects.of
 subjects.of = lambda name: SUBJECT if name == "faulty" else find(name)
-from outblas.autotune import sweeping
+from outblas.autotune.sweep import sweep as sweeping
 sweeping.subject_of = subjects.of
 sys.argv = ["outblas", *sys.argv[1:]]
 app()

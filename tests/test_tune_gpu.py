@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import outblas
-from outblas import dispatch
-from outblas.autotune import automatic, choose
-from outblas.autotune.records import Workload
-from outblas.autotune.store import Store
-from outblas.autotune.subjects import Subject
-from outblas.autotune.sweeping import sweep
-from outblas.configs import from_text
+from outblas.autotune import automatic, lookup
+from outblas.autotune.search.target import Subject
+from outblas.autotune.store.records import Workload
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweep.sweep import sweep
+from outblas.core.configs import from_text
+from outblas.core.problem import problem
 from outblas.hopper import hilbert
-from outblas.operands import problem
+from outblas.runtime import dispatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHAPE = (512, 768, 256)
@@ -27,11 +27,11 @@ SHAPE = (512, 768, 256)
 def fresh(tmp_path, monkeypatch):
     """A store of the test's own, which `matmul` reads, and no shipped tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(choose, "TABLES", tmp_path)
-    choose.forget()
+    monkeypatch.setattr(lookup, "TABLES", tmp_path)
+    lookup.forget()
     dispatch.forget()
     yield tmp_path / "tuning.sqlite"
-    choose.forget()
+    lookup.forget()
     dispatch.forget()
 
 
@@ -135,7 +135,7 @@ def test_a_broken_store_is_not_the_callers_concern(fresh):
 
 
 def test_lookup_costs_under_two_microseconds(fresh):
-    known, workload = choose.knowledge(0), Workload(4096, 4096, 4096)
+    known, workload = lookup.knowledge(0), Workload(4096, 4096, 4096)
     known.choices(workload)
     best = min(_timed(lambda: known.choices(workload)) for _ in range(20))
     assert best < 2e-6

@@ -16,16 +16,19 @@ import pytest
 from faulty_kernel import Config
 from sweeps import H100, SUBJECT, WORKLOAD
 
-from outblas.autotune import ahead, finals, racing, tuning
-from outblas.autotune import compilers as compiling
-from outblas.autotune.isolated import Abandoned, Down
-from outblas.autotune.progress import silent
-from outblas.autotune.records import Trial, now
-from outblas.autotune.store import Store
-from outblas.autotune.subjects import Subject
-from outblas.autotune.tuning import Job
-from outblas.autotune.worker import Entry, Screened
-from outblas.configs import from_text, to_text
+from outblas.autotune.measure import compile_pool as compiling
+from outblas.autotune.measure import finals as racing
+from outblas.autotune.measure import prefetch
+from outblas.autotune.measure import race as finals
+from outblas.autotune.measure.isolated import Abandoned, Down
+from outblas.autotune.measure.progress import silent
+from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.search.target import Subject
+from outblas.autotune.store.records import Trial, now
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweep import tuner
+from outblas.autotune.sweep.tuner import Job
+from outblas.core.configs import from_text, to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
@@ -140,7 +143,7 @@ def tune(store, monkeypatch):
         bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, report=silent, **options
     ):
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuning.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)
+        return tuner.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)
 
     return tuned
 
@@ -260,7 +263,7 @@ def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
         beside.claim(*facts(ONE))
         Timer(0.5, stopped.set).start()
         with pytest.raises(Abandoned):
-            tuning.tune(
+            tuner.tune(
                 Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set
             )
 
@@ -433,7 +436,7 @@ class Clock:
 
 def test_budget_ends_a_screen_and_leaves_time_for_finals(tune, monkeypatch):
     clock = Clock()
-    for module in (tuning, ahead, racing):
+    for module in (tuner, prefetch, racing):
         monkeypatch.setattr(module, "time", clock)
     bench = FakeBench(seconds=0.01, sleep=clock.sleep)
     found = tune(bench, 1000, seconds=1.0, top_k=2)
@@ -460,7 +463,7 @@ def test_few_are_compiled_ahead(tune):
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.5)
     found = tune(bench, 20, compilers=compilers)
-    assert compilers.most <= ahead.AHEAD * compilers.workers
+    assert compilers.most <= prefetch.AHEAD * compilers.workers
     assert len(compilers.futures) == found.new == 20
     assert {trial.compile_s for trial in found.trials} == {1.5}
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from test_simt import own, problem, rung
 
-from outblas import choice, machines, registry
-from outblas.configs import from_text
+from outblas.core import machines, registry
+from outblas.core.configs import from_text
 from outblas.device import gluon, launch
 from outblas.device import rung as device_rung
 from outblas.inspect import inspect, machine_code, sass
 from outblas.inspect.inspection import compilable
+from outblas.runtime import default_kernel
 from outblas.turing.access import lines
 from outblas.turing.config import invalid_reason
 
@@ -357,7 +358,7 @@ def on_gpu(dtype, layout, shape):
 def test_the_kernel_of_a_call_that_names_none(fake_gpu, arch, dtype, shape, layout, kernel):
     fake_gpu(arch)
     given = on_gpu(dtype, layout, shape)
-    assert choice.kernel_for(given) == kernel
+    assert default_kernel.kernel_for(given) == kernel
     assert registry.load(kernel).unsupported(given) is None
 
 

@@ -11,7 +11,7 @@ import torch
 from test_turing import FP16, NAMES, own, valid_configs
 
 import outblas
-from outblas import registry
+from outblas.core import registry
 from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused, check, oracles
@@ -104,7 +104,7 @@ def test_calls_repeat_to_the_bit():
 CALLS = """
 import itertools, sys, torch, outblas
 from dataclasses import replace
-from outblas import registry
+from outblas.core import registry
 
 SHAPES = (129, 127, 33), (1, 1, 1), (64, 264, 40), (128, 256, 128), (130, 131, 7)
 CASES = list(zip(SHAPES, itertools.cycle(("nt", "nn", "tn", "tt"))))

@@ -13,19 +13,20 @@ import pytest
 from faulty_kernel import Config
 from sweeps import H100, SUBJECT, WORKLOAD, run, soon
 
-from outblas.autotune import compilers, isolated, worker
-from outblas.autotune.compilers import STARTS, Compilers, outcome
-from outblas.autotune.isolated import Bench, Down
-from outblas.autotune.processes import (
+from outblas.autotune.measure import compile_pool as compilers
+from outblas.autotune.measure import isolated, worker
+from outblas.autotune.measure.compile_pool import STARTS, Compilers, outcome
+from outblas.autotune.measure.isolated import Bench, Down
+from outblas.autotune.measure.processes import (
     Exit,
     RemoteError,
     WorkerDied,
     WorkerStartError,
     WorkerTimeout,
 )
-from outblas.autotune.subjects import Subject
-from outblas.autotune.worker import Screened
-from outblas.configs import to_text
+from outblas.autotune.measure.worker import Screened
+from outblas.autotune.search.target import Subject
+from outblas.core.configs import to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from outblas.configs import to_text
+from outblas.core.configs import to_text
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 

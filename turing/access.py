@@ -2,9 +2,9 @@
 lines of 128 bytes that its warps look up.
 """
 
+from ..core.problem import Problem
 from ..device import access, launch
 from ..device.mapping import Mapping, copies
-from ..operands import Problem
 from .config import ITEM, TuringConfig
 
 # Who holds what of 16×16 elements, rows of A or columns of B by K: lanes by fours along K, two

@@ -4,8 +4,8 @@ and their budgets.
 
 from dataclasses import dataclass
 
+from ..core.space import Axes
 from ..device.grid import MAX_THREADS, WARP, max_registers
-from ..space import Axes
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # of one mma.sync; on sm_75 two of K = 8
 MAX_ACCUMULATORS = (

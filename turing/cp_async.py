@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import commit_copies, copy_async, mma, wait_copies
-from ..registry import Kernel
 from . import host, ldmatrix
 
 EPILOGUES = True

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from ..core.epilogue import EXTRAS, NONE
+from ..core.problem import Problem
+from ..core.registry import Kernel
+from ..core.space import Axes, Footprint
 from ..device import gluon, launch, rung
 from ..device.grid import WARP, group_m, needs_int64, out_columns, pieces_of, tiles
 from ..device.mapping import copies
-from ..epilogue import EXTRAS, NONE
-from ..operands import Problem
-from ..registry import Kernel
-from ..space import Axes, Footprint
 from .access import copied, lines, width
 from .config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 

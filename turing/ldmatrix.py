@@ -15,7 +15,7 @@ Source: 003 v11 (17.058 TFLOP/s on a T4 at 4096).
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
+from ..core.registry import Kernel
 from . import host, vectorized
 from .shared import staged
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..core.registry import Kernel
 from ..device import rung, tiles
-from ..registry import Kernel
 from . import host, wmma
 
 

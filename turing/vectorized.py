@@ -12,7 +12,7 @@ Source: 003 v10 (2.984 TFLOP/s on a T4 at 2048; 12.380 at 4096).
 
 from dataclasses import dataclass
 
-from ..registry import Kernel
+from ..core.registry import Kernel
 from . import double_buffer, host
 
 

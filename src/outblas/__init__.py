@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .api import addmm, linear, matmul
-from .capture import warmup
-from .fallback import FallbackWarning
-from .invariance import batch_invariant
-from .operands import OperandError
-from .registry import Kernel, ladder
-from .scaled import scaled_mm
+from .core.invariance import batch_invariant
+from .core.problem import OperandError
+from .core.registry import Kernel, ladder
+from .runtime.cuda_graphs import warmup
+from .runtime.fallback import FallbackWarning
+from .torch_ops.scaled_mm import scaled_mm
 
 if TYPE_CHECKING:
     from .autotune.automatic import tune

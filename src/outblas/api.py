@@ -18,14 +18,16 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import configs, fallback, gradients, invariance, operands, ops, registry, transforms
-from .arguments import renamed, show_signature
-from .choice import MODES
-from .dispatch import check_extra_separate, check_separate
-from .eager import function_modes, overriding_mode, run
-from .epilogue import ACTIVATIONS, Extra
-from .invariance import wanted
-from .operands import A, B, OperandError
+from .core import configs, invariance, problem, registry
+from .core.arguments import renamed, show_signature
+from .core.epilogue import ACTIVATIONS, Extra
+from .core.invariance import wanted
+from .core.problem import A, B, OperandError
+from .runtime import fallback
+from .runtime.default_kernel import MODES
+from .runtime.dispatch import check_extra_separate, check_separate
+from .torch_ops import autocast_vmap, autograd, ops
+from .torch_ops.eager import function_modes, overriding_mode, run
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -34,7 +36,7 @@ _functions_on = torch._C._is_torch_function_enabled
 
 # Whatever stands for a plain tensor while a program is traced, and is one to operators.
 _PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
-_REGISTERED = gradients, transforms  # with the operators, when imported
+_REGISTERED = autograd, autocast_vmap  # with the operators, when imported
 
 # The parameters that are operands A, B and C of the operators, and the keywords that stand for
 # them.
@@ -378,7 +380,7 @@ for _function in _PUBLIC.values():
 # ---- calls that have no plan, or that go elsewhere
 def _unplanned(call: _Call) -> Tensor:
     if call.function == "addmm" and call.c is None:
-        operands.check_tensor(_OPERANDS["addmm"]["c"], None)
+        problem.check_tensor(_OPERANDS["addmm"]["c"], None)
     if _traced():
         return _checked(call)
     tensors = call.a, call.b, call.c, call.bias, call.residual, call.out, call.aux
@@ -458,7 +460,7 @@ def _whole(call: _Call, cause: str) -> Tensor:
     """By a function of torch on operands as they came, and then what follows the product
     by others.
     """
-    operands.check_activation(call.activation)
+    problem.check_activation(call.activation)
     _mode(call.tune)
     with (
         torch._C.DisableTorchFunctionSubclass()
@@ -500,7 +502,7 @@ def _check_whole(call: _Call) -> str:
     a, device = call.a, call.a.device.type
     casts = _autocast(a) and call.out is None and call.aux is None
     narrows = casts and fallback.autocasts(a, device)
-    dtype = operands.check_out_dtype(
+    dtype = problem.check_out_dtype(
         call.out_dtype, torch.get_autocast_dtype(device) if narrows else a.dtype
     )
     if not (casts or any(t.is_nested for t in tensors)):
@@ -527,21 +529,21 @@ def _checked(call: _Call) -> Tensor:
     if call.batch_invariant is not None:
         invariance.check(call.batch_invariant)
     for name, t in call.tensors().items():
-        operands.check_tensor(name, t)
+        problem.check_tensor(name, t)
     if cause := _foreign(call):
         return _whole(call, cause)
-    activation = operands.check_activation(call.activation)
+    activation = problem.check_activation(call.activation)
     if c is not None:
         alpha, beta = _scalar("alpha", alpha, a.dtype), _scalar("beta", beta, a.dtype)
         call = call._replace(alpha=alpha, beta=beta)
     _check_written(call)
     if _lazy(out) and call.bare():
         if all(map(_addressed, call.tensors().values())):
-            operands.check_overlap(out, a=a, b=b, c=None if out is c else c)
+            problem.check_overlap(out, a=a, b=b, c=None if out is c else c)
         fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
         return out.copy_(_checked(call._replace(out=fresh)))
     if not _autocast(a):
-        operands.check_out_dtype(out_dtype, a.dtype)
+        problem.check_out_dtype(out_dtype, a.dtype)
     choice = *_choice(call.kernel, call.config), _mode(call.tune), call.batch_invariant
     if function == "linear":
         _check_linear(a, b)
@@ -573,7 +575,7 @@ def _with_epilogue(call: _Call, b: Tensor, activation: str, choice: tuple[Any, .
         result: Tensor = ops.gemm(a, b, *how)
         return result
     if out is None:
-        shape = operands.check_columns(activation, operands.check_product(a, b, c))
+        shape = problem.check_columns(activation, problem.check_product(a, b, c))
         out = a.new_empty(shape, dtype=call.out_dtype)
     ops.gemm_out(out, aux, a, b, *how)
     return out
@@ -582,7 +584,7 @@ def _with_epilogue(call: _Call, b: Tensor, activation: str, choice: tuple[Any, .
 def _by_torch(call: _Call, cause: str) -> Tensor:
     """By functions of torch: checked plain tensors that operators do not take."""
     function, a, b, c, out, alpha, beta, out_dtype, *_ = call
-    _check_result(call, _shape(call), operands.check_out_dtype(out_dtype, a.dtype))
+    _check_result(call, _shape(call), problem.check_out_dtype(out_dtype, a.dtype))
     _leave(call, cause)
     autocast = _apart(call)
     if function == "linear" or autocast:
@@ -622,16 +624,16 @@ def _outside_operators(written: Tensor | None, *tensors: Tensor) -> str | None:
 def _shape(call: _Call) -> tuple[int, ...]:
     """Of the product. Raises OperandError."""
     if call.function != "linear":
-        return operands.check_product(call.a, call.b, call.c)
+        return problem.check_product(call.a, call.b, call.c)
     _check_linear(call.a, call.b)
     return (*call.a.shape[:-1], *call.b.shape[:-1])
 
 
 def _check_result(call: _Call, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Checks what a product of this shape and dtype meets."""
-    shape = operands.check_extra(call.extra(), shape, dtype, call.a.device)
+    shape = problem.check_extra(call.extra(), shape, dtype, call.a.device)
     if call.out is not None:
-        operands.check_out(call.out, shape, dtype, call.a.device)
+        problem.check_out(call.out, shape, dtype, call.a.device)
 
 
 def _check_linear(x: Tensor, w: Tensor) -> None:
@@ -643,7 +645,7 @@ def _check_linear(x: Tensor, w: Tensor) -> None:
             f"{tuple(w.shape)}"
         )
     if not _autocast(x):
-        operands.check_alike(x, w)
+        problem.check_alike(x, w)
 
 
 def _check_written(call: _Call) -> None:
@@ -654,7 +656,7 @@ def _check_written(call: _Call) -> None:
         if t is None:
             continue
         if not _traced():
-            operands.check_writable(t, name)
+            problem.check_writable(t, name)
         if torch.is_grad_enabled():
             if t.requires_grad:
                 raise OperandError(
@@ -695,7 +697,7 @@ def _choice(kernel: str | None, config: Any) -> tuple[str, str]:
 
 def _mode(tune: object) -> str:
     """`tune` as an operator argument."""
-    return operands.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
+    return problem.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
 
 
 def _lazy(out: Tensor | None) -> TypeGuard[Tensor]:
@@ -796,6 +798,6 @@ def _addressed(t: object) -> bool:
     ):
         return False
     try:
-        return bool(operands.read_address(t)) or not t.numel()
+        return bool(problem.read_address(t)) or not t.numel()
     except RuntimeError:
         return False

@@ -13,8 +13,8 @@ from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from . import epilogue, operands
 from .api import linear
+from .core import epilogue, problem
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -55,7 +55,7 @@ class Linear(torch.nn.Linear):
         *,
         activation: str | None = None,
     ):
-        operands.check_activation(activation)
+        problem.check_activation(activation)
         if out_features % epilogue.halves(activation or ""):
             raise ValueError(
                 f"out_features is {out_features}, expected an even number for activation "
@@ -300,7 +300,7 @@ def _unusual(module: torch.nn.Linear) -> str | None:
             return f"its {name} is a {type(t).__name__}, which torch takes"
         if t.is_nested or t.layout is not torch.strided:
             return f"its {name} is {'nested' if t.is_nested else t.layout}, which torch takes"
-        if t.dtype not in operands.DTYPES:
+        if t.dtype not in problem.DTYPES:
             return f"has a {name} of {t.dtype}, which no kernel takes"
     return None
 

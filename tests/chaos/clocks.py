@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from outblas.autotune.store import Store
+from outblas.autotune.store.store import Store
 
 from . import processes
 from .episode import Episode, Setting

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outblas.autotune.records import to_record
-from outblas.autotune.store import Store
+from outblas.autotune.store.records import to_record
+from outblas.autotune.store.store import Store
 
 from . import processes
 from .episode import Episode, Setting

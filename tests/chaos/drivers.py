@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from outblas.autotune import gpu as gpus
-from outblas.autotune import isolated, sweeping
-from outblas.autotune.compilers import Compilers
-from outblas.autotune.progress import Progress
-from outblas.autotune.records import to_record
-from outblas.autotune.store import Store
-from outblas.autotune.subjects import Subject
+from outblas.autotune.measure import isolated
+from outblas.autotune.measure.compile_pool import Compilers
+from outblas.autotune.measure.progress import Progress
+from outblas.autotune.search import gpu as gpus
+from outblas.autotune.search.target import Subject
+from outblas.autotune.store.records import to_record
+from outblas.autotune.store.store import Store
+from outblas.autotune.sweep import sweep as sweeping
 
 from . import kernel
 from .examine import examine, stock

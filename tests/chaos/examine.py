@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outblas.autotune import transfer
-from outblas.autotune.records import Finalist, Gpu, Trial, Winner, Workload, to_record
-from outblas.autotune.store import Store, StoreError
+from outblas.autotune.store import transfer
+from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload, to_record
+from outblas.autotune.store.store import Store, StoreError
 
 from . import damages
 

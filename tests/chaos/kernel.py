@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from outblas.autotune.records import Status
-from outblas.configs import from_text, to_text
-from outblas.space import Footprint, Space
+from outblas.autotune.store.records import Status
+from outblas.core.configs import from_text, to_text
+from outblas.core.space import Footprint, Space
 
 # The statuses that a config may get because of its fault. "" and the fault "child" are sound.
 MEASURED: dict[str, tuple[Status, ...]] = {

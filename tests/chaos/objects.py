@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outblas import cache
+from outblas.core import cache
 
 from .episode import Episode, Setting
 

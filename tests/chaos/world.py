@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.autotune.records import Trial, to_record
-from outblas.autotune.store import Store
-from outblas.configs import from_text, to_text
+from outblas.autotune.store.records import Trial, to_record
+from outblas.autotune.store.store import Store
+from outblas.core.configs import from_text, to_text
 
 from . import kernel, processes
 from .episode import Episode, Setting

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outblas
-from outblas.epilogue import FUNCTIONS, GATED
+from outblas.core.epilogue import FUNCTIONS, GATED
 
 from . import tensors
 from .spec import COMPLEX, FLOATS, is_fused

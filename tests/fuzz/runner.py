@@ -10,7 +10,7 @@ import traceback
 import torch
 
 import outblas
-from outblas import dispatch
+from outblas.runtime import dispatch
 
 from . import calls, compare, known, spec
 

@@ -8,11 +8,13 @@ from functools import lru_cache
 
 import torch
 
-from outblas import configs, operands
+from outblas.core import configs
+from outblas.core import problem as operands
+from outblas.core.epilogue import Extra
 from outblas.device import raster
-from outblas.epilogue import Extra
 from outblas.hopper import gemm as real_gemm
-from outblas.hopper import gemm_host, schedule
+from outblas.hopper.core import tile_order
+from outblas.hopper.gemm import host as gemm_host
 
 from . import dsl
 from .machine import GlobalMemory, Machine, ProtocolFault, Timing
@@ -84,10 +86,11 @@ class Launch(Machine):
     @property
     def columns_at_once(self) -> int:
         """Of a part of C that is stored or fetched at once."""
-        from outblas.hopper import epilogue, host
+        from outblas.hopper.core import compile
+        from outblas.hopper.gemm import epilogue_store as epilogue
 
         stored = self.config.stored(self.form.gated)
-        return epilogue.slab_columns(stored, host.NUMERIC[self.case.out_dtype])
+        return epilogue.slab_columns(stored, compile.NUMERIC[self.case.out_dtype])
 
     def stored(self, agent, target, found, columns=None) -> None:
         """A part of C, or of x, is written."""
@@ -213,7 +216,7 @@ def table(case: Case, form, launched: int):
     config = case.config
     if not form.ordered:
         return None
-    rows, columns = schedule.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
+    rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
     if form.once:
         tiles = list(range(rows * columns * max(case.matrices, 1)))
         random.Random(len(tiles)).shuffle(tiles)
@@ -237,7 +240,7 @@ def simulate(
     config, form = case.config, form_of(case)
     find = modules(patches)
     gemm = find("gemm").Gemm(config, form)
-    rows, columns = schedule.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
+    rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
     tiles = rows * columns * max(case.matrices, 1)
     pieces = min(config.split_k, max(case.k_tiles, 1))
     launched = min(case.clusters, tiles * (case.k_tiles if config.stream_k else pieces))
@@ -313,7 +316,7 @@ def simulate_rung(
     dsl.use(launch)
     table = None
     if kind.persistent:
-        rows, columns = schedule.cluster_tiles(config, M, N)
+        rows, columns = tile_order.cluster_tiles(config, M, N)
         steps = raster.schedule(
             config.order, rows, columns, clusters, config.group_m, config.group_n
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..shapes import Shape, to_text
+from ..core.shapes import Shape, to_text
 from ..verify.cases import Case
 from ..verify.kernels import Refused
 from ..verify.watchdog import watchdog

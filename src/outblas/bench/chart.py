@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import charts
-from ..shapes import to_text
+from ..core.shapes import to_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..dispatch import tf32_requested
+from ..runtime.dispatch import tf32_requested
 from . import burst, schedule, turn
 from .clock import Clock
 from .statistics import BURST_TOLERANCE, ratio

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import requirements
+from ..core import requirements
 from .power import EnergyMeter
 
 

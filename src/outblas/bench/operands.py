@@ -2,7 +2,7 @@
 
 import torch
 
-from ..shapes import Shape
+from ..core.shapes import Shape
 
 
 def normal(

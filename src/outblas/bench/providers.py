@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .. import configs, dispatch, registry
+from ..core import configs, registry
+from ..runtime import dispatch
 from ..verify.cases import Case
 from ..verify.kernels import Refused
 from ..verify.oracle import ORACLES

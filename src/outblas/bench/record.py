@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import machines
-from ..shapes import Shape, flop
+from ..core import machines
+from ..core.shapes import Shape, flop
 from .statistics import Ratio
 
 BASE = "cublas"

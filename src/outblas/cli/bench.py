@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .. import registry
 from ..charts import check_chart
-from ..shapes import LAYOUTS, Shape, to_text
+from ..core import registry
+from ..core.shapes import LAYOUTS, Shape, to_text
 from .common import (
     NO_GPU,
     NONE,

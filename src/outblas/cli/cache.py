@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import cache, registry
-from ..config_source import brief
-from ..shapes import LAYOUTS, Shape
+from ..core import cache, registry
+from ..core.config_source import brief
+from ..core.shapes import LAYOUTS, Shape
 from .common import (
     NONE,
     JsonOption,
@@ -32,9 +32,9 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.listing import Selection, Summary
-    from ..autotune.records import Trial
-    from ..autotune.store import Store
+    from ..autotune.store.listing import Selection, Summary
+    from ..autotune.store.records import Trial
+    from ..autotune.store.store import Store
 
 app = typer.Typer(
     help="Tuning results and compiled kernels: list, export, import, check, prune.",
@@ -119,7 +119,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Trials of a shape or of a kernel, the fastest first, and why the others failed."""
-    from ..autotune.records import PRECISIONS, to_record
+    from ..autotune.store.records import PRECISIONS, to_record
 
     with usage_errors():
         names = [name for name in what if not name[:1].isdecimal() and name != "suite"]
@@ -172,8 +172,8 @@ def export(
     store: StoreOption = None,
 ) -> None:
     """Writes results to one file of JSON Lines, or winners to tables that ship with the package."""
-    from ..autotune import transfer
-    from ..autotune.store import StoreError
+    from ..autotune.store import transfer
+    from ..autotune.store.store import StoreError
 
     with usage_errors(OSError, StoreError):
         names, wanted = split(kernels), parse_shapes(shapes, least=1) if shapes else []
@@ -194,7 +194,7 @@ def export(
 
 def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -> None:
     """Raises ValueError and OSError."""
-    from ..autotune import transfer
+    from ..autotune.store import transfer
 
     winners = store.stream(lambda _, winners: list(winners), _selection(kernels, shapes))
     measured = [winner for winner in winners if winner.gpu.arch]
@@ -216,7 +216,7 @@ def import_results(
     """Adds the results of another machine to this one's: all of the file, or nothing if anything in
     it is amiss.
     """
-    from ..autotune import transfer
+    from ..autotune.store import transfer
 
     with usage_errors(), _opened(store, writing=True, new=True) as found:
         trials, winners = transfer.import_into(found, file)
@@ -233,7 +233,7 @@ def verify(
     """Checks results, compiled kernels and shipped tables, or one exported file. Exit code 1 if
     anything is amiss.
     """
-    from ..autotune import transfer
+    from ..autotune.store import transfer
 
     if file is not None:
         problems = _problems_of(file, transfer.check)
@@ -288,7 +288,7 @@ def prune(
 
 def fingerprints(kernels: Iterable[str]) -> dict[str, str]:
     """Fingerprints of kernels' sources as they are now; without kernels that are not here."""
-    from ..autotune.subjects import of
+    from ..autotune.search.target import of
 
     found = {}
     for kernel in kernels:
@@ -306,7 +306,7 @@ def _opened(
     """A store; what is wrong with it goes to standard error unless `quiet`. Raises a usage error
     for what is none, and for one that cannot be written though it should.
     """
-    from ..autotune.store import Store, StoreError
+    from ..autotune.store.store import Store, StoreError
 
     with usage_errors(StoreError), warnings.catch_warnings():
         if path is not None and not (new or path.exists()):
@@ -380,7 +380,7 @@ def _selection(
     dtype: str | None = None,
     layout: str | None = None,
 ) -> Selection:
-    from ..autotune.listing import Selection
+    from ..autotune.store.listing import Selection
 
     return Selection(kernels, shapes, dtype, layout)
 

@@ -18,18 +18,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .. import dispatch, shapes
 from ..charts import check_chart
-from ..ownership import shown
+from ..core import shapes
+from ..core.ownership import shown
+from ..core.shapes import Shape
+from ..core.terminal import printable as printable
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
-from ..shapes import Shape
-from ..terminal import printable as printable
+from ..runtime import dispatch
 
 if TYPE_CHECKING:
     import torch
 
-    from ..registry import Kernel
+    from ..core.registry import Kernel
 
 NO_GPU = 3  # exit code of commands that have nothing to measure on
 

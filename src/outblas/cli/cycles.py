@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .. import registry
+from ..core import registry
 from ..inspect.profiled import CUBLAS, Request
 from ..report import phases
 from .common import console, give, table, usage_errors

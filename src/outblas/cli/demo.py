@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import registry
+from ..core import registry
 from .common import NONE, check_writable, console, said, save_json, table, usage_errors
 
 if TYPE_CHECKING:

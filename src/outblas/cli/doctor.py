@@ -5,8 +5,10 @@ from typing import Any
 
 import typer
 
-from .. import __version__, cache, dispatch, registry, requirements
-from ..ownership import shown
+from .. import __version__
+from ..core import cache, registry, requirements
+from ..core.ownership import shown
+from ..runtime import dispatch
 from .common import NONE, JsonOption, console, give, note, table
 
 
@@ -51,8 +53,8 @@ def examine() -> dict[str, Any]:
 
 def _tuning() -> dict[str, Any]:
     """The store of sweeps, and the GPU models that tables come along for."""
-    from ..autotune import transfer
-    from ..autotune.store import Store, StoreError
+    from ..autotune.store import transfer
+    from ..autotune.store.store import Store, StoreError
 
     tables = [path.stem for path in sorted(transfer.TABLES.glob("*.json"))]
     found: dict[str, Any] = {"tables": tables, "winners": 0, "problem": None}

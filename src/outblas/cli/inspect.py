@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import configs, registry
+from ..core import configs, registry
+from ..core.shapes import LAYOUTS, Shape
 from ..inspect.inspection import ARCHS, compilable
-from ..shapes import LAYOUTS, Shape
 from .common import (
     NONE,
     JsonOption,
@@ -257,7 +257,7 @@ def _config(i: Inspection) -> str:
 
 
 def _share(i: Inspection) -> float:
-    from ..machines import reference
+    from ..core.machines import reference
 
     return i.warps_per_sm / reference(int(i.arch[3:5])).warps_per_sm
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .. import registry
+from ..core import registry
 from .common import NONE, JsonOption, give, table, usage_errors
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import configs, registry
+from ..core import configs, registry
+from ..core.shapes import LAYOUTS
 from ..inspect import instructions as page
 from ..inspect import ncu, roofline
 from ..inspect.counters import TIME, Counters, Launch, SharedMemory, combine
 from ..inspect.profiled import CUBLAS, Request
-from ..shapes import LAYOUTS
 from . import cycles
 from .common import (
     NO_GPU,

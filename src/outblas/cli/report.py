@@ -155,7 +155,7 @@ def roofline(
     """All kernels on one roofline: CTAs an SM, what memory allows, what was measured here and in
     the documents. Needs no GPU.
     """
-    from .. import machines, registry
+    from ..core import machines, registry
     from ..report import page
     from ..report import roofline as report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..shapes import LAYOUTS, to_text
+from ..core.shapes import LAYOUTS, to_text
 from .common import (
     ChartOption,
     HtmlOption,
@@ -28,7 +28,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.records import Trial, Winner, Workload
+    from ..autotune.store.records import Trial, Winner, Workload
 
 
 def tune(
@@ -59,7 +59,7 @@ def tune(
     model beside them. Needs no GPU.
     """
     from .. import charts
-    from ..autotune import choose
+    from ..autotune import lookup
     from ..report import tune as report
 
     with usage_errors(OSError):
@@ -73,7 +73,7 @@ def tune(
             kernel=own,
             workload=workload,
             gpu_name=name,
-            limits=lambda config: choose.limits(own, config, workload, gpu_of),
+            limits=lambda config: lookup.limits(own, config, workload, gpu_of),
         )
         picture = report.draw(found) if chart is not None else None
         written = report.html(found) if html is not None else ""
@@ -94,8 +94,8 @@ def tune(
 
 def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Winner]]:
     """Raises ValueError for a file that is not there, is something else or has no trials."""
-    from ..autotune import transfer
-    from ..autotune.store import Store, StoreError
+    from ..autotune.store import transfer
+    from ..autotune.store.store import Store, StoreError
 
     for path, option in ((store, "--store"), (source, "--from")):
         if path is not None and not path.is_file():

@@ -13,8 +13,8 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from ..core.shapes import LAYOUTS, to_text
 from ..report.text import confidence
-from ..shapes import LAYOUTS, to_text
 from . import interrupts
 from .common import (
     NO_GPU,
@@ -36,10 +36,10 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.progress import Progress
-    from ..autotune.records import Gpu, Winner, Workload
-    from ..autotune.subjects import Subject
-    from ..autotune.sweeping import Sweep
+    from ..autotune.measure.progress import Progress
+    from ..autotune.search.target import Subject
+    from ..autotune.store.records import Gpu, Winner, Workload
+    from ..autotune.sweep.outcome import Sweep
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal
@@ -117,7 +117,7 @@ def tune(
     Exit code 1 if a shape could not be tuned or a result not be stored, 3 without a GPU, 130 after
     Ctrl-C.
     """
-    from ..autotune.store import StoreError
+    from ..autotune.store.store import StoreError
 
     with usage_errors(
         ImportError,
@@ -172,7 +172,7 @@ def tune(
 
 def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
     """Raises ValueError, as all below, before anything is started."""
-    from ..autotune.sweeping import ENGINES
+    from ..autotune.sweep.sweep import ENGINES
 
     check_one_of("--engine", engine, ENGINES)
     if engine == "ray" and gpus is not None:
@@ -198,7 +198,7 @@ def _check_gpus(gpus: str | None, *, preview: bool) -> None:
     """Where nothing is measured, a machine without a GPU may name the first one, or all."""
     import torch
 
-    from ..autotune.sweeping import visible_gpus
+    from ..autotune.sweep.sweep import visible_gpus
 
     if gpus is None or gpus in ("cpu", "all"):
         return
@@ -210,7 +210,7 @@ def _check_gpus(gpus: str | None, *, preview: bool) -> None:
 
 
 def _check_ranker(ranker: str) -> None:
-    from ..autotune.sweeping import RANKERS
+    from ..autotune.sweep.sweep import RANKERS
 
     check_one_of("--ranker", ranker, RANKERS)
 
@@ -221,7 +221,7 @@ def _check_store(store: Path | None) -> None:
 
 
 def _check_kernels(kernels: str | None) -> None:
-    from ..autotune.subjects import of
+    from ..autotune.search.target import of
 
     for name in split(kernels or ""):
         of(name)
@@ -230,7 +230,7 @@ def _check_kernels(kernels: str | None) -> None:
 def _workloads(
     explain: str | None, shapes: str, dtype: str, out_dtype: str | None, layout: str
 ) -> list[Workload]:
-    from ..autotune.records import Workload
+    from ..autotune.store.records import Workload
 
     layouts = split(layout)
     for letters in layouts or [layout]:
@@ -261,7 +261,7 @@ def _gpu(name: str | None, gpus: str | None) -> Gpu:
     """The GPU by name, or the present one, or where there is none an H100."""
     import torch
 
-    from ..autotune import gpu
+    from ..autotune.search import gpu
 
     if name:
         return gpu.imagined(name)
@@ -269,8 +269,8 @@ def _gpu(name: str | None, gpus: str | None) -> Gpu:
 
 
 def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
-    from ..autotune.subjects import of
-    from ..choice import rivals
+    from ..autotune.search.target import of
+    from ..runtime.default_kernel import rivals
 
     names = split(kernels or "") or (["portable"] if gpu.arch == 0 else rivals(gpu.arch, dtype))
     return tuple(of(name) for name in names)
@@ -286,9 +286,10 @@ def _dry_run(
     quiet: bool,
 ) -> dict[str, Any]:
     """What a sweep would try, in which order, and what each rule keeps it from trying."""
-    from ..autotune import model, prune, sweeping
-    from ..autotune.choose import short
-    from ..autotune.gpu import machine
+    from ..autotune.lookup import short
+    from ..autotune.search import cost_model, prune
+    from ..autotune.search.gpu import machine
+    from ..autotune.sweep import sweep as sweeping
 
     found, on = [], machine(gpu)
     for workload in workloads:
@@ -298,7 +299,7 @@ def _dry_run(
                 "kernel": c.subject.name,
                 "config": c.text,
                 "predicted_us": c.predicted_us,
-                "limits": model.predict(c.footprint, workload, on).limits if on else "",
+                "limits": cost_model.predict(c.footprint, workload, on).limits if on else "",
             }
             for c in plan.ranked
         ]
@@ -344,16 +345,17 @@ def _explain(
     """What `matmul` chooses for packed operands, and every place where it looks."""
     import os
 
-    from .. import choice
-    from ..autotune import choose, prune
+    from ..autotune import lookup
+    from ..autotune.search import prune
+    from ..runtime import default_kernel
 
-    mode = choose.mode(None, os.environ.get("OUTBLAS_TUNE"))
-    known = choose.Knowledge(gpu, store)
+    mode = lookup.mode(None, os.environ.get("OUTBLAS_TUNE"))
+    known = lookup.Knowledge(gpu, store)
     found = []
     for workload in workloads:
         picked, passed = None, []
         for option in known.choices(workload) if mode != "off" else ():
-            if reason := choose.refusal(option.kernel, option.config, workload, gpu):
+            if reason := lookup.refusal(option.kernel, option.config, workload, gpu):
                 passed.append(f"{option.kernel} cannot: {reason}")
             elif reason := known.objection(option.kernel, workload, prune.problem(workload)):
                 passed.append(f"{option.kernel} had better not: {reason}")
@@ -361,11 +363,11 @@ def _explain(
                 picked = option
                 break
         if picked is None:
-            rule = choice.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
+            rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
             why = "OUTBLAS_TUNE=off: by rule" if mode == "off" else "nothing is known: by rule"
-            picked = choose.Choice(rule, "", why)
+            picked = lookup.Choice(rule, "", why)
         steps = known.steps(workload) if mode != "off" else []
-        remarks = choose.remarks(picked.kernel, workload)
+        remarks = lookup.remarks(picked.kernel, workload)
         found.append(
             {
                 "workload": str(workload),
@@ -382,7 +384,7 @@ def _explain(
             for line in passed:
                 note(f"passed over: {line}", None)
             config = (
-                choose.short(picked.kernel, picked.config) if picked.config else "its own config"
+                lookup.short(picked.kernel, picked.config) if picked.config else "its own config"
             )
             note(f"matmul takes {picked.kernel}, {config or 'its own config'}: {picked.why}.", None)
             for line in remarks:
@@ -394,7 +396,7 @@ def _interruptible_sweep(
     kernels: str | None, workloads: list[Workload], **options: Any
 ) -> dict[str, Any]:
     """A sweep that Ctrl-C and SIGTERM end in order: it says then how to go on."""
-    from .. import cache
+    from ..core import cache
 
     with interrupts.handled() as received:
         try:
@@ -425,7 +427,7 @@ def _sweep(
     """Runs the sweep under a live view, and shows what came of it."""
     import torch
 
-    from ..autotune.sweeping import sweep
+    from ..autotune.sweep.sweep import sweep
 
     if gpus != "cpu" and options["engine"] == "local" and not torch.cuda.is_available():
         typer.echo(
@@ -455,7 +457,7 @@ def _sweep(
 def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
     import torch
 
-    from ..choice import rivals
+    from ..runtime.default_kernel import rivals
 
     if gpus == "cpu" and engine == "local":
         return ["portable"]
@@ -507,8 +509,8 @@ class _View:
 
 
 def _show(found: Sweep) -> None:
-    from ..autotune.choose import short
-    from ..autotune.sweeping import lost_results
+    from ..autotune.lookup import short
+    from ..autotune.sweep.sweep import lost_results
 
     rows = [_row(winner) for winner in found.winners]
     columns = (
@@ -556,7 +558,7 @@ def _show(found: Sweep) -> None:
 
 
 def _row(w: Winner) -> tuple[str, ...]:
-    from ..autotune.choose import short
+    from ..autotune.lookup import short
 
     lead = "–"
     if w.lead is not None and w.lead_low is not None and w.lead_high is not None:
@@ -580,7 +582,7 @@ def _confidence(w: Winner) -> str:
 
 
 def _record(found: Sweep) -> dict[str, Any]:
-    from ..autotune.records import to_record
+    from ..autotune.store.records import to_record
 
     return {
         "seconds": found.seconds,

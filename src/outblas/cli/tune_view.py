@@ -8,8 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..autotune.progress import Progress
-from ..terminal import printable
+from ..autotune.measure.progress import Progress
+from ..core.terminal import printable
 
 MOST_BLOCKS = 4  # of whole height: with more workloads at a time, each has two lines
 _UUID = 12  # characters of a GPU's UUID that are shown

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import track
 
-from .. import dispatch, registry
-from ..shapes import LAYOUTS
+from ..core import registry
+from ..core.shapes import LAYOUTS
+from ..runtime import dispatch
 from .common import (
     JsonOption,
     SaveOption,

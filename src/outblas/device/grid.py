@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..epilogue import EXTRAS
-from ..operands import Problem, span
+from ..core.epilogue import EXTRAS
+from ..core.problem import Problem, span
 
 INT32_MAX = 2**31 - 1
 MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch

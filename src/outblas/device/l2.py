@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..operands import LINE, Problem, Strides
+from ..core.problem import LINE, Problem, Strides
 from .raster import PAD
 
 CHUNKS = 32  # that K is cut into, at most

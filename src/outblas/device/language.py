@@ -9,7 +9,7 @@ from typing import Any
 from triton import JITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
-from .. import forks
+from ..core import forks
 
 lock = forks.Lock(held=True)
 

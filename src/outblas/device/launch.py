@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..epilogue import EXTRAS, NONE, View
-from ..operands import Launch, Problem, dtype_name
+from ..core.epilogue import EXTRAS, NONE, View
+from ..core.problem import Launch, Problem, dtype_name
 from .grid import INT32_MAX, Piece, kept_dims
 
 Tensor = torch.Tensor

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from triton.compiler import CompiledKernel
 
-from .. import machines
-from ..artifact import Artifact, example
-from ..configs import mistyped, unread_reason
-from ..epilogue import NONE
-from ..operands import Launch, Problem, dtype_name
-from ..registry import Kernel
-from ..space import Axes, Footprint, Space
+from ..core import machines
+from ..core.artifact import Artifact, example
+from ..core.configs import mistyped, unread_reason
+from ..core.epilogue import NONE
+from ..core.problem import Launch, Problem, dtype_name
+from ..core.registry import Kernel
+from ..core.space import Axes, Footprint, Space
 from . import gluon, launch, triton_artifact
 from .grid import MAX_PROGRAMS, Tile, pieces_of, tiles
 from .launch import Specialization

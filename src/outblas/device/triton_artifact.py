@@ -15,10 +15,10 @@ from triton.compiler import CompiledKernel, make_backend
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .. import forks
-from ..artifact import Artifact, cta_threads
-from ..configs import to_text
-from ..operands import dtype_name
+from ..core import forks
+from ..core.artifact import Artifact, cta_threads
+from ..core.configs import to_text
+from ..core.problem import dtype_name
 from .gluon import compile as compile_gluon
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}

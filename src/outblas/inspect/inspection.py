@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
-from .. import machines, registry
-from ..artifact import Artifact
-from ..configs import from_text
+from ..core import machines, registry
+from ..core.artifact import Artifact
+from ..core.configs import from_text
 from . import machine_code, roofline, sass
 from .gates import GateError, failures
 from .occupancy import occupancy

@@ -14,7 +14,7 @@ from . import lines, machine_code, sass
 from .profiled import CUBLAS, Request
 
 if TYPE_CHECKING:
-    from ..artifact import Artifact
+    from ..core.artifact import Artifact
 
 # Space and operation by mnemonic. A copy reads global memory and writes shared memory.
 KINDS = {
@@ -243,7 +243,7 @@ def artifact(request: Request, arch: int) -> Artifact | None:
     """What a kernel's call runs on sm_`arch`; None for cuBLAS, and for a kernel that gives none."""
     import torch
 
-    from .. import registry
+    from ..core import registry
 
     if request.kernel == CUBLAS:
         return None

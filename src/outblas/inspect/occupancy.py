@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..machines import Machine
+from ..core.machines import Machine
 
 _PARTITIONS = 4  # of an SM: warps and registers do not cross them
 

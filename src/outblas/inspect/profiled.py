@@ -51,7 +51,7 @@ class Request:
         """The configuration that `config` asks for, None where it asks for none. Raises ValueError
         for one that does not exist.
         """
-        from .. import configs, registry
+        from ..core import configs, registry
 
         return (
             configs.from_text(registry.load(self.kernel).Config, self.config)
@@ -63,12 +63,13 @@ class Request:
         """Every field of the configuration that runs; "" for cuBLAS and for a kernel that chooses
         by shape.
         """
-        from .. import choice, configs, registry
+        from ..core import configs, registry
+        from ..runtime import default_kernel
 
         if self.kernel == CUBLAS:
             return ""
         module = registry.load(self.kernel)
-        by_shape = hasattr(module, "choose") or self.kernel == choice.PRODUCTION
+        by_shape = hasattr(module, "choose") or self.kernel == default_kernel.PRODUCTION
         chosen = self.chosen() or (None if by_shape else module.Config())
         return "" if chosen is None else configs.to_text(chosen)
 

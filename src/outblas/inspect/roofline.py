@@ -5,7 +5,7 @@ a machine.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..machines import Machine
+from ..core.machines import Machine
 from . import sass
 
 PASS = 128  # bytes

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .. import configs, registry
-from ..shapes import Shape, to_text
+from ..core import configs, registry
+from ..core.shapes import Shape, to_text
 from .profiles import Profile, Profiles, Total
 from .text import NONE
 
 if TYPE_CHECKING:
+    from ..core.problem import Problem
     from ..kernels.simt_config import SimtConfig
-    from ..operands import Problem
 
 N, DTYPE, LAYOUT = 4096, "float32", "nn"  # of a prediction that no profile stands beside
 
@@ -118,6 +118,6 @@ def problem_of(dtype: str, layout: str, shape: Shape) -> Problem:
     """The product of a case, without data."""
     import torch
 
-    from ..artifact import example
+    from ..core.artifact import example
 
     return example(getattr(torch, dtype), None, layout, shape)

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .. import configs, registry
+from ..core import configs, registry
+from ..core.shapes import Shape
 from ..device.access import LINE, Shared
-from ..shapes import Shape
 from .access_cases import Case, cases, problem_of, where
 from .profiles import Profile, Total
 from .text import NONE

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from functools import partial
 from statistics import NormalDist
 
+from ..core.machines import KIB, MACHINES
 from ..device.access import of_request
 from ..inspect.occupancy import occupancy
 from ..inspect.roofline import of_tile as intensity
-from ..machines import KIB, MACHINES
 from .claims import CONFIRMED, DIFFERS, REFUTED, Claim, Finding, number
 
 H100, T4 = MACHINES["H100"], MACHINES["T4"]

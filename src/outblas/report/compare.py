@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bench.statistics import BURST_TOLERANCE
-from ..registry import dtype_of, layout_of
-from ..shapes import Shape
+from ..core.registry import dtype_of, layout_of
+from ..core.shapes import Shape
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..registry import dtype_of, layout_of
+from ..core.registry import dtype_of, layout_of
 from . import text
 from .compare import find, profiled
 from .profiles import Profile, Profiles

@@ -4,7 +4,7 @@ their GPU.
 
 from collections.abc import Callable
 
-from ..registry import dtype_of
+from ..core.registry import dtype_of
 from . import seeds
 from .claims import Claim, Evidence, Finding
 from .compare import GPU, find, in_range

@@ -12,8 +12,8 @@ from math import inf
 
 from ..bench.record import BASE
 from ..bench.statistics import BURST_TOLERANCE
+from ..core.machines import MACHINES
 from ..kernels.simt_config import PRESETS
-from ..machines import MACHINES
 from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
 from .compare import GPU, POINT, WITHIN, N, Run, Span, against, campaign, counted, in_range, timed
 from .profiles import Passes, Profile

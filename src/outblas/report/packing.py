@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ..configs import items
-from ..shapes import to_text
+from ..core.configs import items
+from ..core.shapes import to_text
 
 Row = list[Any]
 _TRUTH: dict[str, Any] = {"True": True, "False": False}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ..terminal import printable
+from ..core.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

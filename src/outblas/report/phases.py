@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..machines import short_name
-from ..shapes import Shape
+from ..core.machines import short_name
+from ..core.shapes import Shape
 from .results import LARGEST, contents, has_phases, in_checkout, parsed, saved, shape_of, texts
 from .seeds import PHASES
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .. import configs
-from ..machines import short_name
-from ..shapes import Shape
+from ..core import configs
+from ..core.machines import short_name
+from ..core.shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
 
 MOST = {

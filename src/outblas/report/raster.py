@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .. import charts, configs, machines
-from ..autotune import rank
+from .. import charts
+from ..autotune.search import rank
 from ..bench.record import BASE
+from ..core import configs, machines
+from ..core.shapes import Shape, to_text
 from ..device import l2, raster
-from ..shapes import Shape, to_text
 from .profiles import Profile, Profiles
 from .text import figure
 

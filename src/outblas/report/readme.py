@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
-from ..shapes import SUITE, Shape, parse, to_text
+from ..core.shapes import SUITE, Shape, parse, to_text
 from . import access_cases, accesses, claims, ladder, page, phases, raster, sizes, text, tuned
 from .claims import Evidence
 from .profiles import load as load_profiles

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.record import BASE, MODES, UNCHECKED, Record
-from ..machines import Machine, of_device, short_name
-from ..shapes import Shape
+from ..core.machines import Machine, of_device, short_name
+from ..core.shapes import Shape
 from . import packing
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import charts, registry
+from .. import charts
+from ..core import registry
+from ..core.machines import Machine
+from ..core.shapes import Shape, to_text
 from ..inspect import Inspection, inspect
 from ..inspect import roofline as model
 from ..inspect.inspection import compilable
 from ..inspect.occupancy import Occupancy, occupancy
-from ..machines import Machine
-from ..shapes import Shape, to_text
 from . import text
 from .compare import find
 from .results import Measurement, Measurements

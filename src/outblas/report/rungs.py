@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .. import registry
+from ..core import registry
 from .seeds import Figure, of_rung
 
 LADDERS = tuple(registry.LADDERS)

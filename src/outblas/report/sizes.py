@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..registry import dtype_of
-from ..shapes import SQUARES
+from ..core.registry import dtype_of
+from ..core.shapes import SQUARES
 from . import text
 from .compare import find
 from .ladder import gpus_in_order

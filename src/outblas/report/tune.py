@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..autotune.rank import ranks, spearman
-from ..autotune.records import Finalist, Gpu, Trial, Winner, Workload
+from ..autotune.search.rank import ranks, spearman
+from ..autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
 from . import page, tune_tables
 from .tune_chart import draw, drawable
 from .tune_tables import Table, fields, split

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..autotune.records import Gpu, Trial, Winner
-from ..configs import items
+from ..autotune.store.records import Gpu, Trial, Winner
+from ..core.configs import items
 from .text import NONE, confidence
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ takes there.
 from pathlib import Path
 from statistics import geometric_mean
 
-from ..autotune.choose import short
-from ..autotune.transfer import Entry, Table, read_table
-from ..choice import PRODUCTION
-from ..shapes import SUITE, Shape, to_text
+from ..autotune.lookup import short
+from ..autotune.store.transfer import Entry, Table, read_table
+from ..core.shapes import SUITE, Shape, to_text
+from ..runtime.default_kernel import PRODUCTION
 from .page import environment_notes
 
 

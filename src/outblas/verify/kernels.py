@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from .. import api, registry
+from .. import api
+from ..core import registry
 from .call import Run
 from .cases import Case
 from .oracle import ORACLES, Result

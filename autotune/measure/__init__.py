@@ -1,0 +1,1 @@
+"""Compiling and timing configs in processes of their own, one GPU to a measurement."""

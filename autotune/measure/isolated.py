@@ -1,0 +1,291 @@
+"""The driver's side of a measuring worker: a process that is killed and started again when a config
+takes it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from ...core import cache
+from ...runtime import fallback
+from ..search.target import Subject
+from ..store.records import Gpu, Workload
+from . import limits, worker
+from .gpu_lock import GpuLock, LockCancelled
+from .processes import RemoteError, WorkerDied, WorkerProcess, WorkerStartError, WorkerTimeout
+from .worker import Entry, Screened
+
+T = TypeVar("T")
+
+START_SECONDS = 300.0  # to import torch, wake the GPU and make operands
+TRIAL_SECONDS = 20.0  # to load, check and time a config, besides its calls
+TURNS = 200.0  # calls of cuBLAS's length that a trial may take, ten times as slow
+LOCK_SECONDS = 900.0
+STARTS = 3  # of a worker, before it counts as impossible
+MEMORY_SHARE = 0.5  # of what this process may use of the machine, for a worker
+_NOT_OPEN = f"{worker.NotOpen.__module__}.{worker.NotOpen.__qualname__}"
+
+
+class Abandoned(Exception):
+    """Nobody wants the answer any more: the sweep was interrupted."""
+
+
+class Down(Exception):
+    """The worker did not come back from a call; `status` says how it went.
+
+    "killed" says nothing about the config: somebody else ended the worker, as the kernel does when
+    memory runs out, or none could be had. Any other is one of `records.Status`.
+    """
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Bench:
+    """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the
+    interpreter.
+
+    Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps
+    take turns; `unlocked` says why it measured without, if it did. The worker may hold `memory`
+    bytes of the host's memory, by default half of what this process may use.
+    """
+
+    def __init__(
+        self, visible: str, *, trial_seconds: float = TRIAL_SECONDS, memory: int | None = None
+    ) -> None:
+        self.visible = visible
+        self.on_gpu = visible != "cpu"
+        self.restarts = 0
+        self.unlocked = ""
+        self.cublas_us = 0.0
+        self._trial_seconds = trial_seconds
+        self._memory = memory or int(MEMORY_SHARE * limits.memory())
+        self._abandoned = False
+        self._process: WorkerProcess | None = None
+        self._owning = threading.Lock()  # of the process: another thread may abandon it
+        self._lock: GpuLock | None = None
+        self._open: Workload | None = None
+        self._loaded: set[Subject] = set()  # by the worker that there is
+        self._unloadable: dict[Subject, str] = {}
+
+    def describe(self) -> Gpu:
+        """The GPU it measures on. Raises Down."""
+        try:
+            return self._call(START_SECONDS, worker.describe)
+        except RemoteError as error:
+            raise Down("failed", str(error)) from None
+
+    def open(self, workload: Workload) -> float:
+        """Makes the operands of a workload; returns cuBLAS's µs a call. Raises Down."""
+        if self._open != workload:
+            self._open = None
+            with self._locked():
+                try:
+                    self.cublas_us = self._call(
+                        START_SECONDS, worker.open_bench, workload, self.on_gpu
+                    )
+                except RemoteError as error:
+                    raise Down(
+                        "failed", f"no operands: {error.text if _not_open(error) else error}"
+                    ) from None
+            self._open = workload
+        return self.cublas_us
+
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
+        """Checks and times a config. Raises Down when the worker hung or died; the next call has a
+        fresh one.
+        """
+        return self._ask(workload, worker.screen, entry, best_us)
+
+    def enter(self, workload: Workload, entry: Entry) -> Screened:
+        """Makes a config ready for `race`. Raises Down as `screen`."""
+        return self._ask(workload, worker.enter, entry)
+
+    def _ask(
+        self, workload: Workload, function: Callable[..., Screened], entry: Entry, *arguments: Any
+    ) -> Screened:
+        for _ in range(STARTS):
+            try:
+                self._load(entry[0])
+                self.open(workload)
+            except Down as down:  # before the config was touched
+                raise Down("killed", f"the worker could not be made ready: {down}") from None
+            try:
+                with self._locked():
+                    found = self._call(self._limit(), function, entry, *arguments)
+            except RemoteError as error:
+                if not _not_open(error):  # which `worker` takes for the config's result
+                    self.stop()
+                    raise Down("crash", str(error)[:1000]) from None
+                self.restarts += (
+                    self._open is not None
+                )  # the one with the operands died when nothing was asked of it
+                self._open = None
+                continue
+            if found.lost:
+                self.stop()
+            return found
+        raise Down("killed", "the worker died again and again")
+
+    def _load(self, subject: Subject) -> None:
+        """Has the worker import a kernel and its DSL, whose time is no config's. Raises Down, from
+        then on at once.
+        """
+        if reason := self._unloadable.get(subject):
+            raise Down("killed", reason)
+        if subject in self._loaded and self._process is not None and self._process.exit is None:
+            return
+        try:
+            self._call(START_SECONDS, worker.load, subject)
+        except RemoteError:  # which every trial will say
+            pass
+        except Down as down:
+            if down.status == "killed":
+                raise
+            reason = self._unloadable[subject] = f"{subject.name} cannot be imported: {down}"
+            raise Down("killed", reason) from None
+        self._loaded.add(subject)
+
+    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
+        """µs a call of cuBLAS and of each entry, by round. Raises Down."""
+        seconds = self._limit() + rounds * (len(entries) + 1)
+        try:
+            with self._locked():
+                return self._call(seconds, worker.race, list(entries), rounds)
+        except (
+            RemoteError
+        ) as error:  # of a config, or for want of them: what they leave is not to be trusted
+            self.stop()
+            raise Down("crash", str(error)[:1000]) from None
+
+    def forget(self, entries: Sequence[Entry]) -> None:
+        """Frees what was kept for configs that are out of the race. Raises Down."""
+        if self._process is None or self._open is None:
+            return
+        try:
+            self._call(START_SECONDS, worker.forget, list(entries))
+        except RemoteError as error:
+            self.stop()
+            raise Down("crash", str(error)[:1000]) from None
+
+    def abandon(self) -> None:
+        """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and
+        from now on.
+        """
+        self._abandoned = True
+        with self._owning:
+            process = self._process
+        if process is not None:
+            process.terminate()
+
+    def stop(self) -> None:
+        """Ends the worker, whatever it is at."""
+        with self._owning:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+            self.restarts += 1
+        self._open = None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _limit(self) -> float:
+        return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
+
+    def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
+        """Raises Down, Abandoned and RemoteError."""
+        reason = ""
+        for _ in range(STARTS):
+            try:
+                process = self._ready()
+                return process.call(seconds, function, *arguments)
+            except WorkerStartError as error:
+                reason = str(error)
+            except WorkerTimeout as late:
+                reason = "it does not take up calls"
+                if late.accepted:
+                    self._stop_unless_abandoned()
+                    raise Down(
+                        "hang", f"not done in {seconds:.0f} s: the worker was killed"
+                    ) from None
+            except WorkerDied as died:
+                reason = str(died)
+                if died.accepted:
+                    self._stop_unless_abandoned()
+                    raise _down(died) from None
+            self._stop_unless_abandoned()
+        raise Down("killed", f"no worker can be started: {reason}")
+
+    def _stop_unless_abandoned(self) -> None:
+        self.stop()
+        if self._abandoned:
+            raise Abandoned
+
+    def _ready(self) -> WorkerProcess:
+        """The worker, which is started if there is none, and ready for a call. Raises
+        WorkerStartError.
+        """
+        if (
+            self._process is not None and self._process.exit is not None
+        ):  # it died when nothing was asked of it
+            self.stop()
+        with self._owning:
+            if self._abandoned:
+                raise Abandoned
+            if self._process is not None:
+                return self._process
+            self._loaded.clear()
+            self._process = process = WorkerProcess(
+                environment={"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""},
+                modules=[worker.__name__],
+                memory=self._memory,
+            )
+        process.await_ready(START_SECONDS)
+        return process
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Other sweeps on this GPU wait; where the lock cannot be had they do not, which is said
+        once.
+        """
+        if not self.on_gpu:
+            yield
+            return
+        folder = cache.directory()
+        if reason := cache.unusable_reason(folder):
+            self._bypass(f"no lock can be had: {reason}")
+            yield
+            return
+        self._lock = self._lock or GpuLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock")
+        try:
+            with self._lock.hold(LOCK_SECONDS, lambda: self._abandoned) as reason:
+                if reason:
+                    self._bypass(reason)
+                yield
+        except LockCancelled:
+            raise Abandoned from None
+
+    def _bypass(self, reason: str) -> None:
+        self.unlocked = f"{reason}; figures may be disturbed by other sweeps on GPU {self.visible}"
+        fallback.complain(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
+
+
+def _not_open(error: RemoteError) -> bool:
+    return error.name == _NOT_OPEN
+
+
+def _down(died: WorkerDied) -> Down:
+    """What the end of a worker says about the config that it was at."""
+    if died.exit.memory is not None:
+        return Down(
+            "out of memory", f"{died} on the host, more than its bound: the worker was killed"
+        )
+    return Down("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")

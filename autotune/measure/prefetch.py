@@ -1,0 +1,96 @@
+"""Which config is measured next: those whose compiles have ended, while others compile."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+
+from ..search.prune import Candidate
+from ..store.records import Workload
+from .compile_pool import Compilers
+
+AHEAD = 3  # compiles a process that may wait for their measurement
+
+
+class Ahead:
+    """Candidates in the order in which their compiles end, at most so many compiled ahead of their
+    measurement.
+
+    Configs that share a compile come out together. Without compilers nothing is compiled ahead.
+    After `until`, on the clock of `time.monotonic`, no more come; the first does, if it is compiled
+    by then.
+    """
+
+    def __init__(
+        self,
+        candidates: Iterable[Candidate],
+        compilers: Compilers | None,
+        workload: Workload,
+        arch: int,
+        until: float | None = None,
+    ) -> None:
+        groups: dict[tuple[str, str], list[Candidate]] = {}
+        for candidate in candidates:
+            groups.setdefault((candidate.subject.name, candidate.compiled_as), []).append(candidate)
+        self._begun = False
+        self._waiting = deque(groups.values())
+        self._running: dict[Future[float], list[Candidate]] = {}
+        self._ready: deque[tuple[Candidate, Future[float] | None]] = deque()
+        self._compilers, self._workload, self._arch, self._until = compilers, workload, arch, until
+
+    @property
+    def compiling(self) -> int:
+        """Configs whose compile has not ended, those not begun among them."""
+        return sum(map(len, self._waiting)) + sum(map(len, self._running.values()))
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def _drop(self) -> None:
+        for future in self._running:
+            future.cancel()
+        self._waiting.clear()
+        self._running.clear()
+        self._ready.clear()
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __next__(self) -> tuple[Candidate, Future[float] | None]:
+        self._feed()
+        while self._running and not self._ready:
+            left = None if self._until is None else max(0.0, self._until - time.monotonic())
+            wait(self._running, timeout=left, return_when=FIRST_COMPLETED)
+            self._collect()
+            if self._late():
+                break
+        if self._late() and (self._begun or not self._ready):
+            self._drop()
+        if not self._ready:
+            raise StopIteration
+        self._begun = True
+        return self._ready.popleft()
+
+    def _late(self) -> bool:
+        return self._until is not None and time.monotonic() > self._until
+
+    def _feed(self) -> None:
+        if self._compilers is None:
+            while self._waiting:
+                self._ready += [(candidate, None) for candidate in self._waiting.popleft()]
+            return
+        self._collect()
+        room = AHEAD * self._compilers.workers - len(self._running) - len(self._ready)
+        while self._waiting and room > 0:
+            group = self._waiting.popleft()
+            first = group[0]
+            future = self._compilers.submit(first.subject, self._workload, first.text, self._arch)
+            self._running[future] = group
+            room -= 1
+
+    def _collect(self) -> None:
+        for future in [future for future in self._running if future.done()]:
+            self._ready += [(candidate, future) for candidate in self._running.pop(future)]

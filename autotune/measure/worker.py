@@ -1,0 +1,247 @@
+"""What runs inside the isolated worker: the workload's operands, the oracle, the clocks; one config
+at a time.
+
+Functions here are called by name from the driver (`isolated.Bench`) and return plain values.
+Whatever a config does to this process costs that config: the driver starts another.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...bench import burst, schedule, turn
+from ...bench.clock import Clock
+from ...bench.operands import normal
+from ...bench.statistics import ratio
+from ...core import problem
+from ...core.configs import from_text
+from ...verify.cases import Case
+from ...verify.oracle import Exact
+from ..search import gpu
+from ..search.target import Subject
+from ..store.records import Gpu, Status, Workload
+from .serve import brief
+
+SCREEN_ROUNDS = 3
+SCREEN_IDLE = 0.01  # seconds before a screened turn
+SCREEN_US = 20_000.0  # of a screened turn, at most
+HOPELESS = 1.5  # times the best so far, beyond which one round is enough
+Entry = tuple[Subject, str]  # a kernel, and its config as text
+
+_bench: _Bench | None = None
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What came of a config; `lost`: this process is of no more use. Figures as in
+    `records.Trial`.
+    """
+
+    status: Status
+    reason: str = ""
+    us: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    clock_mhz: float | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether what this worker holds can no longer be trusted."""
+        return self.status in ("wrong", "device lost")
+
+
+class _Bench:
+    """One workload on this process's device."""
+
+    def __init__(self, workload: Workload, on_gpu: bool) -> None:
+        self.workload = workload
+        self.device = "cuda" if on_gpu else "cpu"
+        torch.set_float32_matmul_precision("high" if workload.dtype == "tf32" else "highest")
+        dtype, out_dtype = (
+            getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
+        )
+        self.tensors = normal(workload.shape, workload.layout, dtype, out_dtype, self.device)
+        case = Case(
+            *workload.shape, dtype, out_dtype, layout=workload.layout, tf32=workload.dtype == "tf32"
+        )
+        self.exact = Exact(case, self.device)
+        self.clock = Clock() if on_gpu else None
+        self.calls: dict[Entry, tuple[turn.Call, turn.Batch]] = {}
+        base = self._cublas()
+        self.cublas_us = self._rough(base)
+        self.base = base, self._batch(base, self.cublas_us)
+
+    def _cublas(self) -> turn.Call:
+        a, b, out = self.tensors
+        if out.dtype == a.dtype:
+            return lambda: torch.mm(a, b, out=out)
+        if self.device == "cpu":
+            return lambda: out.copy_(a.float() @ b.float())
+        return lambda: torch.mm(a, b, out.dtype, out=out)
+
+    def _rough(self, call: turn.Call) -> float:
+        if self.device == "cuda":
+            return turn.rough_us(call)
+        begun = time.perf_counter()
+        call()
+        return (time.perf_counter() - begun) * 1e6
+
+    def _batch(self, call: turn.Call, us: float) -> turn.Batch:
+        """Like calls for like: all of a workload in CUDA graphs, or none."""
+        if self.device == "cpu":
+            return turn.eager(call, 1)
+        if self.cublas_us < turn.SHORT_US:
+            return turn.graph(call, turn.graph_calls(us))
+        return turn.eager(call, max(2, min(turn.CALLS, int(SCREEN_US / us))))
+
+    def prepare(self, entry: Entry) -> turn.Call:
+        """Compiles or loads the kernel, and holds it to the oracle. Raises _Objection."""
+        subject, text = entry
+        module = subject.load()
+        config = from_text(module.Config, text)
+        asked = problem.problem(*self.tensors, tf32=self.workload.dtype == "tf32")
+        if reason := module.unsupported(asked, config):
+            raise _Objection("refused", reason)
+        launch: Callable[..., None] = module.plan(asked, config)
+        result = self.exact(launch)
+        if not result.ok:
+            raise _Objection("wrong", result.message)
+        a, b, out = self.tensors
+        return lambda: launch(a, b, None, out, 1.0, 0.0)
+
+    def screen(self, entry: Entry, best_us: float | None) -> Screened:
+        call = self.prepare(entry)
+        us = self._rough(call)
+        self.calls[entry] = call, self._batch(call, us)
+        rounds = 1 if best_us is not None and us > HOPELESS * best_us else SCREEN_ROUNDS
+        times, clocks = self.rounds([entry], rounds, SCREEN_IDLE)
+        own, base = times[entry], times[None]
+        mhz = statistics.median(clocks[entry]) if clocks else None
+        spread = ratio(base, own) if rounds > 1 else None
+        return Screened(
+            "ok",
+            us=statistics.median(own),
+            ratio=spread.median if spread else base[0] / own[0],
+            ratio_low=min(b / t for b, t in zip(base, own, strict=True)),
+            ratio_high=max(b / t for b, t in zip(base, own, strict=True)),
+            clock_mhz=mhz,
+        )
+
+    def rounds(
+        self, entries: Sequence[Entry], count: int, idle: float
+    ) -> tuple[dict[Entry | None, list[float]], dict[Entry | None, list[float]]]:
+        """µs a call, and MHz, of each entry and of cuBLAS (None), in turns."""
+        batches: dict[Entry | None, tuple[turn.Call, turn.Batch]] = {None: self.base}
+        batches |= {entry: self.calls[entry] for entry in entries}
+        if self.clock is not None:
+            by_name = {str(i): batch for i, batch in enumerate(batches.values())}
+            samples = burst.run(by_name, self.clock, rounds=count, idle=idle)
+            names = dict(zip(batches, by_name, strict=True))
+            return (
+                {key: samples[name].us for key, name in names.items()},
+                {key: samples[name].mhz for key, name in names.items()},
+            )
+        times: dict[Entry | None, list[float]] = {key: [] for key in batches}
+        for order in schedule.rounds(list(batches), count):
+            for key in order:
+                times[key].append(self._rough(batches[key][0]))
+        return times, {}
+
+
+class _Objection(Exception):
+    """A config cannot be timed, and why."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status: Status = status
+
+
+def describe() -> Gpu:
+    """The GPU that this process sees."""
+    return gpu.current()
+
+
+def open_bench(workload: Workload, on_gpu: bool) -> float:
+    """Makes the operands of a workload and forgets those before; returns cuBLAS's µs a call."""
+    global _bench
+    _bench = None
+    if on_gpu:
+        torch.cuda.empty_cache()
+    try:
+        _bench = _Bench(workload, on_gpu)
+    except BaseException as error:  # may hold what cannot be sent
+        raise NotOpen(brief(error)) from None
+    return _bench.cublas_us
+
+
+def load(subject: Subject) -> None:
+    """Imports a kernel's module and its DSL, which may take longer than a trial."""
+    subject.load()
+
+
+def screen(entry: Entry, best_us: float | None) -> Screened:
+    """Checks and times one config beside cuBLAS; `best_us`: of the best config so far."""
+    return _guarded(lambda bench: bench.screen(entry, best_us))
+
+
+def enter(entry: Entry) -> Screened:
+    """Makes a config ready for `race`, checked again; without figures."""
+    return _guarded(_enter(entry))
+
+
+def _enter(entry: Entry) -> Callable[[_Bench], Screened]:
+    def run(bench: _Bench) -> Screened:
+        if entry not in bench.calls:
+            call = bench.prepare(entry)
+            bench.calls[entry] = call, bench._batch(call, bench._rough(call))
+        return Screened("ok")
+
+    return run
+
+
+def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
+    """µs a call of cuBLAS and of each entry, by round, all taking turns under the burst
+    protocol.
+    """
+    times, _ = _opened().rounds(entries, rounds, burst.IDLE_SECONDS)
+    return times[None], [times[entry] for entry in entries]
+
+
+def forget(entries: Sequence[Entry]) -> None:
+    """Frees what was kept of configs that are out of the race: graphs hold memory."""
+    if _bench is not None:
+        for entry in entries:
+            _bench.calls.pop(entry, None)
+
+
+class NotOpen(Exception):
+    """This process has no operands: it is another one than that which was asked to make them."""
+
+
+def _opened() -> _Bench:
+    if _bench is None:
+        raise NotOpen
+    return _bench
+
+
+def _guarded(body: Callable[[_Bench], Screened]) -> Screened:
+    bench = _opened()
+    try:
+        return body(bench)
+    except _Objection as objection:
+        return Screened(objection.status, str(objection)[:1000])
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return Screened("out of memory", brief(error))
+    except BaseException as error:  # a config may raise anything
+        if bench.device == "cuda":
+            try:
+                torch.cuda.synchronize()
+            except BaseException as lost:
+                return Screened("device lost", brief(lost))
+        return Screened("failed", brief(error))

@@ -1,0 +1,1 @@
+"""Which configs a search tries, and in which order: pruning, models, ranking."""

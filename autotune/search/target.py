@@ -1,0 +1,90 @@
+"""What is tuned: a kernel by its name and the module that has it, which workers import for
+themselves.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from ... import device
+from ...core import registry
+
+_NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel under tuning. `module` offers what a rung's module does: `Config`,
+    `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)` and
+    `space(problem, machine)`.
+    """
+
+    name: str
+    module: str
+
+    def load(self) -> ModuleType:
+        """Raises ImportError that says what to install where a kernel's DSL is missing."""
+        if self == registered(self.name):
+            return registry.load(self.name)
+        return importlib.import_module(self.module)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.module)
+
+
+def registered(name: str) -> Subject | None:
+    """A kernel of the registry; None for another name."""
+    known = name in {n for names in registry.LADDERS.values() for n in names}
+    return Subject(name, registry.module_name(name)) if known else None
+
+
+def of(kernel: str | Subject) -> Subject:
+    """Raises TypeError or ValueError for what is no kernel."""
+    if isinstance(kernel, Subject):
+        if not _NAME.fullmatch(kernel.name):
+            raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
+        return kernel
+    registry.find(kernel)
+    return Subject(kernel, registry.module_name(kernel))
+
+
+@functools.cache
+def fingerprint(module: str) -> str:
+    """Changes with the source of a kernel: that of its package, and the device code that packages
+    share.
+
+    Raises ImportError for a module that is not there.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{module} is not installed")
+    found = hashlib.sha256()
+    for name, file in _sources(module, Path(spec.origin)):
+        found.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def _sources(module: str, origin: Path) -> list[tuple[str, Path]]:
+    """The source files that a kernel is made of, each with the name that its fingerprint says.
+
+    A kernel of this package is made of its whole ladder and of the device code that ladders share,
+    in whatever folders below them; any other kernel of its own file.
+    """
+    if not module.startswith("outblas."):
+        return [(origin.name, origin)]
+    ladder = ".".join(module.split(".")[:2])
+    spec = importlib.util.find_spec(ladder)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    roots = [*map(Path, spec.submodule_search_locations), *map(Path, device.__path__)]
+    return [
+        (f"{root.name}/{file.relative_to(root)}", file)
+        for root in roots
+        for file in sorted(root.rglob("*.py"))
+    ]

@@ -1,0 +1,1 @@
+"""The store of trials: records, the database, tables that travel between machines."""

@@ -1,0 +1,196 @@
+"""What is asked of many trials at once: answered within SQLite, row by row, in memory that does not
+grow with them.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.shapes import Shape
+from . import queries, validation
+from .records import Gpu, Trial, TunedConfig, Winner, Workload, age, latest_date
+
+_WORKLOAD = "M, N, K, dtype, out_dtype, layout"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which records are meant: those of any of these kernels, of any of these shapes, of this dtype
+    and layout; what is empty or None leaves all.
+    """
+
+    kernels: Sequence[str] = ()
+    shapes: Sequence[Shape] = ()
+    dtype: str | None = None
+    layout: str | None = None
+
+    def where(self, table: str) -> tuple[str, list[object]]:
+        """A condition on the rows of a table, and the values in it."""
+        parts, values = ["1"], list[object]()
+        if self.kernels:
+            parts.append(f"{table}.kernel IN ({', '.join('?' * len(self.kernels))})")
+            values += self.kernels
+        if self.shapes:
+            parts.append(
+                f"({table}.M, {table}.N, {table}.K) IN (VALUES "
+                f"{', '.join(['(?, ?, ?)'] * len(self.shapes))})"
+            )
+            values += [size for shape in self.shapes for size in shape]
+        for name, value in (("dtype", self.dtype), ("layout", self.layout)):
+            if value is not None:
+                parts.append(f"{table}.{name} = ?")
+                values.append(value)
+        return " AND ".join(parts), values
+
+
+ALL = Selection()
+
+
+@dataclass
+class Summary:
+    """The trials of one kernel at one workload on GPUs of one model, and its winner, the newest."""
+
+    gpu: str
+    sms: int
+    kernel: str
+    workload: Workload
+    trials: int = 0
+    ok: int = 0
+    best_us: float | None = None
+    winner: dict[str, Any] | None = None  # the columns of `WINNER`
+    when: str = ""
+    _won: str = field(default="", repr=False)  # the age of the winner
+
+    @property
+    def failed(self) -> int:
+        return self.trials - self.ok
+
+    @property
+    def place(self) -> tuple[tuple[str, int], str, Workload]:
+        return (self.gpu, self.sms), self.kernel, self.workload
+
+
+WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")
+
+
+def summaries(connection: sqlite3.Connection) -> list[Summary]:
+    """By GPU, kernel and workload. What names no valid GPU, kernel or workload is left out, and so
+    are winners that are not valid; of trials the numbers are counted as they stand.
+    """
+    gpus, _ = queries.gpus_of(queries.select(connection, "gpus"))
+    found: dict[object, Summary] = {}
+    for row in connection.execute(_COUNTS):
+        if summary := _place_of(row, gpus, found):
+            summary.trials += row["trials"]
+            if row["status"] == "ok":
+                summary.ok += row["trials"]
+            if validation.holds(row, ("us",)):
+                summary.best_us = min(row["us"], summary.best_us or row["us"])
+            if validation.holds(row, ("when",)):
+                summary.when = max(summary.when, row["when"])
+    latest = latest_date()
+    for row in connection.execute(
+        f'SELECT {_WORKLOAD}, kernel, gpu, "when", {", ".join(WINNER)} FROM winners'
+    ):
+        summary = _place_of(row, gpus, found) if validation.holds(row, ("when", *WINNER)) else None
+        if summary:
+            summary.when = max(summary.when, row["when"])
+            if summary.winner is None or age(row["when"], latest) >= summary._won:
+                summary._won = age(row["when"], latest)
+                summary.winner = {name: row[name] for name in WINNER}
+    return sorted(found.values(), key=lambda summary: summary.place)
+
+
+# In the order of the index `trials_by_workload`, so that nothing is sorted and the table itself is
+# not read.
+_COUNTS = f"""SELECT {_WORKLOAD}, kernel, gpu, status, count(*) AS trials, min(us) AS us,
+    max("when") AS "when" FROM trials GROUP BY {_WORKLOAD}, kernel, gpu, status"""
+
+
+def _place_of(
+    row: sqlite3.Row, gpus: dict[str, Gpu], found: dict[object, Summary]
+) -> Summary | None:
+    """The summary that a row belongs to; None where it names no valid GPU, kernel or workload."""
+    gpu = gpus.get(row["gpu"])
+    if gpu is None or not validation.holds(row, ("kernel",)):
+        return None
+    try:
+        sizes = validation.checked(
+            {name: row[name] for name in validation.WORKLOAD}, validation.WORKLOAD, "workload"
+        )
+        made = Summary(*gpu.model, row["kernel"], validation.workload_of(sizes, "workload"))
+    except ValueError:
+        return None
+    return found.setdefault(made.place, made)
+
+
+def tuned(connection: sqlite3.Connection, name: str, sms: int) -> list[TunedConfig]:
+    """Of the winners on GPUs of one model what a lookup needs, by age."""
+    gpus, _ = queries.gpus_of(queries.select(connection, "gpus", {"name": name, "sms": sms}))
+    if not gpus:
+        return []
+    query = f"""SELECT * FROM winners WHERE gpu IN ({", ".join(["?"] * len(gpus))})
+        ORDER BY CASE WHEN "when" > ? THEN '' ELSE "when" END, id"""
+    found = []
+    for row in connection.execute(query, [*gpus, latest_date()]):
+        with contextlib.suppress(ValueError):
+            queries.check_digest("winners", row, "")
+            found.append(validation.tuned_of(row, gpus))
+    return found
+
+
+def browse(
+    connection: sqlite3.Connection, wanted: Selection, limit: int | None
+) -> tuple[list[Trial], int]:
+    """The first trials by GPU, workload and speed, the failed ones last, and how many there are."""
+    where, values = wanted.where("trials")
+    total: int = connection.execute(
+        f"SELECT count(*) FROM trials WHERE {where}", values
+    ).fetchone()[0]
+    query = f"""SELECT trials.* FROM trials LEFT JOIN gpus ON gpus."key" = trials.gpu WHERE {where}
+        ORDER BY gpus.name, {_WORKLOAD}, us IS NULL, us, "when", trials.id LIMIT ?"""
+    gpus, _ = queries.gpus_of(queries.select(connection, "gpus"))
+    found = connection.execute(query, [*values, -1 if limit is None else limit])
+    return [record for record in _valid("trials", found, gpus) if isinstance(record, Trial)], total
+
+
+def stream(
+    connection: sqlite3.Connection, wanted: Selection
+) -> tuple[Iterator[Trial], Iterator[Winner]]:
+    """The trials and the winners in the order in which they came. Both are of one moment as long as
+    the connection has a transaction.
+    """
+    gpus, _ = queries.gpus_of(queries.select(connection, "gpus"))
+
+    def records(table: str) -> Iterator[Any]:
+        where, values = wanted.where(table)
+        return _valid(
+            table,
+            connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY id", values),
+            gpus,
+        )
+
+    return records("trials"), records("winners")
+
+
+def _valid(table: str, found: sqlite3.Cursor, gpus: dict[str, Gpu]) -> Iterator[Trial | Winner]:
+    for row in found:
+        with contextlib.suppress(ValueError):
+            yield queries.parse(table, row, gpus)
+
+
+def kernels(connection: sqlite3.Connection) -> list[str]:
+    """Those that there are trials or winners of. Steps from each name to the next, and not over
+    every row.
+    """
+    found = set()
+    for table in ("trials", "winners"):
+        name = ""
+        while row := connection.execute(
+            f"SELECT kernel FROM {table} WHERE kernel > ? ORDER BY kernel LIMIT 1", (name,)
+        ).fetchone():
+            name = row["kernel"]
+            found.add(name)
+    return sorted(found)

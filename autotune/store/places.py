@@ -1,0 +1,119 @@
+"""Where a store's file may lie, and where its results go when it cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...core.filesystems import network_filesystem
+from .records import Trial, Winner
+from .sqlite import StoreError
+
+
+def unusable_reason(path: Path, *, create: bool = True) -> str | None:
+    """Why a store cannot be at `path`, or None. With `create` makes folders that are missing, with
+    mode 0700; without, a store that is not there is in order.
+
+    A store holds no native code, and each of its rows is checked when it is read: members of a
+    group may share one in a folder that they all can write. Where any user can, he could put
+    another file in its place.
+    """
+    folder = path.parent
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        folder = folder.resolve()
+        for each in (*reversed(folder.parents), folder):
+            if create and not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
+            mode = each.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                return f"{each} can be written by others"
+            if not stat.S_ISDIR(mode):
+                return f"{each} is no directory"
+        if mode & stat.S_IWOTH and _of_another_user(path):
+            return f"{path} belongs to another user, in a folder that can be written by others"
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError) and not create
+        return None if missing else f"{folder}: {error.strerror}"
+    return None
+
+
+def _of_another_user(path: Path) -> bool:
+    try:
+        return hasattr(os, "getuid") and path.lstat().st_uid != os.getuid()
+    except FileNotFoundError:
+        return False
+
+
+def warn_of_network(path: Path) -> None:
+    """Once in a process for each folder."""
+    _warn_of_network(path.parent)
+
+
+@functools.cache
+def _warn_of_network(folder: Path) -> None:
+    if kind := network_filesystem(folder):
+        warnings.warn(
+            f"{folder} is on a network file system ({kind}): processes of one machine may share a "
+            "store there, those of"
+            " several machines may not, since SQLite's write-ahead log needs memory that they "
+            "share",
+            stacklevel=5,
+        )
+
+
+def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> Path:
+    """Writes records to a fresh file in the folder, or in the first that can be written of several;
+    its path.
+
+    Raises StoreError that names each folder and what was wrong with it.
+    """
+    from . import transfer
+
+    trials = [record for record in records if isinstance(record, Trial)]
+    winners = [record for record in records if isinstance(record, Winner)]
+    problems = []
+    for place in _folders() if folder is None else iter([folder]):
+        try:
+            path = _fresh(place)
+        except OSError as error:
+            problems.append(f"{place}: {error.strerror}")
+            continue
+        try:
+            transfer.export(trials, winners, path)
+        except OSError as error:
+            problems.append(f"{place}: {error.strerror}")
+            with contextlib.suppress(OSError):
+                path.unlink()
+            continue
+        return path
+    raise StoreError(f"{len(records)} results can be written nowhere ({'; '.join(problems)})")
+
+
+def _folders() -> Iterator[Path]:
+    for find in (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir())):
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # a folder that was deleted, a user without a home
+            yield find()
+
+
+def _fresh(folder: Path) -> Path:
+    """An empty file with a name that nothing had. Raises OSError."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    for i in range(1000):
+        path = (
+            folder.absolute() / f"outblas-unsaved-{date}-{os.getpid()}{f'-{i}' if i else ''}.json"
+        )
+        with contextlib.suppress(FileExistsError):
+            path.touch(mode=0o600, exist_ok=False)
+            return path
+    raise FileExistsError(17, "every name is taken")

@@ -1,0 +1,428 @@
+"""Rows of the store and the records that they hold, and what is done to them within a
+transaction.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from . import validation
+from .records import CIRCUMSTANTIAL, Gpu, Trial, Winner, Workload, age, latest_date
+
+T = TypeVar("T")
+Operation = Callable[[sqlite3.Connection], T]
+Row = Mapping[str, Any]
+
+_WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload))
+_GPU = tuple(field.name for field in dataclasses.fields(Gpu))
+_PLACE = (
+    "kernel",
+    *_WORKLOAD,
+    "gpu",
+    "source",
+)  # by kernel and workload first, as rows are looked up
+KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
+_PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] = {
+    "trials": validation.trial_of,
+    "winners": validation.winner_of,
+}
+
+PROBE = 1 << 18  # bytes: the results of some minutes
+_ANY_GPU = Gpu("any", 0, 0)
+
+_SHARED = """id INTEGER PRIMARY KEY, gpu TEXT NOT NULL,
+    M INTEGER NOT NULL, N INTEGER NOT NULL, K INTEGER NOT NULL,
+    dtype TEXT NOT NULL, out_dtype TEXT NOT NULL, layout TEXT NOT NULL,
+    kernel TEXT NOT NULL, source TEXT NOT NULL, config TEXT NOT NULL, "when" TEXT NOT NULL"""
+# Of `migrations.VERSION`. power_limit_w has no type: the key of a GPU tells 700 from 700.0.
+SCHEMA = {
+    "gpus": """CREATE TABLE gpus (
+    "key" TEXT PRIMARY KEY, name TEXT, arch INTEGER, sms INTEGER, power_limit_w,
+    driver TEXT, cuda TEXT, torch TEXT, triton TEXT, dsl TEXT)""",
+    "trials": f"""CREATE TABLE trials ({_SHARED},
+    status TEXT NOT NULL, reason TEXT NOT NULL,
+    us REAL, ratio REAL, ratio_low REAL, ratio_high REAL,
+    clock_mhz REAL, predicted_us REAL, compile_s REAL, digest INTEGER,
+    UNIQUE ({", ".join(KEYS["trials"])}))""",
+    "winners": f"""CREATE TABLE winners ({_SHARED},
+    us REAL, cublas_us REAL, ratio REAL, ratio_low REAL, ratio_high REAL, rounds INTEGER,
+    runner_up TEXT, lead REAL, lead_low REAL, lead_high REAL, confidence REAL, separated INTEGER,
+    screened INTEGER, valid INTEGER,
+    finalists TEXT NOT NULL, digest INTEGER, UNIQUE ({", ".join(KEYS["winners"])}))""",
+    "leases": f"""CREATE TABLE leases ({_SHARED},
+    owner TEXT NOT NULL, beat INTEGER NOT NULL, machine_losses INTEGER NOT NULL,
+    UNIQUE ({", ".join(KEYS["leases"])}))""",
+}
+# Of the tables' columns what the oldest version lacks.
+_NEW = {"trials": ("digest",), "winners": ("digest",)}
+# The trials of a workload are looked up by it, and all that a summary of trials needs is in its
+# order here.
+INDEXES = {
+    "trials_by_workload": """CREATE INDEX IF NOT EXISTS trials_by_workload
+    ON trials (M, N, K, dtype, out_dtype, layout, kernel, gpu, status, us, "when")"""
+}
+
+
+# As `records.age`, of winners; needs :latest.
+BY_AGE = """CASE WHEN "when" > :latest THEN '' ELSE "when" END, id"""
+
+
+@functools.cache
+def columns(table: str) -> tuple[str, ...]:
+    """The names of a table's columns, in their order."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        memory.execute(SCHEMA[table])
+        return columns_there(memory, table)
+
+
+def columns_there(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    """The names of the columns that a table has in a file; none if there is no such table."""
+    return tuple(row[1] for row in connection.execute(f"PRAGMA table_info({table})"))
+
+
+def lacking(connection: sqlite3.Connection, *, new: bool = True) -> str:
+    """What a file of the newest version has to have and lacks, in words; "" if nothing. One that is
+    not `new` is asked only for what the oldest version has too.
+
+    Columns are compared by name, so that white space in a statement and columns that somebody added
+    change nothing.
+    """
+    for table in ("gpus", "trials", "winners", "leases") if new else ("gpus", "trials", "winners"):
+        there = columns_there(connection, table)
+        missing = [
+            name
+            for name in columns(table)
+            if name not in there and (new or name not in _NEW.get(table, ()))
+        ]
+        if missing:
+            return f"table {table} lacks {', '.join(missing) if there else 'all columns'}"
+        if table in KEYS and KEYS[table] not in _unique(connection, table):
+            return f"table {table} allows two rows of one identity"
+    return ""
+
+
+def _unique(connection: sqlite3.Connection, table: str) -> list[tuple[str, ...]]:
+    """The columns of each unique index of a table."""
+    indexes = [row[1] for row in connection.execute(f"PRAGMA index_list({table})") if row[2]]
+    return [
+        tuple(row[2] for row in connection.execute(f'PRAGMA index_info("{name}")'))
+        for name in indexes
+    ]
+
+
+@functools.cache
+def _digested(table: str) -> tuple[tuple[str, bool], ...]:
+    """The columns that the digest of a row is made of, and whether SQLite makes a float of what
+    they hold.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as memory:
+        memory.execute(SCHEMA[table])
+        found = [
+            (row[1], row[2] == "REAL") for row in memory.execute(f"PRAGMA table_info({table})")
+        ]
+    return tuple((name, is_real) for name, is_real in found if name not in ("id", "digest"))
+
+
+@functools.lru_cache(maxsize=16)
+def _places(table: str, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Where the columns of a digest are among these: to ask a row for each by name takes several
+    times as long.
+    """
+    return tuple(names.index(name) for name, _ in _digested(table))
+
+
+def _as_stored(value: Any, is_real: bool) -> Any:
+    """What SQLite gives back of a value."""
+    if value is not None and is_real:
+        return float(value)
+    return int(value) if type(value) is bool else value
+
+
+def digest(table: str, row: validation.Columns) -> int:
+    """A checksum of what a row holds: SQLite has none, and a page of a file may be altered and
+    still be read.
+
+    Raises ValueError, TypeError or OverflowError for what no row of the table could hold.
+    """
+    if isinstance(row, sqlite3.Row):
+        whole = tuple(row)
+        values = [whole[place] for place in _places(table, tuple(row.keys()))]
+    else:
+        values = [_as_stored(row[name], is_real) for name, is_real in _digested(table)]
+    return zlib.crc32(repr(values).encode("utf-8", "surrogateescape"))
+
+
+def check_digest(table: str, row: validation.Columns, place: str) -> None:
+    """Raises ValueError for a row that is not what was stored; one of the oldest version, without a
+    digest, passes.
+    """
+    stored = row["digest"] if "digest" in row.keys() else None  # noqa: SIM118
+    if stored is None:
+        return
+    try:
+        intact = stored == digest(table, row)
+    except (ValueError, TypeError, OverflowError):
+        intact = False
+    if not intact:
+        raise ValueError(
+            f"{place} is not what was stored: its checksum is {validation.shown(stored)}, expected "
+            "another"
+        )
+
+
+def select(
+    connection: sqlite3.Connection, table: str, wanted: Row | None = None
+) -> list[sqlite3.Row]:
+    """The rows that have what is `wanted` and not None, by date: of a winner by its `age`.
+
+    What is wanted is compared again with what the rows hold: they are found by an index, which may
+        be damaged.
+    """
+    asked = {name: value for name, value in (wanted or {}).items() if value is not None}
+    given = asked
+    where = " AND ".join(f'"{name}" = :{name}' for name in asked) or "1"
+    order = {"gpus": '"key"', "winners": BY_AGE}.get(table, '"when", id')
+    if table == "winners":
+        given = {**asked, "latest": latest_date()}
+    found = connection.execute(
+        f"SELECT * FROM {table} WHERE {where} ORDER BY {order}", given
+    ).fetchall()
+    return [row for row in found if all(row[name] == value for name, value in asked.items())]
+
+
+def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+    """Raises ValueError that names the row and the field."""
+    place = f"{table}[{row['id']}]"
+    record = _PARSERS[table](_fields(table, row), place, gpus)
+    check_digest(table, row, place)
+    return record
+
+
+def problems(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with rows, one at a time."""
+    gpus, found = gpus_of(select(connection, "gpus"))
+    for table in _PARSERS:
+        for row in connection.execute(f"SELECT * FROM {table} ORDER BY id"):
+            try:
+                parse(table, row, gpus)
+            except ValueError as error:
+                found.append(str(error))
+    for table, name, least in (("leases", "beat", 0), ("leases", "machine_losses", 0)):
+        if not columns_there(connection, table):  # of an older version
+            continue
+        for row in connection.execute(f"SELECT id, {name} FROM {table}"):
+            if type(row[name]) is not int or row[name] < least:
+                place = f"{table}[{row['id']}].{name}"
+                found.append(
+                    f"{place} is {validation.shown(row[name])}, "
+                    f"expected an integer of at least {least}"
+                )
+    return found
+
+
+def _fields(table: str, row: validation.Columns) -> validation.Fields:
+    """A row in the form that JSON files have, unchecked."""
+    try:
+        fields = {name: row[name] for name, _ in _digested(table)}
+    except IndexError:  # somebody has dropped it since the file was opened
+        raise sqlite3.DatabaseError(f"table {table} lacks a column") from None
+    fields["workload"] = {name: fields.pop(name) for name in _WORKLOAD}
+    if "finalists" in fields:
+        fields["separated"] = {0: False, 1: True}.get(fields["separated"], fields["separated"])
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            fields["finalists"] = json.loads(fields["finalists"])
+    return fields
+
+
+def _row(record: Trial | Winner) -> dict[str, Any]:
+    """The columns of a record. Raises ValueError."""
+    fields = validation.checked_fields(record, type(record).__name__.lower())
+    fields |= fields.pop("workload")
+    if "finalists" in fields:
+        fields["finalists"] = json.dumps(fields["finalists"])
+    return fields | {"digest": digest("trials" if isinstance(record, Trial) else "winners", fields)}
+
+
+def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
+    """GPUs by key, and what is wrong with the others."""
+    gpus, problems = {}, []
+    for row in rows:
+        place = f"gpus[{row['key']!r}]"
+        try:
+            gpu = validation.gpu_of({name: row[name] for name in _GPU}, place)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if gpu.key == row["key"]:
+            gpus[gpu.key] = gpu
+        else:
+            problems.append(f"{place} is the key of another GPU, expected {gpu.key!r}")
+    return gpus, problems
+
+
+def could_be_valid(table: str, row: Row) -> bool:
+    """Whether a row is a valid record, or becomes one once its GPU is known."""
+    place = f"{table}[]"
+    try:
+        if table == "gpus":
+            return bool(
+                validation.gpu_of({name: row[name] for name in _GPU}, place).key == row["key"]
+            )
+        if table in _PARSERS:
+            _PARSERS[table](_fields(table, row), place, {row["gpu"]: _ANY_GPU})
+            check_digest(table, row, place)
+    except (ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _insert(
+    connection: sqlite3.Connection, table: str, row: Row, conflict: str = "REPLACE"
+) -> bool:
+    """In place of one of the same identity, unless `conflict` says otherwise; whether it is there
+    now.
+    """
+    columns = ", ".join(f'"{name}"' for name in row)
+    values = ", ".join(f":{name}" for name in row)
+    done = connection.execute(
+        f"INSERT OR {conflict} INTO {table} ({columns}) VALUES ({values})", row
+    )
+    return done.rowcount == 1
+
+
+def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
+    """The valid record of a row's identity."""
+    found = select(connection, table, {name: row[name] for name in KEYS[table]})
+    if not found:
+        return None
+    gpus, _ = gpus_of(select(connection, "gpus", {"key": row["gpu"]}))
+    try:
+        return parse(table, found[0], gpus)
+    except ValueError:
+        return None
+
+
+def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
+    _put_gpu(connection, row["gpu"], gpu)
+    _insert(connection, table, row)
+
+
+def _put_gpu(connection: sqlite3.Connection, key: str, gpu: Gpu) -> None:
+    facts = {"key": key, **vars(gpu)}
+    known = select(connection, "gpus", {"key": key})
+    if not known or any(known[0][name] != value for name, value in facts.items()):
+        _insert(connection, "gpus", facts)
+
+
+def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
+    """Stores a trial unless one of its identity stays, and ends its lease; whether it did store it.
+    Raises ValueError, at once.
+    """
+    row = _row(trial)
+
+    def add(connection: sqlite3.Connection) -> bool:
+        _delete(connection, "leases", row)
+        _put_gpu(connection, row["gpu"], trial.gpu)
+        if _insert(connection, "trials", row, "IGNORE"):  # most are new: nothing is looked up
+            return True
+        if not replace:
+            found = there(connection, "trials", row)
+            if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
+                return False
+        _insert(connection, "trials", row)
+        return True
+
+    return add
+
+
+def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
+    """Whether a new trial says what the known one, perhaps through no fault of the config, could
+    not say.
+    """
+    return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
+
+
+def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
+    """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one
+    that is there stays if it is as new. Raises ValueError, at once.
+    """
+    row = _row(winner)
+
+    def crown(connection: sqlite3.Connection) -> bool:
+        if only_newer:
+            found, latest = there(connection, "winners", row), latest_date()
+            if found and (
+                found.when == row["when"] or age(found.when, latest) >= age(row["when"], latest)
+            ):
+                return False
+        _put(connection, "winners", row, winner.gpu)
+        return True
+
+    return crown
+
+
+def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """The row of this identity, if there is one."""
+    where = " AND ".join(f'"{name}" = :{name}' for name in KEYS[table])
+    connection.execute(
+        f"DELETE FROM {table} WHERE {where}", {name: row[name] for name in KEYS[table]}
+    )
+
+
+def write_probe(connection: sqlite3.Connection) -> None:
+    """Takes room in the file, to find out whether there is any."""
+    connection.execute("CREATE TABLE IF NOT EXISTS probe (content)")
+    connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE,))
+
+
+def remove_probe(connection: sqlite3.Connection) -> None:
+    connection.execute("DROP TABLE IF EXISTS probe")
+
+
+def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
+    """The key of a trial's row, and of one of `leases`."""
+    return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
+
+
+def removing(
+    older_than_days: float | None, kernel: str | None, sources: Mapping[str, str] | None
+) -> Operation[int]:
+    """Removes trials and winners to which all applies that is given; how many. Raises ValueError,
+    at once.
+    """
+    parts: list[str] = []
+    values: list[object] = []
+    if older_than_days is not None:
+        if not 0 <= older_than_days <= 365_000:
+            raise ValueError(
+                f"older_than_days is {older_than_days}, expected a number from 0 to 365000"
+            )
+        limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=older_than_days)
+        parts.append('"when" < ?')
+        values.append(limit.isoformat())
+    if kernel is not None:
+        parts.append("kernel = ?")
+        values.append(kernel)
+    if sources is not None:
+        parts.append(" OR ".join(["kernel = ? AND source != ?"] * len(sources)) or "0")
+        values += [value for item in sources.items() for value in item]
+    if not parts:
+        raise ValueError("nothing says what to prune, expected older_than_days, kernel or sources")
+    condition = " AND ".join(f"({part})" for part in parts)
+
+    def remove(connection: sqlite3.Connection) -> int:
+        counts = [
+            connection.execute(f"DELETE FROM {table} WHERE {condition}", values).rowcount
+            for table in KEYS
+        ]
+        used = "SELECT gpu FROM trials UNION SELECT gpu FROM winners"
+        connection.execute(f'DELETE FROM gpus WHERE "key" NOT IN ({used})')
+        return sum(counts[:2])  # without leases
+
+    return remove

@@ -1,0 +1,388 @@
+"""SQLite files: opened for writing or read without a trace, found sound or damaged, migrated, set
+aside, copied.
+
+Opening a file looks at its header and the names of its tables and columns, so that it costs the
+same for a million rows as for none. Damage elsewhere is found when it is read, or by `integrity`.
+"""
+
+import contextlib
+import datetime
+import os
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...core import forks
+from . import queries
+from .migrations import VERSION, migrate, version_of
+from .queries import INDEXES, SCHEMA, Operation
+
+T = TypeVar("T")
+State = tuple[int, ...] | None
+
+APPLICATION = 0x6F757462  # "outb", in the header of the file
+BUSY_SECONDS = 30.0  # to wait for what other processes write
+COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
+MOST_GROWTH = (
+    1000  # of a file that was cut off: what its header says of its length may be damaged too
+)
+ATTEMPTS = 3  # at a file that others write to meanwhile
+HEADER = 100  # bytes of a file
+USUAL_PAGE = 4096  # bytes
+
+# SQLite's locks are the process's: closing a descriptor that SQLite does not count, as that of an
+# immutable file, drops those of every connection to the file. `read` closes such descriptors, so
+# that no file is opened beside it.
+opening = forks.Lock()
+
+
+class StoreError(RuntimeError):
+    """A store that cannot be used as asked: of a newer version, another program's, for reading
+    only, closed.
+    """
+
+
+def writer(path: Path) -> sqlite3.Connection:
+    """The file, made where there is none, and migrated where it is of an older version.
+
+    Raises StoreError for what is not ours, sqlite3.Error and OSError. Only under `opening`, and one
+    process at a time.
+    """
+    with contextlib.suppress(sqlite3.Error):
+        read(
+            path, lambda connection: None
+        )  # refuses a newer version's file before anything touches it
+    connection = _connection(f"{path.as_uri()}?mode=rwc")
+    try:
+        version = _examine(connection, path)
+        try:
+            if 0 < version < VERSION:
+                _migrate(connection, path)
+            at_once(connection, [_create])  # a disk that cannot be written says so now
+        except sqlite3.OperationalError as error:
+            if "readonly" in str(error) and _is_of_a_later_format(path):
+                raise sqlite3.DatabaseError("its header says that it can only be read") from error
+            if version != VERSION or "locked" not in str(error):
+                raise
+        beside(path, COPY).unlink(missing_ok=True)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        version_of(
+            connection
+        )  # SQLite makes its log at the first access, and `read` tells by it who has the file open
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_of_a_later_format(path: Path) -> bool:
+    """Whether the header names a format that SQLite reads and does not write: ours never do. Only
+    for a file that nobody can write: closing it drops the locks of this process.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(HEADER)[18:19] not in (b"", b"\1", b"\2")
+    except OSError:
+        return False
+
+
+def read(path: Path, operation: Operation[T]) -> T:
+    """What the operation finds in the file, or in an empty store if there is none. Leaves no trace
+    beside the file.
+
+    While nobody has the file open, it is read as it lies there, without a lock; if it turns out
+    that somebody wrote to it meanwhile, the operation runs again. Raises as `writer`.
+    """
+    with opening:
+        for _ in range(ATTEMPTS):
+            before = state(path)
+            if before is None:
+                return _in_nothing(operation)
+            connection = _shared(path) if beside(path, "-wal").exists() else None
+            if connection is not None:
+                with contextlib.closing(connection):
+                    return operation(connection)
+            try:
+                with contextlib.closing(
+                    _connection(f"{path.as_uri()}?mode=ro&immutable=1")
+                ) as connection:
+                    found = (
+                        operation(connection)
+                        if _examine(connection, path)
+                        else _in_nothing(operation)
+                    )
+            except sqlite3.DatabaseError:
+                if state(path) == before:
+                    raise
+                continue
+            if state(path) == before:
+                return found
+        raise sqlite3.OperationalError("it is written to all the time")
+
+
+def _in_nothing(operation: Operation[T]) -> T:
+    with contextlib.closing(empty()) as nothing:
+        return operation(nothing)
+
+
+def _shared(path: Path) -> sqlite3.Connection | None:
+    """A connection for reading beside those who write; None if there are no tables yet, or in a
+    folder that cannot be written.
+    """
+    connection = _connection(f"{path.as_uri()}?mode=ro")
+    there = 0
+    try:
+        there = _examine(connection, path)
+    except sqlite3.OperationalError:
+        pass
+    finally:
+        if not there:
+            connection.close()
+    return connection if there else None
+
+
+def empty() -> sqlite3.Connection:
+    """A store in memory."""
+    memory = _connection(":memory:")
+    _create(memory)
+    return memory
+
+
+def copy(source: sqlite3.Connection) -> sqlite3.Connection:
+    """What can be read, in memory."""
+    from .salvage import carry
+
+    memory = empty()
+    at_once(memory, [lambda target: carry(source, target)])
+    return memory
+
+
+def integrity(connection: sqlite3.Connection) -> list[str]:
+    """What a full check finds wrong with the file; empty for a sound one. Reads all of it."""
+    lines = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+    return [line for line in lines if line != "ok"]
+
+
+def is_sound(path: Path) -> bool:
+    """Whether a full check finds nothing wrong with the file."""
+    try:
+        return read(path, integrity) == []
+    except sqlite3.Error:
+        return False
+
+
+def move(path: Path, target: Path) -> None:
+    """Renames a file and what SQLite has beside it, of which nothing need be there. Raises OSError.
+    As `writer`, one at a time.
+    """
+    for log in ("-wal", "-shm", ""):  # the file last: until it is gone, it is found damaged again
+        with contextlib.suppress(FileNotFoundError):
+            beside(path, log).rename(beside(target, log))
+
+
+def unused_name(path: Path) -> Path:
+    """For a damaged file: its name and the date."""
+    while True:
+        target = beside(
+            path, datetime.datetime.now(datetime.UTC).strftime(".corrupt-%Y%m%dT%H%M%S.%fZ")
+        )
+        if not target.exists():
+            return target
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Malformed, no database, or of a format that SQLite never wrote; its module has subclasses for
+    all else.
+    """
+    return type(error) is sqlite3.DatabaseError or "unsupported file format" in str(error)
+
+
+def state(path: Path) -> State:
+    """Changes when the file is replaced (the first two numbers) or written to, is opened by the
+    first or closed by the last. None: there is none.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        beside(path, "-wal").exists(),
+    )
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def at_once(connection: sqlite3.Connection, operations: Sequence[Operation[Any]]) -> Any:
+    """Runs all in one transaction; returns what the last returned."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        results = [operation(connection) for operation in operations]
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+    return results[-1]
+
+
+def for_salvage(path: Path) -> sqlite3.Connection:
+    """A file that was set aside, with the log beside it if there is one; it stays as it is. Raises
+    OSError and sqlite3.Error.
+    """
+    if beside(path, "-wal").exists():
+        connection = _connection(f"{path.as_uri()}?mode=ro")
+        with contextlib.suppress(sqlite3.Error):
+            version_of(connection)  # fails where the log cannot be read
+            return connection
+        connection.close()
+    whole = _repaired(path)
+    connection = _connection(f"{(whole or path).as_uri()}?mode=ro&immutable=1")
+    if whole:
+        with contextlib.suppress(sqlite3.Error):
+            version_of(connection)  # opens the file, which needs no name any more
+        with contextlib.suppress(OSError):
+            whole.unlink()
+    return connection
+
+
+def _repaired(path: Path) -> Path | None:
+    """A copy of a file with a header that SQLite reads and with whole pages; None for a file that
+    has both.
+    """
+    with path.open("rb") as file:
+        header = file.read(HEADER)
+    if len(header) < HEADER:
+        return None
+    repaired = _with_constants(header)
+    size, wanted = path.stat().st_size, _size_in_whole_pages(repaired, path.stat().st_size)
+    if repaired == header and wanted == size:
+        return None
+    target = beside(path, ".whole")
+    try:
+        shutil.copyfile(path, target)
+        page = _page_size(repaired)
+        os.truncate(target, size - size % page)
+        os.truncate(target, wanted)
+        with target.open("r+b") as file:
+            file.write(repaired)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _with_constants(header: bytes) -> bytes:
+    """A header with every field that is the same in all stores, as SQLite's file format has it:
+    without one of them SQLite reads nothing of the file.
+    """
+    found = bytearray(header)
+    found[:16] = b"SQLite format 3\0"
+    if (size := _page_size(header)) < 512 or size & (size - 1):
+        found[16:18] = USUAL_PAGE.to_bytes(2, "big")
+    if not (
+        header[18] in (1, 2) and header[19] in (1, 2)
+    ):  # the log is not there, or it would be read
+        found[18:20] = b"\1\1"
+    found[20:24] = bytes((0, 64, 32, 32))
+    found[44:48] = (4).to_bytes(4, "big")  # the format of the schema
+    found[56:60] = (1).to_bytes(4, "big")  # UTF-8
+    return bytes(found)
+
+
+def _page_size(header: bytes) -> int:
+    size = int.from_bytes(header[16:18], "big")
+    return 1 << 16 if size == 1 else size
+
+
+def _size_in_whole_pages(header: bytes, size: int) -> int:
+    """The length of a file with zeros for every page that is not there in full, as it is for a file
+    that was not cut off: SQLite reads nothing of a file that is shorter than its header says, and
+    takes what is missing of a page for zeros, and so figures for others.
+    """
+    page = _page_size(header)
+    expected = page * int.from_bytes(header[28:32], "big")
+    if size % page == 0 and not size < expected <= MOST_GROWTH * size:
+        return size
+    return max(expected if expected <= MOST_GROWTH * size else 0, size + page - size % page)
+
+
+def _connection(uri: str) -> sqlite3.Connection:
+    of_file = uri.startswith("file:")
+    connection = sqlite3.connect(
+        uri, uri=of_file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = _decoded
+    return connection
+
+
+def _decoded(data: bytes) -> str:
+    """What is no UTF-8 spoils its row, and not the query."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _examine(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the tables, 0 if there are none yet, from the header, the names of tables and
+    columns and the size of the file. Raises StoreError for what is not ours, DatabaseError for what
+    is damaged.
+    """
+    version = version_of(connection)
+    application, page = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("application_id", "page_size")
+    )
+    tables = {
+        row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
+    if version > VERSION and application in (0, APPLICATION):
+        raise StoreError(
+            f"{path} is of version {version}, expected {VERSION}: it takes a newer outblas"
+        )
+    if application != APPLICATION and (tables or version or application):
+        raise StoreError(f"{path} is a database of another program")
+    found, log = state(path), beside(path, "-wal")
+    if found and found[2] % page and not (log.exists() and log.stat().st_size):
+        raise sqlite3.DatabaseError("its last page is cut off")
+    if not tables and not version:
+        return 0
+    if missing := queries.lacking(connection, new=version == VERSION):
+        raise sqlite3.DatabaseError(missing)
+    return max(version, 1)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Brings the tables to the newest version, with a copy of the file beside it until that is
+    done.
+    """
+    kept = beside(path, COPY)
+    kept.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(sqlite3.connect(kept)) as target:
+            with contextlib.suppress(OSError):
+                shutil.copymode(path, kept)
+            connection.backup(target)
+    except BaseException:
+        kept.unlink(missing_ok=True)
+        raise
+    at_once(connection, [migrate])
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    """Makes the tables and indexes unless they are there, and writes in any case."""
+    there = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    for name, statement in {**SCHEMA, **INDEXES}.items():
+        if name not in there:
+            connection.execute(statement)
+    if not there:
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")

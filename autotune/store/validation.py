@@ -1,0 +1,299 @@
+"""The checks that every record passes on its way in: from a file, from a row, and before it is
+written.
+"""
+
+import datetime
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from ...core.shapes import parse
+from .records import STATUSES, Finalist, Gpu, Trial, TunedConfig, Winner, Workload, now
+
+TEXT_LIMIT = 4096  # characters of any text
+
+Fields = dict[str, Any]  # a record as JSON has it: its GPU by key
+
+
+class Columns(Protocol):
+    """A row of a database, or a mapping."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+    def keys(self) -> Iterable[str]: ...
+
+
+class _Rule(NamedTuple):
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+def _is_text(value: object, least: int = 0) -> bool:
+    if type(value) is not str or not least <= len(value) <= TEXT_LIMIT:
+        return False
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    """Whether it is an int or a float (NumPy's float64 is one) within these bounds; NaN is within
+    none.
+    """
+    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
+
+
+def _is_date(value: object) -> bool:
+    if not _is_text(value) or not _DATE.fullmatch(str(value)):
+        return False
+    try:
+        datetime.datetime.fromisoformat(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _integer(least: int, most: int = 1 << 48) -> _Rule:
+    return _Rule(
+        f"an integer from {least} to {most}",
+        lambda value: type(value) is int and least <= value <= most,
+    )
+
+
+def _matching(expected: str, pattern: str) -> _Rule:
+    found = re.compile(pattern, re.ASCII)
+    return _Rule(expected, lambda value: _is_text(value) and found.fullmatch(value) is not None)
+
+
+def _optional(rule: _Rule) -> _Rule:
+    return _Rule(f"{rule.expected}, or null", lambda value: value is None or rule.holds(value))
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z)", re.ASCII)
+_text = _Rule(f"text of at most {TEXT_LIMIT} characters", _is_text)
+_name = _Rule(f"text of 1 to {TEXT_LIMIT} characters", lambda value: _is_text(value, 1))
+_kernel = _matching("a kernel's name, of a-z, 0-9, _ and .", r"[a-z0-9_.]+")
+_config = _matching("name=value,... of A-Z, a-z, 0-9, _ . and -", r"(\w+=[\w.-]*(,\w+=[\w.-]*)*)?")
+_date = _Rule("a time such as 2026-01-31T12:00:00+00:00", _is_date)
+_day = _Rule(
+    f"a day such as 2026-01-31, nothing, or {_date.expected}",
+    lambda value: value == "" or _is_date(value) or _is_date(f"{value}T00:00:00Z"),
+)
+_positive = _Rule("a number above 0, at most 1e15", lambda value: _is_number(value, 5e-324, 1e15))
+_not_negative = _Rule("a number from 0 to 1e15", lambda value: _is_number(value, 0, 1e15))
+_count = _integer(0)
+_size = _integer(1)
+_flag = _Rule("true or false", lambda value: type(value) is bool)
+
+WORKLOAD = {"M": _size, "N": _size, "K": _size, "dtype": _name, "out_dtype": _name, "layout": _name}
+_GPU = {
+    "name": _name,
+    "arch": _count,
+    "sms": _count,
+    "power_limit_w": _optional(_not_negative),
+    **dict.fromkeys(("driver", "cuda", "torch", "triton", "dsl"), _optional(_text)),
+}
+_OF_A_SWEEP = {
+    "gpu": _name,
+    "workload": _Rule("an object", lambda value: type(value) is dict),
+    "kernel": _kernel,
+    "source": _text,
+    "config": _config,
+}
+_TRIAL = {
+    **_OF_A_SWEEP,
+    "status": _Rule(
+        f"one of {', '.join(STATUSES)}", lambda value: type(value) is str and value in STATUSES
+    ),
+    "reason": _text,
+    **dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high"), _optional(_positive)),
+    **dict.fromkeys(("clock_mhz", "predicted_us", "compile_s"), _optional(_not_negative)),
+    "when": _date,
+}
+_FIGURES = dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high"), _positive)
+_FINALIST = {"kernel": _kernel, "config": _config, **_FIGURES}
+_confidence = _optional(_Rule("a number from 0 to 1", lambda value: _is_number(value, 0, 1)))
+_WINNER = {
+    **_OF_A_SWEEP,
+    **_FIGURES,
+    "cublas_us": _positive,
+    "rounds": _integer(1),
+    "runner_up": _config,
+    **dict.fromkeys(("lead", "lead_low", "lead_high"), _optional(_positive)),
+    "confidence": _confidence,
+    "separated": _flag,
+    "screened": _count,
+    "valid": _count,
+    "finalists": _Rule(
+        "a list of at most 10000", lambda value: type(value) is list and len(value) <= 10000
+    ),
+    "when": _date,
+}
+_TUNED = {name: _WINNER[name] for name in ("kernel", "config", "us", "ratio", "when")}
+_workload = _matching(
+    "a workload such as 16x4096x4096 float16 to float32 nt",
+    r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?",
+)
+_list = _Rule("a list", lambda value: type(value) is list)
+KERNEL = {"kernel": _kernel, "base": _config, "entries": _list}
+ENTRY = {
+    "workload": _workload,
+    "changes": _config,
+    **_FIGURES,
+    "confidence": _confidence,
+    "when": _day,
+}
+
+
+def gpu_of(fields: object, place: str) -> Gpu:
+    """Raises ValueError that names the field and its place, as do all below."""
+    return Gpu(**checked(fields, _GPU, place))
+
+
+def trial_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Trial:
+    """A trial from what `fields_of` makes of one; `gpus` by their keys."""
+    valid = _placed(checked(fields, _TRIAL, place), place, gpus)
+    if valid["status"] == "ok" and valid["us"] is None:
+        raise ValueError(f"{place}.us is None, expected a number where status is 'ok'")
+    for name in _FIGURES:
+        if valid["status"] != "ok" and valid[name] is not None:
+            raise ValueError(
+                f"{place}.{name} is {valid[name]}, expected null where status is "
+                f"{valid['status']!r}"
+            )
+    return Trial(**valid)
+
+
+def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
+    """A winner from what `fields_of` makes of one; `gpus` by their keys."""
+    valid = _placed(checked(fields, _WINNER, place), place, gpus)
+    finalists = enumerate(valid["finalists"])
+    found = tuple(
+        Finalist(**checked(each, _FINALIST, f"{place}.finalists[{i}]")) for i, each in finalists
+    )
+    return Winner(**valid | {"finalists": found})
+
+
+def holds(row: Columns, names: Iterable[str]) -> bool:
+    """Whether these columns of a winner's row are as a winner has them."""
+    return all(_WINNER[name].holds(row[name]) for name in names)
+
+
+def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
+    """What a lookup needs of a winner, from the columns that hold it; these are checked, and no
+    others.
+    """
+    for name, rule in _TUNED.items():
+        if not rule.holds(row[name]):
+            raise ValueError(f"{name} is {shown(row[name])}, expected {rule.expected}")
+    workload = Workload(
+        *(row[name] for name in WORKLOAD)
+    )  # which checks all but how large a size may be
+    if not all(_size.holds(size) for size in workload.shape):
+        raise ValueError(
+            f"workload is {workload}, expected sizes of which each is {_size.expected}"
+        )
+    return TunedConfig(
+        gpu=gpus[row["gpu"]], workload=workload, **{name: row[name] for name in _TUNED}
+    )
+
+
+def fields_of(record: Trial | Winner) -> Fields:
+    """A record as JSON has it: its GPU by key, a reason that is too long cut, dated now if it has
+    no date.
+    """
+    # vars and not asdict, which copies deeply and takes ten times as long
+    fields = {**vars(record), "gpu": record.gpu.key, "workload": {**vars(record.workload)}}
+    fields["when"] = record.when or now()
+    if isinstance(record, Trial):
+        fields["reason"] = _shortened(record.reason)
+    else:
+        fields["finalists"] = [{**vars(each)} for each in record.finalists]
+    return fields
+
+
+def checked_fields(record: Trial | Winner, place: str) -> Fields:
+    """As `fields_of`. Raises ValueError for a record that could not be read again."""
+    fields = fields_of(record)
+    gpus = {fields["gpu"]: gpu_of({**vars(record.gpu)}, f"{place}.gpu")}
+    trial_of(fields, place, gpus) if isinstance(record, Trial) else winner_of(fields, place, gpus)
+    return fields
+
+
+def checked(fields: object, rules: Mapping[str, _Rule], place: str) -> Fields:
+    """A copy of `fields`, which are those of `rules` and as these have them."""
+    if type(fields) is not dict:
+        raise ValueError(f"{place} is {shown(fields)}, expected an object")
+    check_names(fields, rules, place)
+    for name, rule in rules.items():
+        if not rule.holds(fields[name]):
+            raise ValueError(f"{place}.{name} is {shown(fields[name])}, expected {rule.expected}")
+    return dict(fields)
+
+
+def checked_row(values: object, rules: Mapping[str, _Rule], place: str) -> Fields:
+    """As `checked`, of values in the order of `rules`."""
+    if type(values) is not list or len(values) != len(rules):
+        raise ValueError(f"{place} is {shown(values)}, expected a list of {', '.join(rules)}")
+    return checked(dict(zip(rules, values, strict=True)), rules, place)
+
+
+def check_names(fields: Fields, names: Iterable[str], place: str) -> None:
+    """Raises ValueError unless these fields are there, and no others."""
+    for name in names:
+        if name not in fields:
+            raise ValueError(f"{place} has no {name}")
+    for name in fields.keys() - set(names):
+        raise ValueError(f"{place} has {shown(name)}, expected only {', '.join(names)}")
+
+
+def once(pairs: list[tuple[str, Any]]) -> Fields:
+    """An object of JSON, for `json.loads`. Raises ValueError for a field that is there twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a field is there twice, of {shown([name for name, _ in pairs])}")
+    return fields
+
+
+def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:
+    """With the GPU and the workload as records."""
+    gpu = gpus.get(fields["gpu"])
+    if gpu is None:
+        raise ValueError(
+            f"{place}.gpu is {shown(fields['gpu'])}, expected the key of a GPU that is listed"
+        )
+    place = f"{place}.workload"
+    return fields | {
+        "gpu": gpu,
+        "workload": workload_of(checked(fields["workload"], WORKLOAD, place), place),
+    }
+
+
+def workload_of(fields: Fields, place: str) -> Workload:
+    """From fields that are those of `WORKLOAD`. Raises as `Workload`, with the place."""
+    try:
+        return Workload(**fields)
+    except ValueError as error:
+        raise ValueError(f"{place}.{error}") from None
+
+
+def workload_in(text: str, place: str) -> Workload:
+    """From a text of the form of `ENTRY`, which `str` makes of a workload. Raises as
+    `workload_of`.
+    """
+    shape, dtype, *to, layout = text.split(" ")
+    sizes = dict(zip("MNK", parse(shape)[0], strict=True))
+    found = workload_of(
+        {**sizes, "dtype": dtype, "out_dtype": to[-1] if to else "", "layout": layout}, place
+    )
+    checked({**vars(found)}, WORKLOAD, place)
+    return found
+
+
+def _shortened(text: str) -> str:
+    """What can be read again: in UTF-8, and within the limit."""
+    whole = text.encode("utf-8", "replace").decode()
+    return whole if len(whole) <= TEXT_LIMIT else whole[: TEXT_LIMIT - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """For messages: never long."""
+    return reprlib.repr(value)

@@ -1,0 +1,1 @@
+"""Sweeps over kernels and workloads, on one machine or several."""

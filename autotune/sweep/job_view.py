@@ -1,0 +1,115 @@
+"""What one job sees of a store: what it is to measure anew is not there for it, and its leases can
+be undone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Protocol
+
+from ..store.leases import Claim
+from ..store.records import Facts, Status, Trial, Winner, Workload
+
+SETTLED: tuple[Status, ...] = (
+    "ok",
+    "wrong",
+    "refused",
+)  # what `retry_failed` does not measure anew
+
+Identity = tuple[str, Workload, str, str, str]  # as `Trial.identity`
+
+
+class Memory(Protocol):
+    """What a job asks of a store. The arguments of `claim` and `release` are `records.Facts`."""
+
+    def trials(self, *, workload: Workload) -> list[Trial]: ...
+    def winners(self, *, workload: Workload) -> list[Winner]: ...
+    def claim(self, *facts: *Facts, again: bool = False) -> Claim: ...
+    def release(self, *facts: *Facts) -> None: ...
+    def add(self, trial: Trial, *, replace: bool = False) -> bool: ...
+    def crown(self, winner: Winner) -> None: ...
+
+
+class JobView:
+    """A store as one job sees it.
+
+    Without `resume` the job sees only the trials that came of it; with `retry_failed` all but those
+    that had failed before it began. Its results take their places. One thread may use a view.
+    """
+
+    def __init__(
+        self, memory: Memory, workload: Workload, *, resume: bool = True, retry_failed: bool = False
+    ) -> None:
+        self._memory, self._workload, self._resume = memory, workload, resume
+        self._came: dict[Identity, Trial] = {}
+        self._failed: dict[Identity, Trial] = {}
+        self._holding: dict[Identity, Facts] = {}
+        self._deaths = Counter[Identity]()
+        if resume and retry_failed:
+            before = memory.trials(workload=workload)
+            self._failed = {
+                trial.identity: trial for trial in before if trial.status not in SETTLED
+            }
+
+    def trials(self, *, workload: Workload) -> list[Trial]:
+        if not self._resume:
+            return list(self._came.values())
+        found = self._memory.trials(workload=workload)
+        return [trial for trial in found if not self._is_hidden(trial)]
+
+    def winners(self, *, workload: Workload) -> list[Winner]:
+        return self._memory.winners(workload=workload)
+
+    def claim(self, *facts: *Facts, again: bool = False) -> Claim:
+        """As `Store.claim`, of what this job sees."""
+        identity = _identity(facts)
+        if identity in self._came:
+            return Claim(known=self._came[identity])
+        self._holding[identity] = facts  # before it is, for an interrupt between the two
+        claim = self._memory.claim(*facts, again=again or not self._resume)
+        if claim.known is not None and self._is_hidden(claim.known):
+            claim = self._memory.claim(*facts, again=True)
+        if not claim.granted:
+            del self._holding[identity]
+        return dataclasses.replace(
+            claim, worker_deaths=claim.worker_deaths + self._deaths[identity]
+        )
+
+    def release(self, *facts: *Facts) -> None:
+        """Gives a lease back that was not used."""
+        self._memory.release(*facts)
+        self._holding.pop(_identity(facts), None)
+
+    def release_all(self) -> None:
+        """Gives back what is still held."""
+        for facts in list(self._holding.values()):
+            self.release(*facts)
+
+    def worker_died(self) -> None:
+        """The worker that asked for the leases is gone: they are given back, and its death is noted
+        with each.
+        """
+        self._deaths.update(list(self._holding))
+        self.release_all()
+
+    def add(self, trial: Trial, *, replace: bool = False) -> bool:
+        """Stores a trial and ends its lease; whether it is new to the store."""
+        added = self._memory.add(
+            trial, replace=replace or not self._resume or trial.identity in self._failed
+        )
+        self._came[trial.identity] = trial
+        self._failed.pop(trial.identity, None)
+        self._holding.pop(trial.identity, None)
+        return added
+
+    def crown(self, winner: Winner) -> None:
+        self._memory.crown(winner)
+
+    def _is_hidden(self, trial: Trial) -> bool:
+        return self._failed.get(trial.identity) == trial
+
+
+def _identity(facts: Facts) -> Identity:
+    gpu, workload, kernel, source, config = facts
+    return gpu.key, workload, kernel, source, config

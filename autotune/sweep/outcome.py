@@ -1,0 +1,92 @@
+"""What a sweep found, and what it may spend."""
+
+import math
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..measure.progress import Progress, Report
+from ..store.records import Winner, Workload
+from .tuner import Outcome
+
+LEAST_SECONDS = 5.0  # of a budget, for a workload
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A workload that could not be tuned, and why."""
+
+    workload: Workload
+    reason: str
+
+
+@dataclass
+class Sweep:
+    """What came of a sweep: an outcome by workload and GPU model, what could not be tuned, seconds,
+    the store.
+
+    `unsaved`: how many results are not in the store's file, because it could not be written any
+    more; `rescued` is the export that has them, for `outblas cache import`, None where nothing is
+    missing or no file could be written at all.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+    store: Path | None = None
+    unsaved: int = 0
+    rescued: Path | None = None
+
+    def add(self, outcome: Outcome) -> None:
+        """Keeps what came of a workload, among the failures too where it failed."""
+        self.outcomes.append(outcome)
+        if outcome.failure:
+            self.failures.append(Failure(outcome.job.workload, outcome.failure))
+
+    @property
+    def winners(self) -> list[Winner]:
+        """The fastest of every workload on every GPU model."""
+        found = (outcome.winner for outcome in self.outcomes)
+        return [winner for winner in found if winner is not None]
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing was left out for want of time, and nothing failed."""
+        return not self.failures and all(outcome.finished for outcome in self.outcomes)
+
+
+class Budget:
+    """Seconds for many workloads on several workers: each gets an even share of what is left."""
+
+    def __init__(self, seconds: float | None, workloads: int, workers: int) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._left, self._workers = workloads, workers
+        self._lock = threading.Lock()
+
+    def share(self) -> float | None:
+        """For the next workload; None: as long as it takes."""
+        with self._lock:
+            turns = max(1, math.ceil(self._left / self._workers))
+            self._left -= 1
+            if self._end is None:
+                return None
+            return max(LEAST_SECONDS, (self._end - time.monotonic()) / turns)
+
+
+def _serial(report: Report) -> Report:
+    """One call at a time; a report that raises is not heard again."""
+    lock, broken = threading.Lock(), threading.Event()
+
+    def tell(progress: Progress) -> None:
+        with lock:
+            if broken.is_set():
+                return
+            try:
+                report(progress)
+            except Exception as error:
+                broken.set()
+                warnings.warn(f"progress is no longer reported: {error!r}", stacklevel=2)
+
+    return tell

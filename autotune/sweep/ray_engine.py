@@ -1,0 +1,473 @@
+"""Sweeps on a Ray cluster: an actor for each GPU, a call of it for each workload, and the store
+with the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..measure.compile_pool import Compilers, default_workers
+from ..measure.isolated import START_SECONDS, Bench, Down
+from ..measure.progress import Progress, Report, Stage, silent
+from ..search.prune import by_model
+from ..store.leases import Claim
+from ..store.records import Facts, Gpu, Trial, Winner, Workload
+from ..store.store import Store
+from .job_view import JobView
+from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, _serial
+from .tuner import Job, Outcome, tune
+
+RESTARTS = (
+    3  # times a worker may die without a new trial before its workload, or its GPU, is given up
+)
+PERIOD = 0.25  # seconds between two snapshots of a workload
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a worker asks of the store: a method of `job_view.Memory`."""
+
+    method: str
+    facts: tuple[Any, ...]
+    arguments: dict[str, Any]
+
+
+# What a worker sends, in the order in which it came about. A Trial and a Winner are for the store.
+# The clocks of a Progress count from its sending: machines share none.
+Message = Trial | Winner | Progress | Question | Outcome
+
+
+def run(
+    jobs: Sequence[Job],
+    store: Store,
+    report: Report = silent,
+    *,
+    budget: float | None = None,
+    address: str | None = None,
+    workers: int | None = None,
+) -> Sweep:
+    """Tunes workloads on all GPUs of a cluster; where it has none, in the interpreter on its CPUs.
+
+    The cluster is the one that this process is connected to, or that at `address`, or else that of
+    RAY_ADDRESS, one on this machine, or one that is started and ended here. Its nodes need outblas
+    and the kernels' modules, but no common files. `workers` compile on each node, by default as
+    many as it carries, and its GPUs share them.
+
+    A worker that dies costs nothing but time: its workload goes on with another, which tries the
+    config that it was at once more at the end, and leaves it unmeasured when that worker dies too.
+    A workload whose workers die again and again without a result is a failure.
+
+    Raises ImportError without ray, ValueError or ConnectionError for an address where no cluster
+    answers.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("engine 'ray' needs ray: pip install 'outblas[ray]'") from None
+    with _connected(ray, address):
+        return _Driver(ray, jobs, store, report, budget, workers).run()
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    if ray.is_initialized():
+        if ray.util.client.ray.is_connected():
+            raise ValueError(
+                "Ray is connected through its client, expected a driver on a node: results are "
+                "streamed"
+            )
+        yield
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    _check(address)
+    try:
+        ray.init(
+            address=address, include_dashboard=False, log_to_driver=False, logging_level="error"
+        )
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        SystemExit,
+    ) as error:  # Ray ends a process that it cannot connect
+        what = (
+            f"no Ray cluster of this version answers at {address}"
+            if address
+            else "Ray cannot be started"
+        )
+        said = "" if isinstance(error, SystemExit) else f": {_brief(error)}"
+        if "AuthenticationError" in f"{error!r} {error.__cause__}":
+            said = (
+                ", or it wants a token: Ray takes yours to an address only with RAY_AUTH_MODE=token"
+            )
+        raise ConnectionError(what + said) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check(address: str | None) -> None:
+    """Ray tries for minutes to reach what is not there."""
+    if address in (None, "auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise ValueError(
+            f"address is {address!r}, expected host:port of a cluster's head, 'auto' or 'local'"
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as there:
+            there.settimeout(CONNECT_SECONDS)
+            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # how gRPC opens
+            frame = there.recv(9)[3:4]
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
+    if frame != b"\4" and os.environ.get("RAY_USE_TLS", "0") == "0":
+        raise ConnectionError(
+            f"another program answers at {address}: the port of a Ray cluster's head is 6379 by "
+            "default"
+        )
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+# On a node.
+class Worker:
+    """The actor: one GPU, with its measuring process and its compilers, which outlive a
+    workload.
+    """
+
+    def __init__(self, on_gpu: bool, workers: int | None) -> None:
+        import ray
+
+        self._on_gpu = on_gpu
+        visible = (
+            str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0]) if on_gpu else "cpu"
+        )
+        self._label = f"{socket.gethostname()}:{visible}"
+        self._bench = Bench(visible)
+        self._compilers = Compilers(_share(workers)) if on_gpu else None
+        self._line = _Line()
+
+    def start(self) -> Gpu | str:
+        """The GPU, or why there is none to work with."""
+        try:
+            self._gpu = self._bench.describe()
+        except Down as down:
+            return f"{self._label}: {down}"
+        if self._on_gpu and self._gpu.arch == 0:
+            return f"{self._label}: torch finds no NVIDIA GPU that it can use"
+        return self._gpu
+
+    def tune(self, job: Job) -> Iterator[Message]:
+        """Runs a job. Each `Question` waits for a call of `answer`; the last message is the
+        outcome.
+        """
+        line = self._line = _Line()
+        threading.Thread(target=self._work, args=(job, line), daemon=True).start()
+        while True:
+            message = line.sent.get()
+            if isinstance(message, BaseException):
+                raise message
+            yield message
+            if isinstance(message, Outcome):
+                return
+
+    def answer(self, value: Any) -> None:
+        self._line.answers.put(value)
+
+    def _work(self, job: Job, line: _Line) -> None:
+        try:
+            outcome = tune(
+                job, self._gpu, self._bench, self._compilers, line, line.report, label=self._label
+            )
+            outcome.job = replace(job, ranker=by_model)  # a used one may not travel
+            line.sent.put(outcome)
+        except BaseException as error:
+            line.sent.put(error)
+
+
+class _Line:
+    """The line to the driver, as a `job_view.Memory` whose store is there. The driver holds the
+    leases.
+    """
+
+    def __init__(self) -> None:
+        self.sent = queue.SimpleQueue[Message | BaseException]()
+        self.answers = queue.SimpleQueue[Any]()
+        self._told, self._stage = 0.0, ""
+
+    def trials(self, *, workload: Workload) -> list[Trial]:
+        found: list[Trial] = self._ask("trials", workload=workload)
+        return found
+
+    def winners(self, *, workload: Workload) -> list[Winner]:
+        found: list[Winner] = self._ask("winners", workload=workload)
+        return found
+
+    def claim(self, *facts: *Facts, again: bool = False) -> Claim:
+        """Returns once the driver has taken the lease, and noted all that was added before."""
+        claim: Claim = self._ask("claim", *facts, again=again)
+        return claim
+
+    def release(self, *facts: *Facts) -> None:
+        self._ask("release", *facts)
+
+    def add(self, trial: Trial, *, replace: bool = False) -> bool:
+        self.sent.put(trial)
+        return True  # the driver counts
+
+    def crown(self, winner: Winner) -> None:
+        self.sent.put(winner)
+
+    def report(self, progress: Progress) -> None:
+        """Every change of stage, and in between a few snapshots a second."""
+        now = time.monotonic()
+        if progress.stage != self._stage or now - self._told >= PERIOD:
+            self._told, self._stage = now, progress.stage
+            self.sent.put(_shifted(progress, -now))
+
+    def _ask(self, method: str, *facts: Any, **arguments: Any) -> Any:
+        self.sent.put(Question(method, facts, arguments))
+        return self.answers.get()
+
+
+def _shifted(progress: Progress, seconds: float) -> Progress:
+    """A copy, on a clock that is so much ahead."""
+    deadline = None if progress.deadline is None else progress.deadline + seconds
+    return replace(
+        progress,
+        started=progress.started + seconds,
+        deadline=deadline,
+        failures=Counter(progress.failures),
+    )
+
+
+def _share(workers: int | None) -> int:
+    """The compile processes of one GPU of this node."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    has: dict[str, float] = next(
+        (node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {}
+    )
+    carried = workers or min(default_workers(), int(has.get("CPU", 0)) or default_workers())
+    return max(1, int(carried / max(1.0, has.get("GPU", 1.0))))
+
+
+# On the driver.
+@dataclass(eq=False)
+class _Task:
+    """A job on its way: the store as it sees it, with the leases of the worker that has it; how
+    many trials of a GPU were new to the store; and how many workers have died of it since the last
+    trial.
+    """
+
+    job: Job
+    view: JobView
+    new: Counter[Gpu] = field(default_factory=Counter)
+    deaths: int = 0
+    begun: bool = False
+    deadline: float | None = None
+
+
+@dataclass(eq=False)
+class _Hand:
+    """An actor, from its hiring on: it has no GPU until it has started. `tries`: before it, none of
+    which started.
+    """
+
+    actor: Any
+    tries: int = 0
+    gpu: Gpu | None = None
+    task: _Task | None = None
+
+
+def _view(store: Store, job: Job) -> JobView:
+    return JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
+
+
+class _Driver:
+    """Hands out workloads, a whole one at a time, and alone writes to the store."""
+
+    def __init__(
+        self,
+        ray: Any,
+        jobs: Sequence[Job],
+        store: Store,
+        report: Report,
+        budget: float | None,
+        workers: int | None,
+    ) -> None:
+        self.ray, self.store, self.tell = ray, store, _serial(report)
+        self.tasks = [_Task(job, _view(store, job)) for job in jobs]
+        self.waiting = deque(self.tasks)
+        self.found = Sweep()
+        self.awaited: dict[Any, _Hand] = {}  # by what its next message comes from
+        self.reason = ""
+        resources = ray.cluster_resources()
+        self.needs = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
+        if (there := int(resources.get(self.needs, 0))) < 1:
+            raise ValueError("the Ray cluster has neither GPUs nor CPUs")
+        on_gpu = self.needs == "GPU"
+        self.hands = min(len(jobs), there)
+        self.actor = ray.remote(num_gpus=int(on_gpu), num_cpus=int(not on_gpu), max_concurrency=2)(
+            Worker
+        )
+        self.arguments = on_gpu, workers
+        self.budget = Budget(budget, len(jobs), self.hands)
+        self.alone = time.monotonic()  # since when no worker has been there
+        self.end = None if budget is None else self.alone + budget
+
+    def run(self) -> Sweep:
+        for task in self.waiting:
+            self.tell(Progress(task.job.workload))
+        try:
+            for _ in range(self.hands):
+                self._hire()
+            while self.awaited and (
+                self.waiting or any(hand.task for hand in self.awaited.values())
+            ):
+                ready, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=1.0)
+                for source in ready:
+                    self._hear(source, self.awaited.pop(source))
+                self._lose_patience()
+        finally:
+            for hand in self.awaited.values():
+                self._dismiss(hand)
+            for task in self.tasks:
+                task.view.release_all()
+        self._give_up_waiting()
+        return self.found
+
+    def _hire(self, tries: int = 0) -> None:
+        actor = self.actor.remote(*self.arguments)
+        self.awaited[actor.start.remote()] = _Hand(actor, tries)
+
+    def _dismiss(self, hand: _Hand) -> None:
+        with contextlib.suppress(Exception):
+            self.ray.kill(hand.actor)
+
+    def _hear(self, source: Any, hand: _Hand) -> None:
+        """Takes the next message of a worker."""
+        errors = self.ray.exceptions
+        try:
+            message: Message | Gpu | str = self.ray.get(
+                source if hand.task is None else next(source)
+            )
+        except errors.RayTaskError as error:  # raised by this program
+            self._dismiss(hand)
+            raise error.cause from error
+        except (errors.RayError, StopIteration) as error:
+            self._lost(hand, _brief(error))
+            return
+        if isinstance(message, str):
+            self._lost(hand, message)
+        elif isinstance(message, Gpu):
+            hand.gpu = message
+            self._hand_out(hand)
+        elif isinstance(message, Outcome):
+            assert hand.task is not None
+            message.job, message.new = hand.task.job, hand.task.new[message.gpu]
+            self.found.add(message)
+            self._hand_out(hand)
+        else:
+            assert hand.task is not None
+            self.awaited[source] = hand
+            self._take(message, hand, hand.task)
+
+    def _take(
+        self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task
+    ) -> None:
+        if isinstance(message, Trial):
+            task.new[message.gpu] += task.view.add(message)
+            task.deaths = 0
+        elif isinstance(message, Winner):
+            self.store.crown(message)
+        elif isinstance(message, Progress):
+            self.tell(_shifted(message, time.monotonic()))
+        else:
+            hand.actor.answer.remote(self._answer(message, task))
+
+    def _answer(self, question: Question, task: _Task) -> Any:
+        return getattr(task.view, question.method)(*question.facts, **question.arguments)
+
+    def _hand_out(self, hand: _Hand) -> None:
+        """The next workload for a worker; the GPU of one that is not needed any more is free for
+        others.
+        """
+        if not self.waiting:
+            self._dismiss(hand)
+            return
+        task = hand.task = self.waiting.popleft()
+        now = time.monotonic()
+        if not task.begun:
+            seconds, task.begun = self.budget.share(), True
+            task.deadline = None if seconds is None else now + seconds
+        left = None if task.deadline is None else max(LEAST_SECONDS, task.deadline - now)
+        # What is measured anew is the view's to say: what came of a workload before its worker died
+        # is known.
+        job = replace(task.job, seconds=left, resume=True, retry_failed=False)
+        self.awaited[hand.actor.tune.options(num_returns="streaming").remote(job)] = hand
+
+    def _lost(self, hand: _Hand, reason: str) -> None:
+        """A worker is gone: its workload goes back to the queue, and another worker is hired."""
+        self._dismiss(hand)
+        self.reason = reason
+        task = hand.task
+        if task is None:
+            if hand.tries < RESTARTS and self.waiting:
+                self._hire(hand.tries + 1)
+            return
+        task.deaths += 1
+        task.view.worker_died()
+        if task.deaths > RESTARTS:
+            self._fail(task, f"{task.deaths} workers died in a row, the last with: {reason}")
+        else:
+            self._tell(task, "waiting", f"its worker died: {reason}")
+            self.waiting.appendleft(task)
+        if self.waiting:
+            self._hire()
+
+    def _lose_patience(self) -> None:
+        """A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to
+        nothing may not.
+        """
+        now = time.monotonic()
+        if any(hand.gpu for hand in self.awaited.values()):
+            self.alone = now
+        if now - self.alone < START_SECONDS:
+            return
+        if not self.ray.cluster_resources().get(self.needs):
+            self.reason = f"no {self.needs} is left"
+        elif self.end is not None and now > self.end:
+            self.reason = f"none was free for {now - self.alone:.0f} s"
+        else:
+            return
+        for hand in self.awaited.values():
+            self._dismiss(hand)
+        self.awaited.clear()
+
+    def _give_up_waiting(self) -> None:
+        while self.waiting:
+            self._fail(self.waiting.popleft(), f"the cluster gives no worker: {self.reason}")
+
+    def _fail(self, task: _Task, reason: str) -> None:
+        self.found.failures.append(Failure(task.job.workload, reason))
+        self._tell(task, "failed", reason)
+
+    def _tell(self, task: _Task, stage: Stage, message: str) -> None:
+        self.tell(Progress(task.job.workload, stage=stage, deadline=task.deadline, message=message))

@@ -1,0 +1,275 @@
+"""The screen of a workload: each config is measured once, by this driver or by another that shares
+the store.
+
+A config is measured under a lease (`leases`), which an interrupt gives back. Whoever dies from
+outside while it is measured (SIGKILL of a worker, of a driver, a node that is lost) says nothing
+about it:
+
+    its measuring worker or compiler is killed    it is tried again at once (a compile: by
+                                                  `Compilers`), again at the end, and then left
+                                                  unmeasured
+    a driver died with it                         it is tried at the end a cluster's worker died
+    with it               it is tried at the end; after two deaths it is left unmeasured its machine
+    went down with it                 it is tried at the end; after two losses it is recorded as a
+    crash another driver is measuring it                it is waited for at the end, as long as that
+    driver lives
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import cast
+
+from ..measure import compile_pool as compiling
+from ..measure.compile_pool import Compilers
+from ..measure.isolated import Abandoned, Bench, Down
+from ..measure.progress import Progress
+from ..measure.worker import Screened
+from ..search.prune import Candidate
+from ..store.leases import Claim
+from ..store.records import Facts, Gpu, Status, Trial, Workload, now
+from .job_view import JobView
+
+MOST_KILLS = 3  # of the workers of one config in one sweep: at first, at once again, at the end
+MOST_WORKER_DEATHS = 2  # on a cluster, of different workers
+MOST_MACHINE_LOSSES = 2
+POLL_SECONDS = 0.2  # between two looks at what others are measuring
+SAY_SECONDS = 1.0
+
+Built = Future[float]
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A config of which nothing is known, because something else went wrong. The next sweep tries
+    it again.
+    """
+
+    kernel: str
+    config: str
+    reason: str
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A config on its way through the screen; `kills`: how often its worker was killed from
+    outside.
+    """
+
+    candidate: Candidate
+    built: Built | None
+    compiled_again: bool = False
+    kills: int = 0
+    reason: str = ""
+
+
+class Screen:
+    """Measures the configs of one workload on one GPU.
+
+    `best_us` tells the best time so far; `taken` hears of each trial, with whether it was measured
+    here; `left_out` of each config that stays unmeasured. `stopped` says that nobody wants the
+    answer any more.
+    """
+
+    def __init__(
+        self,
+        view: JobView,
+        bench: Bench,
+        compilers: Compilers | None,
+        gpu: Gpu,
+        workload: Workload,
+        *,
+        best_us: Callable[[], float | None],
+        taken: Callable[[Trial, bool], None],
+        left_out: Callable[[Unmeasured], None],
+        waiting: Callable[[int], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.view, self.bench, self.compilers, self.gpu, self.workload = (
+            view,
+            bench,
+            compilers,
+            gpu,
+            workload,
+        )
+        self.best_us, self.taken, self.left_out, self.waiting, self.stopped = (
+            best_us,
+            taken,
+            left_out,
+            waiting,
+            stopped,
+        )
+        self._compiled_again: dict[Built, Built] = {}
+
+    def run(self, queue: Iterable[tuple[Candidate, Built | None]], until: float | None) -> None:
+        """Measures the configs as they come, then those that were put off; none is begun after
+        `until`, on the clock of `time.monotonic`. Raises Down where no operands can be made,
+        Abandoned.
+        """
+        put_off: list[Attempt] = []
+        for candidate, built in queue:
+            attempt = Attempt(candidate, built)
+            if not self._settle(attempt, at_end=False):
+                put_off.append(attempt)
+        self._run_put_off(put_off, until)
+
+    def _run_put_off(self, put_off: list[Attempt], until: float | None) -> None:
+        told = 0.0
+        while put_off:
+            left = []
+            for attempt in put_off:
+                if self.stopped():
+                    raise Abandoned
+                if until is not None and time.monotonic() > until:
+                    return
+                if not self._settle(attempt, at_end=True):
+                    left.append(attempt)
+            put_off = left
+            if put_off and time.monotonic() - told > SAY_SECONDS:
+                self.waiting(len(put_off))
+                told = time.monotonic()
+            if put_off:
+                time.sleep(POLL_SECONDS)
+        if told:
+            self.waiting(0)
+
+    def _settle(self, attempt: Attempt, *, at_end: bool) -> bool:
+        """Sees to it that a config has a trial, or is left unmeasured. False where that is for
+        later.
+        """
+        if attempt.built is not None and not attempt.built.done():
+            return False  # it is compiled once more
+        facts = self._facts(attempt)
+        claim = self.view.claim(*facts)
+        if claim.known is not None:
+            self.taken(claim.known, False)
+            return True
+        if claim.held:
+            return False
+        try:
+            trial, settled = self._decide(attempt, claim, at_end=at_end)
+            new = trial is not None and self.view.add(trial)
+        except BaseException:
+            self.view.release(*facts)
+            raise
+        if trial is None:
+            self.view.release(*facts)
+        else:
+            self.taken(trial, new)
+        return settled
+
+    def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:
+        """The trial of a config whose lease is held, if it has one now, and whether that is the
+        last word.
+        """
+        if claim.machine_losses >= MOST_MACHINE_LOSSES:
+            reason = f"the machine went down {claim.machine_losses} times while it was measured"
+            return self._trial(attempt, "crash", reason), True
+        if claim.worker_deaths >= MOST_WORKER_DEATHS:
+            return self._leave_out(
+                attempt, f"{claim.worker_deaths} workers of the cluster died while they measured it"
+            )
+        if not at_end and (claim.taken_over or claim.machine_losses or claim.worker_deaths):
+            return None, False
+        wrong = compiling.outcome(attempt.built) if attempt.built is not None else None
+        if wrong is not None and wrong[0] != "killed":
+            return self._trial(attempt, wrong[0], wrong[1]), True
+        if wrong is not None:
+            return self._compile_again(attempt, wrong[1]) if at_end else (None, False)
+        trial = self._measure(attempt)
+        if trial is None and attempt.kills >= MOST_KILLS:
+            return self._leave_out(
+                attempt, f"killed from outside {attempt.kills} times: {attempt.reason}"
+            )
+        return trial, trial is not None
+
+    def _leave_out(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
+        self.left_out(Unmeasured(attempt.candidate.subject.name, attempt.candidate.text, reason))
+        return None, True
+
+    def _compile_again(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
+        """After a compile that was killed from outside: once more, in the background."""
+        if self.compilers is None or attempt.built is None or attempt.compiled_again:
+            return self._leave_out(
+                attempt, f"its compiler was killed from outside again and again: {reason}"
+            )
+        again = self._compiled_again.get(attempt.built)  # of a config that shares the compile
+        if again is None:
+            candidate = attempt.candidate
+            again = self.compilers.submit(
+                candidate.subject, self.workload, candidate.text, self.gpu.arch
+            )
+            self._compiled_again[attempt.built] = again
+        attempt.built, attempt.compiled_again = again, True
+        return None, False
+
+    def _measure(self, attempt: Attempt) -> Trial | None:
+        """None where the worker was killed from outside: at its first try twice, later once."""
+        for _ in range(1 if attempt.kills else 2):
+            self._open()  # what fails here is not the config's fault
+            try:
+                found = self.bench.screen(
+                    self.workload,
+                    (attempt.candidate.subject, attempt.candidate.text),
+                    self.best_us(),
+                )
+            except Down as down:
+                if down.status != "killed":
+                    return self._trial(attempt, cast(Status, down.status), str(down))
+                attempt.kills += 1
+                attempt.reason = str(down)
+            else:
+                return self._measured(attempt, found)
+        return None
+
+    def _open(self) -> None:
+        """Makes the operands, anew where the worker is another. Raises Down."""
+        for tries in range(1, MOST_KILLS + 1):
+            try:
+                self.bench.open(self.workload)
+                return
+            except Down as down:
+                if down.status != "killed" or tries == MOST_KILLS:
+                    raise
+
+    def _measured(self, attempt: Attempt, found: Screened) -> Trial:
+        return replace(
+            self._trial(attempt, found.status, found.reason),
+            us=found.us,
+            ratio=found.ratio,
+            ratio_low=found.ratio_low,
+            ratio_high=found.ratio_high,
+            clock_mhz=found.clock_mhz,
+            compile_s=compiling.seconds(attempt.built) if attempt.built is not None else None,
+        )
+
+    def _trial(self, attempt: Attempt, status: Status, reason: str = "") -> Trial:
+        gpu, workload, kernel, source, config = self._facts(attempt)
+        return Trial(
+            gpu=gpu,
+            workload=workload,
+            kernel=kernel,
+            source=source,
+            config=config,
+            status=status,
+            reason=reason[:1000],
+            predicted_us=attempt.candidate.predicted_us or None,
+            when=now(),
+        )
+
+    def _facts(self, attempt: Attempt) -> Facts:
+        """What makes a trial of it, as stores ask for it."""
+        subject = attempt.candidate.subject
+        return self.gpu, self.workload, subject.name, subject.fingerprint, attempt.candidate.text
+
+
+def say_waiting(progress: Progress, count: int) -> None:
+    """In the message of a progress: how many configs are with others."""
+    progress.message = (
+        f"waits for {count} configs that others measure or that are compiled once more"
+        if count
+        else ""
+    )

@@ -1,0 +1,1 @@
+"""What the Hopper rungs share: configs, barriers, warp roles, compiling, launching."""

@@ -1,0 +1,200 @@
+"""Compiles Hopper kernels, with or without a GPU, and keeps what was compiled on disk."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.base_dsl.dsl import BaseDSL
+from cutlass.cute.runtime import (
+    load_module,
+    make_fake_compact_tensor,
+)
+
+from ...core import cache
+from ...core.artifact import Artifact, cta_threads, example
+from ...core.configs import to_text
+from ...core.problem import Problem, dtype_name
+from . import tile_order
+from .config import HopperConfig
+
+ARCH = "sm_90a"
+
+
+OPTIONS = "--enable-tvm-ffi --opt-level 3"
+
+
+LONGEST_NAME = 200  # of a kernel
+
+
+NUMERIC = {
+    torch.bfloat16: cutlass.BFloat16,
+    torch.float16: cutlass.Float16,
+    torch.float32: cutlass.Float32,
+}
+
+
+SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+def full_name(variant: Any, parts: Sequence[str]) -> str:
+    """What profilers show of a variant, an identifier of C: parts to read, cut off where they are
+    long, then twelve digits that every field of it takes part in, its config's and its form's,
+    whether a part says it or not.
+    """
+    readable = re.sub(r"\W+", "_", "_".join(part for part in parts if part), flags=re.ASCII)
+    return f"{readable[: LONGEST_NAME - 13]}_{cache.digest(dataclasses.asdict(variant))[:12]}"
+
+
+class Compile(Protocol):
+    """What one compile serves, by value."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def facts(self) -> dict[str, object]: ...
+
+
+_loaded: dict[Compile, Callable[..., None]] = {}
+
+
+def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
+    """The compiled kernel, a function of what it was compiled for: from memory, from disk, or
+    built.
+    """
+    with tile_order.compiling:
+        if variant not in _loaded:
+            _loaded[variant] = cache.fetch(
+                variant.facts,
+                build=build,
+                save=_saver(variant),
+                load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
+            )
+        return _loaded[variant]
+
+
+def keep(variant: Compile, build: Callable[[], Any]) -> None:
+    """Builds to disk what `load` would find there; loads nothing."""
+    with tile_order.compiling:
+        cache.warm(variant.facts, build=build, save=_saver(variant))
+
+
+def _saver(variant: Compile) -> Callable[[Any, Path], None]:
+    return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
+
+
+def compile_facts(
+    name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype
+) -> dict[str, object]:
+    """What a compiled kernel on disk depends on."""
+    return {
+        "kernel": name,
+        "config": to_text(config),
+        "dtypes": (dtype_name(dtype), dtype_name(out_dtype)),
+    } | toolchain_facts()
+
+
+def toolchain_facts() -> dict[str, object]:
+    """What every compiled kernel on disk depends on."""
+    return {
+        "arch": ARCH,
+        "options": OPTIONS,
+        "machine": platform.machine(),
+        "dsl": metadata.version("nvidia-cutlass-dsl"),
+        "tvm_ffi": metadata.version("apache-tvm-ffi"),
+        "source": source_fingerprint(),
+    }
+
+
+@functools.cache
+def source_fingerprint() -> str:
+    """Changes with any source file of the Hopper ladder, in whatever folder of it."""
+    ladder = Path(__file__).parents[1]
+    files = sorted(ladder.rglob("*.py"))
+    return cache.digest({str(f.relative_to(ladder)): f.read_text(encoding="utf-8") for f in files})
+
+
+def compact(dtype: Any, dims: int) -> Any:
+    """A contiguous tensor of any size."""
+    shape = tuple(cute.sym_int() for _ in range(dims))
+    return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
+
+
+def compiled(
+    kernel: str,
+    config: HopperConfig,
+    unsupported: Callable[[Problem, HopperConfig], str | None],
+    build: Callable[[Problem, HopperConfig, str], Any],
+    *,
+    arch: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
+    layout: str = "nt",
+    shape: tuple[int, int, int] = (4096, 4096, 4096),
+) -> Artifact:
+    """The machine code that `build` makes with the compiler's options for aligned, row-major
+    operands.
+
+    Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
+    """
+    if arch not in (None, 90):
+        raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
+    problem = example(dtype, out_dtype, layout, shape)
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
+    if reason := unsupported(problem, config):
+        raise ValueError(reason)
+    with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
+        remarks = Path(folder) / "remarks.yaml"
+        keep = (
+            f"--keep-cubin --keep-ptx --dump-dir={folder} --remark-output={remarks} remarks{{ptx}}"
+        )
+        made = build(problem, config, keep)
+        log = assembler_log(remarks.read_text(encoding="utf-8"))
+    ptx = str(made.__ptx__)
+    return Artifact(
+        kernel=kernel,
+        arch=ARCH,
+        config=to_text(config),
+        dtype=dtype_name(dtype),
+        out_dtype=dtype_name(problem.out_dtype),
+        layout=layout,
+        cubin=bytes(made.__cubin__),
+        ptx=ptx,
+        log=log,
+        threads=cta_threads(ptx),
+        smem_bytes=config.shared_memory_bytes,
+        stages=config.slots,
+        tile=(config.tile_m, config.tile_n, config.tile_k),
+    )
+
+
+def assembler_log(remarks: str) -> str:
+    """The output of ptxas -v inside the DSL's YAML remarks, a quoted scalar that spans lines."""
+    logs = re.findall(r"- Remark: +'ptxas output: ((?:[^']|'')*)'", remarks)
+    return "\n".join(log.replace("''", "'").strip() for log in logs) + "\n"
+
+
+@contextlib.contextmanager
+def target_arch() -> Iterator[None]:
+    """Compiles for ARCH whatever GPU is present: the DSL's own choice without one is sm_100a."""
+    environment: Any = BaseDSL._get_dsl().envar
+    before = os.environ.get("CUTE_DSL_ARCH")
+    os.environ["CUTE_DSL_ARCH"] = environment.arch = ARCH
+    try:
+        yield
+    finally:
+        del environment.arch
+        del os.environ["CUTE_DSL_ARCH"]
+        if before is not None:
+            os.environ["CUTE_DSL_ARCH"] = before

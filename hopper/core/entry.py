@@ -1,0 +1,39 @@
+"""The functions that every rung's module offers, made from its kernel class and its config."""
+
+import functools
+from collections.abc import Callable
+
+from ...core.artifact import Artifact
+from ...core.problem import Launch
+from ...core.registry import Kernel
+from ...core.space import Space
+from . import phase_profile
+from .base import HopperGemm
+from .config import HopperConfig
+from .host import Rung, artifact, plan, precompile, unsupported
+from .phase_profile import Role
+from .search_space import space
+
+Entry = tuple[
+    Callable[..., str | None],
+    Callable[..., Launch],
+    Callable[..., Artifact],
+    Callable[..., tuple[Role, ...]],
+    Callable[..., None],
+    Callable[..., Space[HopperConfig]],
+]
+
+
+def entry(kernel: Kernel, gemm: type[HopperGemm], kind: type[HopperConfig]) -> Entry:
+    """What a rung's module offers: `unsupported`, `plan`, `artifact`, `phases`, `precompile` and
+    `space`. `kind()` is its own config.
+    """
+    rung = Rung(kernel.name, gemm, kind())
+    return (
+        functools.partial(unsupported, gemm),
+        functools.partial(plan, rung),
+        functools.partial(artifact, rung),
+        functools.partial(phase_profile.measure, rung),
+        functools.partial(precompile, rung),
+        functools.partial(space, gemm, rung.config, functools.partial(unsupported, gemm)),
+    )

@@ -1,0 +1,77 @@
+"""Where the cycles of a call go: runs a kernel compiled with `phases=True` and averages its
+stopwatches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...core.problem import problem
+from .phase_clock import PHASES
+
+if TYPE_CHECKING:
+    from .config import HopperConfig
+    from .host import Rung
+
+
+@dataclass(frozen=True)
+class Role:
+    """Mean SM cycles of one warpgroup's first thread: `wait`, `load` and `tensor` for a step of
+    tile_k along K, `store` for a tile. A phase that the role does not have is 0. `total` is for a
+    tile, all phases together.
+    """
+
+    name: str
+    wait: float
+    load: float
+    tensor: float
+    store: float
+    total: float
+
+
+def measure(
+    rung: Rung,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: HopperConfig | None = None,
+) -> tuple[Role, ...]:
+    """Cycles of a warm call C[M, N] = A[M, K] B[K, N] on a GPU, by role: "all" where one warpgroup
+    does everything, else "producer" and each "consumer". Raises ValueError for what the kernel
+    cannot take.
+    """
+    from . import host, tile_order
+
+    config = replace(config or rung.config, phases=True)
+    asked = problem(a, b, out)
+    if reason := host.unsupported(rung.gemm, asked, config):
+        raise ValueError(f"kernel {rung.name!r}: {reason}")
+    with torch.cuda.device(a.device):
+        launch, trace = host.trace(rung, asked, config)
+        for _ in range(2):
+            launch(a, b, None, out, 1.0, 0.0)
+        torch.cuda.synchronize()
+    assert trace is not None
+    rows, columns = tile_order.cluster_tiles(config, asked.M, asked.N)
+    tiles = rows * columns * config.cluster
+    steps = tiles * -(-asked.K // config.tile_k)
+    sums = trace.sum(0).tolist()
+    names = (
+        ["all"] if len(sums) == 1 else ["producer", *(f"consumer {i}" for i in range(1, len(sums)))]
+    )
+    return tuple(
+        _role(name, cycles, steps, tiles) for name, cycles in zip(names, sums, strict=True)
+    )
+
+
+def _role(name: str, cycles: list[int], steps: int, tiles: int) -> Role:
+    wait, load, tensor, store = cycles
+    return Role(
+        name, wait / steps, load / steps, tensor / steps, store / tiles, sum(cycles) / tiles
+    )
+
+
+assert PHASES == ("wait", "load", "tensor", "store")  # the fields of Role

@@ -1,0 +1,134 @@
+"""The search space of the Hopper rungs: the axes that a rung understands, and what cannot pay."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...core.machines import Machine
+from ...core.problem import Problem
+from ...core.space import Axes, Footprint, Space
+from .base import HopperGemm
+from .config import (
+    ACCUMULATOR_LIMIT,
+    MOST_SLOTS,
+    SHARED_MEMORY,
+    WARPGROUP,
+    HopperConfig,
+    unscheduled,
+)
+
+Unsupported = Callable[[Problem], str | None]
+
+_SLOTS = (2, 3, 4, 5, 6, 8)
+_SINGLE = ((64, 1, 0, 0), (128, 1, 0, 0))
+_MULTIPLE = ((128, 2, 24, 240), (192, 3, 32, 160), (256, 2, 24, 240))
+_AXES: Axes = {
+    ("tile_m", "consumers", "producer_registers", "consumer_registers"): _SINGLE + _MULTIPLE,
+    "tile_n": (64, 128, 192, 256),
+    "slots": _SLOTS,
+    "in_flight": (0, 1),
+    ("cluster_m", "cluster_n"): ((1, 1), (2, 1), (1, 2)),
+    "sms": (0, 128),
+    "store_buffers": (1, 2, 4),
+}
+
+
+def space(
+    gemm: type[HopperGemm],
+    own: HopperConfig,
+    unsupported: Unsupported,
+    problem: Problem,
+    machine: Machine,
+) -> Space[HopperConfig]:
+    """The configs of a rung for a problem; the GPU's own limits are sm_90's, in
+    `invalid_reason`.
+    """
+    understood = gemm.understood()
+    axes: dict[str | tuple[str, ...], tuple[Any, ...]] = {}
+    for axis, values in _AXES.items():
+        fields = (axis,) if isinstance(axis, str) else axis
+        kept = [i for i, field in enumerate(fields) if field in understood]
+        tuples = [(value,) if isinstance(axis, str) else value for value in values]
+        if kept:
+            axes[tuple(fields[i] for i in kept)] = tuple(
+                dict.fromkeys(tuple(t[i] for i in kept) for t in tuples)
+            )
+
+    refusal = unsupported(problem)
+
+    def invalid_reason(config: HopperConfig) -> str | None:
+        if reason := refusal or gemm.invalid_reason(config):
+            return reason
+        return None if config == own else _hopeless(config, "slots" in understood, machine, problem)
+
+    def describe(config: HopperConfig) -> Footprint:
+        return footprint(gemm, config)
+
+    return Space(
+        own=own,
+        axes=axes,
+        invalid_reason=invalid_reason,
+        footprint=describe,
+        compiled_as=unscheduled,
+    )
+
+
+def _hopeless(c: HopperConfig, ring: bool, machine: Machine, problem: Problem) -> str | None:
+    """Why a config that can be built cannot be the fastest, or is another one under
+    another name.
+    """
+    if c.accumulator_registers > ACCUMULATOR_LIMIT:
+        return (
+            f"{c.accumulator_registers} accumulators a thread spill, expected at most "
+            f"{ACCUMULATOR_LIMIT}"
+        )
+    if ring and c.slots not in (deep := [slots for slots in _SLOTS if slots <= _deepest(c)][-2:]):
+        return (
+            f"slots is {c.slots}, expected {' or '.join(map(str, deep))}: so many fit, and "
+            "depth costs nothing else"
+        )
+    if c.store_buffers == 1 < c.slabs:
+        return (
+            f"store_buffers is {c.store_buffers} of {c.slabs} slabs, expected 2: each would "
+            "wait for the one before"
+        )
+    if c.sms and c.sms >= machine.sms:
+        return f"sms is {c.sms}, expected fewer than the {machine.sms} of the GPU: 0 has them all"
+    if c.cluster_m > 1 and c.tile_m >= problem.M:
+        return f"cluster_m is {c.cluster_m}, expected 1: one tile has all {problem.M} rows"
+    if c.cluster_n > 1 and c.tile_n >= problem.N:
+        return f"cluster_n is {c.cluster_n}, expected 1: one tile has all {problem.N} columns"
+    return None
+
+
+def _deepest(c: HopperConfig) -> int:
+    """The most slots that fit beside the store's buffers."""
+    fixed = replace(c, slots=0).shared_memory_bytes
+    return min(MOST_SLOTS, (SHARED_MEMORY - fixed) // c.slot_bytes)
+
+
+def footprint(gemm: type[HopperGemm], c: HopperConfig) -> Footprint:
+    return footprint_of(c, gemm(c, width=1).warpgroups, gemm.persistent)
+
+
+def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprint:
+    return Footprint(
+        math="wgmma",
+        tile_m=c.tile_m,
+        tile_n=c.tile_n,
+        tile_k=c.tile_k,
+        stages=c.slots,
+        threads=WARPGROUP * warpgroups,
+        registers=c.accumulator_registers + 40,
+        shared_memory=c.shared_memory_bytes,
+        groups=c.consumers,
+        in_flight=c.in_flight > 0,
+        cluster_m=c.cluster_m,
+        cluster_n=c.cluster_n,
+        persistent=persistent,
+        sms=c.sms,
+        order=c.order,
+        group_m=c.group_m,
+        group_n=c.group_n,
+        store="staged" if c.store_buffers else "wide" if c.reorder_stores else "registers",
+    )

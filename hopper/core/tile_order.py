@@ -1,0 +1,79 @@
+"""Which cluster computes which tile: `device.raster`'s orders as tables on the GPU, made
+once each.
+"""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from cutlass.utils import HardwareInfo
+
+from ...core import forks
+from ...device import memory, raster
+from .config import HopperConfig
+
+compiling = forks.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
+_kept: dict[Hashable, torch.Tensor] = {}
+_making: dict[
+    torch.device, forks.Lock
+] = {}  # by GPU, for whoever makes a table waits for its stream
+
+
+def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
+    """Rows and columns of the grid of cluster tiles; the last of either may overhang."""
+    return -(-M // (config.tile_m * config.cluster_m)), -(-columns(config, N) // config.cluster_n)
+
+
+def columns(config: HopperConfig, N: int) -> int:
+    """Columns of tiles. Elastic ones are as narrow as they may be, and as many are wider as it
+    takes to reach N.
+    """
+    if not config.elastic:
+        return -(-N // config.tile_n)
+    narrow = N // (config.tile_n - 8)
+    return narrow + (narrow * config.tile_n < N)
+
+
+def table(
+    config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device
+) -> torch.Tensor:
+    """int32 (steps, clusters): the tiles of each cluster as row · columns + column, -1 where it has
+    none left.
+    """
+    order = config.order, rows, columns, clusters, config.group_m, config.group_n
+    return kept(device, order, lambda: raster.schedule(*order))
+
+
+def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
+    """`order()`, int32, on the GPU for all streams; made once for a key and there for good:
+    kernels, and CUDA graphs that hold its address, may run at any later time. A key has one order,
+    whenever it is asked for.
+    """
+    with _making.setdefault(device, forks.Lock()):
+        if (device, key) not in _kept:
+            tiles = torch.tensor(order(), dtype=torch.int32, device="cpu")
+            _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))
+        return _kept[device, key]
+
+
+def level(clusters: int, tiles: int) -> int:
+    """As few clusters as have the tiles done in as many waves: of SMs that would idle in the last
+    wave alone, the power makes the others faster in all of them. Not less than 15 in 16, for loads
+    want many.
+    """
+    fewest = -(-tiles // -(-tiles // clusters))
+    return fewest if 16 * fewest >= 15 * clusters else clusters
+
+
+@functools.cache
+def clusters(device: torch.device, sms: int, cluster: int) -> int:
+    """Clusters that run at the same time: pairs of SMs fill any Hopper GPU, larger clusters leave
+    some SMs out. Takes `compiling`, which its caller must not hold.
+    """
+    present = torch.cuda.get_device_properties(device).multi_processor_count
+    fit = (min(present, sms) if sms else present) // cluster
+    if cluster > 2:
+        with compiling:
+            fit = min(fit, HardwareInfo(device.index).get_max_active_clusters(cluster))
+    return max(fit, 1)

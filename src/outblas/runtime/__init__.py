@@ -1,0 +1,1 @@
+"""From a checked call to a launch: the choice of a kernel, CUDA graphs, the fallback to torch."""

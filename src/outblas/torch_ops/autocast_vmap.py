@@ -1,0 +1,207 @@
+"""What autocast and `torch.vmap` make of the operators: what they make of torch's own products."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.epilogue import GATED, apply
+from ..core.problem import OperandError
+from . import autograd, ops
+
+Tensor = torch.Tensor
+_NARROW = torch.float16, torch.bfloat16
+
+
+# ---- autocast
+_KEYS = {"cpu": torch.DispatchKey.AutocastCPU, "cuda": torch.DispatchKey.AutocastCUDA}
+
+
+def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[..., Any]:
+    """What calls `function`, which takes the arguments of `operator`, with operands that are
+    tensors of autocast's dtype, but float64 ones; bias and residual of the product's. Inside,
+    autocast is off.
+    """
+    keys = torch._C.DispatchKeySet(_KEYS[device])
+    names = [argument.name for argument in operator._schema.arguments]
+    place = names.index("out_dtype") if "out_dtype" in names else len(names)
+
+    def run(*given: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        out_dtype = (given[place] if len(given) > place else None) or dtype
+
+        def cast(name: str, value: Any) -> Any:
+            fits = (
+                isinstance(value, Tensor)
+                and value.is_floating_point()
+                and value.dtype != torch.float64
+            )
+            wanted = out_dtype if name in ("bias", "residual") else dtype
+            return value.to(wanted) if fits and value.device.type == device else value
+
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return function(*map(cast, names, given))
+
+    return run
+
+
+# ---- vmap
+def _lifted(t: Tensor, dim: int | None, rank: int) -> Tensor:
+    """Its mapped dimension, which is the first if there is one, before `rank` others."""
+    return t if dim is None else t[(slice(None), *[None] * (rank + 1 - t.dim()))]
+
+
+def _sample(t: Any, dim: int | None) -> Any:
+    """A tensor as a call without vmap would have it, to be checked."""
+    if dim is None:
+        return t
+    return t.select(dim, 0) if t.shape[dim] else t.new_empty((*t.shape[:dim], *t.shape[dim + 1 :]))
+
+
+class _Operands:
+    """A and B of a mapped product as batches of matrices, and what of the product is not theirs."""
+
+    def __init__(self, a: Tensor, b: Tensor, dim_a: int | None, dim_b: int | None) -> None:
+        a, b = _first(a, dim_a), _first(b, dim_b)
+        rank_a, rank_b = a.dim() - (dim_a is not None), b.dim() - (dim_b is not None)
+        self.row, self.column = rank_a == 1, rank_b == 1
+        self.rank = max(rank_a, rank_b, 2)
+        self.a = _lifted(a.unsqueeze(-2) if self.row else a, dim_a, self.rank)
+        self.b = _lifted(b.unsqueeze(-1) if self.column else b, dim_b, self.rank)
+
+    def extra(self, t: Tensor | None, dim: int | None) -> Tensor | None:
+        """A bias or a residual of the product of the matrices."""
+        if t is None:
+            return None
+        t = _first(t, dim)
+        if self.column:
+            t = t.unsqueeze(-1)
+        if self.row and t.dim() > (dim is not None):
+            t = t.unsqueeze(-2)
+        return _lifted(t, dim, self.rank)
+
+    def added(self, t: Tensor | None, dim: int | None) -> Tensor | None:
+        """A bias or a residual of the product as it is given back."""
+        return (
+            None if t is None else _lifted(_first(t, dim), dim, self.rank - self.row - self.column)
+        )
+
+    def given(self, product: Tensor) -> Tensor:
+        if self.column:
+            product = product.squeeze(-1)
+        return product.squeeze(-1 if self.column else -2) if self.row else product
+
+
+def _first(t: Tensor, dim: int | None) -> Tensor:
+    return t if dim is None else t.movedim(dim, 0)
+
+
+def _matmul(
+    info: Any, dims: Any, a: Tensor, b: Tensor, out_dtype: Any = None, *choice: Any
+) -> tuple[Tensor, int]:
+    ops.check(_sample(a, dims[0]), _sample(b, dims[1]), None, None, None, 1, 0, "", out_dtype)
+    mapped = _Operands(a, b, *dims[:2])
+    return mapped.given(ops.matmul(mapped.a, mapped.b, out_dtype, *choice)), 0
+
+
+def _addmm(
+    info: Any,
+    dims: Any,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    *choice: Any,
+) -> tuple[Tensor, int]:
+    dims = *dims[1:3], dims[0]
+    found: tuple[Tensor, int] = _gemm(
+        info, dims, a, b, c, None, None, alpha, beta, "", None, *choice
+    )
+    return found
+
+
+def _whole(name: str, value: Any, dtype: torch.dtype) -> int:
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        raise OperandError(f"{name} is {value}, expected a number that {dtype} can hold") from None
+
+
+def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
+    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = ops.completed(given)
+    dims = dim_a, dim_b, dim_c, dim_bias, dim_residual = (*dims, *[None] * 5)[:5]
+    ops.check(*map(_sample, given, (*dims, *[None] * len(given))))
+    mapped = _Operands(a, b, dim_a, dim_b)
+    by_column = mapped.column and activation in GATED  # which pairs what are rows of the matrices
+    if c is None and not by_column and (dim_a is not None or dim_b is not None):
+        operator = ops.gemm_aux if aux else ops.gemm
+        bias, residual = mapped.extra(bias, dim_bias), mapped.extra(residual, dim_residual)
+        found = operator(
+            mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice
+        )
+        return (tuple(map(mapped.given, found)), (0, 0)) if aux else (mapped.given(found), 0)
+    # Operators have no batch of addends, and one product with several epilogues is still one.
+    wide = torch.float32 if c is not None and a.dtype in _NARROW else out_dtype
+    x = ops.matmul(mapped.a, mapped.b, wide, *choice)
+    if c is not None:
+        if not (a.is_floating_point() or a.is_complex()):  # as torch.addmm
+            alpha, beta = _whole("alpha", alpha, a.dtype), _whole("beta", beta, a.dtype)
+        x = (
+            torch.zeros_like(x) if alpha == 0 else x * alpha
+        )  # without a product, whatever A and B hold
+        x = (x if beta == 0 else x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta).to(
+            a.dtype
+        )
+    x = mapped.given(x.expand(info.batch_size, *x.shape[-mapped.rank :]))
+    added = mapped.added(bias, dim_bias)
+    x = x if added is None else x + added
+    y = apply(x, activation, mapped.added(residual, dim_residual))
+    if aux:
+        return (x.clone() if y is x else y, x), (0, 0)
+    return y, 0
+
+
+def _gemm_aux(info: Any, dims: Any, *given: Any) -> Any:
+    return _gemm(info, dims, *given, aux=True)
+
+
+def _activation_backward(
+    info: Any, dims: Any, grad: Tensor, x: Tensor, activation: str
+) -> tuple[Tensor, int]:
+    autograd.check_derivative(_sample(grad, dims[0]), _sample(x, dims[1]), activation)
+    grad, x = (
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip((grad, x), dims, strict=False)
+    )
+    return ops.activation_backward(grad, x, activation), 0
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "matmul": _matmul,
+    "addmm": _addmm,
+    "gemm": _gemm,
+    "gemm_aux": _gemm_aux,
+}
+
+
+def _mapped(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule that casts first, where autocast is on: the dispatcher comes to rules before it comes
+    to autocast.
+    """
+
+    def run(info: Any, dims: Any, *given: Any) -> Any:
+        for device in _KEYS:
+            if given[0].device.type == device and torch.is_autocast_enabled(device):
+                return _cast(lambda *cast: rule(info, dims, *cast), operator, device)(*given)
+        return rule(info, dims, *given)
+
+    return run
+
+
+for _name, _rule in _RULES.items():
+    _operator = getattr(ops, _name)
+    for _device, _key in _KEYS.items():
+        ops.library.impl(_name, _cast(_operator, _operator, _device), _key.name)
+    torch.library.register_vmap(f"outblas::{_name}", _mapped(_operator, _rule), lib=ops.library)
+torch.library.register_vmap("outblas::activation_backward", _activation_backward, lib=ops.library)

@@ -1,0 +1,302 @@
+"""The operators `torch.ops.outblas.*` and their fakes.
+
+`torch.library.Library` costs less than half of what the `custom_op` decorator costs per call, so
+definitions and implementations are registered by hand. `gemm` is what `matmul` and `addmm` become
+where more is asked of the epilogue.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core import problem
+from ..core.epilogue import ACTIVATIONS, Extra
+from ..core.invariance import wanted
+from ..core.problem import OperandError
+from ..runtime.dispatch import Call, run
+
+Tensor = torch.Tensor
+
+library = torch.library.Library("outblas", "DEF")
+# Defaults cost nothing per call: the dispatcher passes them on unseen. An argument called `kernel`
+# Inductor would take for one of its own.
+_CHOICE = "str kernel_name='', str config='', str tune='', bool? batch_invariant=None"
+library.define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
+library.define(
+    f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()"
+)
+library.define(
+    f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor"
+)
+library.define(
+    "addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, "
+    f"{_CHOICE}) -> ()"
+)
+_GEMM = (
+    "Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Scalar alpha=1, "
+    "Scalar beta=1, "
+    f"str activation='', ScalarType? out_dtype=None, {_CHOICE}"
+)
+library.define(f"gemm({_GEMM}) -> Tensor")
+library.define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
+library.define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
+library.define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
+
+
+# Parameters one by one: collecting them takes 0.2 µs of a call.
+def _matmul(
+    a: Tensor,
+    b: Tensor,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
+) -> Tensor:
+    return run(
+        Call(a, b, None, None, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant))
+    )
+
+
+def _matmul_out(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    out_dtype: torch.dtype | None = None,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
+) -> None:
+    run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
+    _written(out)
+
+
+def _addmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
+) -> Tensor:
+    return run(
+        Call(a, b, c, None, None, alpha, beta, kernel, config, tune, wanted(batch_invariant))
+    )
+
+
+def _addmm_out(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    alpha: Any = 1,
+    beta: Any = 1,
+    kernel: str = "",
+    config: str = "",
+    tune: str = "",
+    batch_invariant: bool | None = None,
+) -> None:
+    run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
+    _written(out)
+
+
+def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All arguments of `gemm`; the dispatcher leaves out trailing defaults."""
+    return given + DEFAULTS[len(given) :]
+
+
+def _call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
+    a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = completed(given)
+    check_activation(activation)
+    if c is None:
+        if alpha != 1:
+            raise OperandError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
+        beta = 0
+    extra = Extra(activation, bias, residual, aux)
+    kernel, config, tune, batch_invariant = choice
+    return Call(
+        a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra
+    )
+
+
+def check_activation(activation: str) -> None:
+    """Checks the argument of an operator, where "" stands for none."""
+    if activation and activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation is {activation!r}, expected '' or one of {', '.join(ACTIVATIONS)}"
+        )
+
+
+def _gemm(*given: Any) -> Tensor:
+    return run(_call(None, None, given))
+
+
+def _gemm_aux(*given: Any) -> tuple[Tensor, Tensor]:
+    a, b, c, *how = completed(given)
+    aux = empty_x(a, b, c, how[5])
+    return run(_call(None, aux, given)), aux
+
+
+def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
+    run(_call(out, aux, given))
+    _written(out)
+    if aux is not None:
+        _written(aux)
+
+
+def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for x. Raises as `operands.check_product`."""
+    return a.new_empty(
+        problem.check_product(a, b, c), dtype=problem.check_out_dtype(out_dtype, a.dtype)
+    )
+
+
+def _written(out: Tensor) -> None:
+    """Lets autograd see that saved values of `out` are gone."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+for _key in ("CPU", "CUDA"):
+    for _function in (_matmul, _matmul_out, _addmm, _addmm_out, _gemm, _gemm_aux, _gemm_out):
+        library.impl(_function.__name__[1:], _function, _key)
+
+
+def _strided(t: Tensor) -> bool:
+    """Whether it has memory of its own; the operator refuses what has not."""
+    return t.layout is torch.strided and not t.is_nested
+
+
+def _resolving(name: str) -> Callable[..., None]:
+    """What an operator that writes to its arguments does where some negate or conjugate when read:
+    torch's own fallback for such views takes operators that return a tensor. It writes to memory as
+    it is, and then copies.
+    """
+    operator = getattr(torch.ops.outblas, name).default
+    arguments = [(each.name, each.is_write) for each in operator._schema.arguments]
+
+    def run(*given: Any) -> None:
+        values, copies = list(given), []
+        for i, ((written, is_write), t) in enumerate(zip(arguments, given, strict=False)):
+            if not isinstance(t, Tensor) or not (t.is_neg() or t.is_conj()):
+                continue
+            if not is_write:
+                values[i] = t.resolve_conj().resolve_neg()
+                continue
+            problem.check_out(t, t.shape, t.dtype, t.device, written)
+            pairs = zip(arguments, given, strict=False)
+            others = {
+                other: x
+                for (other, _), x in pairs
+                if isinstance(x, Tensor) and x is not t and _strided(x)
+            }
+            problem.check_overlap(t, written, **others)
+            values[i] = torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            copies.append((t, values[i]))
+        operator(*values)
+        for t, found in copies:
+            t.copy_(found)
+
+    return run
+
+
+for _key in ("Negative", "Conjugate"):
+    for _name in ("matmul_out", "addmm_out", "gemm_out"):
+        library.impl(_name, _resolving(_name), _key)
+
+
+def fake(name: str) -> Callable[..., Any]:
+    """Registers an operator's fake, always from here: for each file that does, torch looks through
+    all modules.
+    """
+    return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
+
+
+# `how` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
+@fake("matmul")
+def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
+    return a.new_empty(problem.check_pair(a, b), dtype=problem.check_out_dtype(out_dtype, a.dtype))
+
+
+@fake("matmul_out")
+def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
+    problem.check_out(
+        out, problem.check_pair(a, b), problem.check_out_dtype(out_dtype, a.dtype), a.device
+    )
+    _written(out)
+
+
+@fake("addmm")
+def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Tensor:
+    return a.new_empty(problem.check_addend(c, a, b))
+
+
+@fake("addmm_out")
+def _(
+    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any
+) -> None:
+    problem.check_out(out, problem.check_addend(c, a, b), a.dtype, a.device)
+    _written(out)
+
+
+def check(*given: Any) -> None:
+    """Raises OperandError or ValueError where the arguments of `gemm` do not fit together."""
+    _shapes(_call(None, None, given))
+
+
+def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """Shapes of the output and of x, and their dtype. Raises as `check`."""
+    a = call.a
+    shape, dtype = (
+        problem.check_product(a, call.b, call.c),
+        problem.check_out_dtype(call.out_dtype, a.dtype),
+    )
+    if call.c is not None and dtype != a.dtype:
+        raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
+    return problem.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
+
+
+def _checked(
+    out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """New tensors like the output and like x."""
+    call = _call(out, aux, given)
+    result, shape, dtype = _shapes(call)
+    if out is not None:
+        problem.check_out(out, result, dtype, call.a.device)
+    return call.a.new_empty(result, dtype=dtype), call.a.new_empty(shape, dtype=dtype)
+
+
+@fake("gemm")
+def _(*given: Any) -> Tensor:
+    return _checked(None, None, given)[0]
+
+
+@fake("gemm_aux")
+def _(*given: Any) -> tuple[Tensor, Tensor]:
+    return _checked(None, None, given)
+
+
+@fake("gemm_out")
+def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
+    _checked(out, aux, given)
+    _written(out)
+    if aux is not None:
+        _written(aux)
+
+
+_ops: Any = torch.ops.outblas
+matmul = _ops.matmul.default
+matmul_out = _ops.matmul_out.default
+addmm = _ops.addmm.default
+addmm_out = _ops.addmm_out.default
+gemm = _ops.gemm.default
+gemm_aux = _ops.gemm_aux.default
+gemm_out = _ops.gemm_out.default
+activation_backward = _ops.activation_backward.default
+DEFAULTS: tuple[Any, ...] = tuple(x.default_value for x in gemm._schema.arguments)

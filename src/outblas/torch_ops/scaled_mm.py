@@ -1,0 +1,267 @@
+"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere
+torch in fp32.
+
+Only bias and residual have gradients. A bias before an activation needs x, which is computed again
+for it. Other tensors may need gradients, as in torch: the backward pass raises then.
+"""
+
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from ..core import epilogue, problem, registry
+from ..core.arguments import renamed, show_signature
+from ..core.epilogue import Extra
+from ..core.problem import A, B, OperandError
+from ..runtime import dispatch, fallback
+from ..runtime.default_kernel import PRODUCTION
+from ..runtime.dispatch import Call
+from . import autograd, ops
+
+Tensor = torch.Tensor
+
+FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+OUT_DTYPES = torch.bfloat16, torch.float16, torch.float32
+
+ops.library.define(
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
+    "out_dtype=None, "
+    "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
+)
+
+
+_REQUIRED: Any = None  # the default of a parameter that may come under its other name
+_ALIASES = {"a": "input", "b": "mat2"}  # A and B as the operator calls them
+_SHOWN = {"a": "a (input)", "b": "b (mat2)"}  # where nothing says which of the two was called
+
+
+def scaled_mm(
+    input: Tensor = _REQUIRED,
+    mat2: Tensor = _REQUIRED,
+    scale_a: Tensor = _REQUIRED,
+    scale_b: Tensor = _REQUIRED,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    **aliases: Tensor,
+) -> Tensor:
+    """(scale_a * input) @ (scale_b * mat2) of fp8 operands, and an epilogue as `matmul`'s.
+
+    Args:
+        input: (M, K); float8_e4m3fn or float8_e5m2. Rows contiguous, K and the stride of rows in
+            multiples of 16, or it is copied first.
+        mat2: (K, N), of either dtype and on input's device. Columns contiguous, as a transposed
+            weight's, or it is copied.
+        scale_a: float32, of one element for all of input, or (M, 1), one for each row.
+        scale_b: float32, of one element for all of mat2, or (1, N), one for each column.
+        bias, residual: of `out_dtype`, as in `matmul`.
+        out_dtype: bfloat16, float16 or float32.
+        use_fast_accum: whether sums stay in the tensor cores of sm_90, which keep about 14 bits of
+            them; else those of 128 products are added up in fp32.
+        activation: as in `matmul`.
+
+    The keywords `a` and `b` stand for `input` and `mat2`. Without sm_90 torch multiplies in fp32,
+    with a `FallbackWarning`. bias and residual have gradients; that of a bias before an activation
+    costs the product once more. The other tensors have none, as in torch: where one of them needs
+    gradients, the backward pass raises.
+
+    Raises TypeError, OperandError and ValueError as `matmul`; nothing is written then.
+    """
+    input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
+    given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
+    given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced and has_torch_function_variadic(*given.values()):
+        how: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
+        how |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
+        how |= {} if activation is None else {"activation": activation}
+        result: Tensor = handle_torch_function(
+            scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **how
+        )
+        return result
+    for name, t in given.items():
+        problem.check_tensor(name, t)
+    activation = problem.check_activation(activation)
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
+    if not isinstance(use_fast_accum, bool):
+        raise TypeError(f"use_fast_accum is {type(use_fast_accum).__name__}, expected a bool")
+    arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual
+    if traced:
+        return _call(*arguments)
+    try:
+        return _call(*arguments)
+    except OperandError as error:
+        error.rename(_ALIASES)
+        raise
+
+
+def _call(*given: Any) -> Tensor:
+    result: Tensor = torch.ops.outblas.scaled_mm.default(*given)
+    return result
+
+
+show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"))
+
+
+def _checked(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> tuple[tuple[int, ...], torch.dtype, bool, Extra]:
+    """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises
+    OperandError.
+    """
+    ops.check_activation(activation)
+    for name, t in ((A, a), (B, b)):
+        if t.dim() != 2:
+            raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
+        if t.dtype not in FORMATS:
+            raise OperandError(
+                f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}"
+            )
+        if t.device != a.device:
+            raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
+    if a.shape[1] != b.shape[0]:
+        raise OperandError(f"{A}.shape[1] is {a.shape[1]} but {B}.shape[0] is {b.shape[0]}")
+    shape = a.shape[0], b.shape[1]
+    for name, t, per in (("scale_a", scale_a, (shape[0], 1)), ("scale_b", scale_b, (1, shape[1]))):
+        if t.dtype != torch.float32 or t.device != a.device:
+            raise OperandError(
+                f"{name} is {t.dtype} on {t.device}, expected torch.float32 on {a.device}"
+            )
+        if t.numel() != 1 and tuple(t.shape) != per:
+            raise OperandError(f"{name}.shape is {tuple(t.shape)}, expected one element or {per}")
+    dtype = out_dtype or torch.bfloat16
+    if dtype not in OUT_DTYPES:
+        raise OperandError(
+            f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}"
+        )
+    extra = Extra(activation, bias, residual)
+    return problem.check_extra(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
+
+
+def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
+    _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
+    activation, bias, residual, _ = extra
+    reason = _refused(a)
+    if reason is not None:
+        fallback.notice(reason)
+        wide = Extra(activation, *(t if t is None else t.float() for t in (bias, residual)))
+        return fallback.fused(
+            scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
+        ).to(dtype)
+    if 0 in (*a.shape, *b.shape):
+        x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+        x = x if bias is None else x + bias
+        return epilogue.apply(x, activation, residual).to(dtype)
+    whole_a, whole_b = (t.reshape(()) if t.numel() == 1 else t for t in (scale_a, scale_b))
+    formats = f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}" + ("" if use_fast_accum else " promoted")
+    how = dtype, 1, 0, "", "", "", False, extra, (whole_a, whole_b), formats
+    return dispatch.run(Call(_words(a), _words(b.t()).t(), None, None, *how))
+
+
+def _refused(a: Tensor) -> str | None:
+    """Why torch takes a call."""
+    if a.device.type != "cuda":
+        return "fp8 CPU tensors"
+    if reason := dispatch.lacks_device(registry.find(PRODUCTION), a.device):
+        return f"fp8 operands, for which {PRODUCTION} {reason}"
+    try:
+        registry.load(PRODUCTION)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def _words(t: Tensor) -> Tensor:
+    """Rows of fp8 values as rows of half as many of 16 bits, two at least, which are moved as such;
+    copied where they cannot be. Of rows of one word nothing would say that they are rows: fp8
+    products need both operands along K.
+    """
+    rows, columns = t.shape
+    if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
+        values = t.view(torch.uint8)
+        t = values.new_zeros(rows, max(columns + columns % 2, 4))
+        t[:, :columns] = values
+    return t.view(torch.bfloat16)
+
+
+class _Gradients(torch.autograd.Function):
+    """`apply` takes the arguments of the operator, all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual = given
+        through = bool(activation) and ctx.needs_input_grad[_BIAS]
+        ctx.save_for_backward(*((a, b, scale_a, scale_b, bias) if through else ()))
+        ctx.set_materialize_grads(False)
+        ctx.how = activation, out_dtype, use_fast_accum
+        ctx.shapes = tuple(t if t is None else t.shape for t in (bias, residual))
+        with autograd.beneath():
+            result: Tensor = _operator(*given)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None] * len(_ARGUMENTS)
+        if g is None:
+            return tuple(found)
+        for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
+            if needed and i not in (_BIAS, _RESIDUAL):
+                raise NotImplementedError(
+                    f"{_SHOWN.get(name, name)} requires grad, and of scaled_mm only bias and "
+                    "residual have gradients: "
+                    "expected a tensor that does not require grad"
+                )
+        shape_bias, shape_residual = ctx.shapes
+        if ctx.needs_input_grad[_RESIDUAL]:
+            found[_RESIDUAL] = autograd.summed(g, shape_residual)
+        if ctx.needs_input_grad[_BIAS]:
+            activation, *how = ctx.how
+            if activation:
+                x = _operator(*ctx.saved_tensors, *how)
+                g = ops.activation_backward(g, x, activation)
+            found[_BIAS] = autograd.summed(g, shape_bias)
+        return tuple(found)
+
+
+_operator = torch.ops.outblas.scaled_mm.default
+_ARGUMENTS = {argument.name: argument.default_value for argument in _operator._schema.arguments}
+_BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
+_record = autograd.recorder(_Gradients)
+
+
+def _autograd(*given: Any) -> Any:
+    tensors = {name: t for name, t in zip(_ARGUMENTS, given, strict=False) if isinstance(t, Tensor)}
+    for name, t in tensors.items():
+        if autograd.pushed(t):
+            name = {"a": A, "b": B}.get(name, name)
+            raise OperandError(
+                f"{name} carries a forward-mode gradient, which scaled_mm does not have"
+            )
+    if autograd.grows(*tensors.values()):
+        return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
+    with autograd.below():
+        return _operator(*given)
+
+
+for _key in ("CPU", "CUDA"):
+    ops.library.impl("scaled_mm", _scaled_mm, _key)
+ops.library.impl("scaled_mm", _autograd, "Autograd")
+
+
+@ops.fake("scaled_mm")
+def _(a: Tensor, *given: Any) -> Tensor:
+    shape, dtype, *_ = _checked(a, *given)
+    return a.new_empty(shape, dtype=dtype)
