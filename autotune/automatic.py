@@ -11,7 +11,7 @@ from ..core import problem as operands
 from ..core.ownership import shown
 from ..core.problem import Problem
 from ..runtime import dispatch, fallback
-from ..runtime.default_kernel import PRODUCTION, rivals
+from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup
 from .lookup import HERE, Knowledge
 from .search.target import Subject
@@ -36,7 +36,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         return
     try:
         known, turned = lookup.knowledge(index), False
-        if PRODUCTION in rivals(
+        if PRODUCTION in candidates(
             known.gpu.arch, workload.dtype
         ):  # which computes a C stored by columns as C^T
             problem, turned = operands.oriented(problem)
@@ -56,7 +56,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
             for c in found
         ]
     except Exception as error:  # costs speed, and the caller no product
-        fallback.complain(f"nothing that was tuned is used: {error}")
+        fallback.warn_once(f"nothing that was tuned is used: {error}")
         return
     yield from asked
 
@@ -157,7 +157,7 @@ def _first_time(workload: Workload, index: int) -> Knowledge | None:
         _sweep(workload, index, None, first_seconds(), FIRST_TRIALS, 8, allow_unsaved=True)
     except Exception as error:
         _given_up.add(workload)
-        fallback.complain(f"{workload} could not be tuned: {error}")
+        fallback.warn_once(f"{workload} could not be tuned: {error}")
         return None
     known = lookup.knowledge(index)
     if not _tuned(
@@ -182,7 +182,7 @@ def _sweep(
 
     major, minor = torch.cuda.get_device_capability(index)
     found = sweep(
-        rivals(10 * major + minor, workload.dtype) if kernels is None else kernels,
+        candidates(10 * major + minor, workload.dtype) if kernels is None else kernels,
         workload.shape,
         dtype=workload.dtype,
         out_dtype=workload.out_dtype,
@@ -195,7 +195,7 @@ def _sweep(
         allow_unsaved=allow_unsaved,
     )
     lookup.forget()
-    dispatch.forget()
+    dispatch.clear_cache()
     if found.unsaved and not allow_unsaved:
         warnings.warn(lost_results(found.unsaved, found.store, found.rescued), stacklevel=3)
     if not found.winners:

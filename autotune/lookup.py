@@ -16,7 +16,7 @@ from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
 from ..core.space import Footprint, Space
-from ..runtime.default_kernel import MODES, PRODUCTION, Mode, spared
+from ..runtime.default_kernel import MODES, PRODUCTION, Mode, pruned_reason
 from .search import cost_model
 from .search.gpu import machine as machine_of
 from .search.target import registered
@@ -81,14 +81,15 @@ class Knowledge:
         return found
 
     def objection(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
-        """Why a kernel had better not take a product of this workload, or None: `choice.spared`.
-        Where the workload was tuned, its packed operands have decided, if they are copied too.
+        """Why a kernel had better not take a product of this workload, or None, by
+        `default_kernel.pruned_reason`. Where the workload was tuned, its packed operands have
+        decided, if they are copied too.
         """
         from .search import prune
 
-        reason = spared(kernel, problem)
+        reason = pruned_reason(kernel, problem)
         if reason and any(known.workload == workload for known in self.known):
-            return reason if spared(kernel, prune.problem(workload)) is None else None
+            return reason if pruned_reason(kernel, prune.problem(workload)) is None else None
         return reason
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from outblas.autotune.sweep import sweep as sweeping
 from outblas.core.configs import to_text
 from outblas.core.problem import problem
 from outblas.hopper import gemm, hilbert
-from outblas.runtime import dispatch, fallback
+from outblas.runtime import default_kernel, dispatch, fallback, launcher
 
 AT = Workload(64, 64, 64)
 OWN = ("portable", "")  # what the rule says, and the kernel's own config
@@ -67,8 +67,8 @@ def test_workload_of_a_call(case):
 @pytest.fixture
 def on_gpu(monkeypatch):
     """A call on a GPU, as far as dispatch can tell."""
-    monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
-    monkeypatch.setattr(dispatch, "lacks", lambda record, problem: None)
+    monkeypatch.setattr(default_kernel, "kernel_for", lambda problem: "portable")
+    monkeypatch.setattr(launcher, "unsupported_reason", lambda record, problem: None)
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     return replace(asked(empty(64, 64), empty(64, 64).t()), device=torch.device("cuda", 0))
 
@@ -78,14 +78,14 @@ def taken(on_gpu, monkeypatch):
     """What `matmul` would launch, where the plans of some configs fail."""
 
     def taken(known, tune="", failing=None):
-        def launcher(kernel, config, problem, *, nothing):
+        def named(kernel, config, problem, *, no_product):
             if failing and config in failing:
                 raise failing[config]
             return kernel, config
 
         monkeypatch.setattr(lookup, "knowledge", lambda index: known)
-        monkeypatch.setattr(dispatch, "_launcher", launcher)
-        return dispatch._best_launcher(on_gpu, tune, nothing=False)
+        monkeypatch.setattr(launcher, "named_launcher", named)
+        return launcher.best_launcher(on_gpu, tune, no_product=False)
 
     return taken
 
@@ -167,10 +167,10 @@ def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken):
 
 def test_batches_and_empty_calls_ask_nothing(on_gpu, monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(dispatch, "_launcher", lambda *_, nothing: nothing)
+    monkeypatch.setattr(launcher, "named_launcher", lambda *_, no_product: no_product)
     for changed in ({"batch": (2,)}, {"M": 0}, {"device": torch.device("cpu")}):
-        dispatch._best_launcher(replace(on_gpu, **changed), "on", nothing=False)
-    assert dispatch._best_launcher(on_gpu, "on", nothing=True) is True
+        launcher.best_launcher(replace(on_gpu, **changed), "on", no_product=False)
+    assert launcher.best_launcher(on_gpu, "on", no_product=True) is True
 
 
 def test_tuning_when_first_met(on_gpu, monkeypatch, know):

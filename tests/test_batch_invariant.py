@@ -17,7 +17,7 @@ from outblas.core import invariance, machines, registry
 from outblas.core.problem import problem
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
-from outblas.runtime import default_kernel, dispatch
+from outblas.runtime import default_kernel, dispatch, launcher
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = torch.Generator().manual_seed(0)
@@ -42,17 +42,17 @@ def on_cpu(monkeypatch):
     not.
     """
     asked = []
-    launcher = dispatch._best_launcher
+    best = launcher.best_launcher
 
-    def noted(problem, tune, *, nothing):
+    def noted(problem, tune, *, no_product):
         asked.append(problem.batch_invariant)
-        return launcher(problem, tune, nothing=nothing)
+        return best(problem, tune, no_product=no_product)
 
-    monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
-    monkeypatch.setattr(dispatch, "_best_launcher", noted)
-    dispatch.forget()
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", noted)
+    dispatch.clear_cache()
     yield asked
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 # ---- bits
@@ -163,11 +163,11 @@ def test_the_kernel_is_fixed_by_architecture_and_dtype():
 
 def test_what_was_tuned_is_not_asked(monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
+    monkeypatch.setattr(default_kernel, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(
-        dispatch, "_launcher", lambda kernel, config, problem, *, nothing: (kernel, config)
+        launcher, "named_launcher", lambda kernel, config, problem, *, no_product: (kernel, config)
     )
-    assert dispatch._best_launcher(asked(64), "on", nothing=False) == ("portable", "")
+    assert launcher.best_launcher(asked(64), "on", no_product=False) == ("portable", "")
 
 
 def test_a_kernel_that_promises_nothing_is_refused(monkeypatch):
@@ -220,7 +220,7 @@ def test_the_argument_is_a_bool():
 # ---- the context
 def planned(found):
     """What one more call is planned as, warm calls of both kinds or none before it."""
-    dispatch.forget()
+    dispatch.clear_cache()
     matmul(A, B)
     return found.pop()
 
@@ -247,10 +247,10 @@ def test_contexts_nest_and_end(on_cpu):
 def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu, monkeypatch):
     launched = []
 
-    def launcher(problem, tune, *, nothing):
+    def noted(problem, tune, *, no_product):
         return lambda *_: launched.append("same" if problem.batch_invariant else "any")
 
-    monkeypatch.setattr(dispatch, "_best_launcher", launcher)
+    monkeypatch.setattr(launcher, "best_launcher", noted)
     for _ in range(4):
         launched.clear()
         matmul(A, B)
@@ -274,7 +274,7 @@ def test_other_threads_are_not_asked(on_cpu):
 def test_graphs_carry_it(on_cpu):
     graph = make_fx(lambda a, b: matmul(a, b, batch_invariant=True))(A, B)
     on_cpu.clear()
-    dispatch.forget()
+    dispatch.clear_cache()
     assert torch.equal(graph(A, B), matmul(A, B, batch_invariant=True))
     assert on_cpu == [True]
 
@@ -287,7 +287,7 @@ def test_compiled_calls_carry_it(on_cpu):
     assert on_cpu == [True]
     asks = torch.compile(lambda a, b: matmul(a, b) + 1, backend="eager", fullgraph=True)
     for enabled in (False, True, False):
-        dispatch.forget()
+        dispatch.clear_cache()
         with batch_invariant(enabled):
             asks(A, B)
         assert on_cpu.pop() == enabled
@@ -296,7 +296,7 @@ def test_compiled_calls_carry_it(on_cpu):
         with batch_invariant():
             return matmul(a, b) + 1
 
-    dispatch.forget()
+    dispatch.clear_cache()
     torch.compile(inside, backend="eager")(A, B)
     assert on_cpu.pop()
 

@@ -6,7 +6,7 @@ import torch
 import outblas
 from outblas import addmm, linear, matmul
 from outblas.autotune import automatic
-from outblas.runtime import dispatch
+from outblas.runtime import dispatch, launcher
 
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
 GROWN, OUT = A.clone().requires_grad_(), torch.full((6, 4), torch.nan)
@@ -22,10 +22,10 @@ CALLS = {
 @pytest.fixture(autouse=True)
 def captured(monkeypatch):
     """Says whether a graph is being captured, on a GPU that CPU tensors stand for."""
-    dispatch.forget()
-    monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
+    dispatch.clear_cache()
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     yield lambda enabled: monkeypatch.setattr(dispatch, "capturing", lambda device: enabled)
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -45,7 +45,7 @@ def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
 
 def test_memory_of_the_output_may_be_other(captured):
     for ready, other in (({}, {"out": OUT}), ({"out": OUT}, {})):
-        dispatch.forget()
+        dispatch.clear_cache()
         captured(False)
         matmul(A, B, **ready)
         captured(True)
@@ -59,7 +59,7 @@ def test_what_needs_no_kernel_passes(captured, monkeypatch):
     assert matmul(A[:0], B).shape == (0, 4)
     assert not matmul(A[:, :0], B[:0]).any()
     assert torch.equal(addmm(B[0], A, B, alpha=0), B[0].expand(6, 4))
-    monkeypatch.setattr(dispatch, "_no_default", lambda problem: "CPU tensors")
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: "CPU tensors")
     with pytest.warns(outblas.FallbackWarning):
         assert torch.equal(linear(A, B.t(), B[0]), A @ B + B[0])
 

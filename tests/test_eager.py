@@ -15,7 +15,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outblas import FallbackWarning, addmm, linear, matmul
-from outblas.runtime import dispatch
+from outblas.runtime import dispatch, launcher
 from outblas.torch_ops import ops
 
 OPERATORS = torch.ops.outblas
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.filterwarnings(
 def _kernel(request, monkeypatch):
     """What plans of CPU tensors run: torch, as ever, or a kernel of ours as on a GPU."""
     if request.param == "portable":
-        monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
-    dispatch.forget()
+        monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    dispatch.clear_cache()
     yield
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
 
     monkeypatch.setattr(dispatch, "_prepare", prepare)
     warm(product, operators)
-    dispatch.forget()
+    dispatch.clear_cache()
     product()
     assert (operators, planned) == (["matmul"], [False, False])
     warm(product, operators)
@@ -345,8 +345,8 @@ def test_out_is_checked_and_its_version_moves(operators):
 
 
 def test_new_memory_is_filled_where_torch_fills_it(monkeypatch):
-    monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
-    monkeypatch.setattr(dispatch, "_best_launcher", lambda *_, nothing: lambda *_: None)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", lambda *_, no_product: lambda *_: None)
     warm(product)
     torch.use_deterministic_algorithms(True)
     try:
@@ -361,14 +361,14 @@ def test_every_thread_takes_it():
             n = 1 + i % 7
             assert torch.equal(matmul(A[:n], B), A[:n] @ B)
             if i % 50 == 0:
-                dispatch.forget()
+                dispatch.clear_cache()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
 
 
 def test_strict_mode_is_read_on_every_call(monkeypatch):
-    if dispatch._no_default.__name__ == "<lambda>":
+    if launcher.no_kernel_reason.__name__ == "<lambda>":
         pytest.skip("nothing goes to torch")
     with pytest.warns(FallbackWarning, match="CPU tensors"):
         warm(product)

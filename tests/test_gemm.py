@@ -633,7 +633,7 @@ def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
 )
 def test_it_is_spared_where_copies_cost_more_than_they_save(shape, layout, ratio):
     given = example(BF16, None, layout, shape)
-    assert (default_kernel.spared("hopper.gemm", given) is not None) == (ratio > 1)
+    assert (default_kernel.pruned_reason("hopper.gemm", given) is not None) == (ratio > 1)
     assert default_kernel.by_rule(given, 90, 132) == ("portable" if ratio > 1 else "hopper.gemm")
     assert default_kernel.by_rule(replace(given, batch_invariant=True), 90, 132) == "hopper.gemm"
 

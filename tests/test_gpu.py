@@ -14,7 +14,7 @@ import outblas
 from outblas import FallbackWarning
 from outblas.core import registry
 from outblas.kernels.portable import CANDIDATES
-from outblas.runtime import dispatch
+from outblas.runtime import launcher
 from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused, check, oracles
@@ -261,7 +261,7 @@ def test_kernels_for_other_architectures_are_refused():
     arch = 10 * major + minor
     for kernel in registry.ladder():
         runs = kernel.min_arch <= arch and (kernel.max_arch is None or arch <= kernel.max_arch)
-        assert (dispatch.lacks_device(kernel, torch.device("cuda")) is None) == runs
+        assert (launcher.unsupported_device_reason(kernel, torch.device("cuda")) is None) == runs
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

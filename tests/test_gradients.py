@@ -19,8 +19,8 @@ from outblas.core import invariance
 from outblas.core.epilogue import ACTIVATIONS, GATED, apply
 from outblas.kernels import activation as kernels
 from outblas.runtime import dispatch
-from outblas.torch_ops import autograd, ops
-from outblas.torch_ops.autograd import formula
+from outblas.torch_ops import activation_backward, autograd, autograd_levels, ops
+from outblas.torch_ops.activation_backward import formula
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -107,7 +107,7 @@ def launched(monkeypatch):
     """Shapes of A and B, and of x where it was stored, of each product."""
     seen = []
 
-    def by_torch(*given, made=dispatch._by_torch):
+    def by_torch(*given, made=dispatch._fallback_plan):
         run = made(*given)
 
         def execute(*tensors):
@@ -116,10 +116,10 @@ def launched(monkeypatch):
 
         return execute
 
-    monkeypatch.setattr(dispatch, "_by_torch", by_torch)
-    dispatch.forget()
+    monkeypatch.setattr(dispatch, "_fallback_plan", by_torch)
+    dispatch.clear_cache()
     yield seen
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 @pytest.mark.parametrize("needed", ["", "x", "w", "bias", "x w bias"])
@@ -401,7 +401,7 @@ def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(monkeypatch):
         seen.append(grad.is_neg())
         return formula(grad, x, activation)
 
-    monkeypatch.setattr(autograd, "_derivative", kernel)
+    monkeypatch.setattr(activation_backward, "_compute", kernel)
     a, b, g = torch.randn(3, 4).requires_grad_(), torch.randn(4, 2), torch.randn(3, 2)
     for _ in range(3):
         y = matmul(a, b, activation="relu")
@@ -470,7 +470,7 @@ def test_a_gradient_is_written_where_it_stays(name, transposed):
 def test_its_memory_is_the_products(monkeypatch):
     written = []
 
-    def by_torch(*given, made=dispatch._by_torch):
+    def by_torch(*given, made=dispatch._fallback_plan):
         run = made(*given)
 
         def execute(*tensors):
@@ -480,14 +480,14 @@ def test_its_memory_is_the_products(monkeypatch):
 
         return execute
 
-    monkeypatch.setattr(dispatch, "_by_torch", by_torch)
-    dispatch.forget()
+    monkeypatch.setattr(dispatch, "_fallback_plan", by_torch)
+    dispatch.clear_cache()
     x, w = torch.randn(6, 5), torch.randn(4, 5).requires_grad_()
     for _ in range(3):
         w.grad = None
         linear(x, w).sum().backward()
         assert w.grad.data_ptr() == written[-1]
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -522,17 +522,18 @@ def test_torch_has_the_names_that_gradients_take_from_it():
     """Whichever is missing here has to be found anew; without some of them, gradients but
     torch.func go on.
     """
-    assert autograd._ONE_LEVEL is torch.autograd.function._SingleLevelFunction
-    assert autograd._allowed is torch._functorch.utils.enable_single_level_autograd_function
-    assert autograd._modes is torch._C._len_torch_dispatch_stack
-    assert autograd._tracing is torch._C._get_tracing_state
-    assert autograd._level is torch._C._functorch.maybe_current_level
+    enable = torch._functorch.utils.enable_single_level_autograd_function
+    assert autograd_levels._ONE_LEVEL is torch.autograd.function._SingleLevelFunction
+    assert autograd_levels._allow_one_level is enable
+    assert autograd_levels._dispatch_modes is torch._C._len_torch_dispatch_stack
+    assert autograd_levels._tracing_state is torch._C._get_tracing_state
+    assert autograd_levels._level is torch._C._functorch.maybe_current_level
     assert torch.autograd.forward_ad._set_fwd_grad_enabled
 
 
 def test_without_the_class_for_one_level_only_transforms_fail(monkeypatch):
-    monkeypatch.setattr(autograd, "_ONE_LEVEL", torch.autograd.Function)
-    monkeypatch.setattr(autograd, "_record", autograd.recorder(autograd.Product))
+    monkeypatch.setattr(autograd_levels, "_ONE_LEVEL", torch.autograd.Function)
+    monkeypatch.setattr(autograd, "_record", autograd_levels.recorder(autograd.Product))
     a, b = grown((3, 4), (4, 2))
     (found,) = torch.autograd.grad(ops.matmul(a, b).sum(), a)
     torch.testing.assert_close(found, b.detach().sum(1).expand(3, 4))

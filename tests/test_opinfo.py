@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.runtime import dispatch
+from outblas.runtime import dispatch, launcher
 
 Tensor = torch.Tensor
 OURS = {
@@ -112,13 +112,13 @@ def share(name, device, dtype, change=lambda t: t):
 def _strict(monkeypatch):
     """On the CPU, `portable` takes all, as some kernel does on a GPU."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
-    real = dispatch._no_default
+    real = launcher.no_kernel_reason
     monkeypatch.setattr(
-        dispatch, "_no_default", lambda p: None if p.device.type == "cpu" else real(p)
+        launcher, "no_kernel_reason", lambda p: None if p.device.type == "cpu" else real(p)
     )
-    dispatch.forget()
+    dispatch.clear_cache()
     yield
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")

@@ -108,9 +108,10 @@ assert torch.equal(outblas.matmul(a, b), a @ b)
 assert {*outblas.__all__} < {*dir(outblas)} and "outblas.nn" not in sys.modules
 from outblas import *
 assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune
+from outblas.core import registry
 for name, missing in (("portable", "triton"), ("hopper.tma_wgmma", "nvidia-cutlass-dsl")):
     try:
-        outblas.registry.load(name)
+        registry.load(name)
     except ImportError as error:
         assert f"pip install '{missing}" in str(error), error
     else:

@@ -148,7 +148,7 @@ def test_a_training_step_in_a_cuda_graph(dtype):
 
 
 def test_a_capture_without_warmup_says_what_to_do():
-    dispatch.forget()
+    dispatch.clear_cache()
     kernels._loaded.cache_clear()
     a, b, out, graph = (
         normal(333, 111),

@@ -29,10 +29,10 @@ def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "TABLES", tmp_path)
     lookup.forget()
-    dispatch.forget()
+    dispatch.clear_cache()
     yield tmp_path / "tuning.sqlite"
     lookup.forget()
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 def operands(shape=SHAPE, dtype=torch.bfloat16):

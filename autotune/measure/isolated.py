@@ -275,7 +275,7 @@ class Bench:
 
     def _bypass(self, reason: str) -> None:
         self.unlocked = f"{reason}; figures may be disturbed by other sweeps on GPU {self.visible}"
-        fallback.complain(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
+        fallback.warn_once(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
 
 
 def _not_open(error: RemoteError) -> bool:

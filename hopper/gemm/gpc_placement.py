@@ -184,7 +184,7 @@ def _look(board: Board, device: torch.device, cluster: int, clusters: int) -> Lo
             )
     except Exception as error:  # whatever it is: for an order no product fails
         if seen.attempts == 1:
-            fallback.complain(
+            fallback.warn_once(
                 "tiles are dealt out to SMs as they come, and short calls take up to 1.7 times as "
                 f"long: {error}"
             )

@@ -7,6 +7,7 @@ from .api import addmm, linear, matmul
 from .core.invariance import batch_invariant
 from .core.problem import OperandError
 from .core.registry import Kernel, ladder
+from .runtime import hooks
 from .runtime.cuda_graphs import warmup
 from .runtime.fallback import FallbackWarning
 from .torch_ops.scaled_mm import scaled_mm
@@ -35,8 +36,9 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# By lazy name: sweeps bring process pools and a database.
-_HOMES = {
+
+# ---- what is imported when it is first asked for: sweeps bring process pools and a database
+_MODULE_OF = {
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "Linear": "nn",
@@ -46,13 +48,36 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when first asked for."""
-    if name in _HOMES:
-        return getattr(import_module("." + _HOMES[name], __name__), name)
+    if name in _MODULE_OF:
+        return getattr(import_module("." + _MODULE_OF[name], __name__), name)
     if name in ("autotune", "inductor", "nn"):
         return import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULE_OF})
+
+
+# ---- who answers the runtime: it may not name the autotuner and the ladders, which import it
+def _tuner() -> hooks.Tuner:
+    from .autotune import automatic
+
+    return automatic
+
+
+def _operand_copies() -> hooks.OperandCopies:
+    from .hopper.gemm import operand_copies
+
+    return operand_copies
+
+
+def _activation_kernels() -> hooks.ActivationKernels:
+    from .kernels import activation
+
+    return activation
+
+
+hooks.tuner.register(_tuner)
+hooks.operand_copies.register(_operand_copies)
+hooks.activation_kernels.register(_activation_kernels)

@@ -44,7 +44,7 @@ def run(seed: int, low: int, high: int, device: str, light: bool = False) -> dic
     """Calls `low` to `high` of a seed. Plans are those of this run alone, so that it can be made
     again.
     """
-    dispatch.forget()
+    dispatch.clear_cache()
     outcomes: collections.Counter = collections.Counter()
     rows, lacking = [], set()
     for index in range(low, high):
@@ -80,7 +80,7 @@ def judged(made: dict) -> tuple[str, list[dict]]:
     """One of OUTCOMES, and the differences."""
     ours, _, rows = once(made)
     if any(row["known"] is None for row in rows):
-        dispatch.forget()  # does it differ alone?
+        dispatch.clear_cache()  # does it differ alone?
         again = {(row["kind"], row["cause"]) for row in once(made)[2]}
         return "differs", [row | {"alone": (row["kind"], row["cause"]) in again} for row in rows]
     if rows:

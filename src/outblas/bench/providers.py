@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core import configs, registry
-from ..runtime import dispatch
+from ..runtime import launcher
 from ..verify.cases import Case
 from ..verify.kernels import Refused
 from ..verify.oracle import ORACLES
@@ -100,7 +100,8 @@ def runnable(device: torch.device, dtype: str, ladder: str | None = None) -> lis
     return [
         kernel(record.name)
         for record in registry.ladder(ladder)
-        if dispatch.lacks_device(record, device) is None and OPERANDS[dtype] in record.dtypes
+        if launcher.unsupported_device_reason(record, device) is None
+        and OPERANDS[dtype] in record.dtypes
     ]
 
 

@@ -25,7 +25,7 @@ from ..core.shapes import Shape
 from ..core.terminal import printable as printable
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure
-from ..runtime import dispatch
+from ..runtime import launcher
 
 if TYPE_CHECKING:
     import torch
@@ -227,7 +227,7 @@ def check_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
 
 def check_runs(kernel: Kernel, device: torch.device) -> None:
     """Raises ValueError for a kernel that the device rules out."""
-    if reason := dispatch.lacks_device(kernel, device):
+    if reason := launcher.unsupported_device_reason(kernel, device):
         raise ValueError(f"kernel {kernel.name!r} {reason}")
 
 

@@ -8,7 +8,7 @@ import typer
 from .. import __version__
 from ..core import cache, registry, requirements
 from ..core.ownership import shown
-from ..runtime import dispatch
+from ..runtime import launcher
 from .common import NONE, JsonOption, console, give, note, table
 
 
@@ -114,12 +114,12 @@ def _runs(kernel: registry.Kernel) -> str:
     except ImportError as error:
         return f"no: {error}"
     if not torch.cuda.is_available():
-        gap = dispatch.lacks_device(kernel, torch.device("cpu"))
+        gap = launcher.unsupported_device_reason(kernel, torch.device("cpu"))
         return (
             "on the CPU, through the interpreter" if gap is None else f"no: {gap}; it compiles here"
         )
     gaps = [
-        dispatch.lacks_device(kernel, torch.device("cuda", i))
+        launcher.unsupported_device_reason(kernel, torch.device("cuda", i))
         for i in range(torch.cuda.device_count())
     ]
     return "yes" if None in gaps else f"no: {gaps[0]}"

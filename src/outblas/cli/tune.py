@@ -270,9 +270,9 @@ def _gpu(name: str | None, gpus: str | None) -> Gpu:
 
 def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
     from ..autotune.search.target import of
-    from ..runtime.default_kernel import rivals
+    from ..runtime.default_kernel import candidates
 
-    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else rivals(gpu.arch, dtype))
+    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else candidates(gpu.arch, dtype))
     return tuple(of(name) for name in names)
 
 
@@ -457,7 +457,7 @@ def _sweep(
 def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
     import torch
 
-    from ..runtime.default_kernel import rivals
+    from ..runtime.default_kernel import candidates
 
     if gpus == "cpu" and engine == "local":
         return ["portable"]
@@ -466,7 +466,7 @@ def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
             "--kernels is empty, expected names: this machine has no GPU to choose them by"
         )
     major, minor = torch.cuda.get_device_capability()
-    return list(rivals(10 * major + minor, dtype))
+    return list(candidates(10 * major + minor, dtype))
 
 
 class _View:

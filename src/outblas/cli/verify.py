@@ -12,7 +12,7 @@ from rich.progress import track
 
 from ..core import registry
 from ..core.shapes import LAYOUTS
-from ..runtime import dispatch
+from ..runtime import launcher
 from .common import (
     JsonOption,
     SaveOption,
@@ -114,7 +114,9 @@ def verify(
 
 def _runnable(device: Any) -> list[str]:
     return [
-        kernel.name for kernel in registry.ladder() if dispatch.lacks_device(kernel, device) is None
+        kernel.name
+        for kernel in registry.ladder()
+        if launcher.unsupported_device_reason(kernel, device) is None
     ]
 
 

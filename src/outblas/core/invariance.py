@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-_asked: ContextVar[bool] = ContextVar("batch_invariant", default=False)
-asked = _asked.get  # what the context says; Dynamo cannot trace it
-_ever = False  # whether any context did: Dynamo guards on this, and until then knows the answer
+_requested: ContextVar[bool] = ContextVar("batch_invariant", default=False)
+requested = _requested.get  # what the context says; Dynamo cannot trace it
+# Whether any context ever was entered: Dynamo guards on it, and until then knows the answer.
+_ever = False
 
 
 def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
@@ -27,11 +28,11 @@ def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[N
 def _within(enabled: bool) -> Iterator[None]:
     global _ever
     _ever = _ever or enabled
-    token = _asked.set(enabled)
+    token = _requested.set(enabled)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _requested.reset(token)
 
 
 def check(value: object, name: str = "batch_invariant") -> None:
@@ -43,13 +44,12 @@ def wanted(batch_invariant: bool | None) -> bool:
     """What a call says, or the context. Where Dynamo traces it, a graph breaks once a context has
     been entered.
     """
-    return (_ever and asked()) if batch_invariant is None else batch_invariant
+    return (_ever and requested()) if batch_invariant is None else batch_invariant
 
 
-def refusal(cause: str) -> ValueError:
-    """For a product that torch would compute."""
+def unsupported(cause: str) -> ValueError:
+    """The error for a batch-invariant product that torch would compute."""
     return ValueError(
         f"batch_invariant is True, and torch would take this call ({cause}), which does not "
-        "promise it: expected "
-        "16-bit or fp32 tensors on an NVIDIA GPU"
+        "promise it: expected 16-bit or fp32 tensors on an NVIDIA GPU"
     )

@@ -86,7 +86,7 @@ def _calls(request: Request) -> dict[str, Callable[[], object]]:
     """The call of each provider, on operands normal(0, 1)."""
     import torch
 
-    from .. import addmm, matmul
+    from ..api import addmm, matmul
     from ..bench.operands import normal
 
     a, b, out = normal(request.shape, request.layout, getattr(torch, request.dtype))

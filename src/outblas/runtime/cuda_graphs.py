@@ -7,11 +7,12 @@ import torch
 
 
 def capturing(device: torch.device) -> bool:
+    """Whether the current stream of a GPU is being captured into a CUDA graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def not_ready() -> RuntimeError:
-    """For a call that would compile, load or copy while a graph is being captured."""
+    """The error for a call that would compile, load or copy while a graph is captured."""
     return RuntimeError(
         "a CUDA graph is being captured, and the kernel of this call is not on the GPU yet: "
         "outblas.warmup(function, *args) puts it there, or make the same call once before capturing"
@@ -34,8 +35,8 @@ def warmup(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Non
         return
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a CUDA graph is being captured: call outblas.warmup before, not inside")
-    own, current = torch.cuda.Stream(), torch.cuda.current_stream()
-    own.wait_stream(current)
-    with torch.cuda.stream(own):
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         function(*args, **kwargs)
-    current.wait_stream(own)
+    current.wait_stream(side)

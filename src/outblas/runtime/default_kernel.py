@@ -8,18 +8,17 @@ from typing import Literal
 import torch
 
 from ..core.problem import Problem
+from . import hooks
 
 Mode = Literal["off", "lookup", "on"]
-MODES: tuple[Mode, ...] = (
-    "off",
-    "lookup",
-    "on",
-)  # of tuning: by a rule, by what is known, by what is measured first
+# How a call that names no kernel finds its own: by a rule, by what is known, or by what is measured
+# when the shape is first met.
+MODES: tuple[Mode, ...] = ("off", "lookup", "on")
 
 PRODUCTION = "hopper.gemm"
-_SMALLEST = 64  # edge of the smallest tile of turing.cp_async
-_LEAST_SHARE = 0.75  # of the SMs that such tiles must keep busy
-_TURING = 128, 0.4  # edge of the tile of turing.ldmatrix, and the same share for it
+# The edge of a kernel's smallest tile, and the share of the SMs that such tiles must keep busy.
+_CP_ASYNC_TILE, _CP_ASYNC_SHARE = 64, 0.75
+_LDMATRIX_TILE, _LDMATRIX_SHARE = 128, 0.4
 
 
 def kernel_for(problem: Problem) -> str:
@@ -29,10 +28,10 @@ def kernel_for(problem: Problem) -> str:
     or where it has few tiles `turing.double_buffer`. GPUs whose tensor cores are reached by
     mma.sync alone, sm_80 to 89 and from sm_120 on, take `turing.cp_async` where it fills them:
     compiled for sm_80 and run on an H100, it is 1.02 to 1.40 times as fast as `portable` there
-    (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands, but where its copies
-    of operands cost more than they save (`spared`). All else is `portable`'s, whose `tl.dot`
-    becomes wgmma or tcgen05 where there is such, and so are batch-invariant products on other GPUs:
-    they have no choice by shape.
+    (WORKLOG.md has the table). sm_90 takes `hopper.gemm` for 16-bit operands, unless its copies of
+    operands cost more than they save (`pruned_reason`). `portable`, whose `tl.dot` becomes wgmma or
+    tcgen05 where the GPU has them, takes all else. It takes batch-invariant products on other GPUs
+    too: their kernel must not depend on the shape.
     """
     if problem.formats:
         return PRODUCTION
@@ -44,17 +43,21 @@ def kernel_for(problem: Problem) -> str:
 
 
 def by_rule(problem: Problem, arch: int, sms: int) -> str:
-    """As `kernel_for`, for a GPU of so many SMs that need not be there."""
+    """As `kernel_for`, for a GPU with `sms` SMs that need not be in this machine."""
     if (
         arch == 90
         and problem.dtype in (torch.float16, torch.bfloat16)
-        and spared(PRODUCTION, problem) is None
+        and pruned_reason(PRODUCTION, problem) is None
     ):
         return PRODUCTION
     if problem.batch_invariant:
         return "portable"
     if 75 <= arch < 80 and problem.dtype == torch.float16:
-        return "turing.ldmatrix" if _busy(problem, *_TURING, sms) else "turing.double_buffer"
+        return (
+            "turing.ldmatrix"
+            if _fills(problem, _LDMATRIX_TILE, _LDMATRIX_SHARE, sms)
+            else "turing.double_buffer"
+        )
     only_mma_sync = 80 <= arch < 90 or arch >= 120
     if (
         only_mma_sync
@@ -65,32 +68,35 @@ def by_rule(problem: Problem, arch: int, sms: int) -> str:
     return "portable"
 
 
-def spared(kernel: str, problem: Problem) -> str | None:
-    """Why a kernel that could take a product had better not: `hopper.gemm` copies operands that TMA
-    cannot take, and few rows or a small product do not pay for that. None if it should. A
-    batch-invariant product has no choice.
+def pruned_reason(kernel: str, problem: Problem) -> str | None:
+    """Why a kernel that could take a problem is likely slower than `portable`, or None.
 
-    Estimates in µs, fitted to 17 products on an H100 (WORKLOG.md): copies' launches and 1.4 TB/s;
-    `hopper.gemm` at 700 TFLOP/s; `portable`, unaligned, at 60 TFLOP/s or half a µs for 64 terms of
-    K.
+    `hopper.gemm` copies operands that TMA cannot take, and few rows or a small product do not pay
+    for that. A batch-invariant product has no choice.
+
+    Times in µs are estimates, fitted to 17 products on an H100 (WORKLOG.md): copies take their
+    launches and 1.4 TB/s; `hopper.gemm` runs at 700 TFLOP/s; `portable`, on unaligned operands, at
+    60 TFLOP/s or half a µs for 64 terms of K.
     """
     if kernel != PRODUCTION or problem.batch_invariant:
         return None
     try:
-        from ..hopper.gemm.operand_copies import copied
+        copied = hooks.operand_copies.get().copied(problem)
     except ImportError:  # whoever loads the kernel says so
         return None
-    copying = 0.0
+    copy_time = 0.0
     for strides, extent, is_copied in zip(
-        (problem.a, problem.b), (problem.M, problem.N), copied(problem), strict=True
+        (problem.a, problem.b), (problem.M, problem.N), copied, strict=True
     ):
         if is_copied:
-            own = (size for size, stride in zip(problem.batch, strides[:-2], strict=True) if stride)
-            copying += 1.75 + 2 * 2 * extent * problem.K * math.prod(own) / 1.4e6
-    if not copying:
+            batch = (
+                size for size, stride in zip(problem.batch, strides[:-2], strict=True) if stride
+            )
+            copy_time += 1.75 + 2 * 2 * extent * problem.K * math.prod(batch) / 1.4e6
+    if not copy_time:
         return None
     flop = 2 * problem.M * problem.N * problem.K * math.prod(problem.batch)
-    with_copies = copying + 3 + flop / 700e6
+    with_copies = copy_time + 3 + flop / 700e6
     in_place = max(flop / 60e6, 1.5 + problem.K / 128)
     if with_copies <= in_place:
         return None
@@ -100,9 +106,10 @@ def spared(kernel: str, problem: Problem) -> str | None:
     )
 
 
-def rivals(arch: int, dtype: str) -> tuple[str, ...]:
-    """The kernels that compete when a product is tuned on an architecture (90 is sm_90), by the
-    name of its precision: bfloat16, float16, float32 or tf32.
+def candidates(arch: int, dtype: str) -> tuple[str, ...]:
+    """The kernels that are tuned for a product on an architecture (90 is sm_90).
+
+    `dtype` names its precision: bfloat16, float16, float32 or tf32.
     """
     if dtype == "float32":
         return "simt.pipelined", "portable"
@@ -126,12 +133,12 @@ def _suits_cp_async(problem: Problem, sms: int) -> bool:
     aligned = min(launch.vector(problem, name) for name in "ab") > 1
     return (
         aligned
-        and min(problem.M, problem.N) >= _SMALLEST
-        and _busy(problem, _SMALLEST, _LEAST_SHARE, sms)
+        and min(problem.M, problem.N) >= _CP_ASYNC_TILE
+        and _fills(problem, _CP_ASYNC_TILE, _CP_ASYNC_SHARE, sms)
     )
 
 
-def _busy(problem: Problem, edge: int, share: float, sms: int) -> bool:
-    """Whether square tiles of an edge keep this share of the SMs busy."""
-    tiles = -(-problem.M // edge) * -(-problem.N // edge) * math.prod(problem.batch)
+def _fills(problem: Problem, tile: int, share: float, sms: int) -> bool:
+    """Whether there are enough square tiles to keep this share of the SMs busy."""
+    tiles = -(-problem.M // tile) * -(-problem.N // tile) * math.prod(problem.batch)
     return tiles >= share * sms

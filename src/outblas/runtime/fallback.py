@@ -11,8 +11,9 @@ import torch
 from ..core import problem
 from ..core.epilogue import Extra, apply
 
+# Frames of files below these folders are not the caller's.
 _OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-_seen: set[str] = set()
+_seen: set[str] = set()  # causes and messages that were shown
 
 
 class FallbackWarning(UserWarning):
@@ -21,8 +22,11 @@ class FallbackWarning(UserWarning):
     """
 
 
-def notice(cause: str) -> None:
-    """Warns once that torch takes calls of this kind; raises RuntimeError when OUTBLAS_STRICT=1."""
+def warn_fallback(cause: str) -> None:
+    """Warns once per cause that torch takes calls of this kind.
+
+    Raises RuntimeError when OUTBLAS_STRICT=1.
+    """
     if os.environ.get("OUTBLAS_STRICT") == "1":
         raise RuntimeError(f"OUTBLAS_STRICT=1 forbids the fallback to torch: {cause}")
     if torch.compiler.is_compiling():
@@ -33,15 +37,15 @@ def notice(cause: str) -> None:
         warnings.warn(message, FallbackWarning, stacklevel=_caller_level())
 
 
-def complain(message: str) -> None:
-    """Warns once of what costs speed only."""
+def warn_once(message: str) -> None:
+    """Warns once of something that costs speed only."""
     if message not in _seen:
         _seen.add(message)
         warnings.warn(f"outblas: {message}", RuntimeWarning, stacklevel=_caller_level())
 
 
 def _caller_level() -> int:
-    """Frames from `notice` to the first one outside this package and torch's dispatcher."""
+    """Frames from the warning function to the first outside this package and torch's dispatcher."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame, level = frame.f_back, level + 1

@@ -7,7 +7,7 @@ import torch
 
 from ..core.epilogue import GATED, apply
 from ..core.problem import OperandError
-from . import autograd, ops
+from . import activation_backward, ops
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
@@ -18,17 +18,18 @@ _KEYS = {"cpu": torch.DispatchKey.AutocastCPU, "cuda": torch.DispatchKey.Autocas
 
 
 def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[..., Any]:
-    """What calls `function`, which takes the arguments of `operator`, with operands that are
-    tensors of autocast's dtype, but float64 ones; bias and residual of the product's. Inside,
+    """`function`, which takes the arguments of `operator`, with tensors cast as autocast asks.
+
+    Operands but float64 ones get autocast's dtype, bias and residual that of the product. Inside,
     autocast is off.
     """
     keys = torch._C.DispatchKeySet(_KEYS[device])
     names = [argument.name for argument in operator._schema.arguments]
-    place = names.index("out_dtype") if "out_dtype" in names else len(names)
+    out_dtype_index = names.index("out_dtype") if "out_dtype" in names else len(names)
 
     def run(*given: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
-        out_dtype = (given[place] if len(given) > place else None) or dtype
+        out_dtype = (given[out_dtype_index] if len(given) > out_dtype_index else None) or dtype
 
         def cast(name: str, value: Any) -> Any:
             fits = (
@@ -47,19 +48,23 @@ def _cast(function: Callable[..., Any], operator: Any, device: str) -> Callable[
 
 # ---- vmap
 def _lifted(t: Tensor, dim: int | None, rank: int) -> Tensor:
-    """Its mapped dimension, which is the first if there is one, before `rank` others."""
+    """A tensor whose mapped dimension, the first if there is one, comes before `rank` others."""
     return t if dim is None else t[(slice(None), *[None] * (rank + 1 - t.dim()))]
 
 
 def _sample(t: Any, dim: int | None) -> Any:
-    """A tensor as a call without vmap would have it, to be checked."""
+    """A tensor as a call without vmap would have it, for the checks."""
     if dim is None:
         return t
     return t.select(dim, 0) if t.shape[dim] else t.new_empty((*t.shape[:dim], *t.shape[dim + 1 :]))
 
 
 class _Operands:
-    """A and B of a mapped product as batches of matrices, and what of the product is not theirs."""
+    """A and B of a mapped product as batches of matrices.
+
+    `row` and `column`: A, B was a vector, and the product lacks that dimension. `rank`: of the
+    product of matrices, without the mapped dimension.
+    """
 
     def __init__(self, a: Tensor, b: Tensor, dim_a: int | None, dim_b: int | None) -> None:
         a, b = _first(a, dim_a), _first(b, dim_b)
@@ -86,13 +91,15 @@ class _Operands:
             None if t is None else _lifted(_first(t, dim), dim, self.rank - self.row - self.column)
         )
 
-    def given(self, product: Tensor) -> Tensor:
+    def output(self, product: Tensor) -> Tensor:
+        """The product of the matrices without the dimensions that vectors lack."""
         if self.column:
             product = product.squeeze(-1)
         return product.squeeze(-1 if self.column else -2) if self.row else product
 
 
 def _first(t: Tensor, dim: int | None) -> Tensor:
+    """A tensor whose mapped dimension, if there is one, is the first."""
     return t if dim is None else t.movedim(dim, 0)
 
 
@@ -101,7 +108,7 @@ def _matmul(
 ) -> tuple[Tensor, int]:
     ops.check(_sample(a, dims[0]), _sample(b, dims[1]), None, None, None, 1, 0, "", out_dtype)
     mapped = _Operands(a, b, *dims[:2])
-    return mapped.given(ops.matmul(mapped.a, mapped.b, out_dtype, *choice)), 0
+    return mapped.output(ops.matmul(mapped.a, mapped.b, out_dtype, *choice)), 0
 
 
 def _addmm(
@@ -121,7 +128,8 @@ def _addmm(
     return found
 
 
-def _whole(name: str, value: Any, dtype: torch.dtype) -> int:
+def _integer(name: str, value: Any, dtype: torch.dtype) -> int:
+    """alpha or beta of a product of integers. Raises OperandError."""
     try:
         return int(value)
     except (ValueError, OverflowError):
@@ -140,20 +148,20 @@ def _gemm(info: Any, dims: Any, *given: Any, aux: bool = False) -> Any:
         found = operator(
             mapped.a, mapped.b, None, bias, residual, alpha, beta, activation, out_dtype, *choice
         )
-        return (tuple(map(mapped.given, found)), (0, 0)) if aux else (mapped.given(found), 0)
+        return (tuple(map(mapped.output, found)), (0, 0)) if aux else (mapped.output(found), 0)
     # Operators have no batch of addends, and one product with several epilogues is still one.
     wide = torch.float32 if c is not None and a.dtype in _NARROW else out_dtype
     x = ops.matmul(mapped.a, mapped.b, wide, *choice)
     if c is not None:
         if not (a.is_floating_point() or a.is_complex()):  # as torch.addmm
-            alpha, beta = _whole("alpha", alpha, a.dtype), _whole("beta", beta, a.dtype)
+            alpha, beta = _integer("alpha", alpha, a.dtype), _integer("beta", beta, a.dtype)
         x = (
             torch.zeros_like(x) if alpha == 0 else x * alpha
         )  # without a product, whatever A and B hold
         x = (x if beta == 0 else x + _lifted(_first(c, dim_c), dim_c, 2).to(x.dtype) * beta).to(
             a.dtype
         )
-    x = mapped.given(x.expand(info.batch_size, *x.shape[-mapped.rank :]))
+    x = mapped.output(x.expand(info.batch_size, *x.shape[-mapped.rank :]))
     added = mapped.added(bias, dim_bias)
     x = x if added is None else x + added
     y = apply(x, activation, mapped.added(residual, dim_residual))
@@ -169,7 +177,7 @@ def _gemm_aux(info: Any, dims: Any, *given: Any) -> Any:
 def _activation_backward(
     info: Any, dims: Any, grad: Tensor, x: Tensor, activation: str
 ) -> tuple[Tensor, int]:
-    autograd.check_derivative(_sample(grad, dims[0]), _sample(x, dims[1]), activation)
+    activation_backward.check(_sample(grad, dims[0]), _sample(x, dims[1]), activation)
     grad, x = (
         t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
         for t, dim in zip((grad, x), dims, strict=False)
@@ -186,8 +194,8 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def _mapped(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule that casts first, where autocast is on: the dispatcher comes to rules before it comes
-    to autocast.
+    """A vmap rule that casts first where autocast is on: the dispatcher comes to rules before it
+    comes to autocast.
     """
 
     def run(info: Any, dims: Any, *given: Any) -> Any:

@@ -15,84 +15,60 @@ These formulas are those of real numbers. Where complex operands need gradients,
 forward-mode gradients are on their way, torch computes the call under its own autograd.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
-from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, apply, halves
-from ..core.invariance import asked, refusal, wanted
-from ..core.problem import DTYPES, OperandError, dtype_name
+from ..core import invariance
+from ..core.epilogue import Extra, apply
+from ..core.problem import OperandError, dtype_name
 from ..runtime import fallback
 from ..runtime.dispatch import Plan
 from . import eager, ops
+from .activation_backward import activation_backward
+from .autograd_levels import (
+    below_autograd,
+    direct_apply,
+    has_tangent,
+    recorder,
+    requires_grad,
+    unobserved,
+    within_forward,
+)
+from .call import OperatorChoice
 
 Tensor = torch.Tensor
 
-# ---- what torch has no public name for Kernels of the Autograd key go on to the other keys below
-# this guard, which torch's own library code uses too.
-below: Callable[[], AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
-# A base class whose `apply` records at one level of torch.func's transforms, in a context that
-# allows it. Without them torch.autograd.Function serves all but torch.func, which then raises
-# torch's own error.
-_ONE_LEVEL: Any = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
-_functorch: Any = getattr(torch._functorch, "utils", None)
-_allowed = getattr(_functorch, "enable_single_level_autograd_function", contextlib.nullcontext)
-# How many dispatch modes are on. Without the name, the short ways below are not taken.
-_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: True)
-# The level of torch.func's transforms, or None. Without the name no level counts, as if the
-# transforms were not there.
-_level: Callable[[], int | None] = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
 
+class _Saved(NamedTuple):
+    """What the backward pass of a product needs beside tensors.
 
-def beneath() -> AbstractContextManager[Any]:
-    """Where an autograd.Function's forward calls its operator: gradients of both modes are off
-    there, but not on the other levels of torch.func's transforms.
+    Shapes are None where there is no such tensor. Strides are empty where their operand needs no
+    gradient. `dtype` is that of A.
     """
-    if _level() is None:
-        return below()
-    stack = contextlib.ExitStack()
-    for each in (torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below()):
-        stack.enter_context(each)
-    return stack
 
-
-def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """What calls an autograd.Function from the Autograd kernel of an operator: also under
-    torch.func's transforms, of which it records one level; the dispatcher sees to the others.
-    `function` needs no `setup_context`.
-    """
-    parts = {name: vars(function)[name] for name in ("forward", "backward")}
-    one_level: Any = type(function.__name__, (_ONE_LEVEL,), parts)
-    plain = direct(function)
-
-    def record(*given: Any) -> Any:
-        if _level() is None:
-            return plain(*given)
-        with _allowed():
-            return one_level.apply(*given)
-
-    return record
-
-
-def direct(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply` without the look for torch.func's transforms, which up to torch 2.14 costs 1
-    µs of a call.
-    """
-    found: Callable[..., Any] = getattr(
-        super(torch.autograd.Function, function), "apply", function.apply
-    )
-    return found
+    shape_a: Sequence[int]
+    shape_b: Sequence[int]
+    shape_c: Sequence[int] | None
+    shape_bias: Sequence[int] | None
+    shape_residual: Sequence[int] | None
+    strides_a: Sequence[int]
+    strides_b: Sequence[int]
+    alpha: Any
+    beta: Any
+    activation: str
+    dtype: torch.dtype
+    choice: OperatorChoice
 
 
 class Product(torch.autograd.Function):
-    """All products. `apply` takes a plan, or None to go by the operators; the tensors of
-    `ops.gemm`, and what else it takes; whether x is wanted, or its shape where the plan writes it.
-    It returns the output, and x if there is one.
+    """All products.
+
+    `apply` takes a plan, or None to go by the operators; the tensors of `ops.gemm`; `arguments`,
+    what else `ops.gemm` takes; and `aux`: whether x is asked for, or its shape where the plan
+    writes it. It returns the output, and x if there is one.
     """
 
     @staticmethod
@@ -104,52 +80,46 @@ class Product(torch.autograd.Function):
         c: Tensor | None,
         bias: Tensor | None,
         residual: Tensor | None,
-        how: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         aux: bool | Sequence[int] | None,
     ) -> Any:
-        alpha, beta, activation, out_dtype, kernel, config, tune, batch_invariant = how
+        alpha, beta, activation, _, kernel, _, tune, batch_invariant = arguments
         _, needs_a, needs_b, needs_c, needs_bias, *_ = ctx.needs_input_grad
-        x = None
         if plan is not None:
             x = None if aux is None else a.new_empty(aux)
-            extra = () if x is None and bias is None and residual is None else (bias, residual, x)
-            y = plan(a, b, c, None, alpha, beta, *extra)
+            bare = x is None and bias is None and residual is None
+            epilogue = () if bare else (bias, residual, x)
+            y = plan(a, b, c, None, alpha, beta, *epilogue)
         else:
-            choice = kernel, config, tune, batch_invariant
-            needed = needs_a or needs_b or needs_c or needs_bias
-            with beneath():
-                if aux or (activation and needed):
-                    y, x = ops.gemm_aux(a, b, c, bias, residual, *how)
-                elif activation or bias is not None or residual is not None:
-                    y = ops.gemm(a, b, c, bias, residual, *how)
-                elif c is not None:
-                    y = ops.addmm(c, a, b, alpha, beta, *choice)
-                else:
-                    y = ops.matmul(a, b, out_dtype, *choice)
-            if x is not None and not needed:
+            x_needed = needs_a or needs_b or needs_c or needs_bias
+            with within_forward():
+                y, x = _by_operator((a, b, c, bias, residual), arguments, bool(aux), x_needed)
+            if x is not None and not x_needed:
                 ctx.mark_non_differentiable(x)
         ctx.save_for_backward(
             a if needs_b else None, b if needs_a else None, x if activation else None
         )
         ctx.set_materialize_grads(False)
-        if (
-            batch_invariant is None and asked()
-        ):  # by the caller's context: autograd's threads have another
+        # The caller's context says it now: autograd's threads have another.
+        if batch_invariant is None and invariance.requested():
             batch_invariant = True
-        shapes = a.shape, b.shape, c if c is None else c.shape, bias if bias is None else bias.shape
-        strides = a.stride() if needs_a else (), b.stride() if needs_b else ()
-        epilogue = (
-            residual if residual is None else residual.shape,
+        # What runs on the CPU and is batch-invariant was named, and products of gradients have to
+        # name theirs too.
+        named = "portable" if batch_invariant and kernel and a.is_cpu else ""
+        ctx.saved = _Saved(
+            a.shape,
+            b.shape,
+            None if c is None else c.shape,
+            None if bias is None else bias.shape,
+            None if residual is None else residual.shape,
+            a.stride() if needs_a else (),
+            b.stride() if needs_b else (),
             alpha,
             beta,
             activation,
             a.dtype,
+            OperatorChoice(named, "", tune, batch_invariant),
         )
-        ctx.given = *shapes, *strides, *epilogue
-        # What runs on the CPU and is batch-invariant was named, and products of gradients have to
-        # name theirs too.
-        named = "portable" if batch_invariant and kernel and a.is_cpu else ""
-        ctx.how = named, "", tune, batch_invariant
         return y if x is None else (y, x)
 
     @staticmethod
@@ -158,41 +128,70 @@ class Product(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         _, needs_a, needs_b, needs_c, needs_bias, needs_residual, *_ = ctx.needs_input_grad
         a, b, x = ctx.saved_tensors
-        shape_a, shape_b, shape_c, shape_bias, strides_a, strides_b, *others = ctx.given
-        shape_residual, alpha, beta, activation, dtype = others
+        saved: _Saved = ctx.saved
         d_a = d_b = d_c = d_bias = d_residual = None
         if g_out is not None:
-            if needs_residual:
-                d_residual = summed(g_out, shape_residual)
-            if not activation:
-                g = g_out if g is None else g + g_out
-            elif x is not None:
-                short = type(x) is Tensor and _unwatched()
-                through = (_activation_backward if short else ops.activation_backward)(
-                    g_out, x, activation
-                )
-                g = through if g is None else g + through
+            if needs_residual and saved.shape_residual is not None:
+                d_residual = summed(g_out, saved.shape_residual)
+            g = _through_activation(g_out, g, x, saved.activation)
         if g is not None:
-            if needs_bias:
-                d_bias = summed(g, shape_bias)
-            if needs_c:
-                d_c = summed(g if beta == 1 else g * beta, shape_c).to(dtype)
-            if g.dtype is not dtype:
-                g = g.to(dtype)
-            if len(shape_b) == 1:
+            if needs_bias and saved.shape_bias is not None:
+                d_bias = summed(g, saved.shape_bias)
+            if needs_c and saved.shape_c is not None:
+                d_c = summed(g if saved.beta == 1 else g * saved.beta, saved.shape_c)
+                d_c = d_c.to(saved.dtype)
+            if g.dtype is not saved.dtype:
+                g = g.to(saved.dtype)
+            if len(saved.shape_b) == 1:
                 g = g.unsqueeze(-1)
-            if len(shape_a) == 1:
+            if len(saved.shape_a) == 1:
                 g = g.unsqueeze(-2)
             if needs_a:
-                d_a = _of_a(g, b, shape_a, strides_a, alpha, ctx.how)
+                d_a = _gradient_of_a(g, b, saved)
             if needs_b:
-                d_b = _of_b(g, a, shape_b, strides_b, alpha, ctx.how)
+                d_b = _gradient_of_b(g, a, saved)
         return None, d_a, d_b, d_c, d_bias, d_residual, None, None
 
 
+def _by_operator(
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
+    arguments: tuple[Any, ...],
+    aux: bool,
+    x_needed: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The output, and x where it is asked for or a gradient needs it, by the plainest operator."""
+    a, b, c, bias, residual = tensors
+    alpha, beta, activation, out_dtype, *choice = arguments
+    if aux or (activation and x_needed):
+        y, x = ops.gemm_aux(*tensors, *arguments)
+        return y, x
+    if activation or bias is not None or residual is not None:
+        return ops.gemm(*tensors, *arguments), None
+    if c is not None:
+        return ops.addmm(c, a, b, alpha, beta, *choice), None
+    return ops.matmul(a, b, out_dtype, *choice), None
+
+
+# ---- gradients
+def _through_activation(
+    g_out: Tensor, g: Tensor | None, x: Tensor | None, activation: str
+) -> Tensor | None:
+    """The gradient of x: what comes through the activation, and `g`, what x itself was used for."""
+    if not activation:
+        return g_out if g is None else g + g_out
+    if x is None:
+        return g
+    direct = type(x) is Tensor and unobserved()
+    through: Tensor = (activation_backward if direct else ops.activation_backward)(
+        g_out, x, activation
+    )
+    return through if g is None else g + through
+
+
 def _by_columns(strides: Sequence[int]) -> bool:
-    """Whether the columns of matrices are contiguous, and the rows are not. Nothing is asked of a
-    symbolic stride, for which a compiled program would need a guard.
+    """Whether the columns of matrices are contiguous, and the rows are not.
+
+    Nothing is asked of a symbolic stride, for which a compiled program would need a guard.
     """
     if len(strides) < 2:
         return False
@@ -200,57 +199,48 @@ def _by_columns(strides: Sequence[int]) -> bool:
     return type(row) is int and row == 1 and (type(column) is not int or column > 1)
 
 
-def _of_a(
-    g: Tensor,
-    b: Tensor,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    alpha: Any,
-    how: tuple[Any, ...],
-) -> Tensor:
-    """Where the operands have 16 bits, the batch of a shared A becomes terms of the sums: one
-    product, whose sums stay in fp32. Wider parts are products of their own, added up afterwards as
-    torch adds them: their sums are shorter, and so are their errors.
+def _gradient_of_a(g: Tensor, b: Tensor, saved: _Saved) -> Tensor:
+    """alpha · g Bᵀ, transposed where A is stored by columns.
+
+    Where the operands have 16 bits, the batch of a shared A becomes terms of the sums: one product,
+    whose sums stay in fp32. Wider batches are products of their own, added up afterwards as torch
+    adds them: their sums are shorter, and so are their errors.
     """
+    shape, columns = saved.shape_a, _by_columns(saved.strides_a)
     if b.dim() == 1:
         b = b.unsqueeze(-1)
-    columns = _by_columns(strides)
     shared = b.element_size() == 2 and b.dim() > 2 and all(size == 1 for size in shape[:-2])
     if shared:
         b, g = b.movedim(-2, 0).flatten(1), g.movedim(-2, 0).flatten(1)
-    found = _product(b, g.mT, alpha, how) if columns else _product(g, b.mT, alpha, how)
-    stored = _turned(shape) if columns else shape
+    d_a = _product(b, g.mT, saved) if columns else _product(g, b.mT, saved)
+    stored = _transposed(shape) if columns else shape
     if len(shape) == 1:
-        found = found.squeeze(-2)
-    found = found.reshape(stored) if shared else summed(found, stored)
-    return found.mT if columns else found
+        d_a = d_a.squeeze(-2)
+    d_a = d_a.reshape(stored) if shared else summed(d_a, stored)
+    return d_a.mT if columns else d_a
 
 
-def _of_b(
-    g: Tensor,
-    a: Tensor,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    alpha: Any,
-    how: tuple[Any, ...],
-) -> Tensor:
-    """The batch of a shared B becomes rows: one product, whose sums stay in fp32."""
-    columns = _by_columns(strides)
+def _gradient_of_b(g: Tensor, a: Tensor, saved: _Saved) -> Tensor:
+    """alpha · Aᵀ g, transposed where B is stored by columns.
+
+    The batch of a shared B becomes rows: one product, whose sums stay in fp32.
+    """
+    shape, columns = saved.shape_b, _by_columns(saved.strides_b)
     if a.dim() == 1:
         a = a.unsqueeze(0)
     batched = len(shape) > 2 and any(size != 1 for size in shape[:-2])
     if g.dim() > 2 and not batched:
         a, g = a.flatten(0, -2), g.flatten(0, -2)
-    found = _product(g.mT, a, alpha, how) if columns else _product(a.mT, g, alpha, how)
-    stored = _turned(shape) if columns else shape
+    d_b = _product(g.mT, a, saved) if columns else _product(a.mT, g, saved)
+    stored = _transposed(shape) if columns else shape
     if batched:
-        found = summed(found, stored)
+        d_b = summed(d_b, stored)
     elif len(shape) != 2:
-        found = found.reshape(stored)
-    return found.mT if columns else found
+        d_b = d_b.reshape(stored)
+    return d_b.mT if columns else d_b
 
 
-def _turned(shape: Sequence[int]) -> Sequence[int]:
+def _transposed(shape: Sequence[int]) -> Sequence[int]:
     """The shape of the transposed matrices."""
     return (*shape[:-2], shape[-1], shape[-2])
 
@@ -263,105 +253,46 @@ def summed(t: Tensor, shape: Sequence[int]) -> Tensor:
     return t.sum(tuple(range(lead))) if t.shape[lead:] == shape else t.sum_to_size(shape)
 
 
-def _product(a: Tensor, b: Tensor, alpha: Any, how: tuple[Any, ...]) -> Tensor:
+def _product(a: Tensor, b: Tensor, saved: _Saved) -> Tensor:
     """alpha · A B, differentiable."""
-    if alpha != 1:
-        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, alpha, 0, *how)
+    choice = saved.choice
+    if saved.alpha != 1:
+        scaled: Tensor = ops.addmm(a.new_empty(()), a, b, saved.alpha, 0, *choice)
         return scaled
-    kernel, _, tune, batch_invariant = how
-    short = not (kernel or tune) and not torch.compiler.is_compiling()
-    found = eager.run(a, b, None, None, 1, 0, batch_invariant) if short else None
-    return ops.matmul(a, b, None, *how) if found is None else found
+    result = None
+    if not (choice.kernel or choice.tune) and not torch.compiler.is_compiling():
+        result = eager.run(a, b, None, None, 1, 0, choice.batch_invariant)
+    return ops.matmul(a, b, None, *choice) if result is None else result
 
 
-# ---- the activation's derivative
-def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    """As the operator, by torch: differentiable. 16-bit gradients are rounded once."""
-    dtype = x.dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        grad, x = grad.float(), x.float()
-    if activation not in GATED:
-        return _slope(grad, x, activation).to(dtype)
-    gate, other = x.chunk(2, -1)
-    function = GATED[activation]
-    return torch.cat(
-        (_slope(grad * other, gate, function), grad * FUNCTIONS[function](gate)), -1
-    ).to(dtype)
-
-
-def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
-    if function == "silu":  # aten's has no derivative
-        s = torch.sigmoid(x)
-        return grad * s * (1 + x * (1 - s))
-    if function == "relu":
-        found: Tensor = torch.ops.aten.threshold_backward(grad, x, 0)
-        return found
-    found = torch.ops.aten.gelu_backward(
-        grad, x, approximate="none" if function == "gelu" else "tanh"
-    )
-    return found
-
-
-def check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
-    """Raises ValueError where the arguments of `activation_backward` do not fit together, and
-    NotImplementedError for sparse and nested ones, as torch's dispatcher does for operators.
-    """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
-    for name, t in (("grad", grad), ("x", x)):
-        if t.is_nested or t.layout is not torch.strided:
-            layout = "nested" if t.is_nested else t.layout
-            raise NotImplementedError(f"{name} has layout {layout}, expected {torch.strided}")
-    if activation in GATED and (not x.dim() or x.shape[-1] % 2):
-        raise OperandError(
-            f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation "
-            f"{activation!r} pairs"
-        )
-    shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
-    given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
-    if given != expected:
-        raise OperandError(
-            f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}"
-        )
-
-
-def _derivative(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    check_derivative(grad, x, activation)
-    if x.is_cuda and x.dtype in DTYPES and x.numel():
-        try:
-            from ..kernels import activation as kernel
-        except ImportError as error:
-            fallback.complain(str(error))
-        else:
-            found: Tensor = kernel.backward(grad, x, activation)
-            return found
-    return formula(grad, x, activation).contiguous()
-
-
-# ---- what autograd does with each operator Calls without gradients, of compiled programs say, go
-# from here to their plans: the rest of torch's dispatcher costs as much again.
-_apply = direct(Product)
+# ---- what autograd does with each operator
+# Calls without gradients, of compiled programs say, go from here to their plans: the rest of
+# torch's dispatcher costs as much again.
+_apply = direct_apply(Product)
 _record = recorder(Product)
+_NO_EPILOGUE = Extra()
 
 
-def recorded(plan: Plan, a: Tensor, b: Tensor, c: Tensor | None, *how: Any) -> Tensor:
-    """A call that has a plan, and needs gradients."""
-    alpha, beta, batch_invariant, extra, shape_of_x = how
-    activation, bias, residual, _ = extra or _NOTHING
-    how = alpha, beta, activation, None, "", "", "", batch_invariant
-    found = _apply(plan, a, b, c, bias, residual, how, shape_of_x)
-    result: Tensor = found if shape_of_x is None else found[0]
+def _recorded_run(
+    plan: Plan,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    alpha: Any,
+    beta: Any,
+    batch_invariant: bool,
+    extra: Extra | None,
+    x_shape: tuple[int, ...] | None,
+) -> Tensor:
+    """Runs the plan of a call that needs gradients."""
+    activation, bias, residual, _ = extra or _NO_EPILOGUE
+    arguments = alpha, beta, activation, None, "", "", "", batch_invariant
+    found = _apply(plan, a, b, c, bias, residual, arguments, x_shape)
+    result: Tensor = found if x_shape is None else found[0]
     return result
 
 
-def _unwatched() -> bool:
-    """Whether nobody behind autograd sees operators: `eager`'s guards are of tensors that have not
-    come that far.
-    """
-    return _modes() == 0 and _tracing() is None and _level() is None
-
-
-_NOTHING = Extra()
+eager.register_recorded_run(_recorded_run)
 
 
 def _split_gemm(*given: Any) -> tuple[Any, ...]:
@@ -369,117 +300,85 @@ def _split_gemm(*given: Any) -> tuple[Any, ...]:
     return *given[:5], given[5:]
 
 
-# The arguments of an operator as `Product` takes them.
+# From the arguments of an operator to a, b, c, bias, residual, and what else `ops.gemm` takes.
 _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "matmul": lambda a, b, dtype=None, *how: _split_gemm(
-        a, b, None, None, None, 1, 0, "", dtype, *how
+    "matmul": lambda a, b, dtype=None, *choice: _split_gemm(
+        a, b, None, None, None, 1, 0, "", dtype, *choice
     ),
-    "addmm": lambda c, a, b, s=1, t=1, *how: _split_gemm(a, b, c, None, None, s, t, "", None, *how),
+    "addmm": lambda c, a, b, alpha=1, beta=1, *choice: _split_gemm(
+        a, b, c, None, None, alpha, beta, "", None, *choice
+    ),
     "gemm": _split_gemm,
     "gemm_aux": _split_gemm,
 }
 
 
-def grows(*tensors: Tensor | None) -> bool:
-    """Whether autograd is to record what becomes of any of them."""
-    if torch.is_grad_enabled():
-        for t in tensors:
-            if t is not None and t.requires_grad:
-                return True
-    return False
-
-
-def pushed(*tensors: Tensor | None) -> bool:
-    """Whether any carries a forward-mode gradient."""
-    return forward_ad._current_level >= 0 and any(
-        t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors
-    )
-
-
 def _autograd(name: str) -> Callable[..., Any]:
+    """The Autograd kernel of an operator."""
     operator, split, aux = getattr(ops, name), _SPLIT[name], name == "gemm_aux" or None
 
     def run(*given: Any) -> Any:
-        a, b, c, bias, residual, how = split(*given)
-        if forward_ad._current_level >= 0 and pushed(a, b, c, bias, residual):
-            return _by_torch("forward-mode gradients", a, b, c, bias, residual, how, aux)
-        if grows(a, b, c, bias, residual):
+        a, b, c, bias, residual, arguments = split(*given)
+        if forward_ad._current_level >= 0 and has_tangent(a, b, c, bias, residual):
+            tensors = a, b, c, bias, residual
+            return _by_torch("forward-mode gradients", tensors, arguments, aux)
+        if requires_grad(a, b, c, bias, residual):
             if a.is_complex():
-                return _by_torch(
-                    f"gradients of {dtype_name(a.dtype)} tensors", a, b, c, bias, residual, how, aux
-                )
-            found = _record(None, a, b, c, bias, residual, how, aux)
+                cause = f"gradients of {dtype_name(a.dtype)} tensors"
+                return _by_torch(cause, (a, b, c, bias, residual), arguments, aux)
+            found = _record(None, a, b, c, bias, residual, arguments, aux)
             return found[0] if isinstance(found, tuple) and not aux else found
-        alpha, beta, activation = how[:3]
+        alpha, beta, activation = arguments[:3]
         if (
             not aux
-            and how[3:] == ops.DEFAULTS[8:]
+            and arguments[3:] == ops.DEFAULTS[8:]
             and (c is not None or alpha == 1)
-            and _unwatched()
+            and unobserved()
         ):
-            extra = Extra(activation, bias, residual) if name == "gemm" else None
+            extra = ops.epilogue(activation, bias, residual)
             done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
             if done is not None:
                 return done
-        with below():
+        with below_autograd():
             return operator(*given)
 
     return run
 
 
 def _by_torch(
-    cause: str,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    how: tuple[Any, ...],
-    aux: bool | None,
+    cause: str, tensors: Sequence[Any], arguments: tuple[Any, ...], aux: bool | None
 ) -> Any:
     """A call by torch's own functions, which autograd sees one by one."""
-    alpha, beta, activation, out_dtype, kernel, _, _, batch_invariant = how
-    ops.check(a, b, c, bias, residual, *how)
+    a, b, c, bias, residual = tensors
+    alpha, beta, activation, out_dtype, kernel, _, _, batch_invariant = arguments
+    ops.check(a, b, c, bias, residual, *arguments)
     if kernel:
         raise ValueError(f"kernel {kernel!r} takes no {cause}")
-    if wanted(batch_invariant):
-        raise refusal(cause)
-    fallback.notice(cause)
+    if invariance.wanted(batch_invariant):
+        raise invariance.unsupported(cause)
+    fallback.warn_fallback(cause)
     x = fallback.fused(a, b, c, None, alpha, beta, out_dtype, Extra(bias=bias))
     y = apply(x, activation, residual)
     return (x.clone() if y is x else y, x) if aux else y
 
 
-def _activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
-    if grows(grad, x) or pushed(grad, x):
-        check_derivative(grad, x, activation)
-        return formula(grad, x, activation)
-    # The dispatcher gives kernels no view that negates when read; here such a one has to be sent by
-    # it.
-    plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
-    if plain and _unwatched():
-        return _derivative(grad, x, activation)
-    with below():
-        return ops.activation_backward(grad, x, activation)
-
-
-def _without(operator: Any) -> Callable[..., None]:
-    """An operator that writes to its arguments has no gradients."""
+def _without_gradients(operator: Any) -> Callable[..., None]:
+    """The Autograd kernel of an operator that writes to its arguments: it has no gradients."""
     places = [i for i, argument in enumerate(operator._schema.arguments) if argument.is_write]
 
     def run(*given: Any) -> None:
         tensors = [t for t in given if isinstance(t, Tensor)]
-        if grows(*tensors):
+        if requires_grad(*tensors):
             raise OperandError(
                 "out is given with inputs that need gradients, expected no out (or torch.no_grad())"
             )
-        if pushed(*tensors):
+        if has_tangent(*tensors):
             raise OperandError(
                 "out is given with inputs that carry forward-mode gradients, expected no out"
             )
         written = [t for t in (given[i] for i in places) if t is not None and not t.is_inference()]
         versions = [t._version for t in written]
-        with below():
+        with below_autograd():
             operator(*given)
         for t, version in zip(written, versions, strict=True):
             if t._version == version:  # a subclass, of which the operator wrote to what it holds
@@ -488,19 +387,7 @@ def _without(operator: Any) -> Callable[..., None]:
     return run
 
 
-@ops.fake("activation_backward")
-def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    check_derivative(grad, x, activation)
-    return x.new_empty(x.shape)
-
-
-for _key, _function in {
-    "CPU": _derivative,
-    "CUDA": _derivative,
-    "Autograd": _activation_backward,
-}.items():
-    ops.library.impl("activation_backward", _function, _key)
 for _name in _SPLIT:
     ops.library.impl(_name, _autograd(_name), "Autograd")
 for _name in ("matmul_out", "addmm_out", "gemm_out"):
-    ops.library.impl(_name, _without(getattr(ops, _name)), "Autograd")
+    ops.library.impl(_name, _without_gradients(getattr(ops, _name)), "Autograd")

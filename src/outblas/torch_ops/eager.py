@@ -7,6 +7,7 @@ of the dispatcher with them.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,33 +27,56 @@ Parameter = torch.nn.Parameter
 # As torch's public functions answer, in one call each.
 function_modes = torch._C._len_torch_function_stack
 _modes_disabled = torch._C._is_torch_function_all_disabled
-_dispatch_modes = (
-    torch._C._len_torch_dispatch_stack
-)  # guards pass over those of tracers and of fake tensors
+# The guards of a plan do not see the modes of tracers and of fake tensors.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _profiled = torch._C._autograd._profiler_enabled
-_gradients = torch.is_grad_enabled
+_gradients_enabled = torch.is_grad_enabled
 _address = read_address
 _increment_version = torch._C._increment_version  # passes over inference tensors
 
-_ways = dispatch.ways
-_IN_LINE = LINE - 1
-# ways remembered of calls with the same shapes: layouts, dtypes, devices, with and without
-# inference mode
-_ALIKE = 16
+_LINE_MASK = LINE - 1
+
+# Runs a plan under autograd: the call's arguments follow the plan, and the shape of x if it is to
+# be kept.
+RecordedRun = Callable[..., Tensor]
 
 
-# From a call to its plan. The first says of a call's tensors whether their types, sizes, strides,
-# dtypes, devices, need of gradients, and what torch's dispatcher would do with them, are those
-# remembered. The last is None, or: whether gradients are on (None where no tensor needs them),
-# whether fp32 becomes tf32 (None for other operands), the shape of x where gradients need it, and
-# who runs the plan for autograd.
-Way = tuple[Callable[..., bool], Plan, tuple[Any, Any, Any, Plan | None] | None]
+# With slots, which Python reads faster than a tuple's fields; what is left out costs import time.
+@dataclass(slots=True, eq=False, repr=False)
+class EagerPlan:
+    """A plan that a call of known shapes may take, and what has to hold for it.
+
+    `matches` says of a call's tensors whether their types, sizes, strides, dtypes, devices and need
+    of gradients, and what torch's dispatcher would do with them, are those remembered.
+    """
+
+    matches: Callable[..., bool]
+    plan: Plan
+    conditional: bool  # whether any of the following is not None
+    requires_grad: bool | None  # whether gradients are on; None where no tensor needs them
+    tf32: bool | None  # whether fp32 becomes tf32; None for other operands
+    x_shape: tuple[int, ...] | None  # of x, the activation's argument, where gradients need it
+    recorded_run: RecordedRun | None  # where gradients are needed
+
+
+# Calls of the same shapes share an entry: they differ in layouts, dtypes, devices, and whether
+# inference mode is on.
+_PLANS_PER_KEY = 16
+_cache: dict[tuple[Any, ...], tuple[EagerPlan, ...]] = dispatch.eager_plans
+_recorded_run: RecordedRun | None = None
+
+
+def register_recorded_run(function: RecordedRun) -> None:
+    """Says how a plan runs under autograd, whose backward pass calls `run` in turn."""
+    global _recorded_run
+    _recorded_run = function
 
 
 def overriding_mode() -> bool:
-    """Whether there is a function mode, on this thread, that may change what a product does. A
-    default device does not: it is the mode that `torch.set_default_device` and `with
-    torch.device(...)` leave, and it concerns functions that make tensors from none.
+    """Whether this thread has a function mode that may change what a product does.
+
+    A default device does not: it is the mode that `torch.set_default_device` and
+    `with torch.device(...)` leave, and it concerns functions that make tensors from none.
     """
     return any(
         type(torch._C._get_function_stack_at(i)) is not DeviceContext
@@ -76,12 +100,7 @@ def run(
     Arguments may be of any type. Dynamo must not trace this: it is to see the operator.
     """
     if function_modes() and not _modes_disabled():
-        if overriding_mode():
-            return None
-        with (
-            torch._C.DisableTorchFunction()
-        ):  # or the mode would be asked about every attribute that is read here
-            return run(a, b, c, out, alpha, beta, batch_invariant, extra)
+        return _run_without_modes(a, b, c, out, alpha, beta, batch_invariant, extra)
     if (
         _dispatch_modes()
         or forward_ad._current_level >= 0
@@ -93,18 +112,13 @@ def run(
     ):
         return None
     if batch_invariant is None:
-        batch_invariant = invariance._ever and invariance.asked()
+        batch_invariant = invariance._ever and invariance.requested()
     elif batch_invariant is not True and batch_invariant is not False:
         return None
     tensors: tuple[Tensor, ...] = (a, b)
     try:
-        key: tuple[Any, ...] = (
-            a.shape,
-            b.shape,
-            _address(a) & _IN_LINE,
-            _address(b) & _IN_LINE,
-            batch_invariant,
-        )
+        in_line_a, in_line_b = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
+        key: tuple[Any, ...] = (a.shape, b.shape, in_line_a, in_line_b, batch_invariant)
         if out is not None:
             tensors = (a, b, out)
             key = (key, _address(out) & 15)
@@ -123,18 +137,20 @@ def run(
             key = (key, extra[0])
     except RuntimeError:  # no address: sparse, wrapped
         return None
-    ways: tuple[Way, ...] = _ways.get(key, ())
-    for matches, plan, more in ways:
-        if not matches(*tensors):
+    plans = _cache.get(key, ())
+    for eager_plan in plans:
+        if not eager_plan.matches(*tensors):
             continue
-        if more is not None:
-            grows, tf32, aux, recorded = more
-            if grows is not None and grows is not _gradients():
+        plan = eager_plan.plan
+        if eager_plan.conditional:
+            requires_grad, tf32 = eager_plan.requires_grad, eager_plan.tf32
+            if requires_grad is not None and requires_grad is not _gradients_enabled():
                 continue
             if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
                 continue
-            if recorded is not None:
-                return recorded(plan, a, b, c, alpha, beta, batch_invariant, extra, aux)
+            if (recorded := eager_plan.recorded_run) is not None:
+                x_shape = eager_plan.x_shape
+                return recorded(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
         if extra is None:
             result: Tensor = plan(a, b, c, out, alpha, beta)
         else:
@@ -144,36 +160,35 @@ def run(
         if out is not None:
             _increment_version((out,))
         return result
-    if len(ways) < _ALIKE:
+    if len(plans) < _PLANS_PER_KEY:
         call = Call(a, b, c, out, None, alpha, beta, "", "", "", batch_invariant, extra)
-        _remember(key, ways, tensors, call)
+        _remember(key, plans, tensors, call)
     return None
 
 
+def _run_without_modes(*call: Any) -> Tensor | None:
+    """`run` while function modes are on, which would be asked about every attribute it reads."""
+    if overriding_mode():
+        return None
+    with torch._C.DisableTorchFunction():
+        return run(*call)
+
+
 def _remember(
-    key: tuple[Any, ...], ways: tuple[Way, ...], tensors: tuple[Tensor, ...], call: Call
+    key: tuple[Any, ...],
+    plans: tuple[EagerPlan, ...],
+    tensors: tuple[Tensor, ...],
+    call: Call,
 ) -> None:
-    """Remembers the way of a call that has a plan, if now is a moment when operators would do
-    nothing else.
-    """
-    grows = _gradients() if any(t.requires_grad for t in tensors) else None
-    if grows and (call.out is not None or (call.extra is not None and call.extra.aux is not None)):
+    """Remembers the plan of a call that has one, if operators would do nothing else just now."""
+    requires_grad = _gradients_enabled() if any(t.requires_grad for t in tensors) else None
+    if not (_unobserved(tensors) and (not requires_grad or _recordable(call))):
         return
-    if grows and call.a.is_complex():  # torch takes it, under its own autograd
-        return
-    watched = (
-        torch._C._functorch.maybe_current_level() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch._C._is_any_autocast_enabled()
-    )
-    plain = all(_address(t) and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors)
-    if watched or not plain:
-        return
-    shape = None
-    if grows and call.extra is not None and call.extra.activation:
+    x_shape = None
+    if requires_grad and call.extra is not None and call.extra.activation:
         x = ops.empty_x(call.a, call.b, call.c)
-        call, shape = call._replace(extra=call.extra._replace(aux=x)), tuple(x.shape)
-    plan = dispatch.planned(call)
+        call, x_shape = call._replace(extra=call.extra._replace(aux=x)), tuple(x.shape)
+    plan = dispatch.cached_plan(call)
     if plan is None:
         return
     sizes: Any = [list(t.shape) for t in tensors]
@@ -181,12 +196,33 @@ def _remember(
     guards = torch._C._dynamo.guards.TensorGuards(
         *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     )
-    tf32 = tf32_requested() if tensors[0].dtype is torch.float32 else None
-    from .autograd import recorded
-
-    more = (
-        None
-        if grows is None and tf32 is None
-        else (grows, tf32, shape, recorded if grows else None)
+    tf32 = tf32_requested() if call.a.dtype is torch.float32 else None
+    eager_plan = EagerPlan(
+        matches=guards.check,
+        plan=plan,
+        conditional=requires_grad is not None or tf32 is not None,
+        requires_grad=requires_grad,
+        tf32=tf32,
+        x_shape=x_shape,
+        recorded_run=_recorded_run if requires_grad else None,
     )
-    _ways[key] = (*ways, (guards.check, plan, more))
+    _cache[key] = (*plans, eager_plan)
+
+
+def _unobserved(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether operators would compute the product of these tensors as they are, and no more."""
+    transformed = (
+        torch._C._functorch.maybe_current_level() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._is_any_autocast_enabled()
+    )
+    return not transformed and all(
+        _address(t) and not (t.is_nested or t.is_neg() or t.is_conj()) for t in tensors
+    )
+
+
+def _recordable(call: Call) -> bool:
+    """Whether autograd can record a call as it is planned."""
+    writes = call.out is not None or (call.extra is not None and call.extra.aux is not None)
+    # torch takes complex products, under its own autograd.
+    return not (writes or call.a.is_complex() or _recorded_run is None)

@@ -70,7 +70,7 @@ def _matmul_out(
     batch_invariant: bool | None = None,
 ) -> None:
     run(Call(a, b, None, out, out_dtype, 1, 0, kernel, config, tune, wanted(batch_invariant)))
-    _written(out)
+    _mark_written(out)
 
 
 def _addmm(
@@ -102,7 +102,7 @@ def _addmm_out(
     batch_invariant: bool | None = None,
 ) -> None:
     run(Call(a, b, c, out, None, alpha, beta, kernel, config, tune, wanted(batch_invariant)))
-    _written(out)
+    _mark_written(out)
 
 
 def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -110,14 +110,24 @@ def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
     return given + DEFAULTS[len(given) :]
 
 
-def _call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
+def epilogue(
+    activation: str, bias: Tensor | None, residual: Tensor | None, aux: Tensor | None = None
+) -> Extra | None:
+    """What follows a product beside alpha and C, None if nothing does."""
+    if not activation and bias is None and residual is None and aux is None:
+        return None
+    return Extra(activation, bias, residual, aux)
+
+
+def _gemm_call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
+    """The call that the arguments of `gemm` describe. Raises ValueError or OperandError."""
     a, b, c, bias, residual, alpha, beta, activation, out_dtype, *choice = completed(given)
     check_activation(activation)
     if c is None:
         if alpha != 1:
             raise OperandError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
         beta = 0
-    extra = Extra(activation, bias, residual, aux)
+    extra = epilogue(activation, bias, residual, aux)
     kernel, config, tune, batch_invariant = choice
     return Call(
         a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra
@@ -133,20 +143,20 @@ def check_activation(activation: str) -> None:
 
 
 def _gemm(*given: Any) -> Tensor:
-    return run(_call(None, None, given))
+    return run(_gemm_call(None, None, given))
 
 
 def _gemm_aux(*given: Any) -> tuple[Tensor, Tensor]:
-    a, b, c, *how = completed(given)
-    aux = empty_x(a, b, c, how[5])
-    return run(_call(None, aux, given)), aux
+    a, b, c, _, _, _, _, _, out_dtype, *_ = completed(given)
+    aux = empty_x(a, b, c, out_dtype)
+    return run(_gemm_call(None, aux, given)), aux
 
 
 def _gemm_out(out: Tensor, aux: Tensor | None, *given: Any) -> None:
-    run(_call(out, aux, given))
-    _written(out)
+    run(_gemm_call(out, aux, given))
+    _mark_written(out)
     if aux is not None:
-        _written(aux)
+        _mark_written(aux)
 
 
 def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -156,8 +166,8 @@ def empty_x(a: Tensor, b: Tensor, c: Tensor | None, out_dtype: torch.dtype | Non
     )
 
 
-def _written(out: Tensor) -> None:
-    """Lets autograd see that saved values of `out` are gone."""
+def _mark_written(out: Tensor) -> None:
+    """Lets autograd see that values of `out` that it saved are gone."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
@@ -168,14 +178,16 @@ for _key in ("CPU", "CUDA"):
 
 
 def _strided(t: Tensor) -> bool:
-    """Whether it has memory of its own; the operator refuses what has not."""
+    """Whether a tensor has memory of its own; the operator refuses one that has not."""
     return t.layout is torch.strided and not t.is_nested
 
 
 def _resolving(name: str) -> Callable[..., None]:
-    """What an operator that writes to its arguments does where some negate or conjugate when read:
-    torch's own fallback for such views takes operators that return a tensor. It writes to memory as
-    it is, and then copies.
+    """The kernel of an operator that writes to its arguments, where some are views that negate or
+    conjugate when read.
+
+    torch's own fallback for such views takes operators that return a tensor. This one writes to
+    plain memory, and then copies.
     """
     operator = getattr(torch.ops.outblas, name).default
     arguments = [(each.name, each.is_write) for each in operator._schema.arguments]
@@ -211,51 +223,51 @@ for _key in ("Negative", "Conjugate"):
 
 
 def fake(name: str) -> Callable[..., Any]:
-    """Registers an operator's fake, always from here: for each file that does, torch looks through
-    all modules.
+    """Registers an operator's fake. All are registered from here: for each file that does so, torch
+    looks through all modules.
     """
     return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
 
 
-# `how` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
+# `choice` is what a call says of _CHOICE; the dispatcher leaves out trailing defaults.
 @fake("matmul")
-def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> Tensor:
+def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *choice: Any) -> Tensor:
     return a.new_empty(problem.check_pair(a, b), dtype=problem.check_out_dtype(out_dtype, a.dtype))
 
 
 @fake("matmul_out")
-def _(a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *how: Any) -> None:
+def _(
+    a: Tensor, b: Tensor, out: Tensor, out_dtype: torch.dtype | None = None, *choice: Any
+) -> None:
     problem.check_out(
         out, problem.check_pair(a, b), problem.check_out_dtype(out_dtype, a.dtype), a.device
     )
-    _written(out)
+    _mark_written(out)
 
 
 @fake("addmm")
-def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any) -> Tensor:
+def _(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1, *choice: Any) -> Tensor:
     return a.new_empty(problem.check_addend(c, a, b))
 
 
 @fake("addmm_out")
 def _(
-    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *how: Any
+    c: Tensor, a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 1, *choice: Any
 ) -> None:
     problem.check_out(out, problem.check_addend(c, a, b), a.dtype, a.device)
-    _written(out)
+    _mark_written(out)
 
 
 def check(*given: Any) -> None:
     """Raises OperandError or ValueError where the arguments of `gemm` do not fit together."""
-    _shapes(_call(None, None, given))
+    _shapes(_gemm_call(None, None, given))
 
 
 def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     """Shapes of the output and of x, and their dtype. Raises as `check`."""
     a = call.a
-    shape, dtype = (
-        problem.check_product(a, call.b, call.c),
-        problem.check_out_dtype(call.out_dtype, a.dtype),
-    )
+    shape = problem.check_product(a, call.b, call.c)
+    dtype = problem.check_out_dtype(call.out_dtype, a.dtype)
     if call.c is not None and dtype != a.dtype:
         raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
     return problem.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
@@ -265,7 +277,7 @@ def _checked(
     out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     """New tensors like the output and like x."""
-    call = _call(out, aux, given)
+    call = _gemm_call(out, aux, given)
     result, shape, dtype = _shapes(call)
     if out is not None:
         problem.check_out(out, result, dtype, call.a.device)
@@ -285,9 +297,9 @@ def _(*given: Any) -> tuple[Tensor, Tensor]:
 @fake("gemm_out")
 def _(out: Tensor, aux: Tensor | None, *given: Any) -> None:
     _checked(out, aux, given)
-    _written(out)
+    _mark_written(out)
     if aux is not None:
-        _written(aux)
+        _mark_written(aux)
 
 
 _ops: Any = torch.ops.outblas

@@ -14,10 +14,18 @@ from ..core import epilogue, problem, registry
 from ..core.arguments import renamed, show_signature
 from ..core.epilogue import Extra
 from ..core.problem import A, B, OperandError
-from ..runtime import dispatch, fallback
+from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
-from . import autograd, ops
+from . import ops
+from .autograd import summed
+from .autograd_levels import (
+    below_autograd,
+    has_tangent,
+    recorder,
+    requires_grad,
+    within_forward,
+)
 
 Tensor = torch.Tensor
 
@@ -76,11 +84,11 @@ def scaled_mm(
     given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
     traced = torch.compiler.is_dynamo_compiling()
     if not traced and has_torch_function_variadic(*given.values()):
-        how: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
-        how |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
-        how |= {} if activation is None else {"activation": activation}
+        keywords: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
+        keywords |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
+        keywords |= {} if activation is None else {"activation": activation}
         result: Tensor = handle_torch_function(
-            scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **how
+            scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **keywords
         )
         return result
     for name, t in given.items():
@@ -92,15 +100,15 @@ def scaled_mm(
         raise TypeError(f"use_fast_accum is {type(use_fast_accum).__name__}, expected a bool")
     arguments = input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual
     if traced:
-        return _call(*arguments)
+        return _by_operator(*arguments)
     try:
-        return _call(*arguments)
+        return _by_operator(*arguments)
     except OperandError as error:
         error.rename(_ALIASES)
         raise
 
 
-def _call(*given: Any) -> Tensor:
+def _by_operator(*given: Any) -> Tensor:
     result: Tensor = torch.ops.outblas.scaled_mm.default(*given)
     return result
 
@@ -154,9 +162,9 @@ def _checked(
 def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
     _, dtype, use_fast_accum, extra = _checked(a, b, scale_a, scale_b, *given)
     activation, bias, residual, _ = extra
-    reason = _refused(a)
+    reason = _no_kernel_reason(a)
     if reason is not None:
-        fallback.notice(reason)
+        fallback.warn_fallback(reason)
         wide = Extra(activation, *(t if t is None else t.float() for t in (bias, residual)))
         return fallback.fused(
             scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
@@ -165,17 +173,31 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
         x = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
         x = x if bias is None else x + bias
         return epilogue.apply(x, activation, residual).to(dtype)
-    whole_a, whole_b = (t.reshape(()) if t.numel() == 1 else t for t in (scale_a, scale_b))
-    formats = f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}" + ("" if use_fast_accum else " promoted")
-    how = dtype, 1, 0, "", "", "", False, extra, (whole_a, whole_b), formats
-    return dispatch.run(Call(_words(a), _words(b.t()).t(), None, None, *how))
+    scales = tuple(t.reshape(()) if t.numel() == 1 else t for t in (scale_a, scale_b))
+    return dispatch.run(
+        Call(
+            a=_as_16_bit_pairs(a),
+            b=_as_16_bit_pairs(b.t()).t(),
+            c=None,
+            out=None,
+            out_dtype=dtype,
+            alpha=1,
+            beta=0,
+            kernel="",
+            config="",
+            extra=extra,
+            scales=(scales[0], scales[1]),
+            formats=f"{FORMATS[a.dtype]} {FORMATS[b.dtype]}"
+            + ("" if use_fast_accum else " promoted"),
+        )
+    )
 
 
-def _refused(a: Tensor) -> str | None:
-    """Why torch takes a call."""
+def _no_kernel_reason(a: Tensor) -> str | None:
+    """Why torch takes a call, or None."""
     if a.device.type != "cuda":
         return "fp8 CPU tensors"
-    if reason := dispatch.lacks_device(registry.find(PRODUCTION), a.device):
+    if reason := launcher.unsupported_device_reason(registry.find(PRODUCTION), a.device):
         return f"fp8 operands, for which {PRODUCTION} {reason}"
     try:
         registry.load(PRODUCTION)
@@ -184,10 +206,12 @@ def _refused(a: Tensor) -> str | None:
     return None
 
 
-def _words(t: Tensor) -> Tensor:
-    """Rows of fp8 values as rows of half as many of 16 bits, two at least, which are moved as such;
-    copied where they cannot be. Of rows of one word nothing would say that they are rows: fp8
-    products need both operands along K.
+def _as_16_bit_pairs(t: Tensor) -> Tensor:
+    """Rows of fp8 values as rows of half as many 16-bit ones, which is how kernels move them.
+
+    They are copied where they cannot be viewed so. A row has two pairs at least: the strides of
+    rows of one element would not say that they are rows, and fp8 products need both operands along
+    K.
     """
     rows, columns = t.shape
     if t.stride(1) != 1 or columns % 2 or columns < 3 or t.stride(0) % 2 or t.data_ptr() % 2:
@@ -203,12 +227,12 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual = given
-        through = bool(activation) and ctx.needs_input_grad[_BIAS]
-        ctx.save_for_backward(*((a, b, scale_a, scale_b, bias) if through else ()))
+        x_needed = bool(activation) and ctx.needs_input_grad[_BIAS]
+        ctx.save_for_backward(*((a, b, scale_a, scale_b, bias) if x_needed else ()))
         ctx.set_materialize_grads(False)
-        ctx.how = activation, out_dtype, use_fast_accum
+        ctx.activation, ctx.out_dtype, ctx.use_fast_accum = activation, out_dtype, use_fast_accum
         ctx.shapes = tuple(t if t is None else t.shape for t in (bias, residual))
-        with autograd.beneath():
+        with within_forward():
             result: Tensor = _operator(*given)
         return result
 
@@ -221,38 +245,36 @@ class _Gradients(torch.autograd.Function):
             if needed and i not in (_BIAS, _RESIDUAL):
                 raise NotImplementedError(
                     f"{_SHOWN.get(name, name)} requires grad, and of scaled_mm only bias and "
-                    "residual have gradients: "
-                    "expected a tensor that does not require grad"
+                    "residual have gradients: expected a tensor that does not require grad"
                 )
         shape_bias, shape_residual = ctx.shapes
         if ctx.needs_input_grad[_RESIDUAL]:
-            found[_RESIDUAL] = autograd.summed(g, shape_residual)
+            found[_RESIDUAL] = summed(g, shape_residual)
         if ctx.needs_input_grad[_BIAS]:
-            activation, *how = ctx.how
-            if activation:
-                x = _operator(*ctx.saved_tensors, *how)
-                g = ops.activation_backward(g, x, activation)
-            found[_BIAS] = autograd.summed(g, shape_bias)
+            if ctx.activation:
+                x = _operator(*ctx.saved_tensors, ctx.out_dtype, ctx.use_fast_accum)
+                g = ops.activation_backward(g, x, ctx.activation)
+            found[_BIAS] = summed(g, shape_bias)
         return tuple(found)
 
 
 _operator = torch.ops.outblas.scaled_mm.default
 _ARGUMENTS = {argument.name: argument.default_value for argument in _operator._schema.arguments}
 _BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
-_record = autograd.recorder(_Gradients)
+_record = recorder(_Gradients)
 
 
 def _autograd(*given: Any) -> Any:
     tensors = {name: t for name, t in zip(_ARGUMENTS, given, strict=False) if isinstance(t, Tensor)}
     for name, t in tensors.items():
-        if autograd.pushed(t):
+        if has_tangent(t):
             name = {"a": A, "b": B}.get(name, name)
             raise OperandError(
                 f"{name} carries a forward-mode gradient, which scaled_mm does not have"
             )
-    if autograd.grows(*tensors.values()):
+    if requires_grad(*tensors.values()):
         return _record(*given, *tuple(_ARGUMENTS.values())[len(given) :])
-    with autograd.below():
+    with below_autograd():
         return _operator(*given)
 
 

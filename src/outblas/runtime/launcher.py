@@ -1,0 +1,184 @@
+"""From a problem to the launch of a kernel: the one that was named, or the best one known."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import configs, registry
+from ..core import problem as operands
+from ..core.epilogue import NONE, Epilogue, apply
+from ..core.problem import Launch, Problem
+from . import default_kernel, fallback, hooks
+
+PORTABLE = "portable"
+
+
+# ---- why a kernel does not run
+def unsupported_reason(record: registry.Kernel, problem: Problem) -> str | None:
+    """Why a kernel cannot take a problem by its record (device, architecture, dtype), or None."""
+    if reason := unsupported_device_reason(record, problem.device):
+        return reason
+    name = operands.dtype_name(problem.dtype)
+    if name not in record.dtypes:
+        return f"needs operands of dtype {' or '.join(record.dtypes)}, and was given {name}"
+    return None
+
+
+def unsupported_device_reason(record: registry.Kernel, device: torch.device) -> str | None:
+    """Why a kernel cannot run on a device, or None."""
+    if device.type == "cpu":
+        return None if record.dsl == "triton" else "needs an NVIDIA GPU, and was given CPU tensors"
+    if torch.version.cuda is None:
+        return "needs an NVIDIA GPU, and torch was built for another"
+    major, minor = torch.cuda.get_device_capability(device)
+    arch = 10 * major + minor
+    if arch >= record.min_arch and (record.max_arch is None or arch <= record.max_arch):
+        return None
+    if record.max_arch == record.min_arch:
+        needed = f"sm_{record.min_arch}"
+    elif record.max_arch is None:
+        needed = f"sm_{record.min_arch} or newer"
+    else:
+        needed = f"sm_{record.min_arch} to sm_{record.max_arch}"
+    return f"needs {needed}, and {torch.cuda.get_device_name(device)} is sm_{arch}"
+
+
+def no_kernel_reason(problem: Problem) -> str | None:
+    """Why torch takes a call that names no kernel, or None."""
+    if problem.device.type == "cpu":
+        return "CPU tensors"
+    if reason := unsupported_reason(registry.find(PORTABLE), problem):
+        return f"the portable kernel {reason}"
+    try:
+        module = registry.load(PORTABLE)
+    except ImportError as error:
+        return str(error)
+    return _unsupported_config_reason(module, problem, None)
+
+
+def _unsupported_config_reason(module: ModuleType, problem: Problem, config: Any) -> str | None:
+    reason: str | None = module.unsupported(problem, config)
+    return reason
+
+
+# ---- launches
+def is_empty(problem: Problem) -> bool:
+    """Whether the product has no element."""
+    return 0 in (problem.M, problem.N, *problem.batch)
+
+
+def best_launcher(problem: Problem, tune: str, *, no_product: bool) -> Launch:
+    """The launch of the best kernel known: a tuned one, else the default.
+
+    What was tuned depends on M, so that a batch-invariant product takes the default.
+    `no_product`: K or alpha is 0, and nothing is multiplied.
+    """
+    if no_product or is_empty(problem):
+        return named_launcher(PORTABLE, "", problem, no_product=no_product)
+    if tuned := _tuned_launcher(problem, tune):
+        return tuned
+    default = default_kernel.kernel_for(problem)
+    if default == PORTABLE or problem.batch_invariant:
+        return named_launcher(default, "", problem, no_product=False)
+    try:
+        return named_launcher(default, "", problem, no_product=False)
+    except ImportError as error:
+        fallback.warn_once(str(error))
+    except ValueError:  # it does not take this call
+        pass
+    return named_launcher(PORTABLE, "", problem, no_product=False)
+
+
+def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
+    """The launch of the best tuned kernel that takes the problem, if there is one."""
+    if problem.device.type != "cuda" or problem.batch or problem.batch_invariant:
+        return None
+    # fp8 operands take what was tuned for 16-bit ones of as many bytes.
+    tuned_as = replace(problem, out_dtype=problem.dtype) if problem.formats else problem
+    for kernel, config in hooks.tuner.get().choices(tuned_as, tune):
+        try:
+            if unsupported_reason(registry.find(kernel), problem) is None:
+                return named_launcher(kernel, config, problem, no_product=False)
+        except (ValueError, ImportError):  # the kernel, or its config, does not take this call
+            continue
+        except Exception as error:
+            fallback.warn_once(f"{kernel}[{config}], which was tuned for this call, fails: {error}")
+    return None
+
+
+def named_launcher(kernel: str, config: str, problem: Problem, *, no_product: bool) -> Launch:
+    """The launch of a named kernel, or what replaces it where nothing is written or multiplied.
+
+    Raises ValueError where the kernel does not take the problem, ImportError without its DSL.
+    """
+    module = registry.load(kernel)
+    chosen = configs.from_text(module.Config, config) if config else None
+    _check_features(kernel, module, problem)
+    if is_empty(problem):
+        return lambda *_: None
+    if no_product:
+        if problem.epilogue == NONE:
+            return _scale_c
+        return functools.partial(_epilogue_of_zero, problem.epilogue)
+    if reason := _unsupported_config_reason(module, problem, chosen):
+        raise ValueError(f"kernel {kernel!r}: {reason}")
+    on_cpu = problem.device.type == "cpu"
+    with contextlib.nullcontext() if on_cpu else torch.cuda.device(problem.device):
+        launch: Callable[..., None] = module.plan(problem, chosen)
+    return launch
+
+
+def _check_features(kernel: str, module: ModuleType, problem: Problem) -> None:
+    """Raises ValueError where a call needs what the kernel's module does not declare."""
+    if problem.batch_invariant and not getattr(module, "BATCH_INVARIANT", False):
+        raise ValueError(
+            f"kernel {kernel!r} does not promise batch_invariant=True: the bits of a row may "
+            "depend on M with it"
+        )
+    if problem.formats and not getattr(module, "FP8", False):
+        raise ValueError(
+            f"kernel {kernel!r} takes no fp8 operands, and was given {problem.formats}"
+        )
+    if problem.epilogue != NONE and not getattr(module, "EPILOGUES", False):
+        raise ValueError(
+            f"kernel {kernel!r} has no epilogue beside alpha and C, and was given "
+            f"{problem.epilogue}"
+        )
+
+
+def _scale_c(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: Any, beta: Any) -> None:
+    """The launch where K or alpha is 0: the product is zero, whatever A and B hold."""
+    if c is None or beta == 0:
+        out.zero_()
+    else:
+        torch.mul(c.expand_as(out), beta, out=out)
+
+
+def _epilogue_of_zero(
+    epilogue: Epilogue,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    out: Tensor,
+    alpha: Any,
+    beta: Any,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    aux: Tensor | None,
+) -> None:
+    """The launch where K or alpha is 0 and an epilogue follows."""
+    shape = (*out.shape[:-1], out.shape[-1] * (2 if epilogue.gated else 1))
+    x = torch.zeros(shape, dtype=torch.float32, device=out.device)
+    if c is not None and beta != 0:
+        x += beta * c.float()
+    if bias is not None:
+        x += bias.float()
+    if aux is not None:
+        aux.copy_(x)
+    out.copy_(apply(x, epilogue.activation, None if residual is None else residual.float()))

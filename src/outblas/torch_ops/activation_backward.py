@@ -1,0 +1,104 @@
+"""The operator `outblas::activation_backward`: the gradient of an activation's argument."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, halves
+from ..core.problem import DTYPES, OperandError
+from ..runtime import fallback, hooks
+from . import ops
+from .autograd_levels import below_autograd, has_tangent, requires_grad, unobserved
+
+
+def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    """As the operator, by torch: differentiable. 16-bit gradients are rounded once."""
+    dtype = x.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        grad, x = grad.float(), x.float()
+    if activation not in GATED:
+        return _slope(grad, x, activation).to(dtype)
+    gate, other = x.chunk(2, -1)
+    function = GATED[activation]
+    d_gate = _slope(grad * other, gate, function)
+    return torch.cat((d_gate, grad * FUNCTIONS[function](gate)), -1).to(dtype)
+
+
+def _slope(grad: Tensor, x: Tensor, function: str) -> Tensor:
+    """grad · f'(x)."""
+    if function == "silu":  # aten's has no derivative
+        s = torch.sigmoid(x)
+        return grad * s * (1 + x * (1 - s))
+    result: Tensor
+    if function == "relu":
+        result = torch.ops.aten.threshold_backward(grad, x, 0)
+    else:
+        approximate = "none" if function == "gelu" else "tanh"
+        result = torch.ops.aten.gelu_backward(grad, x, approximate=approximate)
+    return result
+
+
+def check(grad: Tensor, x: Tensor, activation: str) -> None:
+    """Checks the arguments of the operator.
+
+    Raises ValueError where they do not fit together, and NotImplementedError for sparse and nested
+    tensors, as torch's dispatcher does for operators.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+    for name, t in (("grad", grad), ("x", x)):
+        if t.is_nested or t.layout is not torch.strided:
+            layout = "nested" if t.is_nested else t.layout
+            raise NotImplementedError(f"{name} has layout {layout}, expected {torch.strided}")
+    if activation in GATED and (not x.dim() or x.shape[-1] % 2):
+        raise OperandError(
+            f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation "
+            f"{activation!r} pairs"
+        )
+    shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
+    given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
+    if given != expected:
+        raise OperandError(
+            f"grad is {given}, expected {expected}, as x is {tuple(x.shape)} before {activation!r}"
+        )
+
+
+def _compute(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    check(grad, x, activation)
+    if x.is_cuda and x.dtype in DTYPES and x.numel():
+        try:
+            kernels = hooks.activation_kernels.get()
+        except ImportError as error:
+            fallback.warn_once(str(error))
+        else:
+            return kernels.backward(grad, x, activation)
+    return formula(grad, x, activation).contiguous()
+
+
+def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
+    """The operator as its Autograd kernel runs it; without autograd straight to the computation."""
+    if requires_grad(grad, x) or has_tangent(grad, x):
+        check(grad, x, activation)
+        return formula(grad, x, activation)
+    # The dispatcher resolves a view that negates when read before a kernel gets it; such a view has
+    # to go through it here too.
+    plain = type(x) is Tensor and (x.is_cuda or x.is_cpu) and not (grad.is_neg() or x.is_neg())
+    if plain and unobserved():
+        return _compute(grad, x, activation)
+    with below_autograd():
+        return ops.activation_backward(grad, x, activation)
+
+
+@ops.fake("activation_backward")
+def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    check(grad, x, activation)
+    return x.new_empty(x.shape)
+
+
+for _key, _function in {
+    "CPU": _compute,
+    "CUDA": _compute,
+    "Autograd": activation_backward,
+}.items():
+    ops.library.impl("activation_backward", _function, _key)

@@ -1,0 +1,281 @@
+"""The arguments of a public call, and the checks that they pass before an operator or torch sees
+them.
+"""
+
+import math
+import numbers
+import sys
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from ..core import configs, problem, registry
+from ..core.epilogue import ACTIVATIONS, Extra
+from ..core.problem import A, B, OperandError
+from ..runtime.default_kernel import MODES
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+is_traced = torch.compiler.is_dynamo_compiling
+
+# Whatever stands for a plain tensor while a program is traced, and is one to operators.
+PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
+
+# The parameters that are operands A, B and C of the operators.
+OPERANDS = {
+    "matmul": {"a": "input", "b": "other"},
+    "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
+    "linear": {"a": "input", "b": "weight"},
+}
+
+
+class GivenEpilogue(NamedTuple):
+    """What a call asks for after the product."""
+
+    activation: str | None
+    bias: Tensor | None
+    residual: Tensor | None
+    aux: Tensor | None
+
+
+class Choice(NamedTuple):
+    """What a call says of the kernel that is to compute it."""
+
+    kernel: str | None
+    config: Any
+    tune: str | None
+    batch_invariant: bool | None
+
+
+class OperatorChoice(NamedTuple):
+    """A checked `Choice` as operators take it."""
+
+    kernel: str = ""
+    config: str = ""
+    tune: str = ""
+    batch_invariant: bool | None = None
+
+
+NO_CHOICE = OperatorChoice()
+
+
+class Arguments(NamedTuple):
+    """The arguments of `function`: matmul, addmm or linear, of which `b` is the weight."""
+
+    function: str
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
+    out: Tensor | None
+    alpha: Any
+    beta: Any
+    out_dtype: torch.dtype | None
+    given: GivenEpilogue
+    choice: Choice
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A, B and the other tensors that there are, by the names of their parameters."""
+        names = OPERANDS[self.function]
+        _, bias, residual, aux = self.given
+        others = {"bias": bias, "residual": residual, "out": self.out, "aux": aux}
+        found = {} if self.c is None else {names["c"]: self.c}
+        found |= {names["a"]: self.a, names["b"]: self.b}
+        return found | {name: t for name, t in others.items() if t is not None}
+
+    def all_tensors(self) -> tuple[Tensor | None, ...]:
+        """The arguments that are tensors, None for those that were not given."""
+        _, bias, residual, aux = self.given
+        return self.a, self.b, self.c, bias, residual, self.out, aux
+
+    def extra(self) -> Extra:
+        """The epilogue as the runtime takes it."""
+        activation, bias, residual, aux = self.given
+        return Extra(activation or "", bias, residual, aux)
+
+    def has_epilogue(self) -> bool:
+        """Whether there is an epilogue beside alpha and C."""
+        activation, bias, residual, aux = self.given
+        return not (activation is None and bias is None and residual is None and aux is None)
+
+
+# ---- numbers
+def is_plain_scalar(value: object) -> bool:
+    """Whether `scalar` would leave alpha or beta as it is."""
+    if type(value) is int:  # compared with what is an int, too: that takes half the time
+        return -1_000_000_000_000_000_000 <= value <= 1_000_000_000_000_000_000
+    return type(value) is float and -1e18 <= value <= 1e18
+
+
+def scalar(name: str, value: object, dtype: torch.dtype) -> Any:
+    """alpha or beta as a Python number that products of a dtype can take.
+
+    Raises TypeError or OperandError.
+    """
+    if is_traced() and isinstance(value, int | float):  # which may be symbolic
+        return value
+    value = _python_number(name, value)
+    if not isinstance(value, numbers.Real):
+        value = complex(value)
+        if value.imag and not dtype.is_complex:
+            raise OperandError(f"{name} is {value}, expected a real number for operands of {dtype}")
+        if dtype.is_complex:
+            return value
+        value = value.real
+    if dtype is torch.bool and isinstance(value, bool):
+        return value
+    try:
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        fits = not math.isfinite(number) or abs(float(number)) <= torch.finfo(torch.float32).max
+    except OverflowError:
+        raise OperandError(f"{name} is {value}, expected a number that float32 can hold") from None
+    if not fits and dtype.itemsize <= 4:
+        raise OperandError(f"{name} is {value}, expected a number that float32 can hold")
+    return number if -(2**63) <= number < 2**63 else float(number)
+
+
+def _python_number(name: str, value: object) -> Any:
+    """The value of a number of Python or NumPy, or of a tensor. Raises TypeError."""
+    if isinstance(value, Tensor):
+        if value.dim():
+            raise TypeError(
+                f"{name} is a tensor of shape {tuple(value.shape)}, expected a number or one of "
+                "shape ()"
+            )
+        if value.requires_grad:
+            raise TypeError(
+                f"{name} is a tensor that requires grad, expected a number or one that does not"
+            )
+        value = value.item()
+    elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
+        value = value.item()
+    if not isinstance(value, numbers.Complex):
+        raise TypeError(f"{name} is {type(value).__name__}, expected a number")
+    return value
+
+
+# ---- choices
+def is_activation(name: object) -> bool:
+    """Whether it is the name of an activation."""
+    return type(name) is str and name in ACTIVATIONS
+
+
+def checked_kernel(kernel: str | None, config: Any) -> tuple[str, str]:
+    """The kernel's name and its config's text, as operators take them.
+
+    Raises TypeError or ValueError.
+    """
+    if kernel is None:
+        if config is not None:
+            raise ValueError(
+                "config is given without kernel, expected the kernel that it configures"
+            )
+        return "", ""
+    name = registry.find(kernel).name
+    if config is None:
+        return name, ""
+    # A rung's Config has the defaults of the rung, and derives from this type.
+    family = registry.load(name).Config.__mro__[-2]
+    if not isinstance(config, family):
+        raise TypeError(
+            f"config is {type(config).__name__}, expected {family.__name__} for kernel {name!r}"
+        )
+    return name, configs.to_text(config)
+
+
+def checked_tune(tune: object) -> str:
+    """`tune` as operators take it. Raises TypeError or ValueError."""
+    return problem.check_name("tune", tune, MODES, f": {', '.join(MODES)}")
+
+
+def checked_choice(choice: Choice) -> OperatorChoice:
+    """A choice as operators take it. Raises TypeError or ValueError."""
+    kernel, config = checked_kernel(choice.kernel, choice.config)
+    return OperatorChoice(kernel, config, checked_tune(choice.tune), choice.batch_invariant)
+
+
+# ---- shapes, and what is written
+def product_shape(call: Arguments) -> tuple[int, ...]:
+    """The shape of the product. Raises OperandError."""
+    if call.function != "linear":
+        return problem.check_product(call.a, call.b, call.c)
+    check_linear(call.a, call.b)
+    return (*call.a.shape[:-1], *call.b.shape[:-1])
+
+
+def check_linear(x: Tensor, weight: Tensor) -> None:
+    """Checks that `x @ weight.T` has a meaning. Raises OperandError."""
+    if weight.dim() not in (1, 2):
+        raise OperandError(f"{B} has {weight.dim()} dimensions, expected 2 (N, K) or 1 (K)")
+    if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
+        raise OperandError(
+            f"{A}.shape is {tuple(x.shape)}, expected (..., {weight.shape[-1]}) for {B}.shape "
+            f"{tuple(weight.shape)}"
+        )
+    if not is_autocast(x):
+        problem.check_alike(x, weight)
+
+
+def check_result(call: Arguments, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Checks the epilogue and `out` against a product of this shape and dtype."""
+    shape = problem.check_extra(call.extra(), shape, dtype, call.a.device)
+    if call.out is not None:
+        problem.check_out(call.out, shape, dtype, call.a.device)
+
+
+def check_written(call: Arguments) -> None:
+    """Checks that `out` and `aux` can be written.
+
+    Autograd cannot go through what a call writes to, nor can operators write through a lazy view.
+    Raises OperandError.
+    """
+    _, bias, residual, aux = call.given
+    for name, t in (("out", call.out), ("aux", aux)):
+        if t is None:
+            continue
+        if not is_traced():
+            problem.check_writable(t, name)
+        if torch.is_grad_enabled():
+            if t.requires_grad:
+                raise OperandError(
+                    f"{name} requires grad, expected a tensor that does not (or torch.no_grad())"
+                )
+            read = call.a, call.b, call.c, bias, residual
+            if any(x is not None and x.requires_grad for x in read):
+                raise OperandError(
+                    f"{name} is given with inputs that need gradients, expected no {name} (or "
+                    "torch.no_grad())"
+                )
+        if is_lazy_view(t) and call.has_epilogue():
+            raise OperandError(
+                f"{name} is a view that negates or conjugates, expected memory as it is"
+            )
+
+
+def is_lazy_view(out: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether `out` is a view that negates or conjugates when read: the dispatcher cannot hand it
+    to an operator.
+    """
+    if out is None or is_traced():
+        return False
+    return out.is_neg() or out.is_conj()
+
+
+def is_autocast(t: Tensor) -> bool:
+    """Whether autocast is about to give tensors like it another dtype."""
+    return (t.is_cuda and torch.is_autocast_enabled("cuda")) or (
+        t.is_cpu and torch.is_autocast_enabled("cpu")
+    )
+
+
+def has_address(t: object) -> bool:
+    """Whether it is a tensor with memory: fake, sparse and transformed ones have none."""
+    if not isinstance(t, Tensor) or t.layout is not torch.strided or t.is_nested:
+        return False
+    if not (t.is_cuda or t.is_cpu):
+        return False
+    try:
+        return bool(problem.read_address(t)) or not t.numel()
+    except RuntimeError:
+        return False

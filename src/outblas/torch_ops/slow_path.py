@@ -1,0 +1,329 @@
+"""Calls without an eager plan: by an operator, by torch, or by the types that override the call."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from ..core import invariance, problem
+from ..core.problem import OperandError
+from ..runtime import fallback
+from ..runtime.overlap import check_epilogue_separate, check_separate
+from . import ops
+from .call import (
+    NO_CHOICE,
+    OPERANDS,
+    PLAIN,
+    Arguments,
+    OperatorChoice,
+    check_linear,
+    check_result,
+    check_written,
+    checked_choice,
+    checked_kernel,
+    checked_tune,
+    has_address,
+    is_autocast,
+    is_lazy_view,
+    is_plain_scalar,
+    is_traced,
+    product_shape,
+    scalar,
+)
+from .eager import overriding_mode
+
+Tensor = torch.Tensor
+overrides_enabled = torch._C._is_torch_function_enabled
+
+# The public functions by name, registered by `api`: types of tensors are asked to override them.
+public_functions: dict[str, Callable[..., Tensor]] = {}
+
+
+def run(call: Arguments) -> Tensor:
+    """Runs a call that has no eager plan."""
+    if call.function == "addmm" and call.c is None:
+        problem.check_tensor(OPERANDS["addmm"]["c"], None)
+    if is_traced():
+        return _run_checked(call)
+    if has_torch_function_variadic(*call.all_tensors()):
+        plain = all(t is None or type(t) in PLAIN for t in call.all_tensors())
+        if overriding_mode() or not plain:
+            return _run_overridden(call)
+        with torch._C.DisableTorchFunction():  # to a default device there is nothing to say
+            return run(call)
+    try:
+        return _run_checked(call)
+    except OperandError as error:
+        error.rename(OPERANDS[call.function])
+        raise
+
+
+# ---- types that override the call
+class _Offer(threading.local):
+    """The function that the types of some operands are being asked to override."""
+
+    function = ""
+
+
+_offer = _Offer()
+
+
+def _run_overridden(call: Arguments) -> Tensor:
+    """The call as function modes and the types of its operands have it, by torch's protocol."""
+    public, tensors = public_functions[call.function], call.tensors()
+    keywords: dict[str, Any] = dict(tensors)
+    operands = [keywords.pop(name) for name in OPERANDS[call.function].values()]
+    options = {
+        "out_dtype": call.out_dtype,
+        "activation": call.given.activation,
+        **call.choice._asdict(),
+    }
+    keywords |= {name: value for name, value in options.items() if value is not None}
+    if call.function == "addmm":
+        scalars = {"alpha": call.alpha, "beta": call.beta}
+        keywords |= {
+            name: value
+            for name, value in scalars.items()
+            if not (is_plain_scalar(value) and value == 1)
+        }
+    before, _offer.function = _offer.function, call.function
+    try:
+        result: Tensor = handle_torch_function(public, tensors.values(), *operands, **keywords)
+        return result
+    except TypeError as error:
+        if not str(error).startswith(
+            f"no implementation found for '{public.__module__}.{public.__name__}'"
+        ):
+            raise
+    finally:
+        _offer.function = before
+    try:
+        cause = _foreign_reason(tensors.values()) or "operands that override functions of torch"
+        return _run_as_given(call, cause)
+    except OperandError as error:
+        error.rename(OPERANDS[call.function])
+        raise
+
+
+def _foreign_reason(tensors: Iterable[Tensor]) -> str | None:
+    """Why an operand must reach torch as it came, or None: its attributes may not be what they
+    seem.
+    """
+    for t in tensors:
+        if type(t) not in PLAIN:
+            kind = "tensor subclass" if isinstance(t, Tensor) else "operands of type"
+            return f"{kind} {type(t).__name__}"
+        if t.is_nested:
+            return "tensors of layout nested"
+    return None
+
+
+def _run_as_given(call: Arguments, cause: str) -> Tensor:
+    """By a function of torch on operands as they came, and then the epilogue by others."""
+    problem.check_activation(call.given.activation)
+    checked_tune(call.choice.tune)
+    with (
+        torch._C.DisableTorchFunctionSubclass()
+    ):  # no type is asked about the traits of its tensors
+        autocast = _check_as_given(call)
+        _hand_to_torch(call, cause)
+    if not is_traced() and _offer.function == call.function and not overrides_enabled():
+        # A type was asked about a function that it does not know, and had it called with functions
+        # of torch no longer overridden: but torch's it may know.
+        _offer.function = ""
+        with torch._C._EnableTorchFunction():
+            return _torch_on_whole(call, autocast)
+    return _torch_on_whole(call, autocast)
+
+
+def _check_as_given(call: Arguments) -> str:
+    """Checks what no function of torch will, as for plain tensors. Returns `_autocast_off`.
+
+    Operands are checked where they fit together by what they say of themselves; where they do not,
+    torch says so, or their types know better.
+    """
+    tensors = call.tensors().values()
+    if not all(isinstance(t, Tensor) for t in tensors):
+        return ""
+    if call.c is not None:
+        scalar("alpha", call.alpha, call.a.dtype)
+        scalar("beta", call.beta, call.a.dtype)
+    check_written(call)
+    a, device = call.a, call.a.device.type
+    casts = is_autocast(a) and call.out is None and call.given.aux is None
+    narrows = casts and fallback.autocasts(a, device)
+    dtype = problem.check_out_dtype(
+        call.out_dtype, torch.get_autocast_dtype(device) if narrows else a.dtype
+    )
+    if not (casts or any(t.is_nested for t in tensors)):
+        try:
+            shape = product_shape(call)
+        except OperandError:
+            shape = None
+        if shape is not None:
+            check_result(call, shape, dtype)
+    return _autocast_off(call)
+
+
+def _autocast_off(call: Arguments) -> str:
+    """The device whose autocast must be off while torch computes the call, "" if there is none.
+
+    Operators that write cast nothing, and others cast to the dtype that is asked for.
+    """
+    asks = call.out is not None or call.given.aux is not None or call.out_dtype is not None
+    return call.a.device.type if asks and is_autocast(call.a) else ""
+
+
+# ---- operators
+def _run_checked(call: Arguments) -> Tensor:
+    """Checks the arguments; then by an operator, or by torch."""
+    a, b, c, out = call.a, call.b, call.c, call.out
+    if call.choice.batch_invariant is not None:
+        invariance.check(call.choice.batch_invariant)
+    tensors = call.tensors()
+    for name, t in tensors.items():
+        problem.check_tensor(name, t)
+    if cause := _foreign_reason(tensors.values()):
+        return _run_as_given(call, cause)
+    activation = problem.check_activation(call.given.activation)
+    if c is not None:
+        alpha, beta = scalar("alpha", call.alpha, a.dtype), scalar("beta", call.beta, a.dtype)
+        call = call._replace(alpha=alpha, beta=beta)
+    check_written(call)
+    if is_lazy_view(out) and not call.has_epilogue():
+        return _run_to_lazy_view(call, out)
+    if not is_autocast(a):
+        problem.check_out_dtype(call.out_dtype, a.dtype)
+    choice = checked_choice(call.choice)
+    if call.function == "linear":
+        check_linear(a, b)
+    if cause := _outside_operators_reason(call, tensors.values()):
+        return _run_by_torch(call, cause)
+    if call.function == "linear":
+        b = b.t()
+    if call.has_epilogue():
+        return _run_gemm(call, b, activation, choice)
+    return _run_bare(call, b, choice)
+
+
+def _run_to_lazy_view(call: Arguments, out: Tensor) -> Tensor:
+    """A call whose `out` negates or conjugates when read: into new memory, and from there."""
+    if all(map(has_address, call.tensors().values())):
+        c = None if out is call.c else call.c
+        problem.check_overlap(out, a=call.a, b=call.b, c=c)
+    fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    return out.copy_(_run_checked(call._replace(out=fresh)))
+
+
+def _run_bare(call: Arguments, b: Tensor, choice: OperatorChoice) -> Tensor:
+    """A product without an epilogue beside alpha and C."""
+    a, c, out = call.a, call.c, call.out
+    result: Tensor
+    if c is not None:
+        if out is None:
+            result = ops.addmm(c, a, b, call.alpha, call.beta, *choice)
+            return result
+        ops.addmm_out(c, a, b, out, call.alpha, call.beta, *choice)
+        return out
+    plain = call.out_dtype is None and choice == NO_CHOICE
+    options = () if plain else (call.out_dtype, *choice)
+    if out is None:
+        result = ops.matmul(a, b, *options)
+        return result
+    ops.matmul_out(a, b, out, *options)
+    return out
+
+
+def _run_gemm(call: Arguments, b: Tensor, activation: str, choice: OperatorChoice) -> Tensor:
+    """A product with an epilogue."""
+    a, c, out = call.a, call.c, call.out
+    _, bias, residual, aux = call.given
+    options = c, bias, residual, call.alpha, call.beta, activation, call.out_dtype, *choice
+    if out is None and aux is None:
+        result: Tensor = ops.gemm(a, b, *options)
+        return result
+    if out is None:
+        shape = problem.check_columns(activation, problem.check_product(a, b, c))
+        out = a.new_empty(shape, dtype=call.out_dtype)
+    ops.gemm_out(out, aux, a, b, *options)
+    return out
+
+
+def _outside_operators_reason(call: Arguments, tensors: Iterable[Tensor]) -> str | None:
+    """Why a call must not reach our operators, or None: they take strided tensors, and know no
+    forward mode.
+    """
+    for t in tensors:
+        if not (t.is_cuda or t.is_cpu):
+            return f"{t.device.type} tensors"
+        if t.layout is not torch.strided:
+            return f"tensors of layout {t.layout}"
+    if forward_ad._current_level >= 0:
+        return "forward-mode gradients"
+    if (
+        (call.out is None and call.given.aux is None)
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.maybe_current_level() is None
+    ):
+        return None
+    return "torch.func transforms of a call that writes to its arguments"
+
+
+# ---- torch
+def _run_by_torch(call: Arguments, cause: str) -> Tensor:
+    """By functions of torch: checked plain tensors that operators do not take."""
+    a, b, c, out = call.a, call.b, call.c, call.out
+    check_result(call, product_shape(call), problem.check_out_dtype(call.out_dtype, a.dtype))
+    _hand_to_torch(call, cause)
+    autocast = _autocast_off(call)
+    if call.function == "linear" or autocast:
+        return _torch_on_whole(call, autocast)
+    if call.has_epilogue():
+        return fallback.fused(a, b, c, out, call.alpha, call.beta, call.out_dtype, call.extra())
+    if c is None:
+        return fallback.matmul(a, b, out, call.out_dtype)
+    return fallback.addmm(c, a, b, call.alpha, call.beta, out)
+
+
+def _torch_on_whole(call: Arguments, autocast: str) -> Tensor:
+    """`fallback.whole` of a call."""
+    return fallback.whole(
+        call.function,
+        call.a,
+        call.b,
+        call.c,
+        call.out,
+        call.alpha,
+        call.beta,
+        call.out_dtype,
+        call.extra(),
+        autocast,
+    )
+
+
+def _hand_to_torch(call: Arguments, cause: str) -> None:
+    """Warns that torch takes a call, after checking that it may.
+
+    Raises ValueError where a kernel is named or batch-invariance asked for, OperandError where
+    tensors overlap.
+    """
+    kernel, _ = checked_kernel(call.choice.kernel, call.choice.config)
+    if kernel:
+        raise ValueError(f"kernel {kernel!r} needs plain tensors, and was given {cause}")
+    if invariance.wanted(call.choice.batch_invariant):
+        raise invariance.unsupported(cause)
+    _, bias, residual, aux = call.given
+    writes = call.out is not None or aux is not None
+    if (
+        writes
+        and not torch.compiler.is_compiling()
+        and all(map(has_address, call.tensors().values()))
+    ):
+        read = call.a, call.b, call.c
+        if call.out is not None:
+            check_separate(*read, call.out, call.beta)
+        check_epilogue_separate(*read, call.out, call.beta, bias, residual, aux)
+    fallback.warn_fallback(cause)
