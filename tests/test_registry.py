@@ -63,11 +63,9 @@ def test_every_package_is_declared():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     src = ROOT / "src"
     found = {".".join(p.parent.relative_to(src).parts) for p in src.rglob("__init__.py")}
-    found |= {
-        f"outblas.{name}"
-        for name in ("autotune", "hopper", "kernels", "turing")
-        if (ROOT / name).is_dir()
-    }
+    for name in ("autotune", "hopper", "kernels", "turing"):
+        inits = (ROOT / name).rglob("__init__.py")
+        found |= {".".join(("outblas", *p.parent.relative_to(ROOT).parts)) for p in inits}
     assert set(settings["packages"]) == found
     for package, folder in settings["package-dir"].items():
         assert package == "" or (ROOT / folder / "__init__.py").exists()

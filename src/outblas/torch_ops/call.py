@@ -115,24 +115,31 @@ def scalar(name: str, value: object, dtype: torch.dtype) -> Any:
     """
     if is_traced() and isinstance(value, int | float):  # which may be symbolic
         return value
-    value = _python_number(name, value)
-    if not isinstance(value, numbers.Real):
-        value = complex(value)
-        if value.imag and not dtype.is_complex:
-            raise OperandError(f"{name} is {value}, expected a real number for operands of {dtype}")
+    number = _python_number(name, value)
+    if not isinstance(number, numbers.Real):
+        number = complex(number)
+        if number.imag and not dtype.is_complex:
+            raise OperandError(
+                f"{name} is {number}, expected a real number for operands of {dtype}"
+            )
         if dtype.is_complex:
-            return value
-        value = value.real
-    if dtype is torch.bool and isinstance(value, bool):
-        return value
+            return number
+        number = number.real
+    if dtype is torch.bool and isinstance(number, bool):
+        return number
     try:
-        number = int(value) if isinstance(value, numbers.Integral) else float(value)
-        fits = not math.isfinite(number) or abs(float(number)) <= torch.finfo(torch.float32).max
+        converted = int(number) if isinstance(number, numbers.Integral) else float(number)
+        magnitude = abs(float(converted))
     except OverflowError:
-        raise OperandError(f"{name} is {value}, expected a number that float32 can hold") from None
+        raise _too_large(name, number) from None
+    fits = not math.isfinite(converted) or magnitude <= torch.finfo(torch.float32).max
     if not fits and dtype.itemsize <= 4:
-        raise OperandError(f"{name} is {value}, expected a number that float32 can hold")
-    return number if -(2**63) <= number < 2**63 else float(number)
+        raise _too_large(name, number)
+    return converted if -(2**63) <= converted < 2**63 else float(converted)
+
+
+def _too_large(name: str, number: object) -> OperandError:
+    return OperandError(f"{name} is {number}, expected a number that float32 can hold")
 
 
 def _python_number(name: str, value: object) -> Any:
