@@ -130,8 +130,8 @@ def test_scales_belong_to_rows_and_columns_however_they_lie(shape, how, monkeypa
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("stride", ["packed", "overlapping", "odd"])
-def test_words_of_rows_hold_the_same_values(K, stride):
-    """fp8 rows reach the kernel as words of 16 bits: two at least, at even strides, with zeros
+def test_pairs_of_rows_hold_the_same_values(K, stride):
+    """fp8 rows reach the kernel as pairs of 16 bits: two at least, at even strides, with zeros
     where a row ends.
     """
     values = torch.randn(2, 2 * K + 1).to(E4M3)
@@ -140,31 +140,31 @@ def test_words_of_rows_hold_the_same_values(K, stride):
         "overlapping": values.flatten().as_strided((1, K), (1, 1)),
         "odd": values.as_strided((2, K), (2 * K + 1, 1)),
     }[stride]
-    words = scaled._words(t)
-    assert words.dtype is torch.bfloat16
-    assert words.stride(1) == 1
-    assert words.shape[1] >= 2
-    back = words.view(E4M3).float()
+    pairs = scaled._as_16_bit_pairs(t)
+    assert pairs.dtype is torch.bfloat16
+    assert pairs.stride(1) == 1
+    assert pairs.shape[1] >= 2
+    back = pairs.view(E4M3).float()
     assert torch.equal(back[:, :K], t.float())
     assert not back[:, K:].any()
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("K", [1, 2])
-def test_rows_of_one_word_compile(K):
-    """Both operands of an fp8 product lie along K, which rows of a single word would not say."""
+def test_rows_of_one_pair_compile(K):
+    """Both operands of an fp8 product lie along K, which rows of a single pair would not say."""
     pytest.importorskip("cutlass")
     from outblas.core import problem as described
     from outblas.core.epilogue import Extra
     from outblas.hopper import gemm
-    from outblas.hopper.gemm import host
+    from outblas.hopper.gemm import heuristic
 
     a, b = operands(64, 3, K)
     one, out = torch.ones(()), torch.empty(64, 3, dtype=torch.bfloat16)
-    first, second = scaled._words(a), scaled._words(b.t()).t()
+    first, second = scaled._as_16_bit_pairs(a), scaled._as_16_bit_pairs(b.t()).t()
     how = {"extra": Extra(), "scales": (one, one), "formats": "e4m3 e4m3"}
     problem = described.problem(first, second, out, **how)
-    gemm.precompile(problem, host.rules.config(problem, 132, gemm.Config()), 90)
+    gemm.precompile(problem, heuristic.config(problem, 132, gemm.Config()), 90)
 
 
 def test_torch_takes_it_without_a_gpu_and_says_so():
