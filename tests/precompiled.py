@@ -3,6 +3,7 @@ core.
 """
 
 import functools
+import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ import torch
 
 from outblas.autotune import automatic
 from outblas.autotune.measure.compile_pool import default_workers
-from outblas.autotune.measure.processes import Context, start
 from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import problem
@@ -22,6 +22,7 @@ from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
 
 KERNEL = "hopper.gemm"
+SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 SMS = (
     torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 )
@@ -70,7 +71,7 @@ def compilers():
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of which few compile ahead
     workers = max(1, min(default_workers(), 2 * default_workers() // beside))
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(workers, Context(), start, (environment, None)) as pool:
+    with ProcessPoolExecutor(workers, SPAWN, os.environ.update, (environment,)) as pool:
 
         def ahead(calls):
             distinct = {variant(call): call for call in calls}

@@ -67,7 +67,7 @@ def test_workload_of_a_call(case):
 @pytest.fixture
 def on_gpu(monkeypatch):
     """A call on a GPU, as far as dispatch can tell."""
-    monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
+    monkeypatch.setattr(dispatch.default_kernel, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(dispatch, "lacks", lambda record, problem: None)
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     return replace(asked(empty(64, 64), empty(64, 64).t()), device=torch.device("cuda", 0))

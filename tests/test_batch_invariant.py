@@ -163,7 +163,7 @@ def test_the_kernel_is_fixed_by_architecture_and_dtype():
 
 def test_what_was_tuned_is_not_asked(monkeypatch):
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
-    monkeypatch.setattr(dispatch.choice, "kernel_for", lambda problem: "portable")
+    monkeypatch.setattr(dispatch.default_kernel, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(
         dispatch, "_launcher", lambda kernel, config, problem, *, nothing: (kernel, config)
     )

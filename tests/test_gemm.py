@@ -487,7 +487,7 @@ def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
     )
     handed = []
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(host.host, "load", lambda *_: lambda *given: handed.extend(given))
+    monkeypatch.setattr(host.compile, "load", lambda *_: lambda *given: handed.extend(given))
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
     assert [id(given) for given in handed[:3]] == [
@@ -520,7 +520,7 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
             raise RuntimeError("no launch")
 
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(host.host, "load", lambda *_: run)
+    monkeypatch.setattr(host.compile, "load", lambda *_: run)
     monkeypatch.setattr(workspace, "borrow", borrow)
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False"

@@ -12,7 +12,7 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import Extra, halves
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
-from outblas.hopper.gemm import epilogue_load
+from outblas.hopper.gemm import epilogue_load, epilogue_tile
 from outblas.hopper.gemm import host as gemm_host
 
 BF16 = torch.bfloat16
@@ -179,7 +179,7 @@ def test_slabs_fit_the_slots_that_carry_them():
             <= config.slot_bytes
         )
         assert epilogue_load.slots(config, config, compile.NUMERIC[BF16]) * per >= len(
-            gemm.epilogue.places(config, compile.NUMERIC[BF16], config.tile_n)
+            epilogue_tile.places(config, compile.NUMERIC[BF16], config.tile_n)
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from outblas.core import cache, configs, registry
 from outblas.core import problem as operands
 from outblas.hopper import cluster_multicast, lean_barriers
-from outblas.hopper.core import host, pipeline
+from outblas.hopper.core import compile, host, pipeline
 from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, invalid_reason
 from outblas.inspect import GateError, inspect
 
@@ -408,13 +408,13 @@ def test_compiled_once_then_loaded_from_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "compile_variant", compiles)
 
     def plan(*shape):
-        monkeypatch.setattr(host, "_loaded", {})  # a new process
+        monkeypatch.setattr(compile, "_loaded", {})  # a new process
         load("tma_wgmma").plan(problem(*shape))
 
     plan()
     plan(4096, 512, 72)
     assert compiles.call_count == 1
     assert len(list((cache.directory() / "objects").glob("*.o"))) == 1
-    monkeypatch.setattr(host, "source_fingerprint", lambda: "edited")
+    monkeypatch.setattr(compile, "source_fingerprint", lambda: "edited")
     plan()
     assert compiles.call_count == 2

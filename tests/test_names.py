@@ -13,12 +13,12 @@ from outblas.core.epilogue import ACTIVATIONS
 from outblas.hopper import gemm, hilbert, tma_wgmma, two_consumers
 from outblas.hopper.core import compile, host
 from outblas.hopper.core.config import HopperConfig, unscheduled
-from outblas.hopper.gemm import host as gemm_host
 from outblas.hopper.gemm import traits
+from outblas.hopper.gemm.variant import Variant
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PLAIN = traits.Form(8, False, True, False, False, False, False, False)
-OWN = gemm_host.Variant(unscheduled(gemm.Config()), PLAIN, BF16, BF16, "nt")
+OWN = Variant(unscheduled(gemm.Config()), PLAIN, BF16, BF16, "nt")
 RUNG = host.Variant("hopper.hilbert", unscheduled(hilbert.Config()), BF16, BF16, "nt", True, 8)
 KINDS = ("", "columns", "pairs", "rows", "matrix", "batch", "staged")
 

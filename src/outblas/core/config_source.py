@@ -58,6 +58,8 @@ def defaults(module: str, name: str) -> Defaults:
             name
         ]:
             return _elsewhere(tree, module, node.value)
+    if (elsewhere := _imported(tree, module, name)) is not None:
+        return defaults(*elsewhere)
     raise ValueError(f"{module} has no class {name}")
 
 
@@ -70,15 +72,26 @@ def _literal(value: ast.expr | None) -> object:
 def _elsewhere(tree: ast.Module, module: str, value: ast.expr) -> Defaults:
     """The defaults of a class that is named by an expression: `Name`, or `module.Name`."""
     first, _, rest = ast.unparse(value).partition(".")
+    elsewhere = _imported(tree, module, first)
+    if elsewhere is None and rest:
+        raise ValueError(f"{module} does not say where {first} is from")
+    if elsewhere is None:
+        return defaults(module, first)
+    place, original = elsewhere
+    return defaults(f"{place}.{original}", rest) if rest else defaults(place, original)
+
+
+def _imported(tree: ast.Module, module: str, name: str) -> tuple[str, str] | None:
+    """The module from which `module`, whose source is `tree`, imports `name`, and what it is called
+    there; None if it does not.
+    """
+    spec = importlib.util.find_spec(module)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    package = module if is_package else module.rpartition(".")[0]
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if (alias.asname or alias.name) == first:
-                    package = "." * node.level + (node.module or "")
-                    place = importlib.util.resolve_name(package, module.rpartition(".")[0])
-                    if rest:
-                        return defaults(f"{place}.{alias.name}", rest)
-                    return defaults(place, alias.name)
-    if rest:
-        raise ValueError(f"{module} does not say where {first} is from")
-    return defaults(module, first)
+                if (alias.asname or alias.name) == name:
+                    relative = "." * node.level + (node.module or "")
+                    return importlib.util.resolve_name(relative, package), alias.name
+    return None
