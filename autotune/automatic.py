@@ -178,7 +178,7 @@ def _sweep(
     retry_failed: bool = False,
     allow_unsaved: bool = False,
 ) -> Winner:
-    from .sweep.sweep import lost_results, sweep
+    from .sweeps.sweep import lost_results, sweep
 
     major, minor = torch.cuda.get_device_capability(index)
     found = sweep(

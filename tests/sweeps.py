@@ -14,7 +14,7 @@ from outblas.autotune.search import gpu
 from outblas.autotune.search.target import Subject
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep.sweep import sweep
+from outblas.autotune.sweeps.sweep import sweep
 
 SUBJECT = Subject("faulty", "faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")

@@ -12,8 +12,8 @@ import outblas
 from outblas.autotune import automatic, lookup
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import StoreError
-from outblas.autotune.sweep import outcome
-from outblas.autotune.sweep import sweep as sweeping
+from outblas.autotune.sweeps import outcome
+from outblas.autotune.sweeps import sweep as sweeping
 from outblas.core.configs import to_text
 from outblas.core.problem import problem
 from outblas.hopper import gemm, hilbert

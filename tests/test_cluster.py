@@ -15,7 +15,7 @@ from sweeps import soon
 
 from outblas.autotune import Store, Subject, sweep
 from outblas.autotune.measure.progress import silent
-from outblas.autotune.sweep import ray_engine
+from outblas.autotune.sweeps import ray_engine
 
 pytestmark = [
     pytest.mark.interpreter,

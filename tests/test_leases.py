@@ -18,7 +18,7 @@ from sweeps import soon
 from outblas.autotune.store import leases, queries
 from outblas.autotune.store.leases import Claim, Holder, Observer, Owner
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep.job_view import JobView
+from outblas.autotune.sweeps.job_view import JobView
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")

@@ -22,10 +22,10 @@ from outblas.autotune.search.target import Subject
 from outblas.autotune.store import transfer
 from outblas.autotune.store.records import STATUSES
 from outblas.autotune.store.store import Store, StoreError
-from outblas.autotune.sweep import outcome, tuner
-from outblas.autotune.sweep.outcome import Budget
-from outblas.autotune.sweep.sweep import sweep, visible_gpus
-from outblas.autotune.sweep.tuner import Job
+from outblas.autotune.sweeps import outcome, tuner
+from outblas.autotune.sweeps.outcome import Budget
+from outblas.autotune.sweeps.sweep import sweep, visible_gpus
+from outblas.autotune.sweeps.tuner import Job
 from outblas.core.configs import from_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")

@@ -21,10 +21,10 @@ from outblas.autotune import lookup
 from outblas.autotune.search import gpu
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep import sweep
-from outblas.autotune.sweep.outcome import Failure, Sweep
-from outblas.autotune.sweep.screening import Unmeasured
-from outblas.autotune.sweep.tuner import Job, Outcome
+from outblas.autotune.sweeps import sweep
+from outblas.autotune.sweeps.outcome import Failure, Sweep
+from outblas.autotune.sweeps.screening import Unmeasured
+from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.cli import tune as cli_tune
 from outblas.cli.tune import parse_budget
 
@@ -346,7 +346,7 @@ from outblas.cli import app
 from sweeps import SUBJECT
 find = subjects.of
 subjects.of = lambda name: SUBJECT if name == "faulty" else find(name)
-from outblas.autotune.sweep import sweep as sweeping
+from outblas.autotune.sweeps import sweep as sweeping
 sweeping.subject_of = subjects.of
 sys.argv = ["outblas", *sys.argv[1:]]
 app()

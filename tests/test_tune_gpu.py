@@ -13,7 +13,7 @@ from outblas.autotune import automatic, lookup
 from outblas.autotune.search.target import Subject
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep.sweep import sweep
+from outblas.autotune.sweeps.sweep import sweep
 from outblas.core.configs import from_text
 from outblas.core.problem import problem
 from outblas.hopper import hilbert

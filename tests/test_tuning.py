@@ -26,8 +26,8 @@ from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import Subject
 from outblas.autotune.store.records import Trial, now
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep import tuner
-from outblas.autotune.sweep.tuner import Job
+from outblas.autotune.sweeps import tuner
+from outblas.autotune.sweeps.tuner import Job
 from outblas.core.configs import from_text, to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
