@@ -20,10 +20,9 @@ from ..runtime.default_kernel import MODES, PRODUCTION, Mode, spared
 from .search import cost_model
 from .search.gpu import machine as machine_of
 from .search.target import registered
-from .store import transfer
 from .store.records import Gpu, Workload
 from .store.store import Store
-from .store.transfer import TABLES
+from .store.tables import TABLES, read_table
 
 REACH = 1.5  # the farthest tuned shape that speaks for another, in binary orders of magnitude
 NEIGHBOURS = 12  # winners, at most, that are weighed for a shape
@@ -289,7 +288,7 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
     tables = []
     for path in sorted(folder.glob("*.json")):
         try:
-            tables.append(transfer.read_table(path))
+            tables.append(read_table(path))
         except (ValueError, OSError) as error:
             warnings.warn(f"outblas leaves out the tuning table {path.name}: {error}", stacklevel=2)
     own = [table for table in tables if table.gpu.model == gpu.model]

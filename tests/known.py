@@ -6,9 +6,9 @@ import stored
 
 from outblas.autotune.lookup import Knowledge
 from outblas.autotune.search import gpu
-from outblas.autotune.store import transfer
 from outblas.autotune.store.records import Gpu
 from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import ship
 from outblas.core.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
 
@@ -46,7 +46,7 @@ def knowing(tmp_path):
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:
                 store.crown(each)
-        transfer.ship(shipped, folder)
+        ship(shipped, folder)
         return Knowledge(of, folder.with_suffix(".sqlite"), folder)
 
     return made

@@ -9,9 +9,10 @@ import commands
 import pytest
 from stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
 
-from outblas.autotune.store import transfer
+from outblas.autotune.store import tables, transfer
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import read_table, ship
 from outblas.cli import cache as command
 from outblas.cli import common
 from outblas.core import cache, config_source, configs, registry
@@ -21,7 +22,7 @@ from outblas.core import cache, config_source, configs, registry
 def home(path, tmp_path, monkeypatch):
     """A cache with results and two compiled kernels, and a folder of tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
-    monkeypatch.setattr(transfer, "TABLES", tmp_path / "tables")
+    monkeypatch.setattr(tables, "TABLES", tmp_path / "tables")
     with Store() as store:
         for each in (
             trial(0),
@@ -116,7 +117,7 @@ def test_export_ship(home):
     invoke("export", "--ship")
     (path,) = (home / "tables").iterdir()
     assert path.name == "NVIDIA_H100_80GB_HBM3.json"
-    (entry,) = transfer.read_table(path).entries
+    (entry,) = read_table(path).entries
     assert entry.workload == WORKLOAD
     assert entry.config in (
         "slots=2",
@@ -349,12 +350,12 @@ def test_results_of_the_interpreter_are_not_shipped(home):
         ValueError,
         match=r"winners\[0\] is of CPU, interpreted, x86_64, expected one that was measured",
     ):
-        transfer.ship([winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0))], home)
+        ship([winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0))], home)
 
 
 def test_an_installed_package_is_not_written_to(home, monkeypatch):
-    installed = home / "site-packages" / "outblas" / "autotune" / "transfer.py"
-    monkeypatch.setattr(transfer, "__file__", str(installed))
+    installed = home / "site-packages" / "outblas" / "autotune" / "store" / "tables.py"
+    monkeypatch.setattr(tables, "__file__", str(installed))
     assert "belong to an installed package, expected a FOLDER" in refusal("export", "--ship")
     assert not (home / "tables").exists()
     invoke("export", home / "named", "--ship")

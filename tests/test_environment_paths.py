@@ -13,6 +13,7 @@ from commands import invoke
 
 import outblas
 from outblas.autotune import automatic, lookup
+from outblas.autotune.store.tables import read_table
 from outblas.core import cache, filesystems
 
 LONG = "a" * 5000
@@ -91,7 +92,7 @@ def test_products_go_on(environment, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_store_of_no_place_is_left_out(environment):
-    gpu = next(iter(lookup.transfer.read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
+    gpu = next(iter(read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
     known = lookup.Knowledge(gpu)
     assert known.known
     assert not [each for each in known.known if each.origin in (lookup.HERE, lookup.MODEL)]

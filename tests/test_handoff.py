@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 import outblas
 from outblas import FallbackWarning, OperandError, addmm, linear, matmul
+from outblas.core import invariance
 
 X, W, BIAS = (torch.randint(-8, 9, shape).float() for shape in ((6, 5), (4, 5), (4,)))
 C = torch.randint(-8, 9, (6, 4)).float()
@@ -533,9 +534,7 @@ def test_a_traced_graph_has_code_that_runs():
 
 
 def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch):
-    monkeypatch.setattr(
-        outblas.invariance, "_ever", False
-    )  # or the graph breaks to look at the context
+    monkeypatch.setattr(invariance, "_ever", False)  # or the graph breaks to look at the context
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(lambda x, w: linear(x, w), backend=backend, fullgraph=True)
     got = compiled(X, W.as_subclass(Plain))

@@ -13,7 +13,6 @@ from outblas.device import raster
 from outblas.hopper import gemm
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import gpc_placement
-from outblas.hopper.gemm import host as gemm_host
 from outblas.hopper.gemm.kernel import Config
 
 DEVICE = torch.device("cuda", 0)
@@ -269,7 +268,7 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
         ),
     )
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.append(given[3]))
+    monkeypatch.setattr(compile, "load", lambda *_: lambda *given: handed.append(given[3]))
     gpu.busy = 1000
     a, b, out = torch.empty(256, 64), torch.empty(320, 64).t(), torch.empty(256, 320)
     with pytest.warns(RuntimeWarning, match=WARNING):

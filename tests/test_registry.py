@@ -63,11 +63,9 @@ def test_every_package_is_declared():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     src = ROOT / "src"
     found = {".".join(p.parent.relative_to(src).parts) for p in src.rglob("__init__.py")}
-    found |= {
-        f"outblas.{name}"
-        for name in ("autotune", "hopper", "kernels", "turing")
-        if (ROOT / name).is_dir()
-    }
+    for ladder in ("autotune", "hopper", "kernels", "turing"):
+        packages = [path.parent for path in (ROOT / ladder).rglob("__init__.py")]
+        found |= {".".join(("outblas", *path.relative_to(ROOT).parts)) for path in packages}
     assert set(settings["packages"]) == found
     for package, folder in settings["package-dir"].items():
         assert package == "" or (ROOT / folder / "__init__.py").exists()
@@ -110,7 +108,7 @@ from outblas import *
 assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune
 for name, missing in (("portable", "triton"), ("hopper.tma_wgmma", "nvidia-cutlass-dsl")):
     try:
-        outblas.registry.load(name)
+        outblas.core.registry.load(name)
     except ImportError as error:
         assert f"pip install '{missing}" in str(error), error
     else:

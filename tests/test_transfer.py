@@ -17,9 +17,9 @@ import pytest
 import stored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stored import BARE, H100
+from stored import H100
 
-from outblas.autotune.store import compact, exports, transfer, validation
+from outblas.autotune.store import exports, signed_json, transfer, validation
 from outblas.autotune.store.records import (
     PRECISIONS,
     STATUSES,
@@ -80,15 +80,8 @@ def lines_of(content):
             yield {kind: fields}
 
 
-@pytest.fixture
-def table(tmp_path):
-    """Of a winner."""
-    (path,) = transfer.ship([winner()], tmp_path / "tables")
-    return json.loads(path.read_text())
-
-
 def signed(content):
-    content["sha256"] = transfer._checksum(content)
+    content["sha256"] = signed_json.checksum(content)
     return json.dumps(content)
 
 
@@ -415,7 +408,7 @@ def test_changed_files_are_refused(file, content, monkeypatch):
         with pytest.raises(ValueError, match="no JSON"):
             transfer.read(file)
     file.write_text(text)
-    monkeypatch.setattr(transfer, "SIZE_LIMIT", 1000)
+    monkeypatch.setattr(signed_json, "SIZE_LIMIT", 1000)
     with pytest.raises(ValueError, match="is larger than"):
         transfer.read(file)
 
@@ -531,212 +524,3 @@ def test_import_keeps_what_is_there(file):
         assert transfer.import_into(store, file) == (1, 0)
         assert store.trials() == [own, FAILED]
         assert store.winners() == [newer]
-
-
-# Shipped tables.
-
-
-def test_ship(tmp_path):
-    folder = tmp_path / "tables"
-    other = Gpu("NVIDIA/H200 ../x", 90, 132)
-    best = winner(ratio=1.3, config="tile_m=256", source="def")
-    first, second = transfer.ship(
-        [winner(), best, winner(ratio=1.1, source="x"), winner(gpu=other)], folder
-    )
-    assert [first.name, second.name] == ["NVIDIA_H100_80GB_HBM3.json", "NVIDIA_H200_.._x.json"]
-    table = transfer.read_table(first)
-    assert table.gpu == H100
-    assert table == transfer.read_table(first.read_text())
-    fields = {
-        name: getattr(best, name)
-        for name in (*FIGURES, "kernel", "config", "workload", "confidence")
-    }
-    assert table.entries == (transfer.Entry(**fields, when=best.when[:10]),)
-    assert transfer.read_table(second).gpu == other
-
-
-def test_ship_merges(tmp_path):
-    small = Workload(16, 16, 16)
-    (path,) = transfer.ship(
-        [winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path
-    )
-    transfer.ship([winner(config="tile_m=1", ratio=0.5)], tmp_path)
-    entries = transfer.read_table(path).entries
-    assert [(e.workload, e.kernel, e.config) for e in entries] == [
-        (small, "hopper.hilbert", "tile_m=128"),
-        (WORKLOAD, "hopper.hilbert", "tile_m=1"),
-        (WORKLOAD, "simt.naive", "tile_m=128"),
-    ]
-    text = path.read_text()
-    rows = [json.loads(line.strip(",")) for line in text.splitlines() if line.startswith("[")]
-    assert [row[:2] for row in rows] == [
-        ["16 bfloat16 nt", "tile_m=128"],
-        [str(WORKLOAD), ""],
-        [str(WORKLOAD), ""],
-    ]
-    shuffled = [
-        winner(kernel="simt.naive"),
-        winner(config="tile_m=1", ratio=0.5),
-        winner(workload=small),
-    ]
-    transfer.ship(shuffled, tmp_path / "again")
-    assert (tmp_path / "again" / path.name).read_text() == text
-
-
-def test_two_models_of_one_name(tmp_path):
-    half = dataclasses.replace(H100, sms=66)
-    for _ in range(2):
-        paths = transfer.ship([winner(), winner(gpu=half)], tmp_path)
-        assert {path.name: transfer.read_table(path).gpu.sms for path in paths} == {
-            "NVIDIA_H100_80GB_HBM3.json": 66,
-            "NVIDIA_H100_80GB_HBM3_132_SMs.json": 132,
-        }
-
-
-def test_ship_replaces_no_table_that_it_cannot_read(tmp_path):
-    path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=r"HBM3\.json: format is None"):
-        transfer.ship([winner(), winner(gpu=Gpu("A", 80, 108))], tmp_path)
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["{}"]
-
-
-def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path):
-    tried = (
-        "tile_m=64,order=hilbert,sms=0",
-        "tile_m=128,order=hilbert,sms=0",
-        "tile_m=128,order=rows,sms=0",
-        "sms=1",
-    )
-    won = [
-        winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)
-    ]
-    (path,) = transfer.ship(won, tmp_path)
-    content = json.loads(path.read_text())
-    found = [(each["base"], [row[:2] for row in each["entries"]]) for each in content["kernels"]]
-    assert found == [
-        ("sms=1", [["16x16x4 bfloat16 nt", ""]]),
-        (
-            tried[1],
-            [
-                ["16x16x1 bfloat16 nt", "tile_m=64"],
-                ["16x16x2", ""],
-                ["16x16x3", "order=rows"],
-            ],
-        ),
-    ]
-    assert [entry.config for entry in transfer.read_table(path).entries] == list(tried)
-
-
-@pytest.mark.parametrize("config", ["", "a=", "a=1,b=-2.5", "a=1,b=2,a=3"])
-def test_configs_of_any_form_share_a_base_with_their_own(config):
-    base = compact.common([config, config])
-    assert compact.difference(config, base) == ""
-    assert compact.applied(base, "") == config
-
-
-@examples
-@given(st.lists(winners, min_size=1, max_size=5))
-def test_whatever_is_valid_can_be_shipped(tmp_path_factory, won):
-    won = [dataclasses.replace(each, gpu=H100) for each in won]
-    (path,) = transfer.ship(won, tmp_path_factory.mktemp("tables"))
-    entries = {entry.place: entry for entry in transfer.read_table(path).entries}
-    assert entries.keys() == {(each.workload, each.kernel) for each in won}
-    for (workload, kernel), entry in entries.items():
-        alike = [each for each in won if (each.workload, each.kernel) == (workload, kernel)]
-        best = sorted(alike, key=lambda each: (each.ratio, each.when))[-1]  # of equals the last
-        assert (entry.config, entry.when) == (best.config, best.when[:10])
-        for name, digits in transfer.DIGITS.items():
-            figure = getattr(best, name)
-            expected = (
-                None if figure is None else pytest.approx(figure, rel=0.51 * 10 ** (1 - digits))
-            )
-            assert getattr(entry, name) == expected
-    again = path.read_text()
-    transfer.ship(won, path.parent)
-    assert path.read_text() == again
-
-
-def test_every_shipped_table_is_valid_and_stays_small():
-    """There is room for some hundred entries."""
-    for path in transfer.TABLES.glob("*.json"):
-        entries = transfer.read_table(path).entries
-        assert entries, path
-        assert path.stat().st_size < 2000 + 200 * len(entries)
-
-
-ROW = ("kernels", 0, "entries", 0)
-
-
-def refuses_table(table, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        transfer.read_table(signed(table))
-
-
-@pytest.mark.parametrize("name", validation.ENTRY)
-def test_tampered_rows_are_refused(table, name):
-    row, column = inside(table, ROW), list(validation.ENTRY).index(name)
-    for value in ([], "x" * 5000, math.nan, True):
-        row[column] = value
-        refuses_table(table, f"kernels[0].entries[0].{name} is")
-    del row[column]
-    refuses_table(
-        table,
-        f"kernels[0].entries[0] is {validation.shown(row)}, expected a list of workload, changes",
-    )
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("version",), 1, "version is 1, expected 2"),
-        (("columns",), ["workload"], "columns is ['workload'], expected workload, changes, us"),
-        (("kernels",), {}, "kernels is {}, expected a JSON list"),
-        (("kernels", 0, "kernel"), "A", "kernels[0].kernel is 'A'"),
-        (("kernels", 0, "base"), "tile_m", "kernels[0].base is 'tile_m'"),
-        (("kernels", 0, "entries"), {}, "kernels[0].entries is {}, expected a list"),
-        ((*ROW, 1), "tile_k=1", "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
-        (
-            (*ROW, 0),
-            "16x16 float16 nt",
-            "kernels[0].entries[0].workload is '16x16 float16 nt', expected a",
-        ),
-        ((*ROW, 0), "16", "kernels[0].entries[0] is ['16', "),
-        ((*ROW, -1), "", "expected a kind of workload and a day in the first"),
-        ((*ROW, 0), "0 float16 nt", "kernels[0].entries[0].workload.M is 0, expected an integer"),
-        (
-            (*ROW, 0),
-            "9" * 15 + " float16 nt",
-            "kernels[0].entries[0].workload.M is 999999999999999, expected",
-        ),
-        (
-            (*ROW, 0),
-            "16 tf32 to bfloat16 nt",
-            "kernels[0].entries[0].workload.out_dtype is 'bfloat16'",
-        ),
-        (("gpu", "sms"), "x", "gpu.sms is 'x'"),
-    ],
-)
-def test_tampered_tables_are_refused(table, place, value, message):
-    put(table, place, value)
-    refuses_table(table, message)
-
-
-def test_tables_say_each_thing_once(table):
-    kernels = table["kernels"]
-    for said, again in (
-        (kernels, "kernels[1].entries[0]"),
-        (kernels[0]["entries"], "kernels[0].entries[1]"),
-    ):
-        said.append(said[0])
-        refuses_table(table, f"{again} is the second of hopper.hilbert at 4096x512x64")
-        said.pop()
-
-
-def test_reading_a_table_imports_neither_torch_nor_sqlite():
-    """Apart from what the package itself imports."""
-    code = (
-        f"{BARE}import outblas.autotune.transfer\nassert not {{'torch', 'sqlite3'}} & "
-        "set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from ..autotune.lookup import short
-from ..autotune.store.transfer import Entry, Table, read_table
+from ..autotune.store.tables import Entry, Table, read_table
 from ..core.shapes import SUITE, Shape, to_text
 from ..runtime.default_kernel import PRODUCTION
 from .page import environment_notes
