@@ -176,7 +176,7 @@ class FakeProcess:
         if function is compilers._compile:
             return 1.5
         if not self.opened:
-            raise RemoteError("outblas.autotune.worker.NotOpen", "")
+            raise RemoteError(f"{worker.NotOpen.__module__}.NotOpen", "")
         return Screened("ok")
 
     def terminate(self):
