@@ -141,17 +141,19 @@ def compiled(
     out_dtype: torch.dtype | None = None,
     layout: str = "nt",
     shape: tuple[int, int, int] = (4096, 4096, 4096),
+    problem: Problem | None = None,
 ) -> Artifact:
-    """The machine code that `build` makes with the compiler's options for aligned, row-major
-    operands.
+    """The machine code that `build` makes with the compiler's options.
 
-    Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
+    `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
+    `shape` describe. Raises ValueError for an architecture other than 90, and for what the kernel
+    cannot take.
     """
     if arch not in (None, 90):
         raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
-    problem = example(dtype, out_dtype, layout, shape)
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
+    problem = problem or example(dtype, out_dtype, layout, shape)
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype is {dtype_name(problem.dtype)}, expected bfloat16 or float16")
     if reason := unsupported(problem, config):
         raise ValueError(reason)
     with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
@@ -166,7 +168,7 @@ def compiled(
         kernel=kernel,
         arch=ARCH,
         config=to_text(config),
-        dtype=dtype_name(dtype),
+        dtype=dtype_name(problem.dtype),
         out_dtype=dtype_name(problem.out_dtype),
         layout=layout,
         cubin=bytes(made.__cubin__),
