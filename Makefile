@@ -3,13 +3,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz chaos lint clean
+.PHONY: demo test snapshot fuzz chaos lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
 
 test: $(READY)
 	$(BIN)/pytest -n 3
+
+# Compiles the kernels that tests/data/machine_code.json lists and writes what their machine code is now.
+snapshot: $(READY)
+	$(BIN)/outblas inspect --against tests/data/machine_code.json --update
 
 # Not a part of CI: random calls beside torch's. FUZZ_DEVICE=cuda runs them on a GPU, and named kernels too.
 FUZZ_CALLS ?= 40000
