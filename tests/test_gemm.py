@@ -26,10 +26,7 @@ from outblas.runtime import default_kernel
 BF16, FP32 = torch.bfloat16, torch.float32
 OWN = gemm.Config()
 FLAT = torch.empty(1 << 20, dtype=BF16, device="meta")
-SMALL = (
-    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,"
-    "slots=16,cluster_m=1"
-)
+SMALL = "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=16,cluster_m=1"
 MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"
 SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
 
@@ -43,78 +40,42 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
             "tile_n=192,elastic=True",
             "nt",
             "",
-            {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, "STSM.16.M88.4": 24},
+            ("HGMMA.64x192x16", "HGMMA.64x184x16", "STSM.16.M88.4"),
             (),
         ),
         (
             "tile_n=192,elastic=True",
             "nn",
             "",
-            {"HGMMA.64x192x16": 8, "HGMMA.64x184x16": 8, TMA_STORE: 6},
+            ("HGMMA.64x192x16", "HGMMA.64x184x16", TMA_STORE),
             (),
         ),
-        (
-            "tile_m=64,pingpong=True",
-            "nt",
-            "",
-            {"HGMMA.64x256x16": 8, TMA_STORE: 4, MULTICAST: 1},
-            (SUMS,),
-        ),
-        ("tile_m=64,pingpong=True", "nn", "", {"HGMMA.64x256x16": 8, TMA_STORE: 4}, (SUMS,)),
-        (
-            "split_k=4,k_serpentine=False",
-            "nt",
-            "",
-            {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32},
-            (),
-        ),
-        (
-            "stream_k=True,k_serpentine=False",
-            "nn",
-            "",
-            {"HGMMA.64x256x16": 8, SUMS: 1, "STG.E.128": 32},
-            (),
-        ),
-        (
-            f"{SMALL},tile_n=32,swap=True",
-            "nt",
-            "",
-            {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2},
-            (MULTICAST, "STG"),
-        ),
-        (
-            f"{SMALL},tile_n=32,swap=True",
-            "nn",
-            "",
-            {"HGMMA.64x32x16": 8, "STSM.16.MT88.4": 2},
-            (MULTICAST, "STG"),
-        ),
-        ("", "nn", "float32", {"HGMMA.64x256x16": 8, "STS.64": 64, TMA_STORE: 8}, ("STSM", "STG")),
+        ("tile_m=64,pingpong=True", "nt", "", ("HGMMA.64x256x16", TMA_STORE, MULTICAST), (SUMS,)),
+        ("split_k=4,k_serpentine=False", "nt", "", (SUMS, "STG.E.128"), ()),
+        ("stream_k=True,k_serpentine=False", "nn", "", (SUMS, "STG.E.128"), ()),
+        (f"{SMALL},tile_n=32,swap=True", "nt", "", ("STSM.16.MT88.4",), (MULTICAST, "STG")),
+        (f"{SMALL},tile_n=32,swap=True", "nn", "", ("STSM.16.MT88.4",), (MULTICAST, "STG")),
+        ("", "nn", "float32", ("HGMMA.64x256x16", "STS.64", TMA_STORE), ("STSM", "STG")),
         (
             f"{SMALL},tile_n=32,cluster_k=4",
             "nt",
             "",
-            {"HGMMA.64x32x16": 8, "STAS.128": 4, "LDS.128": 3, TMA_STORE: 1},
+            ("STAS.128", TMA_STORE),
             (MULTICAST, "STG", SUMS),
-        ),
-        (
-            f"{SMALL},tile_n=16",
-            "nt",
-            "",
-            {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1},
-            (MULTICAST, "STG"),
         ),
         (
             f"{SMALL},tile_n=16",
             "nn",
             "",
-            {"HGMMA.64x16x16": 8, "STSM.16.M88.4": 1, TMA_STORE: 1},
+            ("HGMMA.64x16x16", "STSM.16.M88.4", TMA_STORE),
             (MULTICAST, "STG"),
         ),
     ],
 )
 def test_levers_show_in_the_machine_code(text, layout, out_dtype, has, lacks):
-    """No spills and no warnings of the assembler either."""
+    """No spills and no warnings of the assembler either. How many of each there are is in the
+    snapshot.
+    """
     inspect("hopper.gemm", config=text, layout=layout, out_dtype=out_dtype or None).require(
         stack=0, has=has, lacks=lacks
     )

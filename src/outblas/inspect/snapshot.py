@@ -50,6 +50,8 @@ BARRIERS = (
     "ARRIVES",
     "MEMBAR",
     "ERRBAR",
+    "CGAERRBAR",
+    "CCTL",
     "FENCE",
     "WARPSYNC",
     "NANOSLEEP",
@@ -62,8 +64,8 @@ BARRIERS = (
     "REDG",
     "REDAS",
 )
-MEMORY = ("LDG", "STG", "LDGSTS", "LDSM", "STSM", "STAS", "LDL", "STL")
-COUNTED = frozenset((*MMA, *TMA, *BARRIERS, *MEMORY, "USETMAXREG"))
+MEMORY = ("LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM", "STAS", "LDL", "STL")
+COUNTED = frozenset((*MMA, *TMA, *BARRIERS, *MEMORY, "USETMAXREG", "SHFL"))
 
 
 @dataclass(frozen=True, kw_only=True)
