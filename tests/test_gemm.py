@@ -26,7 +26,10 @@ from outblas.runtime import default_kernel
 BF16, FP32 = torch.bfloat16, torch.float32
 OWN = gemm.Config()
 FLAT = torch.empty(1 << 20, dtype=BF16, device="meta")
-SMALL = "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=16,cluster_m=1"
+SMALL = (
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=16,"
+    "cluster_m=1"
+)
 MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"
 SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
 

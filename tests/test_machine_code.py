@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import pytest
 import torch
 
-from outblas.artifact import example
+from outblas.core.artifact import example
 from outblas.inspect import snapshot
 from outblas.inspect.snapshot import CodeSummary, Difference, Entry, Snapshot
 from outblas.inspect.variant import KernelVariant, from_record, problem

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .. import registry
-from ..shapes import Shape, to_text
+from ..core import registry
+from ..core.shapes import Shape, to_text
 from .common import check_writable, console, note, table, usage_errors
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import registry
+from ..core import registry
 from . import machine_code
 from .inspection import Inspection, compilable
 from .machine_code import MachineCode

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .. import registry
-from ..configs import from_text
-from ..shapes import LAYOUTS
+from ..core import registry
+from ..core.configs import from_text
+from ..core.shapes import LAYOUTS
 from .inspection import compilable
 
 if TYPE_CHECKING:
     import torch
 
-    from ..artifact import Artifact
-    from ..operands import Problem
+    from ..core.artifact import Artifact
+    from ..core.problem import Problem
 
 ACTIVATION_BACKWARD = "activation_backward"  # a kernel that is on no ladder
 _VECTORS = ("row", "column")
@@ -101,7 +101,7 @@ def _checked(variant: KernelVariant) -> KernelVariant:
     """The variant, if it is one. Raises ValueError for a kernel, an architecture or a word that
     there is not.
     """
-    from ..epilogue import ACTIVATIONS
+    from ..core.epilogue import ACTIVATIONS
 
     archs = compilable(
         registry.find("portable" if variant.kernel == ACTIVATION_BACKWARD else variant.kernel)
@@ -157,7 +157,8 @@ def problem(variant: KernelVariant) -> Problem:
     """The call in normal form, of tensors without memory."""
     import torch
 
-    from .. import epilogue, operands
+    from ..core import epilogue
+    from ..core import problem as operands
 
     M, N, K = variant.shape
     dtype = getattr(torch, variant.dtype)
@@ -221,9 +222,9 @@ def _activation_backward(variant: KernelVariant) -> Artifact:
     """The gradient of an activation, for contiguous tensors."""
     import torch
 
-    from ..artifact import Artifact, cta_threads
+    from ..core.artifact import Artifact, cta_threads
+    from ..core.epilogue import GATED
     from ..device.launch import TYPES
-    from ..epilogue import GATED
     from ..kernels.activation import BLOCK, compile_for
 
     gated = variant.activation in GATED
