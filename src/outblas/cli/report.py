@@ -21,7 +21,6 @@ from .common import (
     note,
     one_shape,
     parse_shapes,
-    save_json,
     split,
     table,
     usage_errors,
@@ -286,18 +285,6 @@ def readme(
             err=check,
         )
     raise typer.Exit(1 if check and changed else 0)
-
-
-@app.command()
-def pack(files: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
-    """Rewrites result files in half the space: field names once, and a row for each entry. Every
-    report reads both.
-    """
-    from ..report import results
-
-    for path in files:
-        with usage_errors(OSError):
-            save_json(path, results.packed(path))
 
 
 def _squares(text: str) -> tuple[int, ...]:

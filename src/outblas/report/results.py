@@ -11,7 +11,7 @@ from typing import Any
 from ..bench.record import BASE, MODES, UNCHECKED, Record
 from ..machines import Machine, of_device, short_name
 from ..shapes import Shape
-from . import packing
+from . import legacy
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 FOLDER = ROOT / "results"
@@ -151,36 +151,21 @@ def environments(measurements: Measurements) -> list[dict[str, Any]]:
 
 
 def parsed(path: Path) -> Any:
-    """The file's JSON, a packed one as it was before. Raises ValueError that names the file."""
+    """The file's JSON, in the plain form where it is packed. Raises ValueError that names the
+    file.
+    """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON: {error}") from None
-    if _is_report(report) and "columns" in report:
-        try:
-            report["results"] = packing.unpack(
-                report.pop("columns"), report["results"], report.pop("same", {})
-            )
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    return report
-
-
-def packed(path: Path) -> dict[str, Any]:
-    """A result file's content in half the space, as `packing` has it. Raises ValueError for a file
-    of another form.
-    """
-    report = parsed(path)
-    entries = report["results"] if _is_report(report) else None
-    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise ValueError(
-            f"{path}: expected an object with environment and results, a list of objects"
-        )
-    same, columns, rows = packing.pack(entries)
-    rest = {name: value for name, value in report.items() if name != "results"}
-    return rest | {"same": same, "columns": columns, "results": rows}
+    if not (_is_report(report) and legacy.is_packed(report)):
+        return report
+    try:
+        return legacy.unpack(report)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
