@@ -7,8 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import svg
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -60,9 +58,8 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Text stays text, and names inside a file follow from what it shows.
+    # Text stays text, and the ids inside a file follow from what it shows.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outblas"})
-    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # named with every text
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
@@ -70,19 +67,17 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
     for axis in unused:
         axis.remove()
     for axis in axes:
-        axis.patch.set_visible(False)  # the figure is as white
         axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
         axis.set_axisbelow(True)
-        axis.tick_params(length=0)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes)
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:
-    """Writes the file; its format follows the suffix. An .svg keeps `note` as its metadata, and no
-    date.
+    """Writes the file; its format follows the suffix. An .svg has `note` as its description, and no
+    date: the same figure makes the same file.
     """
-    drawn = path.suffix.lower() == ".svg"
-    figure.savefig(path, dpi=120, metadata={"Date": None} if drawn else None)
-    if drawn:
-        path.write_text(svg.compact(path.read_text(encoding="utf-8"), note), encoding="utf-8")
+    metadata = (
+        {"Date": None, "Description": note or None} if path.suffix.lower() == ".svg" else None
+    )
+    figure.savefig(path, dpi=120, metadata=metadata)

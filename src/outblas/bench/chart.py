@@ -79,6 +79,7 @@ def _ratios(
             heights,
             width * 0.92,
             yerr=whiskers,
+            capsize=2,
             color=colours[name],
             label=name,
             ecolor="#444",

@@ -43,15 +43,12 @@ def _l2(model: tuple[int, int]) -> str:
 WHOLE, HALVES = (MACHINE.l2_bytes, 1), (MACHINE.l2_bytes // 2, 2)
 MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
-CURVES = ("serpentine", "hilbert")  # half of whose path a chart shows
+CURVES = ("serpentine", "hilbert")  # a chart shows their path
 SEED = {
     "001's kernel 6, grouped 16x8": 0.83,
     "001's cuBLAS": 0.70,
 }  # its hit rates at 4096, on its H100
-PANEL, GAP = (
-    160 / 72,
-    6 / 72,
-)  # inches: a tile of an image 32 wide is 5 points exactly, and the paths over it short
+IMAGE, PANEL = 2.1, 2.3  # inches: the width of an image of tiles, and of a panel with its margin
 MOST_NUMBERS = 32  # waves that a chart has room to number
 MOST_TILES = 1 << 14  # some seconds
 FEWEST = 3  # points that a rank correlation is worth giving for
@@ -279,56 +276,46 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
 
 
 def draw(found: Report) -> Canvas:
-    """A panel an order: tiles coloured by their wave, which the first panel numbers; half the path
-    of curves.
-    """
+    """A panel an order: tiles coloured by the wave in which they run, and the path of a curve."""
     rows, columns = found.setting.grid
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
-    height = min(max(PANEL * rows / columns, 0.4), 6.0)
-    picture, axes = charts.canvas(
-        len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across
-    )
-    for i, (axis, row) in enumerate(zip(axes, found.rows, strict=True)):
-        _panel(axis, row, found.setting, numbered=i == 0 or row.order.kind in CURVES)
+    height = min(max(IMAGE * rows / columns, 0.4), 6.0)
+    picture, axes = charts.canvas(len(found.rows), (PANEL * across, 2 * (height + 0.5)), across)
+    for axis, row in zip(axes, found.rows, strict=True):
+        _panel(axis, row, found.setting)
     picture.suptitle(
         f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium"
     )
     return picture
 
 
-def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
+def _panel(axis: Any, row: Row, setting: Setting) -> None:
+    """One order: an image with a pixel for each tile."""
     from matplotlib.colors import ListedColormap
 
     rows, columns = setting.grid
     waves = [[tile for tile in step if tile != raster.PAD] for step in row.order.steps(setting)]
-    of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
+    wave_of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
     names = [str(wave + 1) for wave in range(len(waves))]
     palette = charts.colours(names)
     axis.grid(False)
     axis.imshow(
-        [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
+        [[wave_of[m * columns + n] for n in range(columns)] for m in range(rows)],
         cmap=ListedColormap([palette[name] for name in names]),
         vmin=-0.5,
         vmax=len(waves) - 0.5,
         interpolation="none",
-        clip_on=False,
     )
-    curve = row.order.kind in CURVES
-    if curve:
-        path = [tile for tiles in waves for tile in tiles][: rows * columns // 2]
+    if row.order.kind in CURVES:
+        path = [tile for tiles in waves for tile in tiles]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
-        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8, clip_on=False)
-    if (
-        numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive"
-    ):  # whose waves are scattered
+        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
+    # The waves of consecutive tiles are scattered: a number would stand beside other waves.
+    if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
-            box = (
-                {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
-                if curve
-                else None
-            )
+            box = {"boxstyle": "round,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
             axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
     axis.set_xticks([])
     axis.set_yticks([])
