@@ -18,8 +18,8 @@ from outblas import machines, registry
 from outblas.report import (
     arithmetic,
     claims,
-    compare,
     ladder,
+    lookup,
     measured,
     measured_001,
     measured_simt,
@@ -28,8 +28,9 @@ from outblas.report import (
     readme,
     results,
     rungs,
-    seeds,
+    seed_figures,
 )
+from outblas.report.evidence import Evidence
 
 ROOT = Path(__file__).parents[1]
 RUNGS = {
@@ -94,7 +95,7 @@ def loaded(*entries, **environment):
             write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)
         ]
         files = results.by_kind(paths)
-        return claims.Evidence(
+        return Evidence(
             results.load(files.bench), profiles.load(files.profiles), phases.load(files.phases)
         )
 
@@ -147,19 +148,21 @@ def test_every_planned_rung_has_its_place():
     assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
     assert [rung.name for rung in rungs.climb()] == sorted(built, key=rungs.names().index)
-    assert sorted([*{figure.rung for figure in seeds.FIGURES}, *seeds.WITHOUT_FIGURE]) == sorted(
-        rungs.names()
-    )
+    assert sorted(
+        [*{figure.rung for figure in seed_figures.FIGURES}, *seed_figures.WITHOUT_FIGURE]
+    ) == sorted(rungs.names())
     with pytest.raises(ValueError, match="--ladder is 'nothing'"):
         rungs.climb("nothing")
 
 
 def test_the_seeds_figures():
-    first = {figure.rung: figure for figure in reversed(seeds.FIGURES)}
+    first = {figure.rung: figure for figure in reversed(seed_figures.FIGURES)}
     assert first["hopper.tma_wgmma"].tflops == (317.0, 317.0)
     assert first["hopper.hilbert"].ratio == pytest.approx((764 / 716,) * 2)
     assert first["simt.warptile"].ratio == pytest.approx((41.496 / 50.058,) * 2)
-    assert all(f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seeds.FIGURES)
+    assert all(
+        f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seed_figures.FIGURES
+    )
 
 
 def test_claims_that_arithmetic_settles():
@@ -176,7 +179,7 @@ def test_claims_that_arithmetic_settles():
 
 def test_claims_without_a_measurement_have_no_number():
     for claim in (*measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS):
-        assert claim.test(claims.Evidence()) == claims.NOT_MEASURED
+        assert claim.test(Evidence()) == claims.NOT_MEASURED
 
 
 def test_claims_that_a_measurement_settles():
@@ -193,7 +196,7 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
     other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
     elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
     for claim in measured.CLAIMS:
-        assert claim.test(claims.Evidence(other + elsewhere)).verdict == claims.OPEN
+        assert claim.test(Evidence(other + elsewhere)).verdict == claims.OPEN
 
 
 def test_ladder():
@@ -464,7 +467,7 @@ def test_figures_come_from_the_seeds_gpu():
 
 def test_the_newest_measurement_counts():
     both = loaded(entry("portable", 0.8), entry("portable", 0.9)).measurements
-    found = compare.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
+    found = lookup.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
     assert found is not None
     assert found.ratio == 0.9
 
@@ -491,12 +494,12 @@ def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
 
 def drawn(path):
     """A chart's text in a file of its own."""
-    from outblas import charts
+    from outblas.bench import plotting
 
-    figure, (axis,) = charts.canvas(1, (3.0, 2.0))
+    figure, (axis,) = plotting.canvas(1, (3.0, 2.0))
     axis.plot([0, 1 / 3], [0, 1 / 7], marker="o")
     axis.set_title("1.00345 × cuBLAS")
-    charts.save(figure, path, note="0.12345")
+    plotting.save(figure, path, note="0.12345")
     return path.read_text(encoding="utf-8")
 
 

@@ -30,6 +30,7 @@ from outblas.report import (
     rungs,
     sizes,
 )
+from outblas.report.evidence import Evidence
 
 CLIMB = rungs.names("hopper")[:10]
 
@@ -175,10 +176,10 @@ def test_runs_of_different_campaigns_are_not_compared():
     other = entry(B.provider, 1.0, config=B.config)
     first = loaded(entry(A.provider, 1.1), date="2026-01-03").measurements
     second = loaded(other, date="2026-01-02").measurements
-    assert claim.test(claims.Evidence(first + second)) == claims.NOT_MEASURED
+    assert claim.test(Evidence(first + second)) == claims.NOT_MEASURED
     both = loaded(entry(A.provider, 1.2), other).measurements
     for every in (first + second + both, both + second + first):
-        assert claim.test(claims.Evidence(every)).value == pytest.approx(0.2)
+        assert claim.test(Evidence(every)).value == pytest.approx(0.2)
 
 
 def test_claims_of_the_climb():

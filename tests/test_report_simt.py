@@ -21,6 +21,7 @@ from outblas.report import (
     roofline,
     rungs,
 )
+from outblas.report.evidence import Evidence
 
 CLIMB = rungs.names("simt")
 V06 = (
@@ -144,7 +145,7 @@ def test_command(files):
 
 
 def test_texts_of_claims_are_unique():
-    texts = Counter((s.claim.source, s.claim.text) for s in claims.settled(claims.Evidence()))
+    texts = Counter((s.claim.source, s.claim.text) for s in claims.settled(Evidence()))
     assert max(texts.values()) == 1
 
 
@@ -376,7 +377,7 @@ def test_no_rung_is_faster_than_its_roofline():
 
 
 def test_claims_by_ladder():
-    every = claims.settled(claims.Evidence())
+    every = claims.settled(Evidence())
     sources = {
         ladder: {s.claim.source for s in claims.of_ladder(every, ladder)}
         for ladder in rungs.LADDERS

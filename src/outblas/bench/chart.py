@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import charts
 from ..shapes import to_text
+from . import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ VERSIONS = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Writes the chart of a bench report. Raises ValueError when it holds no figures."""
-    charts.save(figure(report), path)
+    plotting.save(figure(report), path)
 
 
 def figure(report: dict[str, Any]) -> Figure:
@@ -26,12 +26,12 @@ def figure(report: dict[str, Any]) -> Figure:
     if not results:
         raise ValueError("the report holds no figures to draw")
     labels = list(dict.fromkeys(label(r) for r in results))
-    colours = charts.colours(labels)
+    colours = plotting.colours(labels)
     squares = [r for r in results if len(set(r["shape"])) == 1]
     energy = [r for r in squares if r.get("pj_per_flop") is not None]
     panels = 1 + bool(squares) + bool(energy)
     groups = list(dict.fromkeys(_group(r) for r in results))
-    canvas, axes = charts.canvas(
+    canvas, axes = plotting.canvas(
         panels, (max(8.0, 0.5 + 0.28 * len(groups) * len(labels)), 3.4 * panels)
     )
     _ratios(axes[0], results, groups, labels, colours)
@@ -84,7 +84,7 @@ def _ratios(
             label=name,
             ecolor="#444",
         )
-    axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, label="cublas")
+    axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, label="cublas")
     axis.set_xticks(range(len(groups)), [_tick(g, groups) for g in groups], rotation=30, ha="right")
     axis.set_ylabel("× cuBLAS (above 1 is faster)")
     axis.legend(frameon=False, ncols=4, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.0))

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import registry
-from ..charts import check_chart
+from ..bench.plotting import check_chart
 from ..shapes import LAYOUTS, Shape, to_text
 from .common import (
     NO_GPU,

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import dispatch, shapes
-from ..charts import check_chart
+from ..bench.plotting import check_chart
 from ..ownership import shown
 from ..report.text import NONE as NONE
 from ..report.text import figure as figure

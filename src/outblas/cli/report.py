@@ -27,7 +27,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..report.claims import Evidence
+    from ..report.evidence import Evidence
     from ..report.profiles import Profiles
     from ..report.results import Measurements
 
@@ -325,18 +325,17 @@ def _evidence(measurements: Measurements, text: str) -> Evidence:
     """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the
     checkout.
     """
-    from ..report import claims, phases, profiles, results
+    from ..report import phases, profiles, results
+    from ..report.evidence import Evidence
 
     paths = [
         Path(name) for name in split(text)
     ] or profiles.default_files() + phases.default_files()
     of = results.by_kind(paths)
-    return claims.Evidence(
-        measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases)
-    )
+    return Evidence(measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases))
 
 
 def _save_chart(figure: Any, path: Path) -> None:
-    from .. import charts
+    from ..bench import plotting
 
-    charts.save(figure, path)
+    plotting.save(figure, path)

@@ -11,9 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .phases import Counted
-from .profiles import Profiles
-from .results import Measurements
+from .evidence import Evidence
 
 CONFIRMED, REFUTED, DIFFERS, OPEN = "confirmed", "refuted", "differs", "not yet measured"
 COLUMNS = ("source", "claim", "ours", "verdict")
@@ -43,15 +41,6 @@ class Finding:
 
 
 NOT_MEASURED = Finding("–", OPEN)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What claims are tested against: timings, counters of ncu, and cycles by phase."""
-
-    measurements: Measurements = ()
-    profiles: Profiles = ()
-    phases: tuple[Counted, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""Timings and profiles found by what ran, and one set against another: what the measured claims
-share.
-"""
+"""One timing or profile set against another: what the measured claims share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +6,9 @@ from dataclasses import dataclass
 from ..bench.statistics import BURST_TOLERANCE
 from ..registry import dtype_of, layout_of
 from ..shapes import Shape
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
+from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
+from .evidence import Evidence
+from .lookup import find, profiled
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
 
@@ -24,60 +24,6 @@ FACTOR_WITHIN = 0.25  # and the factor of both speeds with the stated one to thi
 Span = (
     float | tuple[float, float]
 )  # what a document claims: a number, or the lowest and the highest
-
-
-def find(
-    measurements: Measurements,
-    provider: str,
-    shape: Shape,
-    dtype: str,
-    gpu: str,
-    *,
-    mode: str = "burst",
-    config: str = "",
-    layout: str | None = None,
-) -> Measurement | None:
-    """The newest timing of a provider on a model of GPU, or None.
-
-    `config` names what differs from the provider's own, in any order. `layout` is that of the
-    provider's ladder where it is not given.
-    """
-    wanted = provider, _changes(config), shape, dtype, gpu, mode, layout or layout_of(provider)
-    found = [
-        m
-        for m in measurements
-        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted
-        and m.ratio is not None
-    ]
-    newest = max((str(m.environment.get("date", "")) for m in found), default="")
-    return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
-
-
-def profiled(
-    profiles: Profiles,
-    provider: str,
-    shape: Shape,
-    dtype: str,
-    gpu: str,
-    *,
-    config: str = "",
-    layout: str | None = None,
-    addend: bool = False,
-) -> Profile | None:
-    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for
-    `find`.
-    """
-    wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider), addend
-    found = (
-        p
-        for p in reversed(profiles)
-        if (p.provider, _changes(p.config), p.shape, p.dtype, p.gpu, p.layout, p.addend) == wanted
-    )
-    return next(found, None)
-
-
-def _changes(config: str) -> frozenset[str]:
-    return frozenset(filter(None, config.split(",")))
 
 
 @dataclass(frozen=True)

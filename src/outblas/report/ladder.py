@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from ..registry import dtype_of, layout_of
 from . import text
-from .compare import find, profiled
+from .lookup import find, profiled
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
 from .rungs import MIXED, OLDER, Rung, climb
-from .seeds import Figure
+from .seed_figures import Figure
 
 NOTE = (
     "Burst: idle, one warm call, 8 timed; the ratio is cuBLAS's time over the kernel's in the same "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .. import charts
+from ..bench import plotting
 from .ladder import Row
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
     for i, n in enumerate(sizes):
         ours = [row.at[i].ours for row in shown]
         bars.append(([m.ratio or 0.0 if m else 0.0 for m in ours], f"ours at {n}, against today's"))
-        colours.append(charts.PALETTE[i % len(charts.PALETTE)])
+        colours.append(plotting.PALETTE[i % len(plotting.PALETTE)])
     width = SPAN / len(bars)
-    figure, (axis,) = charts.canvas(1, (9.0, 1.4 + (0.14 + 0.14 * len(bars)) * len(shown)))
+    figure, (axis,) = plotting.canvas(1, (9.0, 1.4 + (0.14 + 0.14 * len(bars)) * len(shown)))
     for bar, ((ratios, label), colour) in enumerate(zip(bars, colours, strict=True)):
         places = [row - SPAN / 2 + (bar + 0.5) * width for row in range(len(shown))]
         axis.barh(places, ratios, width * 0.94, color=colour, label=label)
@@ -55,7 +55,7 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
                     fontsize="x-small",
                     bbox=_PAPER,
                 )
-    axis.axvline(1.0, color=charts.BASE_COLOUR, linewidth=1.2)
+    axis.axvline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2)
     axis.set_yticks(range(len(shown)), [row.rung.name for row in shown])
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.grid(True, axis="x", color="#e3e3e3", linewidth=0.8)

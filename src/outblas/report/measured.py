@@ -5,11 +5,13 @@ their GPU.
 from collections.abc import Callable
 
 from ..registry import dtype_of
-from . import seeds
-from .claims import Claim, Evidence, Finding
-from .compare import GPU, find, in_range
+from . import seed_figures
+from .claims import Claim, Finding
+from .compare import GPU, in_range
+from .evidence import Evidence
+from .lookup import find
 from .results import Measurement
-from .seeds import Figure
+from .seed_figures import Figure
 
 
 def speed(figure: Figure) -> Claim:
@@ -65,7 +67,7 @@ def _reaches(
 
 def _claims() -> tuple[Claim, ...]:
     found = []
-    for figure in seeds.FIGURES:
+    for figure in seed_figures.FIGURES:
         if figure.gpu == GPU and figure.n is not None:
             found += [speed(figure)] if figure.tflops is not None else []
             found += [share(figure)] if figure.ratio is not None else []

@@ -5,9 +5,10 @@ the climb is worth, where power binds, what the L2 cache serves.
 from itertools import pairwise
 
 from ..bench.record import BASE
-from . import rungs, seeds
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
+from . import rungs, seed_figures
+from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
 from .compare import GPU, POINT, WITHIN, N, Run, against, counted, together
+from .evidence import Evidence
 
 LARGE = 8192
 AT_LIMIT = 0.97  # of the board's power limit: it then holds the clock down
@@ -16,7 +17,7 @@ AT_LIMIT = 0.97  # of the board's power limit: it then holds the clock down
 def _steps() -> tuple[Claim, ...]:
     """Every rung against the one below it, by the figures of both."""
     figures = {
-        f.rung: f for f in reversed(seeds.FIGURES) if f.tflops and f.n == N
+        f.rung: f for f in reversed(seed_figures.FIGURES) if f.tflops and f.n == N
     }  # the first of a rung counts
     found = []
     for below, rung in pairwise(name for name in rungs.names("hopper") if name in figures):
@@ -227,7 +228,10 @@ def _cycles(phase: str, stated: float) -> Claim:
 
 CLAIMS: tuple[Claim, ...] = (
     *_steps(),
-    *(_cycles(phase, stated) for phase, stated in seeds.PHASES["hopper.large_tile"][1].items()),
+    *(
+        _cycles(phase, stated)
+        for phase, stated in seed_figures.PHASES["hopper.large_tile"][1].items()
+    ),
     *(against(*comparison) for comparison in COMPARISONS),
     hits(_PERSISTENT.provider, "the order in groups of 16×8", 0.83),
     hits(BASE, "cuBLAS", 0.70),

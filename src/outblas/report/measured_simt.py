@@ -14,10 +14,11 @@ from ..bench.record import BASE
 from ..bench.statistics import BURST_TOLERANCE
 from ..kernels.simt_config import PRESETS
 from ..machines import MACHINES
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
+from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
 from .compare import GPU, POINT, WITHIN, N, Run, Span, against, campaign, counted, in_range, timed
+from .evidence import Evidence
 from .profiles import Passes, Profile
-from .seeds import of_rung
+from .seed_figures import of_rung
 
 SMALL = 2048  # 003's size; 002's is compare.N, and 000, which states none, is tested there
 K6, K7 = "000 kernel 6", "000 kernel 7"

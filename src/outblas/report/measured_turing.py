@@ -2,8 +2,9 @@
 run against another, and ncu's counters.
 """
 
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Evidence, Finding
+from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
 from .compare import N, Run, against, campaign, counted, in_range
+from .evidence import Evidence
 from .profiles import Profile
 
 _SMALL = 2048

@@ -10,7 +10,7 @@ from typing import Any
 from ..machines import short_name
 from ..shapes import Shape
 from .results import LARGEST, contents, has_phases, in_checkout, parsed, saved, shape_of, texts
-from .seeds import PHASES
+from .seed_figures import PHASES
 
 STEP, TILE = ("wait", "load", "tensor"), ("store", "total")  # cycles by step along K, and by tile
 COLUMNS = ("kernel", "role", *(f"{phase} / K step" for phase in STEP), "store / tile", "all / tile")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .. import charts, configs, machines
+from .. import configs, machines
 from ..autotune import rank
+from ..bench import plotting
 from ..bench.record import BASE
 from ..device import l2, raster
 from ..shapes import Shape, to_text
@@ -281,7 +282,7 @@ def draw(found: Report) -> Canvas:
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
     height = min(max(IMAGE * rows / columns, 0.4), 6.0)
-    picture, axes = charts.canvas(len(found.rows), (PANEL * across, 2 * (height + 0.5)), across)
+    picture, axes = plotting.canvas(len(found.rows), (PANEL * across, 2 * (height + 0.5)), across)
     for axis, row in zip(axes, found.rows, strict=True):
         _panel(axis, row, found.setting)
     picture.suptitle(
@@ -298,7 +299,7 @@ def _panel(axis: Any, row: Row, setting: Setting) -> None:
     waves = [[tile for tile in step if tile != raster.PAD] for step in row.order.steps(setting)]
     wave_of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
     names = [str(wave + 1) for wave in range(len(waves))]
-    palette = charts.colours(names)
+    palette = plotting.colours(names)
     axis.grid(False)
     axis.imshow(
         [[wave_of[m * columns + n] for n in range(columns)] for m in range(rows)],

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
 from ..shapes import SUITE, Shape, parse, to_text
-from . import access_cases, accesses, claims, ladder, page, phases, raster, sizes, text, tuned
-from .claims import Evidence
-from .profiles import load as load_profiles
-from .results import ROOT, Measurement, Measurements, by_kind, in_checkout, load
+from . import access_cases, accesses, claims, evidence, ladder, page, phases, raster, sizes, text
+from .evidence import Evidence
+from .results import ROOT, Measurement, Measurements, in_checkout
+from .tuning import shipped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def render(root: Path = ROOT) -> list[str]:
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """Names of what the files in `results/` say differently: README.md, charts. Raises ValueError
+    """Names of what the files in `results/` say differently: README.md, plotting. Raises ValueError
     as `render`.
     """
     text = _text(root)
@@ -100,18 +100,12 @@ def _rendered(root: Path, text: str) -> str:
 def _make(root: Path, what: str, files: list[str]) -> str:
     kind, _, argument = what.partition(" ")
     if kind == "tuned":
-        return tuned.table(root / files[0])
+        return shipped.table(root / files[0])
     if kind not in _KINDS:
         raise ValueError(
             f"README.md: a generated part is a {kind!r}, expected one of {', '.join(_KINDS)}"
         )
-    return _KINDS[kind](_evidence(root / name for name in files), argument)
-
-
-def _evidence(files: Iterable[Path]) -> Evidence:
-    """The files by what wrote them."""
-    of = by_kind(files)
-    return Evidence(load(of.bench), load_profiles(of.profiles), phases.load(of.phases))
+    return _KINDS[kind](evidence.load(root / name for name in files), argument)
 
 
 def _suite(evidence: Evidence, argument: str) -> str:
@@ -346,15 +340,15 @@ _KINDS: dict[str, Callable[[Evidence, str], str]] = {
 
 
 def _draw(root: Path, what: str, files: list[str]) -> None:
-    from .. import charts
+    from ..bench import plotting
 
     path = root / _picture(what)
-    charts.check_chart(path)
-    evidence = _evidence(root / file for file in files)
-    if not (evidence.measurements or evidence.profiles):
+    plotting.check_chart(path)
+    found = evidence.load(root / file for file in files)
+    if not (found.measurements or found.profiles):
         raise ValueError(f"{', '.join(files)}: no results, expected some to draw")
     kind, name, *_ = what.split(" ")
-    charts.save(_FIGURES[f"{kind} "](evidence, name), path, note=_digest(root, files))
+    plotting.save(_FIGURES[f"{kind} "](found, name), path, note=_digest(root, files))
     with path.open("a", encoding="utf-8") as file:
         file.write(_seal(path.read_text(encoding="utf-8")))
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import charts, registry
+from .. import registry
+from ..bench import plotting
 from ..inspect import Inspection, inspect
 from ..inspect import roofline as model
 from ..inspect.inspection import compilable
@@ -16,9 +17,9 @@ from ..inspect.occupancy import Occupancy, occupancy
 from ..machines import Machine
 from ..shapes import Shape, to_text
 from . import text
-from .compare import find
+from .lookup import find
 from .results import Measurement, Measurements
-from .seeds import Figure, of_rung
+from .seed_figures import Figure, of_rung
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -159,7 +160,7 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
     """
     machine = found[0].machine
     crowded = len(found) > INSIDE
-    figure, (axis,) = charts.canvas(1, (12.0 if crowded else 8.5, 5.2))
+    figure, (axis,) = plotting.canvas(1, (12.0 if crowded else 8.5, 5.2))
     peaks = sorted({machine.peak_tflops(p.inspection.unit) for p in found}, reverse=True)
     compute = peaks[0]
     dram = machine.dram_gbs / 1e3
@@ -201,7 +202,7 @@ def draw(found: Sequence[Point], shape: Shape) -> Canvas:
             fontsize="small",
             color="#666",
         )
-    colours = charts.colours([p.inspection.kernel for p in found])
+    colours = plotting.colours([p.inspection.kernel for p in found])
     for p in found:
         name, x = p.inspection.kernel, float(p.inspection.intensity["l2"] or 1)
         marker = _MARKERS[name.partition(".")[0]]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .. import registry
-from .seeds import Figure, of_rung
+from .seed_figures import Figure, of_rung
 
 LADDERS = tuple(registry.LADDERS)
 MIXED = {"simt": "bfloat16"}  # operands of a second climb on the same rungs, fp32 accumulators

@@ -9,11 +9,11 @@ from typing import Any
 from ..registry import dtype_of
 from ..shapes import SQUARES
 from . import text
-from .compare import find
 from .ladder import gpus_in_order
+from .lookup import find
 from .results import Measurement, Measurements
 from .rungs import Rung, climb
-from .seeds import Figure
+from .seed_figures import Figure
 
 COLUMNS = (
     "N",

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import charts
+from ...bench import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-    from .tune import TuneReport
+    from .model import TuneReport
 
 WIDTH = 8.5  # inches
-MARK = charts.PALETTE[1]  # of the best
+MARK = plotting.PALETTE[1]  # of the best
 _SHADES = ("#f1f5fb", "#c3d5ee", "#86abdc", "#3b6fb6", "#1d3f73")
 _DARK = 0.6  # share of the scale from which text is white
 _FLOOR = 0.7  # of the best ratio: what is slower has the lightest shade
@@ -47,7 +47,7 @@ def draw(report: TuneReport) -> Canvas:
     tall, low = 0.85 + 0.5 * rows, 3.6
     wide = panels[0] == "tiles"
     below = len(panels) - wide
-    figure, axes = charts.canvas(
+    figure, axes = plotting.canvas(
         len(panels), (WIDTH, wide * tall + bool(below) * low + 0.45), columns=max(1, below)
     )
     if wide and below:
@@ -124,7 +124,7 @@ def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
 
 def _stages(axis: Any, report: TuneReport) -> None:
     """A line a tile."""
-    colours = charts.colours(list(report.stages))
+    colours = plotting.colours(list(report.stages))
     counts = sorted({count for line in report.stages.values() for count in line})
     for name, line in report.stages.items():
         at = sorted(line)
@@ -134,7 +134,7 @@ def _stages(axis: Any, report: TuneReport) -> None:
     low, high = axis.get_ylim()
     axis.set_ylim(low - _LEGEND * (high - low), high)
     if low < 1 < high:
-        axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, zorder=1)
+        axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, zorder=1)
     axis.set_xticks(counts)
     axis.set_xlabel(report.stage_field)
     axis.set_ylabel("× cuBLAS")
@@ -158,9 +158,9 @@ def _model(axis: Any, report: TuneReport) -> None:
     assert found is not None
     n = len(found.points)
     predicted, measured = zip(*found.points, strict=True)
-    axis.plot([1, n], [1, n], color=charts.BASE_COLOUR, linewidth=1.0, linestyle=":")
+    axis.plot([1, n], [1, n], color=plotting.BASE_COLOUR, linewidth=1.0, linestyle=":")
     size = 22 if n <= 60 else 12 if n <= 600 else 5
-    axis.scatter(predicted, measured, s=size, color=charts.PALETTE[0], alpha=0.6, linewidths=0)
+    axis.scatter(predicted, measured, s=size, color=plotting.PALETTE[0], alpha=0.6, linewidths=0)
     x, y = found.points[found.best]
     axis.scatter(
         [x],

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from ..autotune.records import Gpu, Trial, Winner
-from ..configs import items
-from .text import NONE, confidence
-
-if TYPE_CHECKING:
-    from .tune import TuneReport
+from ...autotune.records import Gpu, Trial, Winner
+from ..text import NONE, confidence
+from .model import TuneReport, split
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # heading, columns, rows
 
@@ -49,20 +45,6 @@ def notes(report: TuneReport) -> list[str]:
     if report.common:
         said.append(f"Common to the {len(report.top)} best: {report.common}.")
     return said
-
-
-def fields(config: str) -> dict[str, str]:
-    """`a=1,b=2` as a mapping."""
-    return {name.strip(): value.strip() for name, value in items(config)}
-
-
-def split(configs: Sequence[str]) -> tuple[str, list[str]]:
-    """The fields that all configs share, and what each has besides."""
-    parsed = [fields(config) for config in configs]
-    shared = set.intersection(*(set(each.items()) for each in parsed)) if parsed else set()
-    return _join(item for item in (parsed[0].items() if parsed else ()) if item in shared), [
-        _join(item for item in each.items() if item not in shared) or NONE for each in parsed
-    ]
 
 
 def _winner(report: TuneReport) -> Table:
@@ -183,10 +165,6 @@ def _place(places: tuple[int, int] | None) -> str:
 def _beside(config: str, other: str) -> str:
     """A config by what it has other than `other`."""
     return split([config, other])[1][0]
-
-
-def _join(items: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in items)
 
 
 def _days(trials: Iterable[Trial]) -> str:

@@ -5,11 +5,11 @@ takes there.
 from pathlib import Path
 from statistics import geometric_mean
 
-from ..autotune.choose import short
-from ..autotune.transfer import Entry, Table, read_table
-from ..choice import PRODUCTION
-from ..shapes import SUITE, Shape, to_text
-from .page import environment_notes
+from ...autotune.choose import short
+from ...autotune.transfer import Entry, Table, read_table
+from ...choice import PRODUCTION
+from ...shapes import SUITE, Shape, to_text
+from ..page import environment_notes
 
 
 def table(path: Path) -> str:

@@ -7,13 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..autotune.rank import ranks, spearman
-from ..autotune.records import Finalist, Gpu, Trial, Winner, Workload
-from . import page, tune_tables
-from .tune_chart import draw, drawable
-from .tune_tables import Table, fields, split
-
-__all__ = ["Agreement", "Entry", "Limits", "TuneReport", "build", "draw", "html"]
+from ...autotune.rank import ranks, spearman
+from ...autotune.records import Finalist, Gpu, Trial, Winner, Workload
+from ...configs import items
+from ..text import NONE
 
 Limits = Callable[[str], str]  # what bounds a config, in a few words
 Tile = tuple[int, int]  # along M and N
@@ -200,14 +197,6 @@ class TuneReport:
             },
         }
 
-    def tables(self) -> list[Table]:
-        """Heading, columns and rows of each table that has any."""
-        return tune_tables.tables(self)
-
-    def notes(self) -> list[str]:
-        """Where the figures come from, counts, and what the model was worth."""
-        return tune_tables.notes(self)
-
 
 def build(
     trials: Sequence[Trial],
@@ -258,13 +247,6 @@ def build(
     return TuneReport(
         kernel, workload, gpus, chosen, winner, tuple(top), agreement, len(own) - len(chosen)
     )
-
-
-def html(report: TuneReport) -> str:
-    """One self-contained page: the chart if there is anything to draw, then the tables."""
-    parts = [page.chart(draw(report))] if drawable(report) else []
-    parts += [page.table(*table) for table in report.tables()]
-    return page.page(f"outblas: {report.title}", report.notes(), parts)
 
 
 def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
@@ -343,3 +325,21 @@ def _there_are(known: Sequence[str], most: int = 5) -> str:
 def _ordinal(n: int) -> str:
     suffix = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{suffix}"
+
+
+def fields(config: str) -> dict[str, str]:
+    """`a=1,b=2` as a mapping."""
+    return {name.strip(): value.strip() for name, value in items(config)}
+
+
+def split(configs: Sequence[str]) -> tuple[str, list[str]]:
+    """The fields that all configs share, and what each has besides."""
+    parsed = [fields(config) for config in configs]
+    shared = set.intersection(*(set(each.items()) for each in parsed)) if parsed else set()
+    return _join(item for item in (parsed[0].items() if parsed else ()) if item in shared), [
+        _join(item for item in each.items() if item not in shared) or NONE for each in parsed
+    ]
+
+
+def _join(items: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in items)
