@@ -13,18 +13,15 @@ from tempfile import TemporaryDirectory
 
 import commands
 import pytest
+import seed_claims
+from seed_claims import arithmetic, measured
+from seed_claims.measured import speed
 
 from outblas import machines, registry
 from outblas.report import (
-    arithmetic,
-    claims,
+    evidence,
     ladder,
     lookup,
-    measured,
-    measured_001,
-    measured_simt,
-    phases,
-    profiles,
     readme,
     results,
     rungs,
@@ -94,15 +91,12 @@ def loaded(*entries, **environment):
         paths = [
             write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)
         ]
-        files = results.by_kind(paths)
-        return Evidence(
-            results.load(files.bench), profiles.load(files.profiles), phases.load(files.phases)
-        )
+        return evidence.load(paths)
 
 
 def findings(*entries):
     """Of every claim, by its text."""
-    return {s.claim.text: s.finding for s in claims.settled(loaded(*entries))}
+    return {s.claim.text: s.finding for s in seed_claims.settled(loaded(*entries))}
 
 
 def finding(part, *entries):
@@ -174,18 +168,18 @@ def test_claims_that_arithmetic_settles():
     assert verdict("165 registers a thread") == ("confirmed", 0.1875)
     assert verdict("64512, just under")[0] == "confirmed"
     assert len(arithmetic.CLAIMS) >= 30
-    assert {found.verdict for found in findings().values()} <= set(claims.VERDICTS)
+    assert {found.verdict for found in findings().values()} <= set(seed_claims.VERDICTS)
 
 
 def test_claims_without_a_measurement_have_no_number():
-    for claim in (*measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS):
-        assert claim.test(Evidence()) == claims.NOT_MEASURED
+    for claim in measured.CLAIMS:
+        assert claim.test(Evidence()) == seed_claims.NOT_MEASURED
 
 
 def test_claims_that_a_measurement_settles():
     found = findings(*MEASURED)
-    speed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
-    assert (speed.verdict, speed.value) == ("confirmed", pytest.approx(319.8))
+    claimed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
+    assert (claimed.verdict, claimed.value) == ("confirmed", pytest.approx(319.8))
     share = found["hopper.tma_wgmma reaches 44% of cuBLAS at 4096"]
     assert (share.verdict, share.value) == ("differs", 0.41)
     assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
@@ -195,8 +189,8 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
     changed = {"config": "tile_m=128"}, {"mode": "sustained"}, {"layout": "nn"}
     other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
     elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
-    for claim in measured.CLAIMS:
-        assert claim.test(Evidence(other + elsewhere)).verdict == claims.OPEN
+    for claim in speed.CLAIMS:
+        assert claim.test(Evidence(other + elsewhere)).verdict == seed_claims.OPEN
 
 
 def test_ladder():

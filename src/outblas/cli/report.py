@@ -1,4 +1,4 @@
-"""`outblas report`: what was measured, beside what the seed documents claim."""
+"""`outblas report`: what was measured, as tables, charts and pages."""
 
 from __future__ import annotations
 
@@ -67,11 +67,12 @@ def ladder(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Every rung in order of the climb, the seed's figure beside ours, then the claims and what
-    came of them.
+    """Every rung in order of the climb, the seed's figure beside ours; in a checkout also the
+    claims of the seed documents and what came of them.
     """
-    from ..report import claims, ladder_chart, page, sizes
     from ..report import ladder as report
+    from ..report import ladder_chart, page, sizes
+    from . import seed_claims
 
     with usage_errors():
         check_files(save, html, chart)
@@ -84,23 +85,26 @@ def ladder(
         picture: Any = (
             ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
         )
-    found = claims.of_ladder(claims.settled(evidence), ladder)
+    claims = seed_claims.claims_table(evidence, ladder)
     tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
         (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
     ]
     if last:
         tables.append((sizes.title(last, sweep), sizes.COLUMNS, [row.cells() for row in sweep]))
-    tables.append((f"Claims: {claims.count(found)}", claims.COLUMNS, [s.cells() for s in found]))
+    if claims:
+        tables.append((claims.title, claims.columns, claims.rows))
     value = {
         "sizes": edges,
         "rungs": [row.record() for row in rows],
         "sweep": {"kernel": last, "sizes": [row.record() for row in sweep]},
-        "claims": [s.record() for s in found],
+        "claims": claims.records if claims else [],
     }
 
     def show() -> None:
         for each in tables:
             table(*each)
+        if claims is None:
+            note(seed_claims.MISSING)
 
     give(value, show, json=json, save=save)
     if html is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..bench.record import BASE
 from ..shapes import SUITE, Shape, parse, to_text
-from . import access_cases, accesses, claims, evidence, ladder, page, phases, raster, sizes, text
+from . import access_cases, accesses, evidence, ladder, page, phases, raster, sizes, text
 from .evidence import Evidence
 from .results import ROOT, Measurement, Measurements, in_checkout
 from .tuning import shipped
@@ -242,14 +242,6 @@ def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     return [f"| {lines[0]} |", "|---" * len(columns) + "|", *(f"| {line} |" for line in lines[1:])]
 
 
-def _claims(evidence: Evidence, argument: str) -> str:
-    found = claims.settled(evidence)
-    refuted = [s for s in found if s.finding.verdict == claims.REFUTED]
-    lines = ["| claim | source | what came out |", "|---" * 3 + "|"]
-    lines += [f"| {s.claim.text} | {s.claim.source} | {s.finding.ours} |" for s in refuted]
-    return "\n".join([f"{claims.count(found)}. Refuted:", "", *lines]) + "\n"
-
-
 def _chart(evidence: Evidence, name: str) -> str:
     gpus = ", ".join(dict.fromkeys(m.device for m in evidence.measurements))
     return f"![Ratio to cuBLAS by shape, and TFLOP/s against N: {gpus}]({name})\n"
@@ -328,7 +320,6 @@ _KINDS: dict[str, Callable[[Evidence, str], str]] = {
     "ladder": _ladder,
     "sizes": _sizes,
     "layouts": _layouts,
-    "claims": _claims,
     "chart": _chart,
     "climb": _climb,
     "phases": _phases,

@@ -4,11 +4,12 @@ the climb is worth, where power binds, what the L2 cache serves.
 
 from itertools import pairwise
 
-from ..bench.record import BASE
-from . import rungs, seed_figures
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
-from .compare import GPU, POINT, WITHIN, N, Run, against, counted, together
-from .evidence import Evidence
+from outblas.bench.record import BASE
+from outblas.report import rungs, seed_figures
+from outblas.report.evidence import Evidence
+
+from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
+from ..compare import GPU, POINT, WITHIN, N, Run, against, counted, together
 
 LARGE = 8192
 AT_LIMIT = 0.97  # of the board's power limit: it then holds the clock down

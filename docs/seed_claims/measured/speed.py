@@ -1,17 +1,16 @@
-"""Claims of the seed documents that a measurement settles: the speed of every rung that runs on
-their GPU.
-"""
+"""Claims on the speed of every rung that runs on the document's GPU."""
 
 from collections.abc import Callable
 
-from ..registry import dtype_of
-from . import seed_figures
-from .claims import Claim, Finding
-from .compare import GPU, in_range
-from .evidence import Evidence
-from .lookup import find
-from .results import Measurement
-from .seed_figures import Figure
+from outblas.registry import dtype_of
+from outblas.report import seed_figures
+from outblas.report.evidence import Evidence
+from outblas.report.lookup import find
+from outblas.report.results import Measurement
+from outblas.report.seed_figures import Figure
+
+from ..claim import Claim, Finding
+from ..compare import GPU, in_range
 
 
 def speed(figure: Figure) -> Claim:

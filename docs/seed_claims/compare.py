@@ -3,24 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..bench.statistics import BURST_TOLERANCE
-from ..registry import dtype_of, layout_of
-from ..shapes import Shape
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
-from .evidence import Evidence
-from .lookup import find, profiled
-from .profiles import Profile, Profiles
-from .results import Measurement, Measurements, environments
+from outblas.bench.statistics import BURST_TOLERANCE
+from outblas.registry import dtype_of, layout_of
+from outblas.report.evidence import Evidence
+from outblas.report.lookup import find, profiled
+from outblas.report.profiles import Profile, Profiles
+from outblas.report.results import Measurement, Measurements, environments
+from outblas.shapes import Shape
+
+from .claim import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
 
 N, GPU = 4096, "H100"
-WITHIN = (
-    0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
-)
+# Two TFLOP/s figures agree within this share: one GPU model varies by more with its temperature,
+# its ratios to cuBLAS by less.
+WITHIN = 0.05
+# A gain agrees with the stated gain to a percentage point, or to half of it, as long as the factor
+# of both speeds agrees with the stated factor to a quarter.
 POINT = 0.01
-SIZE_WITHIN = (
-    0.5  # a gain agrees with the stated one to this share of it, or to a percentage point,
-)
-FACTOR_WITHIN = 0.25  # and the factor of both speeds with the stated one to this share
+SIZE_WITHIN = 0.5
+FACTOR_WITHIN = 0.25
+
 Span = (
     float | tuple[float, float]
 )  # what a document claims: a number, or the lowest and the highest

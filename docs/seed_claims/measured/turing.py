@@ -2,10 +2,11 @@
 run against another, and ncu's counters.
 """
 
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
-from .compare import N, Run, against, campaign, counted, in_range
-from .evidence import Evidence
-from .profiles import Profile
+from outblas.report.evidence import Evidence
+from outblas.report.profiles import Profile
+
+from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
+from ..compare import N, Run, against, campaign, counted, in_range
 
 _SMALL = 2048
 _LADDER = "turing"

@@ -1,0 +1,198 @@
+"""Claims on the CUDA cores about traffic by level of memory, and FMAs executed, by ncu."""
+
+from outblas.report.evidence import Evidence
+from outblas.report.profiles import Profile
+
+from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
+from ..compare import Run, counted
+from .simt_profiles import ahead, both, times
+from .simt_runs import (
+    CUBLAS_SMALL,
+    K7,
+    PADDED_TILE,
+    SMALL_N,
+    SWAPPED,
+    UNPADDED,
+    V01,
+    V02,
+    V03,
+    V04,
+    V05,
+    V06,
+)
+
+FFMA_WITHIN = 0.01
+
+
+_FLOP = 2 * SMALL_N**3
+
+
+def _ffma(evidence: Evidence) -> Finding:
+    """Of all versions that were profiled."""
+    found = [run.profiled(evidence.profiles) for run in (V01, V02, V03, V04, V05, V06)]
+    counts = [p.ffma for p in found if p is not None and p.ffma is not None]
+    if not counts:
+        return NOT_MEASURED
+    furthest = max(counts, key=lambda count: abs(count - SMALL_N**3))
+    agrees = abs(furthest / SMALL_N**3 - 1) <= FFMA_WITHIN
+    ours = f"{min(counts):.3e} to {max(counts):.3e} in {len(counts)} of 6"
+    return Finding(ours, CONFIRMED if agrees else DIFFERS, furthest)
+
+
+def _dram(profile: Profile) -> float | None:
+    """GB read."""
+    return _giga(profile.dram_read_bytes)
+
+
+def _l1(profile: Profile) -> float | None:
+    """GB that global loads ask of L1."""
+    return _giga(profile.l1_load_bytes)
+
+
+def _l2(profile: Profile) -> float | None:
+    """GB that the SMs receive from L2."""
+    return _giga(profile.l2_to_sm_bytes)
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / 1e9
+
+
+def _intensity(profile: Profile) -> float | None:
+    """FLOP per byte read from DRAM."""
+    return _FLOP / profile.dram_read_bytes if profile.dram_read_bytes else None
+
+
+def _transactions(profile: Profile) -> float | None:
+    """A request of A's to global memory: lines of 128 bytes."""
+    found = [
+        t
+        for t in profile.memory or ()
+        if (t.operand, t.space, t.operation) == ("A", "global", "load")
+    ]
+    requests = sum(total.requests or 0.0 for total in found)
+    return sum(total.transactions or 0.0 for total in found) / requests if requests else None
+
+
+def _of_version(
+    version: str,
+    run: Run,
+    warps: tuple[float, float],
+    dram: tuple[float, float],
+    loads: float,
+    intensity: float,
+) -> tuple[Claim, ...]:
+    """A row of 003's tables: the share of warps that are active, GB of DRAM read, GB of global
+    loads, and the FLOP per byte of DRAM that it makes of them.
+    """
+    source = f"003 {version}"
+    active, read = (
+        " to ".join(f"{value:.3g}" for value in dict.fromkeys(span)) for span in (warps, dram)
+    )
+    return (
+        counted(
+            source,
+            f"{version}: {active} of the warps are active",
+            run,
+            lambda p: p.occupancy,
+            warps,
+            "{:.3f}",
+        ),
+        counted(source, f"{version} reads {read} GB of DRAM", run, _dram, dram, "{:.3f} GB"),
+        counted(
+            source, f"{version}'s global loads are {loads:.3g} GB", run, _l1, loads, "{:.2f} GB"
+        ),
+        counted(
+            source,
+            f"{version} does {intensity:g} FLOP per byte of DRAM",
+            run,
+            _intensity,
+            intensity,
+            "{:.0f}",
+        ),
+    )
+
+
+# Version, run, warps active, GB of DRAM, GB of global loads, FLOP per byte of DRAM.
+_VERSIONS: tuple[tuple[str, Run, tuple[float, float], tuple[float, float], float, float], ...] = (
+    ("v01", V01, (0.06, 0.10), (4.3, 4.3), 4.3, 0.25),
+    ("v02", V02, (0.30, 0.40), (0.27, 0.32), 0.27, 57),
+    ("v03", V03, (0.50, 0.60), (0.27, 0.30), 0.27, 59),
+    ("v04", V04, (0.60, 0.70), (0.27, 0.27), 0.27, 64),
+    ("v05", V05, (0.75, 0.85), (0.276, 0.276), 0.276, 62),
+    ("v06", V06, (0.495, 0.495), (0.485, 0.485), 1.11, 35.4),
+)
+
+CLAIMS: tuple[Claim, ...] = (
+    *(claim for row in _VERSIONS for claim in _of_version(*row)),
+    counted(
+        "003 v01",
+        "a request for A takes 1 transaction if a warp walks along a row of C",
+        V01,
+        _transactions,
+        1,
+        "{:.0f}",
+    ),
+    counted("003 v01", "and 32 if it walks down a column", SWAPPED, _transactions, 32, "{:.0f}"),
+    counted(
+        K7, "unpadded, DRAM moves 372 GB/s", UNPADDED, lambda p: p.dram_gbs, 372, "{:.0f} GB/s"
+    ),
+    counted(
+        K7,
+        "padded, DRAM moves 394 to 396 GB/s",
+        PADDED_TILE,
+        lambda p: p.dram_gbs,
+        (394, 396),
+        "{:.0f} GB/s",
+    ),
+    counted(K7, "unpadded, L1 hits 4.3%", UNPADDED, lambda p: p.l1_hit_rate, 0.043, "{:.1%}"),
+    counted(
+        K7, "padded, L1 hits 7 to 9%", PADDED_TILE, lambda p: p.l1_hit_rate, (0.07, 0.09), "{:.1%}"
+    ),
+    both(
+        K7,
+        "padding raises what L1 hits",
+        PADDED_TILE,
+        UNPADDED,
+        lambda p: p.l1_hit_rate,
+        ahead,
+        "{0:.1%}, unpadded {1:.1%}",
+    ),
+    Claim("003 v01 to v06", "every version executes 8.59e9 FMAs", f"ncu at {SMALL_N}", _ffma),
+    both(
+        "003 v01",
+        "v01 reads 15 times the DRAM that cuBLAS reads",
+        V01,
+        CUBLAS_SMALL,
+        _dram,
+        times(15),
+        "{2:.1f} times: {0:.3f} and {1:.3f} GB",
+    ),
+    both(
+        "003 v05",
+        "v05 reads as much DRAM as cuBLAS, 276 MB",
+        V05,
+        CUBLAS_SMALL,
+        _dram,
+        times(1),
+        "{2:.2f} times: {0:.3f} and {1:.3f} GB",
+    ),
+    both(
+        "003 v06",
+        "v06 generates twice the DRAM traffic of v05",
+        V06,
+        V05,
+        _dram,
+        times(2),
+        "{2:.2f} times: {0:.3f} and {1:.3f} GB",
+    ),
+    both(
+        "003 v06",
+        "the memory subsystem works twice as hard as for v05",
+        V06,
+        V05,
+        _l2,
+        times(2),
+        "{2:.2f} times from L2 to the SMs: {0:.2f} and {1:.2f} GB",
+    ),
+)
