@@ -16,7 +16,7 @@ VERSIONS = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Writes the chart of a bench report. Raises ValueError when it holds no figures."""
+    """Writes the chart of a bench report to a file. Raises ValueError when it holds no figures."""
     plotting.save(figure(report), path)
 
 
@@ -46,6 +46,7 @@ def figure(report: dict[str, Any]) -> Figure:
 
 
 def label(result: Result) -> str:
+    """The provider, with the config that it ran in where that is not its own."""
     return (
         f"{result['provider']}[{result['config']}]" if result["config"] else str(result["provider"])
     )
@@ -62,7 +63,9 @@ def _ratios(
     labels: list[str],
     colours: dict[str, str],
 ) -> None:
-    """Bars by shape, a whisker from the 10th to the 90th percentile; cuBLAS is the line at 1."""
+    """Draws bars by shape, with whiskers from the 10th to the 90th percentile; cuBLAS is the line
+    at 1.
+    """
     shown = [name for name in labels if name != "cublas"]
     width = 0.8 / max(1, len(shown))
     for i, name in enumerate(shown):
@@ -91,7 +94,7 @@ def _ratios(
 
 
 def _tick(group: tuple[str, str, str], groups: list[tuple[str, str, str]]) -> str:
-    """The shape, and of layout and mode what differs between groups."""
+    """The shape, with the layout and the mode where these differ between groups."""
     extra = [group[i] for i in (1, 2) if len({g[i] for g in groups}) > 1]
     return " ".join([group[0], *extra])
 
@@ -104,7 +107,7 @@ def _against_n(
     key: str,
     unit: str,
 ) -> None:
-    """A line for each provider, layout and mode over square products."""
+    """Draws a line for each provider, layout and mode over square products."""
     lines = list(dict.fromkeys((label(r), r["layout"], r["mode"]) for r in results))
     for name, layout, mode in lines:
         points = sorted(

@@ -1,5 +1,5 @@
-"""What every chart shares: a canvas without a window system, colours that stay with a
-name, files.
+"""What every chart shares: a canvas without a window system, colours that stay with a name, and
+files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ BASE_COLOUR = "#6f6f6f"
 
 
 def check_chart(path: Path | None, option: str = "--chart") -> None:
-    """Raises ValueError for a chart that could not be drawn once the work is done."""
+    """Raises ValueError for a chart that could not be drawn once the work is done: a file of an
+    unknown format, or matplotlib missing.
+    """
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
@@ -43,7 +45,7 @@ def check_chart(path: Path | None, option: str = "--chart") -> None:
 
 
 def colours(names: list[str]) -> dict[str, str]:
-    """One colour a name; cuBLAS's is grey."""
+    """A colour for each name; cuBLAS is grey."""
     others = [name for name in names if name != "cublas"]
     return {"cublas": BASE_COLOUR} | {
         name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)
@@ -51,8 +53,8 @@ def colours(names: list[str]) -> dict[str, str]:
 
 
 def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
-    """A figure of `panels` axes in rows of `columns`, `size` in inches, drawn by Agg: no display is
-    needed.
+    """A figure of `panels` axes in rows of `columns`, `size` in inches. Agg draws it, which needs
+    no display.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

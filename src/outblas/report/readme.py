@@ -202,7 +202,7 @@ def _ladder(evidence: Evidence, argument: str) -> str:
     columns = ladder.columns(name)
     counted = ", ".join(heading.replace("\n", " ") for heading in columns[-4:-1])
     ways = dict.fromkeys(way for row in rows for at in row.at for way in at.timed)
-    meaning = {ladder.MIXED_WAY: "bfloat16 operands, beside the rung's own float32"}
+    meaning = {ladder.MIXED_OPERANDS: "bfloat16 operands, beside the rung's own float32"}
     beside = "".join(
         f"; {way}: {meaning.get(way, 'compiled for it, and loaded as PTX')}" for way in ways if way
     )

@@ -1,5 +1,5 @@
-"""The chart of a sweep: the best ratio by tile, by stages, and the model's order against the
-measured one.
+"""The chart of a sweep: the best ratio by tile, by number of stages, and the model's order against
+the measured one.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from .model import TuneReport
 
 WIDTH = 8.5  # inches
-MARK = plotting.PALETTE[1]  # of the best
+MARK = plotting.PALETTE[1]  # the colour that marks the best config
 _SHADES = ("#f1f5fb", "#c3d5ee", "#86abdc", "#3b6fb6", "#1d3f73")
-_DARK = 0.6  # share of the scale from which text is white
-_FLOOR = 0.7  # of the best ratio: what is slower has the lightest shade
-_FEWEST_CELLS = 4  # columns that the width has room for, at least: one tile is no banner
-_LEGEND = 0.22  # of the height, for two rows
+_DARK = 0.6  # from this share of the scale on, text is white
+_FLOOR = 0.7  # tiles below this share of the best ratio have the lightest shade
+_FEWEST_CELLS = 4  # the width is for at least so many tiles, or a single one would be a banner
+_LEGEND = 0.22  # the share of the height that two rows of a legend take
 _QUIET = "#8b949d"
 
 
 def drawable(report: TuneReport) -> list[str]:
     """The panels that the trials can fill."""
     filled = {
-        "tiles": report.timed and report.tiles,
-        "stages": report.stages,
-        "model": report.agreement,
+        "tiles": bool(report.timed and report.tiles),
+        "stages": bool(report.stages),
+        "model": report.agreement is not None,
     }
-    return [name for name, data in filled.items() if data]
+    return [name for name, has_data in filled.items() if has_data]
 
 
 def draw(report: TuneReport) -> Canvas:
-    """The tiles across the whole width, below them the stages and the model.
+    """Draws the tiles across the whole width, below them the stages and the model.
 
     Raises ValueError when there is nothing to draw.
     """
@@ -69,7 +69,9 @@ def draw(report: TuneReport) -> Canvas:
 
 
 def _tiles(axis: Any, report: TuneReport) -> None:
-    """Cells of tile M × N: the best ratio, and how many of the configs tried there were right."""
+    """A cell for each tile, M down and N across: the best ratio, and how many of the configs tried
+    were right.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
     down, across = (sorted({tile[side] for tile in report.tiles}) for side in (0, 1))
@@ -88,14 +90,14 @@ def _tiles(axis: Any, report: TuneReport) -> None:
         share = 1.0 if top == floor else (max(ratio or 0.0, floor) - floor) / (top - floor)
         colour: Any = shades(share)
         ink = "white" if share >= _DARK else "#1d2126"
-        said, weight = f"{ratio:.3f}" if ratio is not None else "failed", "bold"
+        words, weight = f"{ratio:.3f}" if ratio is not None else "failed", "bold"
         if ratio is None:
             colour, ink, weight = "#f4f4f4", _QUIET, "normal"
         _cell(axis, x, y, colour, marked=any(t.config == report.top[0].config for t in trials))
         right = sum(trial.ok for trial in trials)
         count = str(right) if right == len(trials) else f"{right} of {len(trials)}"
         axis.text(
-            x, y - 0.12, said, color=ink, ha="center", va="center", fontsize="small", weight=weight
+            x, y - 0.12, words, color=ink, ha="center", va="center", fontsize="small", weight=weight
         )
         axis.text(x, y + 0.24, count, color=ink, ha="center", va="center", fontsize="xx-small")
     axis.set_xlim(-0.5, max(len(across), _FEWEST_CELLS) - 0.5)
@@ -123,7 +125,7 @@ def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
 
 
 def _stages(axis: Any, report: TuneReport) -> None:
-    """A line a tile."""
+    """A line for each tile: the best ratio by number of stages."""
     colours = plotting.colours(list(report.stages))
     counts = sorted({count for line in report.stages.values() for count in line})
     for name, line in report.stages.items():
@@ -151,7 +153,9 @@ def _stages(axis: Any, report: TuneReport) -> None:
 
 
 def _model(axis: Any, report: TuneReport) -> None:
-    """Both ranks of every config; on the diagonal the model is right."""
+    """A point for each config: its predicted and its measured rank. On the diagonal the model is
+    right.
+    """
     from matplotlib.ticker import MaxNLocator
 
     found = report.agreement
