@@ -87,6 +87,14 @@ def test_every_rung_at_every_size():
     assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
 
 
+@pytest.mark.parametrize("field", ["slots", "stages"])
+def test_stages_are_read_by_both_names_of_their_field(field):
+    counted = profile("hopper.persistent", 0.84, resolved=f"tile_m=128,{field}=3")
+    row = rows_of("hopper", (4096,), *CLIMBED, counted)["hopper.persistent"]
+    assert row.cells()[ladder.columns("hopper").index("stages")] == "3"
+    assert row.record()["profile"]["slots"] == "3"
+
+
 def test_commands(files, tmp_path):
     bench, ncu = files
     options = ("--results", bench, "--profiles", ncu, "--ladder", "hopper")
@@ -215,7 +223,8 @@ def test_power(watts, n, expected):
 
 def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     pytest.importorskip("cutlass")
-    for run in sorted({run for _, _, *pair, _ in hopper.COMPARISONS for run in pair}, key=str):
+    runs = {run for c in hopper.COMPARISONS for run in (c.faster, c.slower)}
+    for run in sorted(runs, key=str):
         config = configs.from_text(registry.load(run.provider).Config, run.config)
         assert configs.brief(config) == run.config
 
@@ -243,7 +252,7 @@ def test_cycles_by_phase_beside_the_seeds():
         "001 kernel 3",
     ]
     found = findings(phase())
-    assert found["the load phase of a slice of K takes 1415 cycles"].verdict == "confirmed"
+    assert found["the load phase of a k tile takes 1415 cycles"].verdict == "confirmed"
     assert found["storing a tile takes 4572 cycles"].verdict == "differs"
 
 

@@ -194,21 +194,22 @@ def test_arithmetic_of_the_cuda_cores():
 
 
 def test_steps_of_002_by_its_own_forms():
-    steps = [c for c in simt_speed.COMPARISONS if c[0].startswith("002")]
-    assert [stated for *_, stated in steps][::5] == [(6.3522, 0.5025), (41.496, 31.4208)]
+    steps = [c for c in simt_speed.COMPARISONS if c.source.startswith("002")]
+    assert [step.stated for step in steps][::5] == [(6.3522, 0.5025), (41.496, 31.4208)]
     assert len(steps) == 6
-    for _, text, *runs, stated in steps:
+    for step in steps:
+        runs = step.faster, step.slower
         at = [
             entry(run.provider, value / 50, config=run.config)
-            for run, value in zip(runs, stated, strict=True)
+            for run, value in zip(runs, step.stated, strict=True)
         ]
-        assert verdict(text, *at)[0] == "confirmed"
-        assert verdict(text, *(e | {"layout": "nt"} for e in at)) == OPEN
+        assert verdict(step.text, *at)[0] == "confirmed"
+        assert verdict(step.text, *(e | {"layout": "nt"} for e in at)) == OPEN
         backwards = [
             entry(run.provider, ratio, config=run.config)
             for run, ratio in zip(runs, (0.3, 0.5), strict=True)
         ]
-        assert verdict(text, *backwards) == ("refuted", pytest.approx(-0.4))
+        assert verdict(step.text, *backwards) == ("refuted", pytest.approx(-0.4))
 
 
 def test_a_gain_of_several_times_is_said_in_times():

@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[1] / "claims.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command on the arguments of the process, or on these; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m docs.seed_claims", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether the page is current")
     check = parser.parse_args(arguments).check

@@ -11,12 +11,12 @@ VERDICTS = (CONFIRMED, REFUTED, DIFFERS, OPEN)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test found: `ours` in words with units, `value` the number behind it, `verdict` one of
-    VERDICTS.
+    """What a test found: `ours` is our result in words with units, `value` the number behind it,
+    `verdict` one of VERDICTS.
 
-    "refuted": the arithmetic, or a measurement under the claim's own conditions, says otherwise.
-    "differs": ours is another number, and conditions (versions, rounding, meaning) can account for
-    it.
+    A claim is "refuted" where the arithmetic, or a measurement under the claim's own conditions,
+    says otherwise. It "differs" where ours is another number and the conditions (versions,
+    rounding, meaning) can account for that.
     """
 
     ours: str
@@ -29,8 +29,10 @@ NOT_MEASURED = Finding("–", OPEN)
 
 @dataclass(frozen=True)
 class Claim:
-    """`source` is the document and its kernel, `text` the claim in our words, `how` the test in a
-    few words.
+    """A claim of a document.
+
+    `source` is the document and its kernel, `text` the claim in our words, `how` the test in a few
+    words.
     """
 
     source: str
@@ -48,19 +50,19 @@ def number(
     how: str,
     stated: float,
     compute: Callable[[], float],
-    says: str,
+    wording: str,
     within: float = ROUNDING,
     otherwise: str = REFUTED,
 ) -> Claim:
-    """A claim of a number: confirmed if the computed one is `within` a share of it, `otherwise` if
-    not.
+    """A claim of a number that arithmetic settles: it is confirmed if the computed number agrees to
+    the share `within`, and gets the verdict `otherwise` if not.
 
-    `says` is our result in words, with {:} for the computed number.
+    `wording` is our result in words, with {:} for the computed number.
     """
 
     def test(_: object) -> Finding:
         value = compute()
         agrees = abs(value - stated) <= within * abs(stated)
-        return Finding(says.format(value), CONFIRMED if agrees else otherwise, value)
+        return Finding(wording.format(value), CONFIRMED if agrees else otherwise, value)
 
     return Claim(source, text, how, test)

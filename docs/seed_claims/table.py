@@ -29,11 +29,11 @@ class Settled:
     finding: Finding
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of COLUMNS."""
+        """The cells of the row, in the order of COLUMNS."""
         return self.claim.source, self.claim.text, self.finding.ours, self.finding.verdict
 
     def record(self) -> dict[str, object]:
-        """For JSON."""
+        """The claim and its finding as a JSON object."""
         claim, finding = self.claim, self.finding
         return {"source": claim.source, "claim": claim.text, "how": claim.how} | vars(finding)
 
@@ -53,6 +53,6 @@ def of_ladder(found: Iterable[Settled], ladder: str | None) -> list[Settled]:
 
 
 def count(found: Iterable[Settled]) -> str:
-    """ "12 confirmed, 9 refuted, 3 differs, 40 not yet measured"."""
+    """The number of claims by verdict: "12 confirmed, 9 refuted, 40 not yet measured"."""
     numbers = Counter(s.finding.verdict for s in found)
     return ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])

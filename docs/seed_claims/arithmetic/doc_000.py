@@ -12,24 +12,25 @@ _TILED = [divmod(lane, 4) for lane in range(LANES)]  # kernel 7: row and column 
 
 
 def warptile_share() -> float:
-    """000 kernel 7: share of an H100's warps at 165 registers, four warps and 128×16 tiles of A and
-    B in fp32.
+    """The share of an H100's warps that kernel 7 keeps resident, with 165 registers, four warps a
+    CTA and 128×16 tiles of A and B in fp32.
     """
     return occupancy(H100, 165, stage_bytes(128, 128, 16, FP32), 128).share
 
 
 def transposed_ways(block_k: int, stride: int) -> float:
-    """Bank conflicts of storing A's tile transposed, rows `stride` words apart: a lane has four
-    values along K, and as many lanes as a row of the tile needs stand side by side. 000, kernels 6
-    and 7.
+    """The n-way bank conflict of kernels 6 and 7 that store A's tile transposed, in rows `stride`
+    words apart. A lane has four values along K, and adjacent lanes fill a row of the tile.
     """
     across = block_k // 4
     return conflict_ways((lane % across) * 4 * stride + lane // across for lane in range(LANES))
 
 
 def store_ways(block_k: int, stride: int) -> float:
-    """Wavefronts a request of storing both 128-wide tiles: A's as in `transposed_ways`, word by
-    word; B's in requests of 128 bits, four wavefronts each, and a quarter as many.
+    """The wavefronts a request of storing both 128-wide tiles.
+
+    A's stores are those of `transposed_ways`, word by word. B's are requests of 128 bits, a quarter
+    as many, of four wavefronts each.
     """
     return (4 * transposed_ways(block_k, stride) + 4) / 5
 

@@ -28,7 +28,7 @@ CLAIMS: tuple[Claim, ...] = (
         "bytes of A and B of one m64n256k16",
         40,
         lambda: stage_bytes(64, 256, 16, BF16) / KIB,
-        "{:.0f} KiB an instruction; 40 KiB is a slice of 64 along K",
+        "{:.0f} KiB an instruction; 40 KiB is a k tile of 64",
         otherwise=DIFFERS,
     ),
     number(
@@ -50,7 +50,7 @@ CLAIMS: tuple[Claim, ...] = (
     exact(
         "001 kernel 5",
         "168 registers × 384 threads are 64512, just under the SM's 65536",
-        "multiplied; held to the register file",
+        "multiplied, beside the register file",
         64512,
         lambda: 168 * 384 if H100.registers_per_sm >= 168 * 384 else 0,
         "{:.0f} of 65536",
@@ -65,11 +65,11 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     number(
         "001 kernel 5, 004 kernel D",
-        "128×256 tiles force the ring from 5 slots down to 3",
-        "slots that fit in 227 KiB",
+        "128×256 tiles force the pipeline from 5 stages down to 3",
+        "stages that fit in 227 KiB",
         3,
         lambda: stages_that_fit(128, 256, 64),
-        "{:.0f} slots of 48 KiB fit",
+        "{:.0f} stages of 48 KiB fit",
     ),
     number(
         "001 kernel 5",

@@ -21,8 +21,8 @@ _WIDE = 32  # threads of a block along N
 
 
 def _swapped_transactions() -> float:
-    """v01: lines of A and B that a warp loads for a step along K if its lanes go down a column of
-    C, over those if they go along a row.
+    """The lines of A and B that a warp of v01 loads for a step along K if its lanes go down a
+    column of C, over the lines that it loads if they go along a row.
     """
     same = strided_lines(0)
     return (strided_lines(SMALL_N * FP32) + same) / (same + strided_lines(FP32))
@@ -117,7 +117,7 @@ CLAIMS: tuple[Claim, ...] = (
         "32×32 tiles at 2048",
         0.270,
         lambda: tile_traffic(SMALL_N, 32, 32) / 1e9,
-        "{:.2f} GB: every tile loads its slices",
+        "{:.2f} GB: every tile loads its k tiles",
     ),
     number(
         "003 v03",
@@ -204,7 +204,7 @@ CLAIMS: tuple[Claim, ...] = (
     number(
         "003 v06",
         "BK = 8 is the root cause of the traffic",
-        "bytes at BK = 8 over those at 16, 64×64 tiles: K / BK slices of BK each",
+        "bytes at BK = 8 over those at 16, 64×64 tiles: K / BK steps of BK each",
         2,
         lambda: (SMALL_N / 8 * 8) / (SMALL_N / 16 * 16),
         "{:.0f} times: BK cancels, tiles of 64 in place of 128 are the cause",

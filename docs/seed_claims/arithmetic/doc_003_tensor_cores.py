@@ -11,38 +11,39 @@ from .formulas import CTA_THREADS, FP16, FP32, SMALL_N, T4, N, exact, stage_byte
 
 
 def v10_shared_bytes() -> int:
-    """003 v10: two slots of 32×16 and 16×64 halves, and the 32×64 fp32 tile of its epilogue,
-    unpadded.
+    """The shared memory of v10: two stages of 32×16 and 16×64 halves, and the 32×64 fp32 tile
+    of its epilogue, unpadded.
     """
     return 2 * stage_bytes(32, 64, 16, FP16) + 32 * 64 * FP32
 
 
 def v11_shared_bytes() -> int:
-    """003 v11: A as 128 rows of 40 halves, B as 32 rows of 136, padding included."""
+    """The shared memory of v11: A is 128 rows of 40 halves, B 32 rows of 136, with padding."""
     return (128 * 40 + 32 * 136) * FP16
 
 
 def v11_ctas() -> int:
-    """003 v11 on a T4: 116 registers, 256 threads."""
+    """The CTAs of v11 that an SM of a T4 holds, with 116 registers and 256 threads."""
     return occupancy(T4, 116, v11_shared_bytes(), 256).ctas_per_sm
 
 
 def fragment_bandwidth() -> float:
-    """TB/s of operands that 65 TFLOP/s of 16×16×16 fragments read, none reused: 003 v07."""
+    """The TB/s of operands that v07's 16×16×16 fragments read at 65 TFLOP/s, without reuse."""
     return 65 / (2 * 16**3 / (2 * 16 * 16 * FP16))
 
 
 def _sector_traffic() -> float:
-    """v07: bytes of the sectors that 16×16 fragments touch: an instruction takes 16 bytes of a row,
-    of 32 a sector.
+    """The bytes of the sectors that v07's 16×16 fragments touch: an instruction takes 16 bytes of a
+    row, and a sector has 32.
     """
     return 2 * tile_traffic(SMALL_N, 16, 16, FP16)
 
 
 def _largest_error() -> float:
-    """v11: what the largest of 4096² differences of sums of 4096 products comes to, if the sums
-    have nothing to do with each other and operands are uniform in [-1, 1], whose products have a
-    variance of 1/9.
+    """The largest error to expect of v11 if the outputs had nothing to do with the right ones.
+
+    That is the largest of 4096² differences of two independent sums of 4096 products. Operands are
+    uniform in [-1, 1], hence products have a variance of 1/9.
     """
     deviation = math.sqrt(2 * N / 9)
     return deviation * NormalDist().inv_cdf(1 - 1 / (2 * N**2))
@@ -68,7 +69,7 @@ CLAIMS: tuple[Claim, ...] = (
     number(
         "003 v10",
         "double buffering takes 37 KB of shared memory",
-        "bytes of both slots and the epilogue's tile",
+        "bytes of both stages and the epilogue's tile",
         37,
         lambda: v10_shared_bytes() / KIB,
         "{:.0f} KiB",

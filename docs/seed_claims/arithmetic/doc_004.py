@@ -10,16 +10,16 @@ from .formulas import BF16, H100, exact, stage_bytes, stages_that_fit
 
 
 def tiles_limit_tflops(n: int, tile_m: int, tile_n: int) -> float:
-    """TFLOP/s of an H100 on which each tile of an n×n product keeps one SM busy, at the data
-    sheet's clock.
+    """The TFLOP/s that an H100 can reach at the data sheet's clock where each tile of an n×n
+    product keeps one SM busy.
     """
     tiles = math.ceil(n / tile_m) * math.ceil(n / tile_n)
     return min(1.0, tiles / H100.sms) * H100.peak_tflops("bfloat16")
 
 
 def ridge_share(n: int) -> float:
-    """Intensity of an n×n bf16 product, each matrix moved once, over an H100's ridge point of DRAM
-    and tensor cores.
+    """The intensity of an n×n bf16 product that moves each matrix once, over an H100's ridge point
+    of DRAM and tensor cores.
     """
     return (2 * n**3 / (3 * n * n * BF16)) * H100.dram_gbs / (H100.peak_tflops("bfloat16") * 1e3)
 
@@ -94,8 +94,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     number(
         "004 async store",
-        "staging C costs the ring another slot",
-        "slots of 128×256×64 that fit beside 64 KiB of C; the ring had 3",
+        "staging C costs the pipeline another stage",
+        "stages of 128×256×64 that fit beside 64 KiB of C; the pipeline had 3",
         2,
         lambda: stages_that_fit(128, 256, 64, beside=128 * 256 * BF16),
         "{:.0f} still fit",
@@ -111,7 +111,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "004 last note",
         "the product at 1024 is memory-bound",
-        "its FLOP per byte of DRAM held to the H100's ridge point",
+        "its FLOP per byte of DRAM beside the H100's ridge point",
         lambda _: memory_bound(1024),
     ),
 )

@@ -22,37 +22,38 @@ exact = partial(number, within=0)
 
 
 def stage_bytes(tile_m: int, tile_n: int, tile_k: int, itemsize: int) -> int:
-    """Shared memory of one slot: a slice of A and one of B."""
+    """Bytes of shared memory of one stage: a k tile of A and one of B."""
     return (tile_m + tile_n) * tile_k * itemsize
 
 
 def stages_that_fit(tile_m: int, tile_n: int, tile_k: int, beside: int = 0) -> int:
-    """bf16 slots that fit in an H100's CTA beside other bytes of shared memory."""
+    """The bf16 stages that fit in the shared memory of an H100's CTA beside other bytes."""
     return (H100.shared_memory_per_cta - beside) // stage_bytes(tile_m, tile_n, tile_k, BF16)
 
 
 def warp_lines(bytes_a_lane: int) -> int:
-    """128-byte lines that a warp touches when its lanes load so many bytes each, side by side."""
+    """The 128-byte lines that a warp touches when its lanes load so many adjacent bytes each."""
     return math.ceil(LANES * bytes_a_lane / 128)
 
 
 def strided_lines(stride: int) -> int:
-    """128-byte lines that a warp touches when its lanes load words this many bytes apart; 0: all
-    the same one.
+    """The 128-byte lines that a warp touches when its lanes load words this many bytes apart (0:
+    all lanes load the same word).
     """
     return len({lane * stride // 128 for lane in range(LANES)})
 
 
 def conflict_ways(starts: Iterable[int], width: int = 1) -> float:
-    """Wavefronts of a warp's request to shared memory over those that it needs: every lane asks for
-    `width` words from its own on.
+    """The wavefronts of a warp's request to shared memory over those that it needs at least.
+
+    Every lane requests `width` words from its start on.
     """
     wavefronts, needed = of_request(tuple(starts), width)
     return wavefronts / needed
 
 
 def tile_traffic(n: int, tile_m: int, tile_n: int, itemsize: int = FP32) -> float:
-    """Bytes that all CTAs load for an n×n product, every slice of A and B once for each
-    tile of C.
+    """The bytes that all CTAs load for an n×n product: every k tile of A and B once for each tile
+    of C.
     """
     return itemsize * n**3 * (1 / tile_m + 1 / tile_n)

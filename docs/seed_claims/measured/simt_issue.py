@@ -9,7 +9,7 @@ from ..compare import counted
 from .simt_profiles import ahead, both
 from .simt_runs import K6, K7, PADDED_TILE, UNPADDED, V04, VECTORIZED
 
-ISSUES = 4  # of an SM in a cycle
+ISSUES = 4  # instructions that an SM can issue in a cycle
 
 
 def _busy(profile: Profile) -> float | None:

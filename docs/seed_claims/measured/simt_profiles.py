@@ -10,12 +10,14 @@ from outblas.report.profiles import Passes, Profile
 from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
 from ..compare import WITHIN, Run, in_range
 
-FREE = 0.02  # of the wavefronts of an operation: fewer that conflicts added count as none
+FREE = 0.02  # conflicts that add a smaller share of wavefronts count as none
 
 
 def free(source: str, text: str, run: Run, kind: Callable[[Profile], Passes]) -> Claim:
-    """That bank conflicts add nothing to the wavefronts of a kind: by its instructions, for the
-    counters of L1 show "conflicts" of stores that have none.
+    """A claim that bank conflicts add no wavefronts to loads, or to stores.
+
+    The count is that of the instructions: the counters of L1 show "conflicts" also for stores that
+    have none.
     """
 
     def test(evidence: Evidence) -> Finding:
@@ -36,10 +38,11 @@ def both(
     other: Run,
     read: Callable[[Profile], float | None],
     judge: Callable[[float, float], str],
-    says: str,
+    wording: str,
 ) -> Claim:
-    """A claim on one number of two profiles; `says` has {0:} and {1:} for them, {2:} for their
-    ratio.
+    """A claim on one number of two profiles; `judge` gives the verdict.
+
+    `wording` is our result in words, with {0:} and {1:} for the numbers and {2:} for their ratio.
     """
 
     def test(evidence: Evidence) -> Finding:
@@ -51,21 +54,25 @@ def both(
             return NOT_MEASURED
         ratio = first / second if second else inf
         return Finding(
-            says.format(first, second, ratio), judge(first, second), ratio if second else None
+            wording.format(first, second, ratio), judge(first, second), ratio if second else None
         )
 
     return Claim(source, text, f"ncu at {one.n}, both", test)
 
 
 def ahead(one: float, other: float) -> str:
-    """Not by so little that two profiles of one kernel could differ by it."""
+    """The verdict on "one is higher"; a tie differs, for two profiles of one kernel could differ as
+    much.
+    """
     tie = abs(one - other) <= BURST_TOLERANCE * other
     return DIFFERS if tie else CONFIRMED if one > other else REFUTED
 
 
 def as_bad(one: float, other: float) -> str:
+    """The verdict on "one has as many conflicts"."""
     return CONFIRMED if one >= other * (1 - WITHIN) and other > FREE else DIFFERS
 
 
 def times(stated: float) -> Callable[[float, float], str]:
+    """The verdict on "one is so many times the other"."""
     return lambda one, other: in_range(one / other if other else inf, stated, "{}").verdict

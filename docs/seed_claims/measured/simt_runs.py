@@ -15,13 +15,14 @@ K6, K7 = "000 kernel 6", "000 kernel 7"
 
 
 def rung(name: str, config: str = "", n: int = N) -> Run:
-    """A rung in a config of brief form, as `outblas bench` writes it: no field that the rung has
-    anyway.
+    """A run of a rung. The config names only the fields that differ from the rung's own, as
+    `outblas bench` writes it.
     """
     return Run(f"simt.{name}", config, n, "simt")
 
 
 def _preset(name: str, n: int = N) -> Run:
+    """A run of a document's own form of a kernel."""
     kernel, config = PRESETS[name]
     return Run(kernel, config, n, "simt")
 

@@ -7,7 +7,7 @@ from outblas.report.evidence import Evidence
 from outblas.report.seed_figures import of_rung
 
 from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
-from ..compare import GPU, POINT, Run, Span, against, campaign, in_range, timed
+from ..compare import GPU, POINT, Comparison, Run, Span, campaign, in_range, timed
 from .simt_runs import (
     COALESCED,
     CUBLAS,
@@ -32,8 +32,8 @@ from .simt_runs import (
 
 
 def _stated(gpu: str, faster: Run, slower: Run) -> tuple[Run, Run, tuple[float, float]]:
-    """Both with the TFLOP/s of their rungs on the document's GPU: the middle where it gives a
-    range.
+    """Both runs, and the TFLOP/s that the document of a GPU states for their rungs: the middle
+    where it gives a range.
     """
     spans = [
         next(f.tflops for f in of_rung(run.provider) if f.gpu == gpu and f.tflops)
@@ -43,59 +43,61 @@ def _stated(gpu: str, faster: Run, slower: Run) -> tuple[Run, Run, tuple[float, 
     return faster, slower, (first, second)
 
 
-COMPARISONS: tuple[tuple[str, str, Run, Run, tuple[float, float]], ...] = (
-    (
+COMPARISONS: tuple[Comparison, ...] = (
+    Comparison(
         "002 coalescing",
         "coalescing gains nearly 12 times: 6352 GFLOP/s after 502.5",
         *_stated("GH200", COALESCED, NAIVE),
     ),
-    (
+    Comparison(
         "002 shared memory",
         "32×32 tiles in shared memory gain 1.5 times: 9174 GFLOP/s after 6352",
         *_stated("GH200", SHARED, COALESCED),
     ),
-    (
+    Comparison(
         "002 1D tile",
         "a strip of outputs a thread gains 1.85 times: 17041 GFLOP/s after 9174",
         *_stated("GH200", STRIP, SHARED),
     ),
-    (
+    Comparison(
         "002 2D tile",
         "an outer product a thread gains 1.52 times: 25933 GFLOP/s after 17041",
         *_stated("GH200", REGISTER, STRIP),
     ),
-    (
+    Comparison(
         "002 float4",
         "128-bit loads, conflicts and all, gain 1.21 times: 31421 GFLOP/s after 25933",
         *_stated("GH200", VECTORIZED, REGISTER),
     ),
-    (
+    Comparison(
         "002 warp tile",
         "warp tiles, unpadded, gain 1.32 times: 41496 GFLOP/s after 31421",
         *_stated("GH200", UNPADDED, VECTORIZED),
     ),
-    ("003 v01", "with the indices swapped throughput drops 32 times", V01, SWAPPED, (32.0, 1.0)),
-    (
+    Comparison(
+        "003 v01", "with the indices swapped throughput drops 32 times", V01, SWAPPED, (32.0, 1.0)
+    ),
+    Comparison(
         "003 v02",
         "32×32 tiles in shared memory take 465 GFLOP/s to 900 to 1200: 2.3 times",
         *_stated("T4", V02, V01),
     ),
-    (
+    Comparison(
         "003 v03",
         "a strip of 8 outputs a thread takes them to 1500 to 1800: 1.6 times",
         *_stated("T4", V03, V02),
     ),
-    (
+    Comparison(
         "003 v04",
         "8×8 outputs a thread take them to 2100 to 2700: 1.5 times",
         *_stated("T4", V04, V03),
     ),
-    (
+    Comparison(
         "003 v05",
         "128-bit loads, BK = 16 and no bank conflicts take them to 3200 to 3400: 1.4 times",
         *_stated("T4", V05, V04),
     ),
-    (
+    Comparison(
         "003 v06",
         "warp tiles of 64×64×8 lose to v05 2.1 times: 1568 GFLOP/s after 3200 to 3400",
         *_stated("T4", V05, V06),
@@ -121,19 +123,19 @@ def _of_roofline(source: str, run: Run, share: float, words: str) -> Claim:
 
 def _unused(version: str, run: Run, share: float) -> Claim:
     text = f"{version} leaves {share:.0%} of the fp32 peak unused"
-    says = "{:.0%} at the clock it ran at"
+    wording = "{:.0%} at the clock it ran at"
     return timed(
         f"003 {version}",
         text,
         run,
         lambda m: 1 - m.utilisation if m.utilisation else None,
         share,
-        says,
+        wording,
     )
 
 
 def _uncached(evidence: Evidence) -> Finding:
-    """TFLOP/s at 4096 over what DRAM allows at 0.25 FLOP per byte."""
+    """Whether TFLOP/s at 4096 stay below what DRAM allows at 0.25 FLOP per byte."""
     ours = COALESCED.find(evidence.measurements)
     limit = MACHINES[GPU].dram_gbs * 0.25 / 1e3
     value = ours.tflops / limit if ours and ours.tflops else None
@@ -143,7 +145,7 @@ def _uncached(evidence: Evidence) -> Finding:
 
 
 def _deep(evidence: Evidence) -> Finding:
-    """How much of the way from v06 to v05 BK = 16 goes."""
+    """Whether BK = 16 closes at least half of the gap between v06 and v05."""
     found = campaign(evidence.measurements, V05, V06, V06_DEEP)
     if found is None:
         return NOT_MEASURED
@@ -188,4 +190,4 @@ _TIMED: tuple[Claim, ...] = (
     ),
 )
 
-CLAIMS: tuple[Claim, ...] = (*(against(*comparison) for comparison in COMPARISONS), *_TIMED)
+CLAIMS: tuple[Claim, ...] = (*(comparison.claim() for comparison in COMPARISONS), *_TIMED)

@@ -1,10 +1,12 @@
 """Claims on the CUDA cores about traffic by level of memory, and FMAs executed, by ncu."""
 
+from dataclasses import dataclass
+
 from outblas.report.evidence import Evidence
 from outblas.report.profiles import Profile
 
 from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
-from ..compare import Run, counted
+from ..compare import Run, Span, counted
 from .simt_profiles import ahead, both, times
 from .simt_runs import (
     CUBLAS_SMALL,
@@ -28,7 +30,7 @@ _FLOP = 2 * SMALL_N**3
 
 
 def _ffma(evidence: Evidence) -> Finding:
-    """Of all versions that were profiled."""
+    """Whether every version that was profiled executes an FFMA for each term of the product."""
     found = [run.profiled(evidence.profiles) for run in (V01, V02, V03, V04, V05, V06)]
     counts = [p.ffma for p in found if p is not None and p.ffma is not None]
     if not counts:
@@ -40,17 +42,17 @@ def _ffma(evidence: Evidence) -> Finding:
 
 
 def _dram(profile: Profile) -> float | None:
-    """GB read."""
+    """The GB read from DRAM."""
     return _giga(profile.dram_read_bytes)
 
 
 def _l1(profile: Profile) -> float | None:
-    """GB that global loads ask of L1."""
+    """The GB that global loads request from L1."""
     return _giga(profile.l1_load_bytes)
 
 
 def _l2(profile: Profile) -> float | None:
-    """GB that the SMs receive from L2."""
+    """The GB that the SMs receive from L2."""
     return _giga(profile.l2_to_sm_bytes)
 
 
@@ -59,12 +61,12 @@ def _giga(value: float | None) -> float | None:
 
 
 def _intensity(profile: Profile) -> float | None:
-    """FLOP per byte read from DRAM."""
+    """The FLOP per byte read from DRAM."""
     return _FLOP / profile.dram_read_bytes if profile.dram_read_bytes else None
 
 
 def _transactions(profile: Profile) -> float | None:
-    """A request of A's to global memory: lines of 128 bytes."""
+    """The 128-byte transactions of a request for A to global memory."""
     found = [
         t
         for t in profile.memory or ()
@@ -74,57 +76,73 @@ def _transactions(profile: Profile) -> float | None:
     return sum(total.transactions or 0.0 for total in found) / requests if requests else None
 
 
-def _of_version(
-    version: str,
-    run: Run,
-    warps: tuple[float, float],
-    dram: tuple[float, float],
-    loads: float,
-    intensity: float,
-) -> tuple[Claim, ...]:
-    """A row of 003's tables: the share of warps that are active, GB of DRAM read, GB of global
-    loads, and the FLOP per byte of DRAM that it makes of them.
+@dataclass(frozen=True)
+class Version:
+    """A row of 003's tables, each figure a number or the lowest and the highest.
+
+    `warps` is the share of warps that are active, `dram` the GB read from DRAM, `loads` the GB of
+    global loads, `intensity` the FLOP per byte of DRAM that the document makes of them.
     """
-    source = f"003 {version}"
-    active, read = (
-        " to ".join(f"{value:.3g}" for value in dict.fromkeys(span)) for span in (warps, dram)
-    )
-    return (
-        counted(
-            source,
-            f"{version}: {active} of the warps are active",
-            run,
-            lambda p: p.occupancy,
-            warps,
-            "{:.3f}",
-        ),
-        counted(source, f"{version} reads {read} GB of DRAM", run, _dram, dram, "{:.3f} GB"),
-        counted(
-            source, f"{version}'s global loads are {loads:.3g} GB", run, _l1, loads, "{:.2f} GB"
-        ),
-        counted(
-            source,
-            f"{version} does {intensity:g} FLOP per byte of DRAM",
-            run,
-            _intensity,
-            intensity,
-            "{:.0f}",
-        ),
-    )
+
+    name: str
+    run: Run
+    warps: Span
+    dram: Span
+    loads: float
+    intensity: float
+
+    def claims(self) -> tuple[Claim, ...]:
+        """A claim for each figure of the row."""
+        source, name = f"003 {self.name}", self.name
+        warps, dram = _range(self.warps), _range(self.dram)
+        return (
+            counted(
+                source,
+                f"{name}: {warps} of the warps are active",
+                self.run,
+                lambda p: p.occupancy,
+                self.warps,
+                "{:.3f}",
+            ),
+            counted(
+                source, f"{name} reads {dram} GB of DRAM", self.run, _dram, self.dram, "{:.3f} GB"
+            ),
+            counted(
+                source,
+                f"{name}'s global loads are {self.loads:.3g} GB",
+                self.run,
+                _l1,
+                self.loads,
+                "{:.2f} GB",
+            ),
+            counted(
+                source,
+                f"{name} does {self.intensity:g} FLOP per byte of DRAM",
+                self.run,
+                _intensity,
+                self.intensity,
+                "{:.0f}",
+            ),
+        )
 
 
-# Version, run, warps active, GB of DRAM, GB of global loads, FLOP per byte of DRAM.
-_VERSIONS: tuple[tuple[str, Run, tuple[float, float], tuple[float, float], float, float], ...] = (
-    ("v01", V01, (0.06, 0.10), (4.3, 4.3), 4.3, 0.25),
-    ("v02", V02, (0.30, 0.40), (0.27, 0.32), 0.27, 57),
-    ("v03", V03, (0.50, 0.60), (0.27, 0.30), 0.27, 59),
-    ("v04", V04, (0.60, 0.70), (0.27, 0.27), 0.27, 64),
-    ("v05", V05, (0.75, 0.85), (0.276, 0.276), 0.276, 62),
-    ("v06", V06, (0.495, 0.495), (0.485, 0.485), 1.11, 35.4),
+def _range(span: Span) -> str:
+    """A number, or "0.3 to 0.4"."""
+    values = span if isinstance(span, tuple) else (span,)
+    return " to ".join(f"{value:.3g}" for value in values)
+
+
+VERSIONS = (
+    Version("v01", V01, warps=(0.06, 0.10), dram=4.3, loads=4.3, intensity=0.25),
+    Version("v02", V02, warps=(0.30, 0.40), dram=(0.27, 0.32), loads=0.27, intensity=57),
+    Version("v03", V03, warps=(0.50, 0.60), dram=(0.27, 0.30), loads=0.27, intensity=59),
+    Version("v04", V04, warps=(0.60, 0.70), dram=0.27, loads=0.27, intensity=64),
+    Version("v05", V05, warps=(0.75, 0.85), dram=0.276, loads=0.276, intensity=62),
+    Version("v06", V06, warps=0.495, dram=0.485, loads=1.11, intensity=35.4),
 )
 
 CLAIMS: tuple[Claim, ...] = (
-    *(claim for row in _VERSIONS for claim in _of_version(*row)),
+    *(claim for version in VERSIONS for claim in version.claims()),
     counted(
         "003 v01",
         "a request for A takes 1 transaction if a warp walks along a row of C",

@@ -14,7 +14,7 @@ from ..compare import GPU, in_range
 
 
 def speed(figure: Figure) -> Claim:
-    """TFLOP/s on the same model of GPU."""
+    """The claim that a rung reaches the document's TFLOP/s on the same model of GPU."""
     assert figure.tflops is not None
     stated = f"{figure.tflops[0]:g} TFLOP/s"
     return _reaches(
@@ -27,7 +27,9 @@ def speed(figure: Figure) -> Claim:
 
 
 def share(figure: Figure) -> Claim:
-    """The ratio to cuBLAS, which is not the cuBLAS of the document."""
+    """The claim that a rung reaches the document's share of cuBLAS. Ours is another version of
+    cuBLAS.
+    """
     claimed = figure.stated or figure.ratio
     assert claimed is not None
     percents = (
@@ -50,7 +52,7 @@ def _reaches(
     how: str,
     read: Callable[[Measurement], tuple[float | None, str]],
 ) -> Claim:
-    """That the figure's rung lies in the claimed range; `read` gives our value and its words."""
+    """The claim that a figure of the rung lies in a range; `read` gives our value and its words."""
     n = figure.n
     assert n is not None
     usual = dtype_of(figure.rung)
