@@ -14,8 +14,6 @@ from tempfile import TemporaryDirectory
 import commands
 import pytest
 import seed_claims
-from seed_claims import arithmetic, measured
-from seed_claims.measured import speed
 
 from outblas import machines, registry
 from outblas.report import (
@@ -27,7 +25,6 @@ from outblas.report import (
     rungs,
     seed_figures,
 )
-from outblas.report.evidence import Evidence
 
 ROOT = Path(__file__).parents[1]
 RUNGS = {
@@ -157,40 +154,6 @@ def test_the_seeds_figures():
     assert all(
         f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seed_figures.FIGURES
     )
-
-
-def test_claims_that_arithmetic_settles():
-    assert verdict("4 times the MACs per byte") == ("refuted", 2.0)
-    assert verdict("takes 37 KB") == ("refuted", 14.0)
-    assert verdict("0.25 FLOP per byte it loads") == ("confirmed", 0.25)
-    assert verdict("two CTAs an SM, 49.4%") == ("confirmed", 2)
-    assert verdict("105% of the bandwidth ceiling") == ("refuted", pytest.approx(0.3209, rel=1e-3))
-    assert verdict("165 registers a thread") == ("confirmed", 0.1875)
-    assert verdict("64512, just under")[0] == "confirmed"
-    assert len(arithmetic.CLAIMS) >= 30
-    assert {found.verdict for found in findings().values()} <= set(seed_claims.VERDICTS)
-
-
-def test_claims_without_a_measurement_have_no_number():
-    for claim in measured.CLAIMS:
-        assert claim.test(Evidence()) == seed_claims.NOT_MEASURED
-
-
-def test_claims_that_a_measurement_settles():
-    found = findings(*MEASURED)
-    claimed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
-    assert (claimed.verdict, claimed.value) == ("confirmed", pytest.approx(319.8))
-    share = found["hopper.tma_wgmma reaches 44% of cuBLAS at 4096"]
-    assert (share.verdict, share.value) == ("differs", 0.41)
-    assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
-
-
-def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
-    changed = {"config": "tile_m=128"}, {"mode": "sustained"}, {"layout": "nn"}
-    other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
-    elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
-    for claim in speed.CLAIMS:
-        assert claim.test(Evidence(other + elsewhere)).verdict == seed_claims.OPEN
 
 
 def test_ladder():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,6 +71,7 @@ def ladder(
     """
     from ..report import ladder as report
     from ..report import ladder_chart, page, sizes
+    from ..report.table import Table
     from . import seed_claims
 
     with usage_errors():
@@ -86,13 +86,13 @@ def ladder(
             ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
         )
     claims = seed_claims.claims_table(evidence, ladder)
-    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
-        (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
-    ]
+    rungs = Table(report.title(rows), report.columns(ladder), [row.cells() for row in rows])
+    others = []
     if last:
-        tables.append((sizes.title(last, sweep), sizes.COLUMNS, [row.cells() for row in sweep]))
+        cells = [row.cells() for row in sweep]
+        others.append(Table(sizes.title(last, sweep), sizes.COLUMNS, cells))
     if claims:
-        tables.append((claims.title, claims.columns, claims.rows))
+        others.append(claims.table)
     value = {
         "sizes": edges,
         "rungs": [row.record() for row in rows],
@@ -101,7 +101,7 @@ def ladder(
     }
 
     def show() -> None:
-        for each in tables:
+        for each in (rungs, *others):
             table(*each)
         if claims is None:
             note(seed_claims.MISSING)
@@ -109,9 +109,8 @@ def ladder(
     give(value, show, json=json, save=save)
     if html is not None:
         notes = [report.NOTE, *page.environment_notes(m.environment for m in measurements)]
-        (heading, *_), *others = tables
         ideas = [(*row.cells(), row.rung.idea) for row in rows]
-        parts = [page.chart(picture), page.table(heading, (*report.columns(ladder), "idea"), ideas)]
+        parts = [page.chart(picture), page.table(rungs.heading, (*rungs.columns, "idea"), ideas)]
         parts += [page.table(*each) for each in others]
         html.write_text(page.page("outblas: the ladder", notes, parts), encoding="utf-8")
     if chart is not None:
@@ -326,8 +325,8 @@ def _load_profiles(text: str) -> Profiles:
 
 
 def _evidence(measurements: Measurements, text: str) -> Evidence:
-    """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the
-    checkout.
+    """The timings, with the counters and cycles from the files of --profiles (default: from those
+    of the checkout).
     """
     from ..report import phases, profiles, results
     from ..report.evidence import Evidence

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..report.evidence import Evidence
 from ..report.results import ROOT, in_checkout
+from ..report.table import Table
 
 FOLDER = ROOT / "docs" / "seed_claims"
 MISSING = (
@@ -25,9 +26,7 @@ PACKAGE = "outblas_seed_claims"  # a name that no other package of the environme
 class ClaimsTable:
     """The claims about a ladder, each with its verdict, as a table and as records for JSON."""
 
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    table: Table
     records: list[dict[str, Any]]
 
 
@@ -37,12 +36,9 @@ def claims_table(evidence: Evidence, ladder: str | None) -> ClaimsTable | None:
     if package is None:
         return None
     found = package.of_ladder(package.settled(evidence), ladder)
-    return ClaimsTable(
-        f"Claims: {package.count(found)}",
-        package.COLUMNS,
-        [claim.cells() for claim in found],
-        [claim.record() for claim in found],
-    )
+    cells = [claim.cells() for claim in found]
+    table = Table(f"Claims: {package.count(found)}", package.COLUMNS, cells)
+    return ClaimsTable(table, [claim.record() for claim in found])
 
 
 def _load() -> ModuleType | None:

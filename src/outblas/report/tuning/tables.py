@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from ...autotune.records import Gpu, Trial, Winner
+from ..table import Table
 from ..text import NONE, confidence
 from .model import TuneReport, split
-
-
-class Table(NamedTuple):
-    """A table of text."""
-
-    heading: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def tables(report: TuneReport) -> list[Table]:
