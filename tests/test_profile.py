@@ -26,7 +26,7 @@ from outblas.core import registry
 from outblas.hopper.core import phase_profile
 from outblas.inspect import counters, instructions, lines, ncu
 from outblas.inspect.profiled import Request
-from outblas.report import compare, phases, profiles
+from outblas.report import lookup, phases, profiles
 
 PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 
@@ -192,8 +192,8 @@ def test_of_a_product_with_an_addend(replay, tmp_path):
     assert [entry["addend"] for entry in json.loads(saved.read_text())["results"]] == [True, True]
     found = profiles.load([saved])
     asked = (found, "hopper.tma_wgmma", (4096, 4096, 4096), "bfloat16", "H100")
-    assert compare.profiled(*asked) is None
-    assert compare.profiled(*asked, addend=True) == found[1]
+    assert lookup.profiled(*asked) is None
+    assert lookup.profiled(*asked, addend=True) == found[1]
 
 
 def test_tables(replay):

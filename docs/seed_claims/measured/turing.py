@@ -2,9 +2,11 @@
 run against another, and ncu's counters.
 """
 
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Evidence, Finding
-from .compare import N, Run, against, campaign, counted, in_range
-from .profiles import Profile
+from outblas.report.evidence import Evidence
+from outblas.report.profiles import Profile
+
+from ..claim import CONFIRMED, DIFFERS, NOT_MEASURED, Claim, Finding
+from ..compare import N, Run, against, campaign, counted, in_range
 
 _SMALL = 2048
 _LADDER = "turing"
@@ -21,7 +23,7 @@ _V10_LARGE, _V11 = _rung("vectorized", N), _rung("ldmatrix", N)
 
 
 def _loaded(source: str, name: str, stated: float) -> Claim:
-    """What a rung's loads look up in L1, counted at 4096 and scaled to 2048."""
+    """The claim that a rung's loads request so many GB of L1, counted at 4096, scaled to 2048."""
     run = _rung(name, N)
     text = f"its global loads at 2048 are {stated:.2f} GB"
 
@@ -32,6 +34,7 @@ def _loaded(source: str, name: str, stated: float) -> Claim:
 
 
 def _ffma(evidence: Evidence) -> Finding:
+    """Whether the epilogue executes an FFMA for each element of C, and the product none."""
     profile = _rung("double_buffer", addend=True).profiled(evidence.profiles)
     if profile is None or profile.ffma is None:
         return NOT_MEASURED
@@ -40,8 +43,8 @@ def _ffma(evidence: Evidence) -> Finding:
 
 
 def _no_overlap(evidence: Evidence) -> Finding:
-    """A slab ahead gains nothing to speak of: what v09 loads does not overlap its products, and
-    need not.
+    """Whether two buffers are no faster than one. Loads that run a k tile ahead gain next to
+    nothing either: v09's loads do not overlap its products, and need not.
     """
     found = campaign(
         evidence.measurements,
@@ -52,11 +55,12 @@ def _no_overlap(evidence: Evidence) -> Finding:
     if found is None:
         return NOT_MEASURED
     single, double, ahead = (m.ratio or 0.0 for m in found)
-    ours = f"{double:.3f} of cuBLAS after {single:.3f}; with its loads a slab ahead {ahead:.3f}"
+    ours = f"{double:.3f} of cuBLAS after {single:.3f}; with its loads a k tile ahead {ahead:.3f}"
     return Finding(ours, CONFIRMED if double <= 1.03 * single else DIFFERS, double / single)
 
 
 def _fewer_loads(evidence: Evidence) -> Finding:
+    """How many times fewer requests to global memory v10 makes than v09."""
     runs = _rung("double_buffer", N), _rung("vectorized", N)
     counts = [
         p.global_load_requests if (p := run.profiled(evidence.profiles)) else None for run in runs
@@ -66,7 +70,7 @@ def _fewer_loads(evidence: Evidence) -> Finding:
 
 
 def _of_a_t4(profile: Profile) -> float | None:
-    """Warps that are active, over those that a T4's SM holds: half of an H100's."""
+    """The active warps over the warps that a T4's SM holds, which are half of an H100's."""
     return 2 * profile.occupancy if profile.occupancy is not None else None
 
 

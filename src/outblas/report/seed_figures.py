@@ -37,13 +37,14 @@ class Figure:
         return self.stated
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figure as a JSON object."""
         return {
             name: getattr(self, name) for name in ("source", "gpu", "n", "dtype", "tflops", "ratio")
         }
 
 
-def _at(value: float | tuple[float, float] | None) -> tuple[float, float] | None:
+def _span(value: float | tuple[float, float] | None) -> tuple[float, float] | None:
+    """A figure as the lowest and the highest value."""
     return (value, value) if isinstance(value, int | float) else value
 
 
@@ -55,9 +56,9 @@ def _gh200(rung: str, tflops: float, stated: float | None = None) -> Figure:
         gpu="GH200",
         n=4096,
         dtype="float32",
-        tflops=_at(tflops),
+        tflops=_span(tflops),
         cublas=50.058,
-        stated=_at(stated),
+        stated=_span(stated),
     )
 
 
@@ -89,7 +90,7 @@ def _t4(
         gpu="T4",
         n=n,
         dtype="float32" if scalar else "float16",
-        tflops=_at(tflops),
+        tflops=_span(tflops),
         cublas=3.985 / 0.90 if scalar else 40.0,
         note=note,
     )
@@ -111,9 +112,9 @@ def _h100(
         gpu="H100",
         n=n,
         dtype="bfloat16",
-        tflops=_at(tflops),
+        tflops=_span(tflops),
         cublas=716.0 if n == 4096 else None,
-        stated=_at(stated),
+        stated=_span(stated),
     )
 
 
@@ -142,13 +143,13 @@ FIGURES: tuple[Figure, ...] = (
         gpu="H100",
         n=None,
         dtype="float32",
-        stated=_at(0.56 / 0.85),
+        stated=_span(0.56 / 0.85),
         note="56% of the fp32 roofline, cuBLAS 85%",
     ),
     _gh200("warptile", 41.496, 0.84),
     _t4("simt.warptile", "v06", 1.568),
     Figure(
-        rung="simt.warptile", source="004", gpu="H100", n=None, dtype="float32", stated=_at(0.937)
+        rung="simt.warptile", source="004", gpu="H100", n=None, dtype="float32", stated=_span(0.937)
     ),
     Figure(
         rung="simt.warptile",
@@ -156,9 +157,9 @@ FIGURES: tuple[Figure, ...] = (
         gpu="H100",
         n=4096,
         dtype="bfloat16",
-        tflops=_at(32.0),
+        tflops=_span(32.0),
         cublas=716.0,
-        stated=_at(0.04),
+        stated=_span(0.04),
         note="the fp32 algorithm on bf16 operands, against cuBLAS on tensor cores",
     ),
     _t4("turing.wmma", "v07", 1.870),
@@ -195,5 +196,5 @@ WITHOUT_FIGURE = ("simt.pipelined", "portable", "turing.cp_async", "hopper.gemm"
 
 
 def of_rung(name: str) -> tuple[Figure, ...]:
-    """The figures on a rung, the one its ladder is compared with first."""
+    """The figures on a rung; the first is the one that its ladder is compared with."""
     return tuple(figure for figure in FIGURES if figure.rung == name)

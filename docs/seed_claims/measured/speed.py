@@ -1,19 +1,20 @@
-"""Claims of the seed documents that a measurement settles: the speed of every rung that runs on
-their GPU.
-"""
+"""Claims on the speed of every rung that runs on the document's GPU."""
 
 from collections.abc import Callable
 
-from ..core.registry import dtype_of
-from . import seeds
-from .claims import Claim, Evidence, Finding
-from .compare import GPU, find, in_range
-from .results import Measurement
-from .seeds import Figure
+from outblas.core.registry import dtype_of
+from outblas.report import seed_figures
+from outblas.report.evidence import Evidence
+from outblas.report.lookup import find
+from outblas.report.results import Measurement
+from outblas.report.seed_figures import Figure
+
+from ..claim import Claim, Finding
+from ..compare import GPU, in_range
 
 
 def speed(figure: Figure) -> Claim:
-    """TFLOP/s on the same model of GPU."""
+    """The claim that a rung reaches the document's TFLOP/s on the same model of GPU."""
     assert figure.tflops is not None
     stated = f"{figure.tflops[0]:g} TFLOP/s"
     return _reaches(
@@ -26,7 +27,9 @@ def speed(figure: Figure) -> Claim:
 
 
 def share(figure: Figure) -> Claim:
-    """The ratio to cuBLAS, which is not the cuBLAS of the document."""
+    """The claim that a rung reaches the document's share of cuBLAS. Ours is another version of
+    cuBLAS.
+    """
     claimed = figure.stated or figure.ratio
     assert claimed is not None
     percents = (
@@ -49,7 +52,7 @@ def _reaches(
     how: str,
     read: Callable[[Measurement], tuple[float | None, str]],
 ) -> Claim:
-    """That the figure's rung lies in the claimed range; `read` gives our value and its words."""
+    """The claim that a figure of the rung lies in a range; `read` gives our value and its words."""
     n = figure.n
     assert n is not None
     usual = dtype_of(figure.rung)
@@ -65,7 +68,7 @@ def _reaches(
 
 def _claims() -> tuple[Claim, ...]:
     found = []
-    for figure in seeds.FIGURES:
+    for figure in seed_figures.FIGURES:
         if figure.gpu == GPU and figure.n is not None:
             found += [speed(figure)] if figure.tflops is not None else []
             found += [share(figure)] if figure.ratio is not None else []

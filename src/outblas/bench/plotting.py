@@ -1,13 +1,11 @@
-"""What every chart shares: a canvas without a window system, colours that stay with a
-name, files.
+"""What every chart shares: a canvas without a window system, colours that stay with a name, and
+files.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from . import svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +27,9 @@ BASE_COLOUR = "#6f6f6f"
 
 
 def check_chart(path: Path | None, option: str = "--chart") -> None:
-    """Raises ValueError for a chart that could not be drawn once the work is done."""
+    """Raises ValueError for a chart that could not be drawn once the work is done: a file of an
+    unknown format, or matplotlib missing.
+    """
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
@@ -45,7 +45,7 @@ def check_chart(path: Path | None, option: str = "--chart") -> None:
 
 
 def colours(names: list[str]) -> dict[str, str]:
-    """One colour a name; cuBLAS's is grey."""
+    """A colour for each name; cuBLAS is grey."""
     others = [name for name in names if name != "cublas"]
     return {"cublas": BASE_COLOUR} | {
         name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)
@@ -53,16 +53,15 @@ def colours(names: list[str]) -> dict[str, str]:
 
 
 def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Figure, list[Any]]:
-    """A figure of `panels` axes in rows of `columns`, `size` in inches, drawn by Agg: no display is
-    needed.
+    """A figure of `panels` axes in rows of `columns`, `size` in inches. Agg draws it, which needs
+    no display.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Text stays text, and names inside a file follow from what it shows.
+    # Text stays text, and the ids inside a file follow from what it shows.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "outblas"})
-    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # named with every text
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     places = figure.subplots(-(-panels // columns), columns, squeeze=False).flat
@@ -70,19 +69,17 @@ def canvas(panels: int, size: tuple[float, float], columns: int = 1) -> tuple[Fi
     for axis in unused:
         axis.remove()
     for axis in axes:
-        axis.patch.set_visible(False)  # the figure is as white
         axis.grid(True, axis="y", color="#e3e3e3", linewidth=0.8)
         axis.set_axisbelow(True)
-        axis.tick_params(length=0)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes)
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:
-    """Writes the file; its format follows the suffix. An .svg keeps `note` as its metadata, and no
-    date.
+    """Writes the file; its format follows the suffix. An .svg has `note` as its description, and no
+    date: the same figure makes the same file.
     """
-    drawn = path.suffix.lower() == ".svg"
-    figure.savefig(path, dpi=120, metadata={"Date": None} if drawn else None)
-    if drawn:
-        path.write_text(svg.compact(path.read_text(encoding="utf-8"), note), encoding="utf-8")
+    metadata = (
+        {"Date": None, "Description": note or None} if path.suffix.lower() == ".svg" else None
+    )
+    figure.savefig(path, dpi=120, metadata=metadata)

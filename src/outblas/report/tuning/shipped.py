@@ -1,20 +1,18 @@
-"""README's tables of what was tuned: for every workload of a shipped table the kernel that `matmul`
-takes there.
-"""
+"""README's table of a shipped tuning table: the kernel that `matmul` takes for every workload."""
 
 from pathlib import Path
 from statistics import geometric_mean
 
-from ..autotune.lookup import short
-from ..autotune.store.tables import Entry, Table, read_table
-from ..core.shapes import SUITE, Shape, to_text
-from ..runtime.default_kernel import PRODUCTION
-from .page import environment_notes
+from ...autotune.lookup import short
+from ...autotune.store.tables import Entry, Table, read_table
+from ...core.shapes import SUITE, Shape, to_text
+from ...runtime.default_kernel import PRODUCTION
+from ..page import environment_notes
 
 
 def table(path: Path) -> str:
-    """In Markdown: a row a shape of the suite, the winner in each dtype and layout; what other
-    shapes reach together. Raises ValueError for what is no table.
+    """The table in Markdown: a row for each shape of the suite with the winner in each dtype and
+    layout, then a sentence on the other shapes. Raises ValueError for a file that is no table.
     """
     found = read_table(path)
     kinds = sorted({entry.workload.kind for entry in found.entries})
@@ -36,16 +34,14 @@ def table(path: Path) -> str:
 
 
 def _summary(best: dict[Shape, Entry]) -> str:
-    """How many shapes, what they reach, and those that are slower than cuBLAS."""
+    """The number of shapes, their mean and best ratio, and the shapes slower than cuBLAS."""
     ratios = [entry.ratio for entry in best.values()]
     slower = [
         f"{to_text(shape)} {_ratio(entry)}" for shape, entry in best.items() if entry.ratio < 1
     ]
-    said = (
-        f"{len(best)} shapes, geometric mean {geometric_mean(ratios):.3f}, at most "
-        f"{max(ratios):.3f}"
-    )
-    return said + (f"; below 1: {', '.join(slower)}" if slower else "")
+    mean = f"{len(best)} shapes, geometric mean {geometric_mean(ratios):.3f}"
+    below = f"; below 1: {', '.join(slower)}" if slower else ""
+    return f"{mean}, at most {max(ratios):.3f}{below}"
 
 
 def _best(found: Table, shape: Shape, kind: tuple[str, str, str]) -> Entry | None:
@@ -58,8 +54,8 @@ def _ratio(entry: Entry) -> str:
 
 
 def _cell(best: Entry | None, before: Entry | None) -> str:
-    """The fastest kernel, how it compares with cuBLAS, and what its config changes; `before` may
-    have both.
+    """The ratio to cuBLAS, the fastest kernel, and the fields that its config changes; "the same"
+    where `before`, the cell on the left, has the same kernel and config.
     """
     if best is None:
         return "–"

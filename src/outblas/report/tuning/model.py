@@ -1,4 +1,4 @@
-"""What a sweep found: one workload's trials of one kernel on one model of GPU."""
+"""What a sweep found: the trials of one kernel at one workload on one model of GPU."""
 
 import math
 from collections import Counter
@@ -7,29 +7,30 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..autotune.search.rank import ranks, spearman
-from ..autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
-from . import page, tune_tables
-from .tune_chart import draw, drawable
-from .tune_tables import Table, fields, split
+from ...autotune.search.rank import ranks, spearman
+from ...autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
+from ...core.configs import items
+from ..text import NONE
 
-__all__ = ["Agreement", "Entry", "Limits", "TuneReport", "build", "draw", "html"]
+Limits = Callable[[str], str]  # says of a config's text what bounds it, in a few words
+Tile = tuple[int, int]  # its sizes along M and N
 
-Limits = Callable[[str], str]  # what bounds a config, in a few words
-Tile = tuple[int, int]  # along M and N
-
+# The fields of configs that give the tile, and the number of pipeline stages. `slots` is the name
+# that the Hopper ladder gave its stages in older stores.
 TILES = (("tile_m", "tile_n"), ("block_m", "block_n"))
 STAGES = ("slots", "stages", "num_stages")
-TOP = 10
-LINES = 6  # tiles whose line over stages is shown
-FEWEST = 3  # configs that a rank correlation is worth giving for
+TOP = 10  # configs that the report lists
+LINES = 6  # tiles whose line over the number of stages is shown
+FEWEST = 3  # configs from which a rank correlation is given
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A config among the best. `final`: its figures are of the finals, otherwise of the screen.
-    `predicted`: the first and the last place that it can claim in the model's order (they differ
-    where the model sees no difference).
+    """A config among the best.
+
+    `final` says that its figures are of the finals, not of the screen. `predicted` is the first and
+    the last place that it can claim in the model's order; they differ where the model predicts the
+    same time for several configs.
     """
 
     config: str
@@ -44,9 +45,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The model's order beside the measured one. `points`: both ranks of every config that has
-    both, `best` the index of the best measured, `place` its first and last place in the model's
-    order; `rho` is Spearman's, None for too few configs or a side without order.
+    """The model's order beside the measured one.
+
+    `points` has the predicted and the measured rank of every config that has both, `best` is the
+    index of the best measured one, `place` its first and last place in the model's order. `rho` is
+    Spearman's; None for too few configs, or where all values of a side are equal.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -65,8 +68,9 @@ class Agreement:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """One trial a config, the newest, of one source of the kernel; `gpus` of one model; `left_out`
-    older trials.
+    """The newest trial of each config, all of one source of the kernel.
+
+    `gpus` are of one model, `left_out` counts the older trials.
     """
 
     kernel: str
@@ -80,25 +84,28 @@ class TuneReport:
 
     @property
     def gpu(self) -> str:
+        """The GPU's name."""
         return self.gpus[0].name
 
     @property
     def title(self) -> str:
+        """The kernel, the workload and the GPU."""
         return f"{self.kernel}, {self.workload}, {self.gpu}"
 
     @cached_property
     def timed(self) -> tuple[Trial, ...]:
-        """Trials with figures, the best ratio first."""
+        """The trials that have figures, the best ratio first."""
         return tuple(sorted(filter(_timed, self.trials), key=_slowness))
 
     @property
     def right(self) -> int:
+        """The number of trials whose product was right."""
         return sum(trial.ok for trial in self.trials)
 
     @cached_property
     def failures(self) -> dict[str, list[Trial]]:
-        """Trials that failed by status, the most frequent first; in each the most frequent reason
-        first.
+        """The trials that failed, by status, the most frequent status first; within a status the
+        most frequent reason comes first.
         """
         found: dict[str, list[Trial]] = {}
         for trial in self.trials:
@@ -111,7 +118,7 @@ class TuneReport:
 
     @cached_property
     def tiles(self) -> dict[Tile, list[Trial]]:
-        """All trials by tile, the best first."""
+        """All trials by tile, the best of each tile first."""
         found: dict[Tile, list[Trial]] = {}
         for trial in (
             *self.timed,
@@ -123,7 +130,7 @@ class TuneReport:
 
     @cached_property
     def stage_field(self) -> str:
-        """The field that says how many stages a config has, "" where there is none."""
+        """The name of the field that gives a config's stages; "" where there is none."""
         return next(
             (name for name in STAGES if any(name in fields(trial.config) for trial in self.timed)),
             "",
@@ -131,8 +138,8 @@ class TuneReport:
 
     @cached_property
     def stages(self) -> dict[str, dict[int, float]]:
-        """The best ratio by count of stages, for the best tiles; without a choice of stages there
-        is nothing.
+        """The best ratio by number of stages, for the best tiles; {} where no tile was tried with
+        several numbers of stages.
         """
         found: dict[str, dict[int, float]] = {}
         for trial in self.timed:
@@ -148,12 +155,12 @@ class TuneReport:
 
     @cached_property
     def common(self) -> str:
-        """What all configs of `top` share."""
+        """The fields that all configs of `top` share."""
         shared, _ = split([entry.config for entry in self.top])
         return shared if len(self.top) > 1 else ""
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as a JSON object."""
         winner, agreement, tried = self.winner, self.agreement, len(self.trials)
         return {
             "kernel": self.kernel,
@@ -200,14 +207,6 @@ class TuneReport:
             },
         }
 
-    def tables(self) -> list[Table]:
-        """Heading, columns and rows of each table that has any."""
-        return tune_tables.tables(self)
-
-    def notes(self) -> list[str]:
-        """Where the figures come from, counts, and what the model was worth."""
-        return tune_tables.notes(self)
-
 
 def build(
     trials: Sequence[Trial],
@@ -218,12 +217,11 @@ def build(
     gpu_name: str | None = None,
     limits: Limits | None = None,
 ) -> TuneReport:
-    """The report on `kernel` at `workload`, on the GPU of that name or the one with the most
-    trials.
+    """Builds the report on `kernel` at `workload`, on the GPU of that name, or on the model with
+    the most trials for None.
 
-    Of several sources of the kernel the one of the newest trial counts, of several trials of a
-    config the newest. `limits` says of a config's text what bounds it. Raises ValueError that names
-    what is missing.
+    Of several sources of the kernel the source of the newest trial counts, of several trials of a
+    config the newest. Raises ValueError that names what is missing.
     """
     own = [
         t
@@ -260,15 +258,10 @@ def build(
     )
 
 
-def html(report: TuneReport) -> str:
-    """One self-contained page: the chart if there is anything to draw, then the tables."""
-    parts = [page.chart(draw(report))] if drawable(report) else []
-    parts += [page.table(*table) for table in report.tables()]
-    return page.page(f"outblas: {report.title}", report.notes(), parts)
-
-
 def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
-    """Every config with figures: the winner, the other finalists, then the rest by the screen."""
+    """Every config with figures: the winner, the other finalists, then the others by their ratio in
+    the screen.
+    """
     found: dict[str, Entry] = {}
     finalists: list[Winner | Finalist] = []
     if winner is not None:
@@ -289,7 +282,7 @@ def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
 def _agreement(
     trials: Iterable[Trial], order: Iterable[Entry]
 ) -> tuple[Agreement | None, dict[str, tuple[int, int]]]:
-    """How the model did, and the places of every config in its order."""
+    """How well the model predicted the order, and the places of every config in its order."""
     both = {
         t.config: (t.predicted_us, t.us)
         for t in trials
@@ -297,7 +290,7 @@ def _agreement(
     }
     predicted, measured = [p for p, _ in both.values()], [us for _, us in both.values()]
     by_model = ranks(predicted)
-    # Ranks are means over equal values: n of them around the mean.
+    # A rank is the mean over equal values, which take as many places around it.
     equal = Counter(by_model)
     places = {
         config: (round(rank - (equal[rank] - 1) / 2), round(rank + (equal[rank] - 1) / 2))
@@ -343,3 +336,21 @@ def _there_are(known: Sequence[str], most: int = 5) -> str:
 def _ordinal(n: int) -> str:
     suffix = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{suffix}"
+
+
+def fields(config: str) -> dict[str, str]:
+    """A config's text, "a=1,b=2", as a mapping."""
+    return {name.strip(): value.strip() for name, value in items(config)}
+
+
+def split(configs: Sequence[str]) -> tuple[str, list[str]]:
+    """The fields that all configs share, and the other fields of each."""
+    parsed = [fields(config) for config in configs]
+    shared = set.intersection(*(set(each.items()) for each in parsed)) if parsed else set()
+    return _join(item for item in (parsed[0].items() if parsed else ()) if item in shared), [
+        _join(item for item in each.items() if item not in shared) or NONE for each in parsed
+    ]
+
+
+def _join(items: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in items)

@@ -1,74 +1,54 @@
-"""A sweep's findings as tables and notes."""
+"""A sweep's report as tables and notes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from ..autotune.store.records import Gpu, Trial, Winner
-from ..core.configs import items
-from .text import NONE, confidence
-
-if TYPE_CHECKING:
-    from .tune import TuneReport
-
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # heading, columns, rows
+from ...autotune.store.records import Gpu, Trial, Winner
+from ..table import Table
+from ..text import NONE, confidence
+from .model import TuneReport, split
 
 
 def tables(report: TuneReport) -> list[Table]:
-    """Heading, columns and rows of each table that has any."""
+    """The tables that have rows, in the order in which a report shows them."""
     found = [_winner(report), _top(report), _tiles(report), _stages(report), _failures(report)]
-    return [table for table in found if table[2]]
+    return [table for table in found if table.rows]
 
 
 def notes(report: TuneReport) -> list[str]:
-    """Where the figures come from, counts, and what the model was worth."""
-    said = [_gpu(gpu) + _days(t for t in report.trials if t.gpu == gpu) for gpu in report.gpus]
+    """Sentences on where the figures come from, the counts, and how well the model predicted."""
+    sentences = [_gpu(gpu) + _days(t for t in report.trials if t.gpu == gpu) for gpu in report.gpus]
     failed = len(report.trials) - report.right
-    said.append(f"{len(report.trials)} configs tried: {report.right} right, {failed} failed.")
+    sentences.append(f"{len(report.trials)} configs tried: {report.right} right, {failed} failed.")
     if report.left_out:
-        said.append(
+        sentences.append(
             f"Left out: {report.left_out} older trials, of the same configs or of another source "
             "of the kernel."
         )
     if report.timed:
-        said.append(
+        sentences.append(
             "× cuBLAS is its time over the config's. Figures are of the screen except where they "
-            "are of the finals, "
-            "which have the 10th and 90th percentile."
+            "are of the finals, which have the 10th and 90th percentile."
         )
     if report.timed and not report.winner:
-        said.append("There were no finals: the order of the best is the screen's.")
+        sentences.append("There were no finals: the order of the best is the screen's.")
     if report.agreement:
         rho = (
             ""
             if report.agreement.rho is None
             else f" Spearman's rho of the two orders is {report.agreement.rho:.2f}."
         )
-        said.append(f"The analytic model: {report.agreement}.{rho}")
+        sentences.append(f"The analytic model: {report.agreement}.{rho}")
     if report.common:
-        said.append(f"Common to the {len(report.top)} best: {report.common}.")
-    return said
-
-
-def fields(config: str) -> dict[str, str]:
-    """`a=1,b=2` as a mapping."""
-    return {name.strip(): value.strip() for name, value in items(config)}
-
-
-def split(configs: Sequence[str]) -> tuple[str, list[str]]:
-    """The fields that all configs share, and what each has besides."""
-    parsed = [fields(config) for config in configs]
-    shared = set.intersection(*(set(each.items()) for each in parsed)) if parsed else set()
-    return _join(item for item in (parsed[0].items() if parsed else ()) if item in shared), [
-        _join(item for item in each.items() if item not in shared) or NONE for each in parsed
-    ]
+        sentences.append(f"Common to the {len(report.top)} best: {report.common}.")
+    return sentences
 
 
 def _winner(report: TuneReport) -> Table:
     w = report.winner
     if w is None:
-        return "Winner", (), ()
+        return Table("Winner", (), ())
     rows = [
         ("config", w.config),
         ("× cuBLAS", f"{_ratio(w.ratio, w.ratio_low, w.ratio_high)}, median of {w.rounds} rounds"),
@@ -83,7 +63,7 @@ def _winner(report: TuneReport) -> Table:
         ]
     if w.valid:
         rows.append(("screened", f"{w.screened} of {w.valid} valid configs"))
-    return "Winner", ("", report.kernel), rows
+    return Table("Winner", ("", report.kernel), rows)
 
 
 def _top(report: TuneReport) -> Table:
@@ -110,7 +90,7 @@ def _top(report: TuneReport) -> Table:
     ]
     extra = [*(["predicted\nrank"] if predicted else []), *(["limits"] if limits else [])]
     columns = ("rank", "config", "µs", "× cuBLAS", "from", *extra)
-    return f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows
+    return Table(f"The {len(rows)} best" if len(rows) > 1 else "The best", columns, rows)
 
 
 def _tiles(report: TuneReport) -> Table:
@@ -119,11 +99,9 @@ def _tiles(report: TuneReport) -> Table:
         (str(m), *(_best(report.tiles.get((m, n), ())) for n in across))
         for m in sorted({m for m, _ in report.tiles})
     ]
-    return (
-        "Best × cuBLAS by tile, M down and N across",
-        ("M", *map(str, across)),
-        rows if report.timed else (),
-    )
+    columns = "M", *map(str, across)
+    heading = "Best × cuBLAS by tile, M down and N across"
+    return Table(heading, columns, rows if report.timed else ())
 
 
 def _stages(report: TuneReport) -> Table:
@@ -132,7 +110,7 @@ def _stages(report: TuneReport) -> Table:
         (name, *(_ratio(line.get(count)) for count in counts))
         for name, line in report.stages.items()
     ]
-    return f"Best × cuBLAS by {report.stage_field}", ("tile", *map(str, counts)), rows
+    return Table(f"Best × cuBLAS by {report.stage_field}", ("tile", *map(str, counts)), rows)
 
 
 def _failures(report: TuneReport) -> Table:
@@ -140,13 +118,11 @@ def _failures(report: TuneReport) -> Table:
         (status, str(len(t)), " ".join(t[0].reason.split()) or NONE)
         for status, t in report.failures.items()
     ]
-    return "Failures", ("status", "trials", "an example"), rows
+    return Table("Failures", ("status", "trials", "an example"), rows)
 
 
 def _best(trials: Sequence[Trial]) -> str:
-    """The best ratio of a tile; "failed" where nothing was right, a dash where nothing was
-    tried.
-    """
+    """The best ratio of a tile; "failed" where no config was right, a dash where none was tried."""
     if not trials:
         return NONE
     return _ratio(trials[0].ratio) if trials[0].ok else "failed"
@@ -166,14 +142,13 @@ def _us(value: float) -> str:
 
 
 def _confidence(w: Winner) -> str:
-    said = confidence(
-        w.confidence, separated=True
-    )  # whether it is separated stands beside its lead
-    if said == NONE:
-        return said
-    if said == "tie":
+    # Whether the winner is separated from the runner-up stands beside its lead.
+    words = confidence(w.confidence, separated=True)
+    if words == NONE:
+        return words
+    if words == "tie":
         return "a tie: no finalist is surely the fastest"
-    return f"{said} that it is the fastest of the finalists"
+    return f"{words} that it is the fastest of the finalists"
 
 
 def _place(places: tuple[int, int] | None) -> str:
@@ -181,12 +156,8 @@ def _place(places: tuple[int, int] | None) -> str:
 
 
 def _beside(config: str, other: str) -> str:
-    """A config by what it has other than `other`."""
+    """The fields in which a config differs from another."""
     return split([config, other])[1][0]
-
-
-def _join(items: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in items)
 
 
 def _days(trials: Iterable[Trial]) -> str:
@@ -203,5 +174,5 @@ def _gpu(gpu: Gpu) -> str:
         ("CuTe DSL", gpu.dsl),
     )
     power = f", {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
-    said = "".join(f", {name} {value}" for name, value in versions if value)
-    return f"{gpu.name}: {gpu.sms} SMs{power}{said}"
+    known = "".join(f", {name} {value}" for name, value in versions if value)
+    return f"{gpu.name}: {gpu.sms} SMs{power}{known}"

@@ -1,40 +1,40 @@
-"""The chart of a sweep: the best ratio by tile, by stages, and the model's order against the
-measured one.
+"""The chart of a sweep: the best ratio by tile, by number of stages, and the model's order against
+the measured one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import charts
+from ...bench import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-    from .tune import TuneReport
+    from .model import TuneReport
 
 WIDTH = 8.5  # inches
-MARK = charts.PALETTE[1]  # of the best
+MARK = plotting.PALETTE[1]  # the colour that marks the best config
 _SHADES = ("#f1f5fb", "#c3d5ee", "#86abdc", "#3b6fb6", "#1d3f73")
-_DARK = 0.6  # share of the scale from which text is white
-_FLOOR = 0.7  # of the best ratio: what is slower has the lightest shade
-_FEWEST_CELLS = 4  # columns that the width has room for, at least: one tile is no banner
-_LEGEND = 0.22  # of the height, for two rows
+_DARK = 0.6  # from this share of the scale on, text is white
+_FLOOR = 0.7  # tiles below this share of the best ratio have the lightest shade
+_FEWEST_CELLS = 4  # the width is for at least so many tiles, or a single one would be a banner
+_LEGEND = 0.22  # the share of the height that two rows of a legend take
 _QUIET = "#8b949d"
 
 
 def drawable(report: TuneReport) -> list[str]:
     """The panels that the trials can fill."""
     filled = {
-        "tiles": report.timed and report.tiles,
-        "stages": report.stages,
-        "model": report.agreement,
+        "tiles": bool(report.timed and report.tiles),
+        "stages": bool(report.stages),
+        "model": report.agreement is not None,
     }
-    return [name for name, data in filled.items() if data]
+    return [name for name, has_data in filled.items() if has_data]
 
 
 def draw(report: TuneReport) -> Canvas:
-    """The tiles across the whole width, below them the stages and the model.
+    """Draws the tiles across the whole width, below them the stages and the model.
 
     Raises ValueError when there is nothing to draw.
     """
@@ -47,7 +47,7 @@ def draw(report: TuneReport) -> Canvas:
     tall, low = 0.85 + 0.5 * rows, 3.6
     wide = panels[0] == "tiles"
     below = len(panels) - wide
-    figure, axes = charts.canvas(
+    figure, axes = plotting.canvas(
         len(panels), (WIDTH, wide * tall + bool(below) * low + 0.45), columns=max(1, below)
     )
     if wide and below:
@@ -69,7 +69,9 @@ def draw(report: TuneReport) -> Canvas:
 
 
 def _tiles(axis: Any, report: TuneReport) -> None:
-    """Cells of tile M × N: the best ratio, and how many of the configs tried there were right."""
+    """A cell for each tile, M down and N across: the best ratio, and how many of the configs tried
+    were right.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
     down, across = (sorted({tile[side] for tile in report.tiles}) for side in (0, 1))
@@ -88,14 +90,14 @@ def _tiles(axis: Any, report: TuneReport) -> None:
         share = 1.0 if top == floor else (max(ratio or 0.0, floor) - floor) / (top - floor)
         colour: Any = shades(share)
         ink = "white" if share >= _DARK else "#1d2126"
-        said, weight = f"{ratio:.3f}" if ratio is not None else "failed", "bold"
+        words, weight = f"{ratio:.3f}" if ratio is not None else "failed", "bold"
         if ratio is None:
             colour, ink, weight = "#f4f4f4", _QUIET, "normal"
         _cell(axis, x, y, colour, marked=any(t.config == report.top[0].config for t in trials))
         right = sum(trial.ok for trial in trials)
         count = str(right) if right == len(trials) else f"{right} of {len(trials)}"
         axis.text(
-            x, y - 0.12, said, color=ink, ha="center", va="center", fontsize="small", weight=weight
+            x, y - 0.12, words, color=ink, ha="center", va="center", fontsize="small", weight=weight
         )
         axis.text(x, y + 0.24, count, color=ink, ha="center", va="center", fontsize="xx-small")
     axis.set_xlim(-0.5, max(len(across), _FEWEST_CELLS) - 0.5)
@@ -123,8 +125,8 @@ def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
 
 
 def _stages(axis: Any, report: TuneReport) -> None:
-    """A line a tile."""
-    colours = charts.colours(list(report.stages))
+    """A line for each tile: the best ratio by number of stages."""
+    colours = plotting.colours(list(report.stages))
     counts = sorted({count for line in report.stages.values() for count in line})
     for name, line in report.stages.items():
         at = sorted(line)
@@ -134,7 +136,7 @@ def _stages(axis: Any, report: TuneReport) -> None:
     low, high = axis.get_ylim()
     axis.set_ylim(low - _LEGEND * (high - low), high)
     if low < 1 < high:
-        axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, zorder=1)
+        axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, zorder=1)
     axis.set_xticks(counts)
     axis.set_xlabel(report.stage_field)
     axis.set_ylabel("× cuBLAS")
@@ -151,16 +153,18 @@ def _stages(axis: Any, report: TuneReport) -> None:
 
 
 def _model(axis: Any, report: TuneReport) -> None:
-    """Both ranks of every config; on the diagonal the model is right."""
+    """A point for each config: its predicted and its measured rank. On the diagonal the model is
+    right.
+    """
     from matplotlib.ticker import MaxNLocator
 
     found = report.agreement
     assert found is not None
     n = len(found.points)
     predicted, measured = zip(*found.points, strict=True)
-    axis.plot([1, n], [1, n], color=charts.BASE_COLOUR, linewidth=1.0, linestyle=":")
+    axis.plot([1, n], [1, n], color=plotting.BASE_COLOUR, linewidth=1.0, linestyle=":")
     size = 22 if n <= 60 else 12 if n <= 600 else 5
-    axis.scatter(predicted, measured, s=size, color=charts.PALETTE[0], alpha=0.6, linewidths=0)
+    axis.scatter(predicted, measured, s=size, color=plotting.PALETTE[0], alpha=0.6, linewidths=0)
     x, y = found.points[found.best]
     axis.scatter(
         [x],

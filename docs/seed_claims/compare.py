@@ -1,89 +1,38 @@
-"""Timings and profiles found by what ran, and one set against another: what the measured claims
-share.
-"""
+"""One timing or profile set against another: what the measured claims share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..bench.statistics import BURST_TOLERANCE
-from ..core.registry import dtype_of, layout_of
-from ..core.shapes import Shape
-from .claims import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Evidence, Finding
-from .profiles import Profile, Profiles
-from .results import Measurement, Measurements, environments
+from outblas.bench.statistics import BURST_TOLERANCE
+from outblas.core.registry import dtype_of, layout_of
+from outblas.core.shapes import Shape
+from outblas.report.evidence import Evidence
+from outblas.report.lookup import find, profiled
+from outblas.report.profiles import Profile, Profiles
+from outblas.report.results import Measurement, Measurements, environments
+
+from .claim import CONFIRMED, DIFFERS, NOT_MEASURED, REFUTED, Claim, Finding
 
 N, GPU = 4096, "H100"
-WITHIN = (
-    0.05  # TFLOP/s of one GPU model vary by more than this with its temperature, ratios by less
-)
+# Two TFLOP/s figures agree within this share: one GPU model varies by more with its temperature,
+# its ratios to cuBLAS by less.
+WITHIN = 0.05
+# A gain agrees with the stated gain to a percentage point, or to half of it, as long as the factor
+# of both speeds agrees with the stated factor to a quarter.
 POINT = 0.01
-SIZE_WITHIN = (
-    0.5  # a gain agrees with the stated one to this share of it, or to a percentage point,
-)
-FACTOR_WITHIN = 0.25  # and the factor of both speeds with the stated one to this share
-Span = (
-    float | tuple[float, float]
-)  # what a document claims: a number, or the lowest and the highest
+SIZE_WITHIN = 0.5
+FACTOR_WITHIN = 0.25
 
-
-def find(
-    measurements: Measurements,
-    provider: str,
-    shape: Shape,
-    dtype: str,
-    gpu: str,
-    *,
-    mode: str = "burst",
-    config: str = "",
-    layout: str | None = None,
-) -> Measurement | None:
-    """The newest timing of a provider on a model of GPU, or None.
-
-    `config` names what differs from the provider's own, in any order. `layout` is that of the
-    provider's ladder where it is not given.
-    """
-    wanted = provider, _changes(config), shape, dtype, gpu, mode, layout or layout_of(provider)
-    found = [
-        m
-        for m in measurements
-        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted
-        and m.ratio is not None
-    ]
-    newest = max((str(m.environment.get("date", "")) for m in found), default="")
-    return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
-
-
-def profiled(
-    profiles: Profiles,
-    provider: str,
-    shape: Shape,
-    dtype: str,
-    gpu: str,
-    *,
-    config: str = "",
-    layout: str | None = None,
-    addend: bool = False,
-) -> Profile | None:
-    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for
-    `find`.
-    """
-    wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider), addend
-    found = (
-        p
-        for p in reversed(profiles)
-        if (p.provider, _changes(p.config), p.shape, p.dtype, p.gpu, p.layout, p.addend) == wanted
-    )
-    return next(found, None)
-
-
-def _changes(config: str) -> frozenset[str]:
-    return frozenset(filter(None, config.split(",")))
+# What a document claims: a number, or the lowest and the highest.
+Span = float | tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A provider, what its config changes, and the square product of edge `n` it ran, in the dtype
-    and layout of a ladder; `addend`: alpha A B + beta C.
+    """A provider, the fields that its config changes, and the square product of edge `n` that it
+    computed in the dtype and layout of a ladder.
+
+    `addend` says that it computed alpha A B + beta C.
     """
 
     provider: str
@@ -94,9 +43,11 @@ class Run:
 
     @property
     def _conditions(self) -> tuple[str, Shape, str, str]:
+        """The arguments with which `lookup` finds this run."""
         return self.provider, (self.n, self.n, self.n), dtype_of(self.ladder), GPU
 
     def find(self, measurements: Measurements, mode: str = "burst") -> Measurement | None:
+        """The newest timing of this run, or None."""
         return find(
             measurements,
             *self._conditions,
@@ -106,6 +57,7 @@ class Run:
         )
 
     def profiled(self, profiles: Profiles) -> Profile | None:
+        """The last profile of this run, or None."""
         layout = layout_of(self.ladder)
         return profiled(
             profiles, *self._conditions, config=self.config, layout=layout, addend=self.addend
@@ -113,8 +65,8 @@ class Run:
 
 
 def campaign(measurements: Measurements, *runs: Run) -> tuple[Measurement, ...] | None:
-    """All from the newest campaign that has all: only figures of one campaign are set against each
-    other.
+    """The timings of all runs from the newest campaign that has all of them: only figures of one
+    campaign are comparable.
     """
     newest_first = sorted(
         environments(measurements), key=lambda e: str(e.get("date", "")), reverse=True
@@ -130,7 +82,7 @@ def campaign(measurements: Measurements, *runs: Run) -> tuple[Measurement, ...] 
 def together(
     measurements: Measurements, one: Run, other: Run
 ) -> tuple[Measurement, Measurement] | None:
-    """Both from the newest campaign that has both."""
+    """The timings of both runs from the newest campaign that has both."""
     found = campaign(measurements, one, other)
     return (found[0], found[1]) if found else None
 
@@ -171,14 +123,30 @@ def against(
     return Claim(source, text, f"burst at {faster.n}, in one campaign", test)
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A claim that one run is faster than another, as `against` tests it."""
+
+    source: str
+    text: str
+    faster: Run
+    slower: Run
+    stated: tuple[float, float] | None = None
+
+    def claim(self) -> Claim:
+        """The claim with its test."""
+        return against(self.source, self.text, self.faster, self.slower, self.stated)
+
+
 def _gain(a: Measurement, b: Measurement) -> tuple[float, bool, bool]:
-    """The gain of a over b; whether a is ahead, whether b is."""
+    """The gain of a over b, whether a is ahead, and whether b is ahead."""
     (a_low, a_ratio, a_high), (b_low, b_ratio, b_high) = _spread(a), _spread(b)
     gain = a_ratio / b_ratio - 1
     return gain, gain > BURST_TOLERANCE or a_low > b_high, gain < -BURST_TOLERANCE or a_high < b_low
 
 
 def _spread(m: Measurement) -> tuple[float, float, float]:
+    """The ratio to cuBLAS between its 10th and 90th percentile."""
     assert m.ratio is not None  # `find` returns no other
     return m.ratio_low or m.ratio, m.ratio, m.ratio_high or m.ratio
 
@@ -189,15 +157,16 @@ def timed(
     run: Run,
     read: Callable[[Measurement], float | None],
     claimed: Span,
-    says: str,
+    wording: str,
 ) -> Claim:
-    """A claim of a number that a burst shows, "differs" outside the claimed range; `says` has {:}
-    for our value.
+    """A claim of a number that a burst shows; it "differs" outside the claimed range.
+
+    `wording` is our result in words, with {:} for the number.
     """
 
     def test(evidence: Evidence) -> Finding:
         ours = run.find(evidence.measurements)
-        return in_range(read(ours) if ours else None, claimed, says)
+        return in_range(read(ours) if ours else None, claimed, wording)
 
     return Claim(source, text, f"burst at {run.n}", test)
 
@@ -208,23 +177,24 @@ def counted(
     run: Run,
     read: Callable[[Profile], float | None],
     claimed: Span,
-    says: str,
+    wording: str,
 ) -> Claim:
-    """A claim of a number that ncu counts, "differs" outside the claimed range; `says` has {:} for
-    our value.
+    """A claim of a number that ncu counts; it "differs" outside the claimed range.
+
+    `wording` is our result in words, with {:} for the number.
     """
 
     def test(evidence: Evidence) -> Finding:
         ours = run.profiled(evidence.profiles)
-        return in_range(read(ours) if ours else None, claimed, says)
+        return in_range(read(ours) if ours else None, claimed, wording)
 
     return Claim(source, text, f"ncu at {run.n}", test)
 
 
-def in_range(value: float | None, claimed: Span, says: str) -> Finding:
+def in_range(value: float | None, claimed: Span, wording: str) -> Finding:
     """Whether a value lies in the claimed range, give or take WITHIN."""
     if value is None:
         return NOT_MEASURED
     low, high = claimed if isinstance(claimed, tuple) else (claimed, claimed)
     agrees = low * (1 - WITHIN) <= value <= high * (1 + WITHIN)
-    return Finding(says.format(value), CONFIRMED if agrees else DIFFERS, value)
+    return Finding(wording.format(value), CONFIRMED if agrees else DIFFERS, value)
