@@ -1,8 +1,8 @@
 """ncu's counters read from a recording, and how the launches of a call add up.
 
-`data/ncu_h100.csv` is what ncu 2025.3.1 printed on an H100, less the columns that are not read:
-4096³ and then 16×4096×4096 in bf16, each by cuBLAS, portable and hopper.tma_wgmma; at the second
-shape cuBLAS launches two kernels.
+`data/ncu_h100.csv` has 49 columns of what ncu 2025.3.1 printed on an H100, those that are read and
+those that say what ran where: 4096³ and then 16×4096×4096 in bf16, each by cuBLAS, portable and
+hopper.tma_wgmma; at the second shape cuBLAS launches two kernels.
 """
 
 from dataclasses import replace
