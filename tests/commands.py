@@ -12,7 +12,7 @@ def invoke(*arguments, code=None):
     return done
 
 
-def refuses(message, *arguments, code=2):
+def refuses(message, *arguments, code=2) -> None:
     """By default as an error of usage, however the box breaks the message."""
     said = invoke(*arguments, code=code).stderr.replace("│", "")
     assert "".join(message.split()) in "".join(said.split())

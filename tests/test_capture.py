@@ -1,5 +1,7 @@
 """CUDA graphs without a GPU: what a capture refuses, what it lets pass, and `warmup`."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ CALLS = {
 
 
 @pytest.fixture(autouse=True)
-def captured(monkeypatch):
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
     """Says whether a graph is being captured, on a GPU that CPU tensors stand for."""
     dispatch.forget()
     monkeypatch.setattr(dispatch, "_no_default", lambda problem: None)
@@ -29,7 +31,9 @@ def captured(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
+def test_a_call_is_ready_or_refused(
+    name: str, captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     captured(True)
     for _ in range(3):
@@ -43,7 +47,7 @@ def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
         CALLS[name]()
 
 
-def test_memory_of_the_output_may_be_other(captured):
+def test_memory_of_the_output_may_be_other(captured: Callable[[bool], None]) -> None:
     for ready, other in (({}, {"out": OUT}), ({"out": OUT}, {})):
         dispatch.forget()
         captured(False)
@@ -54,7 +58,9 @@ def test_memory_of_the_output_may_be_other(captured):
             matmul(A, B, out=torch.empty(4, 6).t())
 
 
-def test_what_needs_no_kernel_passes(captured, monkeypatch):
+def test_what_needs_no_kernel_passes(
+    captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured(True)
     assert matmul(A[:0], B).shape == (0, 4)
     assert not matmul(A[:, :0], B[:0]).any()
@@ -64,7 +70,7 @@ def test_what_needs_no_kernel_passes(captured, monkeypatch):
         assert torch.equal(linear(A, B.t(), B[0]), A @ B + B[0])
 
 
-def test_warmup_calls_once_and_never_inside(monkeypatch):
+def test_warmup_calls_once_and_never_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2)
     with pytest.raises(TypeError, match="function is int, expected something to call"):

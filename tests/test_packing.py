@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from test_report import entry, invoke
@@ -9,20 +11,20 @@ from test_report import entry, invoke
 from outblas.report import results
 
 
-def of(*entries):
+def of(*entries: Any) -> dict[str, Any]:
     return {"environment": {"gpu": "x"}, "results": list(entries)}
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Path:
     return tmp_path / "a.json"
 
 
-def write(file, value):
+def write(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value))
 
 
-def packed(file, said):
+def packed(file: Path, said: dict[str, Any]) -> dict[str, Any]:
     """What the file has in place of what was said, and says as well; it is not packed twice."""
     write(file, said)
     made = results.packed(file)
@@ -32,7 +34,7 @@ def packed(file, said):
     return made
 
 
-def test_packed_results_are_smaller_and_say_what_they_said(file):
+def test_packed_results_are_smaller_and_say_what_they_said(file: Path) -> None:
     said = of(
         entry("portable", 0.8), entry("cublas", 1.0, us_apart=3.5), entry("hopper.hilbert", 0.9)
     )
@@ -70,7 +72,7 @@ def test_packed_results_are_smaller_and_say_what_they_said(file):
         (["x=1,y=2", 3], ["v"]),
     ],
 )
-def test_objects_within_are_packed_too(file, values, columns):
+def test_objects_within_are_packed_too(file: Path, values: list[Any], columns: list[Any]) -> None:
     assert packed(file, of(*({"v": value} for value in values)))["columns"] == columns
 
 
@@ -94,13 +96,15 @@ def test_objects_within_are_packed_too(file, values, columns):
         ),
     ],
 )
-def test_badly_packed_results_are_refused(file, columns, rows, message):
+def test_badly_packed_results_are_refused(
+    file: Path, columns: Any, rows: Any, message: str
+) -> None:
     write(file, of() | {"columns": columns, "results": rows})
     with pytest.raises(ValueError, match=re.escape(message)):
         results.load([file])
 
 
-def test_what_all_entries_say_is_said_once(file):
+def test_what_all_entries_say_is_said_once(file: Path) -> None:
     made = packed(file, of({"dtype": "x", "mode": "", "N": 1}, {"dtype": "x", "mode": "y", "N": 1}))
     assert (made["same"], made["columns"]) == ({"dtype": "x"}, ["mode", "N"])
     write(file, made | {"same": {"dtype": 3}})
@@ -108,7 +112,7 @@ def test_what_all_entries_say_is_said_once(file):
         results.parsed(file)
 
 
-def test_the_command_packs_a_row_a_line(file):
+def test_the_command_packs_a_row_a_line(file: Path) -> None:
     write(file, said := of(entry("portable", 0.8), entry("cublas", 1.0)))
     invoke("pack", file, code=0)
     assert [line[:1] for line in file.read_text().splitlines()].count("[") == 2
@@ -118,14 +122,14 @@ def test_the_command_packs_a_row_a_line(file):
 
 
 @pytest.mark.parametrize("name", ["a.b.c", "v="])
-def test_names_that_packing_uses_are_refused(file, name):
+def test_names_that_packing_uses_are_refused(file: Path, name: str) -> None:
     write(file, of({name: 1}))
     with pytest.raises(ValueError, match="a field is named"):
         results.packed(file)
 
 
 @pytest.mark.parametrize("value", [{"environment": {}}, of(1), []])
-def test_what_holds_no_entries_is_not_packed(file, value):
+def test_what_holds_no_entries_is_not_packed(file: Path, value: Any) -> None:
     write(file, value)
     with pytest.raises(ValueError, match="expected an object with environment and results"):
         results.packed(file)

@@ -10,6 +10,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import commands
 import pytest
@@ -32,6 +33,7 @@ from outblas.report import (
 )
 
 ROOT = Path(__file__).parents[1]
+Entry = dict[str, Any]
 RUNGS = {
     "simt": "naive coalesced shared strip register vectorized warptile pipelined",
     "turing": "wmma shared double_buffer vectorized ldmatrix cp_async",
@@ -42,7 +44,7 @@ RUNGS = {
 }
 
 
-def entry(provider, ratio, n=4096, **changes):
+def entry(provider: str, ratio: float, n: int = 4096, **changes: Any) -> Entry:
     """A timing, as `outblas bench` saves it."""
     known = {
         "provider": provider,
@@ -60,7 +62,7 @@ def entry(provider, ratio, n=4096, **changes):
     return known | changes
 
 
-def counted(provider, config="", n=4096, **changes):
+def counted(provider: str, config: str = "", n: int = 4096, **changes: Any) -> Entry:
     """Counters, as `outblas profile` saves them."""
     known = {
         "provider": provider,
@@ -72,7 +74,7 @@ def counted(provider, config="", n=4096, **changes):
     return known | {"l2_hit_rate": 0.8} | changes
 
 
-def report(*entries, **environment):
+def report(*entries: Entry, **environment: Any) -> Entry:
     known = {
         "gpu": "NVIDIA H100 80GB HBM3",
         "cuda": "13.0",
@@ -82,12 +84,12 @@ def report(*entries, **environment):
     return {"environment": known | environment, "results": entries}
 
 
-def write(path, *entries, **environment):
+def write(path: Path, *entries: Entry, **environment: Any) -> Path:
     path.write_text(json.dumps(report(*entries, **environment)))
     return path
 
 
-def loaded(*entries, **environment):
+def loaded(*entries: Entry, **environment: Any) -> claims.Evidence:
     """Timings, profiles and phases of one campaign, each from a file of its own."""
     with TemporaryDirectory() as folder:
         paths = [
@@ -99,23 +101,23 @@ def loaded(*entries, **environment):
         )
 
 
-def findings(*entries):
+def findings(*entries: Entry) -> dict[str, claims.Finding]:
     """Of every claim, by its text."""
     return {s.claim.text: s.finding for s in claims.settled(loaded(*entries))}
 
 
-def finding(part, *entries):
+def finding(part: str, *entries: Entry) -> claims.Finding:
     """Of the one claim that has these words."""
     (found,) = [found for text, found in findings(*entries).items() if part in text]
     return found
 
 
-def verdict(part, *entries):
+def verdict(part: str, *entries: Entry) -> tuple[str, float | None]:
     found = finding(part, *entries)
     return found.verdict, found.value
 
 
-def rows_of(name, sizes, *entries):
+def rows_of(name: str, sizes: tuple[int, ...], *entries: Entry) -> dict[str, ladder.Row]:
     """Of a ladder, by rung."""
     given = loaded(*entries)
     return {
@@ -123,7 +125,7 @@ def rows_of(name, sizes, *entries):
     }
 
 
-def rendered(folder, *parts):
+def rendered(folder: Path, *parts: str) -> tuple[list[str], str]:
     """A README of generated parts in a checkout: which files were made, and its text."""
     for name in ("src/outblas", "results"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -135,14 +137,14 @@ def rendered(folder, *parts):
 invoke = functools.partial(commands.invoke, "report")
 
 
-def shown(*arguments):
+def shown(*arguments: object) -> str:
     return invoke(*arguments, code=0).stdout
 
 
 MEASURED = entry("cublas", 1.0, check="–"), entry("hopper.tma_wgmma", 0.41), entry("portable", 0.9)
 
 
-def test_every_planned_rung_has_its_place():
+def test_every_planned_rung_has_its_place() -> None:
     names = [f"{own}.{rung}" for own, text in RUNGS.items() for rung in text.split()]
     assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
@@ -154,7 +156,7 @@ def test_every_planned_rung_has_its_place():
         rungs.climb("nothing")
 
 
-def test_the_seeds_figures():
+def test_the_seeds_figures() -> None:
     first = {figure.rung: figure for figure in reversed(seeds.FIGURES)}
     assert first["hopper.tma_wgmma"].tflops == (317.0, 317.0)
     assert first["hopper.hilbert"].ratio == pytest.approx((764 / 716,) * 2)
@@ -162,7 +164,7 @@ def test_the_seeds_figures():
     assert all(f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seeds.FIGURES)
 
 
-def test_claims_that_arithmetic_settles():
+def test_claims_that_arithmetic_settles() -> None:
     assert verdict("4 times the MACs per byte") == ("refuted", 2.0)
     assert verdict("takes 37 KB") == ("refuted", 14.0)
     assert verdict("0.25 FLOP per byte it loads") == ("confirmed", 0.25)
@@ -174,12 +176,12 @@ def test_claims_that_arithmetic_settles():
     assert {found.verdict for found in findings().values()} <= set(claims.VERDICTS)
 
 
-def test_claims_without_a_measurement_have_no_number():
+def test_claims_without_a_measurement_have_no_number() -> None:
     for claim in (*measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS):
         assert claim.test(claims.Evidence()) == claims.NOT_MEASURED
 
 
-def test_claims_that_a_measurement_settles():
+def test_claims_that_a_measurement_settles() -> None:
     found = findings(*MEASURED)
     speed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
     assert (speed.verdict, speed.value) == ("confirmed", pytest.approx(319.8))
@@ -188,7 +190,7 @@ def test_claims_that_a_measurement_settles():
     assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
 
 
-def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
+def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim() -> None:
     changed = {"config": "tile_m=128"}, {"mode": "sustained"}, {"layout": "nn"}
     other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
     elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
@@ -196,7 +198,7 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
         assert claim.test(claims.Evidence(other + elsewhere)).verdict == claims.OPEN
 
 
-def test_ladder():
+def test_ladder() -> None:
     rows = rows_of("hopper", (4096, 8192), *MEASURED)
     assert list(rows) == ["simt.warptile", *rungs.names("hopper")]
     first = rows["hopper.tma_wgmma"]
@@ -212,7 +214,7 @@ def test_ladder():
     assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not measured")
 
 
-def test_gain_over_the_parent(monkeypatch):
+def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     parent, child = (
         rungs.climb("hopper")[0],
         dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma"),
@@ -231,7 +233,9 @@ def test_gain_over_the_parent(monkeypatch):
         ("portable", (4096, 8192), "–"),
     ],
 )
-def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
+def test_ladders_without_a_measurement_show_the_seeds(
+    name: str, sizes: tuple[int, ...], seed: str
+) -> None:
     assert ladder.default_sizes(name) == sizes
     rows = rows_of(name, sizes)
     start = ["simt.vectorized"] if name == "turing" else []  # where its climb starts from
@@ -257,7 +261,7 @@ def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
         (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
     ],
 )
-def test_malformed_results_name_file_and_field(value, message, tmp_path):
+def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(value))
     with pytest.raises(ValueError, match=rf"bad\.json: .*{message}"):
@@ -270,7 +274,7 @@ class Page(HTMLParser):
 
     VOID = ("meta", "br", "path", "use", "circle", "rect", "line", "image", "stop")
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.seen: list[str] = []
@@ -278,22 +282,22 @@ class Page(HTMLParser):
         self.feed(text)
         assert not self.open
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
         for name, value in attrs:
             assert name not in ("src", "href") or (value or "").startswith(("#", "data:")), value
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if tag not in self.VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         self.text += data
 
 
-def test_ladder_command(tmp_path):
+def test_ladder_command(tmp_path: Path) -> None:
     file = write(tmp_path / "bench.json", *MEASURED)
     html, saved = tmp_path / "l.html", tmp_path / "l.json"
     shown("ladder", "--ladder", "hopper", "--results", file, "--html", html, "--save", saved)
@@ -308,13 +312,13 @@ def test_ladder_command(tmp_path):
     assert "not yet measured" in page.text
 
 
-def roofline_points(*arguments):
+def roofline_points(*arguments: object) -> Entry:
     """By kernel."""
     return {point["kernel"]: point for point in json.loads(shown("roofline", "--json", *arguments))}
 
 
 @pytest.mark.compile
-def test_roofline_command(tmp_path, monkeypatch):
+def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "bench.json", *MEASURED)
     kernels = [
         registry.find(name)
@@ -334,7 +338,7 @@ def test_roofline_command(tmp_path, monkeypatch):
     assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
 
 
-def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
+def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path) -> None:
     """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured
     on one.
     """
@@ -383,17 +387,17 @@ def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
         ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(command, message):
+def test_bad_arguments_are_usage_errors(command: str, message: str) -> None:
     commands.refuses(message, "report", *command.split())
 
 
-def test_the_readme_shows_the_newest_results():
+def test_the_readme_shows_the_newest_results() -> None:
     assert readme.stale() == []
     shown("readme", "--check")
 
 
 @pytest.fixture
-def checkout(tmp_path):
+def checkout(tmp_path: Path) -> Path:
     """With some of the README's parts."""
     shutil.copytree(ROOT / "results", tmp_path / "results")
     shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
@@ -407,7 +411,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def test_a_changed_figure_makes_the_readme_stale(checkout):
+def test_a_changed_figure_makes_the_readme_stale(checkout: Path) -> None:
     path = checkout / "results" / "h100_suite.json"
     value = results.parsed(path)
     value["results"][1]["ratio_high"] += 0.1
@@ -424,7 +428,7 @@ def test_a_changed_figure_makes_the_readme_stale(checkout):
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
 
 
-def test_a_picture_that_was_touched_is_stale(checkout):
+def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
     path = checkout / "results" / "h100_suite.svg"
     text = path.read_text()
     for other in (text[: len(text) // 2], text.replace("512", "513", 1), ""):
@@ -435,7 +439,7 @@ def test_a_picture_that_was_touched_is_stale(checkout):
     assert readme.stale(checkout) == []
 
 
-def test_a_table_holds_one_campaign(checkout):
+def test_a_table_holds_one_campaign(checkout: Path) -> None:
     value = results.parsed(checkout / "results" / "h100_suite.json")
     value["environment"]["gpu"] = "NVIDIA H200"
     other = checkout / "results" / "h200.json"
@@ -448,13 +452,13 @@ def test_a_table_holds_one_campaign(checkout):
         rendered(checkout, "suite from results/h200.json")
 
 
-def test_the_readme_is_made_in_a_checkout_only(tmp_path):
+def test_the_readme_is_made_in_a_checkout_only(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("")
     with pytest.raises(ValueError, match="is no checkout of outblas"):
         readme.render(tmp_path)
 
 
-def test_figures_come_from_the_seeds_gpu():
+def test_figures_come_from_the_seeds_gpu() -> None:
     here = loaded(MEASURED[1]).measurements
     elsewhere = loaded(entry("hopper.tma_wgmma", 0.5), gpu="NVIDIA H200").measurements
     for both in (here + elsewhere, elsewhere + here):
@@ -462,7 +466,7 @@ def test_figures_come_from_the_seeds_gpu():
         assert (ours.gpu, ours.ratio) == ("H100", 0.41)
 
 
-def test_the_newest_measurement_counts():
+def test_the_newest_measurement_counts() -> None:
     both = loaded(entry("portable", 0.8), entry("portable", 0.9)).measurements
     found = compare.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
     assert found is not None
@@ -481,7 +485,7 @@ def test_the_newest_measurement_counts():
         ("suite from results/h100_suite.json -->\n", "is not of the form"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
+def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkout: Path) -> None:
     text = f"<!-- generated: {part}"
     (checkout / "README.md").write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -489,7 +493,7 @@ def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
     assert (checkout / "README.md").read_text() == text
 
 
-def test_saved_charts_keep_their_words(tmp_path):
+def test_saved_charts_keep_their_words(tmp_path: Path) -> None:
     from outblas import charts
 
     figure, (axis,) = charts.canvas(1, (3.0, 2.0))
@@ -504,7 +508,7 @@ def test_saved_charts_keep_their_words(tmp_path):
     assert not any(re.search(r"\.\d{3}|\n", each) for each in steps)
 
 
-def test_compact_charts_draw_the_same():
+def test_compact_charts_draw_the_same() -> None:
     from outblas import svg
 
     head = (
