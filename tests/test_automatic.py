@@ -264,8 +264,11 @@ def test_tune_refuses_a_store_that_keeps_nothing(
 def test_modes() -> None:
     assert lookup.mode(None, None) == lookup.mode("", "") == lookup.mode(None, "") == "lookup"
     assert lookup.mode("on", "off") == "on"
+    assert lookup.mode(None, "off") == "off"
     with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
         lookup.mode("yes", "on")
+    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
+        lookup.mode("", "1")
 
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)

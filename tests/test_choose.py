@@ -155,9 +155,13 @@ def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know
 
 
 def test_reach(know: Know) -> None:
+    near, far = Workload(4096, 4096, 128), Workload(4096, 4096, 192)
     known = know(winner(0, workload=Workload(4096, 4096, 64)))
-    assert configs(known, Workload(4096, 4096, 128)) == [0]
-    assert known.choices(Workload(4096, 4096, 192))[0].why.startswith("analytic model")
+    assert lookup.distance(Workload(4096, 4096, 64), near) == 1
+    assert configs(known, near) == [0]
+    assert known.choices(far)[0].why.startswith("analytic model")
+    said = "nearest is 4096x4096x64 bfloat16 nt, 1.58 away, expected at most 1.5"
+    assert dict(known.steps(far))[HERE] == said
 
 
 def test_distance() -> None:
@@ -259,6 +263,9 @@ def read(store: Path) -> Knowledge:
 
 DAMAGES = {
     "garbage": lambda path: path.write_bytes(os.urandom(1 << 16)),
+    "text": lambda path: path.write_text("no database at all " * 1000),
+    "half a store": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "of another program": lambda path: (path.unlink(), sql(path, "CREATE TABLE shopping (item)")),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a newer version": lambda path: sql(path, "PRAGMA user_version = 99"),
     "not readable": lambda path: path.chmod(0),
@@ -300,9 +307,14 @@ def test_rows_that_are_no_winners_are_left_out(path: Path) -> None:
     assert [k.workload for k in read(path).known] == [NEAR]
 
 
-def test_tables_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[1, 2]", b"\xff\xfe", b'{"format": "outblas-table"}', b"[" * 100_000],
+    ids=["empty", "no fields", "a list", "no UTF-8", "a format alone", "deeply nested"],
+)
+def test_tables_that_cannot_be_read_are_left_out(content: bytes, tmp_path: Path) -> None:
     ship([winner(1)], tmp_path)
-    (tmp_path / "0.json").write_text("{}")
+    (tmp_path / "0.json").write_bytes(content)
     with pytest.warns(UserWarning, match=r"outblas leaves out the tuning table 0\.json"):
         assert configs(read(tmp_path / "no.sqlite")) == [1]
 

@@ -38,6 +38,7 @@ def test_orders_of_a_small_grid() -> None:
     assert order("column", 2, 3) == [0, 3, 1, 4, 2, 5]
     # 3 x 3 in groups of 2 x 2: m fastest inside, n fastest over groups, cut off at the edges.
     assert order("grouped", 3, 3, 2, 2) == [0, 3, 1, 4, 2, 5, 6, 7, 8]
+    assert order("serpentine", 4, 3, 2) == [0, 3, 1, 4, 2, 5, 8, 11, 7, 10, 6, 9]
     assert order("hilbert", 2, 2) == [0, 2, 3, 1]
 
 
@@ -87,6 +88,11 @@ def test_schedules_are_balanced(
         assert list(itertools.chain(*runs)) == list(range(count))
     else:
         assert dealt[:count] == order(kind, rows, columns, group_m, group_n)
+
+
+def test_a_small_schedule() -> None:
+    assert schedule("row", 2, 3, 4) == [[0, 1, 2, 3], [4, 5, PAD, PAD]]
+    assert schedule("row", 1, 2, 132) == [[0, 1]]
 
 
 def test_longer_runs_come_first() -> None:
@@ -253,7 +259,7 @@ invoke = functools.partial(commands.invoke, "report", "raster")
 
 def test_settings_are_those_that_ran_or_those_asked_for(file: Path) -> None:
     base, _, asked, ran, *_ = profiles.load([file])
-    assert base.settings == {}
+    assert (base.provider, base.gpu, base.settings) == ("cublas", "H100", {})
     assert asked.settings == {"order": "hilbert", "group_m": "2"}
     assert ran.settings == {"tile_m": "128", "tile_n": "256", "order": "row", "sms": "128"}
 
@@ -341,6 +347,8 @@ def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str
 
 
 def test_rank_correlation() -> None:
+    assert report.spearman([(1, 10), (2, 20), (3, 400)]) == pytest.approx(1)
+    assert report.spearman([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
     # Equal values share a rank: 1.5, 1.5, 3 against 1, 2, 3.
     assert report.spearman([(1, 1), (1, 2), (3, 3)]) == pytest.approx(math.sqrt(3) / 2)
     assert report.spearman([(1, 1), (2, 2)]) is None

@@ -22,7 +22,7 @@ from outblas import charts
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.rank import ranks, spearman
 from outblas.autotune.store import transfer
-from outblas.autotune.store.records import Trial, Winner, Workload
+from outblas.autotune.store.records import Gpu, Trial, Winner, Workload
 from outblas.autotune.store.store import Store
 from outblas.cli import tune_view
 from outblas.report import tune
@@ -83,6 +83,7 @@ def lines(report: tune.TuneReport, heading: str) -> list[str]:
 
 def test_ranks_share_the_mean_of_equal_values() -> None:
     assert ranks([3.0, 1.0, 3.0, 2.0, 3.0]) == [4.0, 1.0, 4.0, 2.0, 4.0]
+    assert ranks([]) == []
 
 
 def test_spearman() -> None:
@@ -93,6 +94,8 @@ def test_spearman() -> None:
     )
     assert spearman(iq, hours) == pytest.approx(-29 / 165)
     assert spearman([1, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
 
 
 @pytest.mark.parametrize(
@@ -338,18 +341,23 @@ def test_command() -> None:
 
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize(
-    ("options", "tried"),
+    ("options", "kernel", "M", "gpu", "tried"),
     [
-        ("", 20),
-        ("--kernel portable", 19),
-        ("--layout nn", 19),
-        ("--shapes 512", 5),
-        ("--gpu h200", 9),
+        ("", "hopper.hilbert", 4096, H100, 20),
+        ("--kernel portable", "portable", 4096, H100, 19),
+        ("--layout nn", "portable", 4096, H100, 19),
+        ("--shapes 512", "hopper.hilbert", 512, H100, 5),
+        ("--gpu h200", "hopper.hilbert", 4096, H200, 9),
     ],
 )
 @pytest.mark.parametrize("source", ["--from export", "--store store"])
-def test_command_chooses(source: str, options: str, tried: int) -> None:
-    assert json.loads(command(f"{source} {options} --json").stdout)["counts"]["tried"] == tried
+def test_command_chooses(
+    source: str, options: str, kernel: str, M: int, gpu: Gpu, tried: int
+) -> None:
+    found = json.loads(command(f"{source} {options} --json").stdout)
+    assert (found["kernel"], found["workload"]["M"]) == (kernel, M)
+    assert [each["name"] for each in found["gpus"]] == [gpu.name]
+    assert found["counts"]["tried"] == tried
 
 
 @pytest.mark.usefixtures("_kept")

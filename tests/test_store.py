@@ -131,11 +131,21 @@ def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store) -> No
     assert store.verify() == []
 
 
+def test_undated_trials_are_dated(store: Store) -> None:
+    store.add(trial(when=""))
+    (found,) = store.trials()
+    assert now()[:10] >= found.when[:10] > "2026"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"us": float("nan")}, "trial.us is nan, expected a number above 0"),
         ({"us": None}, "trial.us is None"),
+        ({"status": "great"}, "trial.status is 'great'"),
+        ({"config": "drop table"}, "trial.config is 'drop table'"),
+        ({"kernel": "No Kernel"}, "trial.kernel is 'No Kernel'"),
+        ({"when": "yesterday"}, "trial.when is 'yesterday'"),
         ({"gpu": Gpu("", 90, 132)}, "trial.gpu.name"),
         ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
     ],

@@ -370,10 +370,13 @@ def put(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:
         (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
         (("version",), 2, "version is 2, expected 1"),
         (("version",), True, "version is True"),
+        (("version",), 1.0, "version is 1.0"),
         (("trials",), {}, "trials is {}, expected a JSON list"),
         (("winners",), None, "winners is None"),
         (("gpus",), [], "gpus is []"),
         (("trials", 0), [], "trials[0] is [], expected an object"),
+        (("winners", 0, "finalists", 0), None, "winners[0].finalists[0] is None"),
+        (("gpus", "0" * 16), dataclasses.asdict(H100), "is the key of another GPU"),
         (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
         (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
         (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
@@ -387,15 +390,27 @@ def test_tampered_files_are_refused(
     assert message in refusal(file, content)
 
 
+def test_files_that_lack_a_field_are_refused(file: Path, content: dict[str, Any]) -> None:
+    del content["gpus"]
+    assert "the file has no gpus" in refusal(file, content)
+
+
+def test_an_export_is_no_table(file: Path) -> None:
+    with pytest.raises(ValueError, match="format is 'outblas-tuning'"):
+        transfer.read_table(file.read_text().splitlines()[0])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (b"", "no JSON"),
         (b"[" * 100_000, "no JSON"),
+        (b'{"a": ' * 100_000, "no JSON"),
         (b"7", "the file is 7, expected an object"),
         (b'{"format": 1, "format": 2}', "a field is there twice"),
         (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
         (b"\xff\xfe{}", "is no UTF-8"),
+        (b"cos\nsystem\n(S'x'\ntR.", "no JSON"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: bytes, message: str) -> None:
