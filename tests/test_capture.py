@@ -8,7 +8,7 @@ import torch
 import outblas
 from outblas import addmm, linear, matmul
 from outblas.autotune import automatic
-from outblas.runtime import dispatch
+from outblas.runtime import cuda_graphs, dispatch
 
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
 GROWN, OUT = A.clone().requires_grad_(), torch.full((6, 4), torch.nan)
@@ -16,6 +16,7 @@ MESSAGE = r"a CUDA graph is being captured, .* outblas\.warmup\(function, \*args
 CALLS = {
     "out": lambda: matmul(A, B, out=OUT),
     "named": lambda: matmul(A, B, kernel="portable"),
+    "tuned": lambda: matmul(A, B, tune="on"),
     "batch-invariant": lambda: addmm(B[0], A, B, batch_invariant=True),
     "forward and backward": lambda: matmul(GROWN, B).sum().backward(),
 }
@@ -75,8 +76,12 @@ def test_warmup_calls_once_and_never_inside(monkeypatch: pytest.MonkeyPatch) -> 
     outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2)
     with pytest.raises(TypeError, match="function is int, expected something to call"):
         outblas.warmup(3)
+    with pytest.raises(ValueError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 6"):
+        outblas.warmup(matmul, A, A)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"call outblas\.warmup before, not inside"):
         outblas.warmup(given.append, 3)
     assert given == [((1,), {"function": 2})]
+    assert not cuda_graphs.capturing(A.device)
+    assert cuda_graphs.capturing(torch.device("cuda"))

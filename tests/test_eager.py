@@ -328,6 +328,12 @@ def test_out_is_checked_and_its_version_moves(operators: list[str]) -> None:
     before = out._version
     assert matmul(A, B, out=out) is out
     assert out._version > before
+    weight = torch.rand(6, 4, requires_grad=True)
+    loss = (weight * out).sum()
+    matmul(A, B, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
     buffer = torch.zeros(64)
     a, b, apart, c = (
         buffer[:30].view(6, 5),

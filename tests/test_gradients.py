@@ -79,6 +79,21 @@ def test_first_and_second_derivatives(name: str, dtype) -> None:
     assert gradgradcheck(call, tensors)
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [((0, 4), (4, 2)), ((3, 0), (0, 2)), ((0, 3, 4), (4, 2))],
+    ids=["no rows", "no terms", "no batch"],
+)
+def test_empty_products_have_torchs_gradients(shapes: tuple[tuple[int, ...], ...]) -> None:
+    tensors = grown(*shapes)
+    got, want = matmul(*tensors), torch.matmul(*tensors)
+    torch.testing.assert_close(got, want)
+    weight = torch.ones_like(want)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, tensors, weight), torch.autograd.grad(want, tensors, weight)
+    )
+
+
 def torchs_own(call, tensors):
     """Whether torch's activations take complex tensors: if not, its own error comes."""
     try:

@@ -188,6 +188,7 @@ def test_output_without_launches() -> None:
         ("gl.store(out_ptr, acc)", "out"),
         ("copy(a_ptr, b_ptr)", None),
         ("gl.load(data_ptr + a_ptrs)", None),
+        ("", None),
     ],
 )
 def test_the_operand_that_a_line_names(line: str, expected: str | None) -> None:

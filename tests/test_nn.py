@@ -64,6 +64,35 @@ def test_only_the_class_changes() -> None:
     assert torch.equal(net(X), want)
 
 
+def test_an_optimizer_goes_on() -> None:
+    torch.manual_seed(0)
+    nets = [Net(), Net()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-2) for net in nets]
+    for i in range(10):
+        if i == 5:
+            patch(nets[1])
+        losses = []
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            loss = (net(X) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_a_transformer_layer_stays_the_same() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    x = torch.randn(2, 5, 16)
+    want = layer(x)
+    assert patch(layer).swapped == ("linear1", "linear2")
+    torch.testing.assert_close(layer(x), want)
+    layer.eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), want)
+
+
 def test_copies_files_and_compilers_keep_it() -> None:
     torch._dynamo.reset()
     net = Net()

@@ -243,7 +243,10 @@ def test_json_of_two_shapes(replay: Path, tmp_path: Path) -> None:
     square, split = found[1:3]
     assert square["launches"][0]["kernel"] == "outblas_portable_256x128x64_bf16"
     assert square["shared"]["ld"] == {"wavefronts": 262_144, "excess": 0}
+    assert square["tensor_active"] == pytest.approx(0.8303)
+    assert square["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 3)
     assert square["tile_flop_per_l2_byte"] is None, "it chooses by shape"
+    assert split["us"] == pytest.approx(15.936 + 4.448)
     assert split["launches"][1]["grid"] == [128, 1, 1]
     assert len(calls(replay)) == 2
 
@@ -458,6 +461,7 @@ def test_without_a_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
+        (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
         (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
         (
             ("hopper.tma_wgmma", "--dtype", "float32"),

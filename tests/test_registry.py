@@ -123,3 +123,9 @@ app(["doctor"], standalone_mode=False)
     )
     assert "kernel 'portable' needs triton, which is not installed: pip install 'triton" in out
     assert "hopper.tma_wgmma" in out
+
+
+def test_each_ladder_is_measured_in_its_layout() -> None:
+    names = ("hopper.hilbert", "portable", "turing.wmma", "cublas")
+    assert [registry.layout_of(name) for name in ("simt", "simt.warptile")] == ["nn", "nn"]
+    assert [registry.layout_of(name) for name in names] == ["nt"] * 4

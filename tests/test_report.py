@@ -299,8 +299,12 @@ class Page(HTMLParser):
 
 def test_ladder_command(tmp_path: Path) -> None:
     file = write(tmp_path / "bench.json", *MEASURED)
-    html, saved = tmp_path / "l.html", tmp_path / "l.json"
-    shown("ladder", "--ladder", "hopper", "--results", file, "--html", html, "--save", saved)
+    html, chart, saved = (tmp_path / name for name in ("l.html", "l.svg", "l.json"))
+    files = "--html", html, "--chart", chart, "--save", saved
+    text = shown("ladder", "--ladder", "hopper", "--results", file, *files)
+    assert "hopper.hilbert" in text
+    assert "0.410" in text
+    assert "hopper.tma_wgmma" in chart.read_text()
     value = json.loads(saved.read_text())
     assert value["sizes"] == [4096, 8192]
     assert [rung["rung"] for rung in value["rungs"]] == ["simt.warptile", *rungs.names("hopper")]

@@ -86,7 +86,9 @@ def test_every_rung_at_every_size() -> None:
     )
     assert rows["hopper.hilbert"].cells()[-2] == "88%"
     assert rows["hopper.tma_store"].cells()[-4:-1] == ("–", "–", "–")
-    assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
+    record = persistent.record()
+    assert [at["n"] for at in record["sizes"]] == [4096, 8192]
+    assert record["profile"]["l2_hit_rate"] == 0.84
 
 
 def test_commands(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -486,6 +486,12 @@ def test_resident_ctas() -> None:
     assert resident(shared_memory=0, registers=16, threads=32) == 32
 
 
+def test_a_config_that_no_kernel_runs_is_not_in_the_space() -> None:
+    config = from_text(hilbert.Config, "cluster_m=1,sms=0,tile_m=256,tile_n=256")
+    found = hilbert.space(prune.problem(Workload(64, 4096, 4096)), H100)
+    assert "accumulator registers" in str(found.invalid_reason(config))
+
+
 def test_predictions_that_are_all_equal_have_no_order() -> None:
     with pytest.raises(ValueError, match=r"predicted has 1\.0 only, expected values that differ"):
         rank.spearman([1.0, 1.0], [1.0, 2.0])

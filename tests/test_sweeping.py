@@ -58,6 +58,7 @@ def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.Mon
     counts = Counter(note.config for note in notes()[: screened[0]])
     assert {config for config, times in counts.items() if times > 1} <= {notes()[begun - 1].config}
     assert all(counts[trial.config] == 1 for trial in before)
+    assert outcome.winner in found.winners
     with Store(path) as store:
         assert store.winners() == found.winners
 
@@ -91,11 +92,13 @@ def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -
         "refuse": "fault is refuse, expected another",
     }
     assert found.finished
+    assert found.failures == []
     assert from_text(Config, outcome.winner.config).fault == ""
 
     measured = len(notes())
     assert run(path).outcomes[0].new == 0
     assert {from_text(Config, note.config).fault for note in notes()[measured:]} <= {""}
+    assert len(stored(path)) == len(outcome.trials)
 
 
 def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,12 +344,15 @@ def test_a_report_that_raises_is_not_heard_again() -> None:
         ("budget", float("nan"), "budget is nan"),
         ("trial_seconds", -1.0, "trial_seconds is -1.0"),
         ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
+        ("ranker", "luck", "ranker is 'luck', expected one of model, heuristics"),
+        ("dtype", "float64", "dtype is 'float64'"),
         ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
         ("layout", "nm", "layout is 'nm'"),
         ("shapes", [(16, 16)], "shapes is"),
         ("shapes", (16, 0, 16), "N is 0"),
         ("shapes", "16x16", "shapes is '16x16'"),
         ("kernels", [], "kernels is empty"),
+        ("kernels", "hopper.nothing", "kernel is 'hopper.nothing', expected one of"),
         ("kernels", Subject("My kernel", "faulty_kernel"), "My kernel"),  # which no store takes
         ("gpus", "9", "gpus is '9'"),
     ],

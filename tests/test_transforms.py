@@ -35,10 +35,13 @@ A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(
 def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
     x, leaves = torch.randn(3, 6, 5), (W, BIAS)
     pairs = [
+        (matmul, torch.matmul, (x, W.t())),
         (matmul, torch.matmul, (x.to(dtype), W.t())),
         (matmul, torch.matmul, (x.double(), W.t().double())),
         (addmm, torch.addmm, (BIAS, x[0], W.t())),
         (linear, torch.nn.functional.linear, (x, W, BIAS)),
+        (linear, torch.nn.functional.linear, (x.to(dtype), W, BIAS)),
+        (linear, torch.nn.functional.linear, (x, W)),
     ]
     for ours, torchs, given in pairs:
         with torch.autocast("cpu", dtype=dtype):
@@ -54,6 +57,10 @@ def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
         assert matmul(A, W.t(), out_dtype=torch.float32, bias=BIAS.to(dtype)).dtype == torch.float32
         with torch.no_grad():  # as torch, which casts nothing for an out
             assert matmul(A, W.t(), out=torch.empty(6, 4)).dtype == torch.float32
+        with torch.autocast("cpu", enabled=False):
+            assert matmul(A, W.t()).dtype == torch.float32
+        with pytest.raises(ValueError, match=r"other.dtype is .*float16 but input.dtype is"):
+            matmul(A.double(), W.t())
 
 
 @pytest.mark.parametrize("shape_b", [(5,), (5, 4), (3, 5, 4)])
@@ -254,6 +261,12 @@ def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> N
         results = compiled(x), model(x)
         close(*results)
         close(*(torch.autograd.grad(y.square().mean(), list(model.parameters())) for y in results))
+
+
+def test_functional_calls_give_what_the_model_gives() -> None:
+    model, x = Perceptron(), torch.randn(6, 8)
+    got = torch.func.functional_call(model, dict(model.named_parameters()), x)
+    close(got, model(x))
 
 
 CALLS = [
