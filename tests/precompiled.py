@@ -31,6 +31,9 @@ SMS = (
     torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 )
 
+Asked = tuple[Problem, HopperConfig | None]  # a call; None: the rule's config
+Ahead = Callable[[Iterable[Asked]], int]
+
 
 @functools.cache
 def of_case(case: Case) -> Problem:
@@ -61,14 +64,14 @@ def by_default(problem: Problem) -> HopperConfig | None:
     return by_rule(problem) if default_kernel.by_rule(problem, 90, SMS) == KERNEL else None
 
 
-def variant(asked: tuple[Problem, HopperConfig | None]) -> Any:
+def variant(asked: Asked) -> Any:
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
     return host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager
-def compilers() -> Iterator[Callable[[Iterable[tuple[Problem, HopperConfig | None]]], int]]:
+def compilers() -> Iterator[Ahead]:
     """A function that compiles to the cache on disk what calls need, each variant once, and returns
     how many it had.
     """
@@ -77,7 +80,7 @@ def compilers() -> Iterator[Callable[[Iterable[tuple[Problem, HopperConfig | Non
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     with ProcessPoolExecutor(workers, SPAWN, os.environ.update, (environment,)) as pool:
 
-        def ahead(calls: Iterable[tuple[Problem, HopperConfig | None]]) -> int:
+        def ahead(calls: Iterable[Asked]) -> int:
             distinct = {variant(call): call for call in calls}
             for future in [
                 pool.submit(_compile, given, config or by_rule(given))
