@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from stored import BARE, H100
 from test_transfer import FIGURES, WORKLOAD, examples, inside, put, signed, winner, winners
 
-from outblas.autotune.store import table_version_2, validation
+from outblas.autotune.store import table_version_2, transfer, validation
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.tables import TABLES, Entry, read_table, ship
 
@@ -23,7 +24,7 @@ H100_TABLE = TABLES / "NVIDIA_H100_80GB_HBM3.json"
 
 
 @pytest.fixture
-def table(tmp_path: Path):
+def table(tmp_path: Path) -> dict[str, Any]:
     """The content of a table of one winner."""
     (path,) = ship([winner()], tmp_path / "tables")
     return json.loads(path.read_text())
@@ -33,6 +34,13 @@ def table(tmp_path: Path):
 def old_table():
     """The content of a table of version 2."""
     return json.loads(OLD_TABLE.read_text())
+
+
+def test_an_export_is_no_table(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    transfer.export([], [winner()], file)
+    with pytest.raises(ValueError, match="format is 'outblas-tuning'"):
+        read_table(file.read_text().splitlines()[0])
 
 
 def test_the_best_winner_of_each_gpu_is_shipped(tmp_path: Path) -> None:

@@ -395,11 +395,6 @@ def test_files_that_lack_a_field_are_refused(file: Path, content: dict[str, Any]
     assert "the file has no gpus" in refusal(file, content)
 
 
-def test_an_export_is_no_table(file: Path) -> None:
-    with pytest.raises(ValueError, match="format is 'outblas-tuning'"):
-        transfer.read_table(file.read_text().splitlines()[0])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
