@@ -60,6 +60,7 @@ def test_every_config_is_valid_or_says_why() -> None:
         (64, 96, 128, 256), (8, 16, 64, 128, 192, 256, 264), (8, 16, 64, 128, 256)
     )
     verdicts = {config: invalid_reason(config) for config in itertools.starmap(HopperConfig, tiles)}
+    assert invalid_reason(HopperConfig()) is None
     assert all(reason is None or "expected" in reason for reason in verdicts.values())
     valid = [config for config, reason in verdicts.items() if reason is None]
     assert all(config.shared_memory_bytes <= SHARED_MEMORY for config in valid)
@@ -95,6 +96,10 @@ def test_what_the_last_rung_refuses(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        (
+            "producer_registers=40",
+            "setmaxnreg 40/240 adds up to 520 over the warpgroups, expected at most 504",
+        ),
         (
             "producer_registers=32",
             "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504",
