@@ -7,6 +7,7 @@ import math
 import re
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from outblas.core import configs
 from outblas.core.artifact import example
-from outblas.core.problem import LINE, problem, transposed
+from outblas.core.problem import LINE, Problem, problem, transposed
 from outblas.core.shapes import LAYOUTS
 from outblas.hopper import gemm
 from outblas.hopper.core import tile_order
+from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import heuristic, host, operand_copies, workspace
 from outblas.inspect import inspect
 from outblas.runtime import default_kernel
@@ -75,7 +77,9 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
         ),
     ],
 )
-def test_levers_show_in_the_machine_code(text, layout, out_dtype, has, lacks):
+def test_levers_show_in_the_machine_code(
+    text: str, layout: str, out_dtype: str, has: dict[str, int], lacks: tuple[str, ...]
+) -> None:
     """No spills and no warnings of the assembler either. How many of each there are is in the
     snapshot.
     """
@@ -97,7 +101,7 @@ def test_levers_show_in_the_machine_code(text, layout, out_dtype, has, lacks):
         ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
     ],
 )
-def test_short_calls_neither_divide_nor_fence(shape, text):
+def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text: str) -> None:
     """Nor wait for the cluster a second time: who has one tile ends when nobody will reach into its
     memory.
     """
@@ -116,7 +120,7 @@ def test_short_calls_neither_divide_nor_fence(shape, text):
         "store_buffers=1",
     ],
 )
-def test_consumers_meet_before_pieces_of_k_are_counted(text):
+def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
     """After the count one of them may be done with the tile, and the other wait for it for ever."""
     text_of = inspect("hopper.gemm", config=text, shape=(256, 512, 65536)).ptx_text
     (meeting,) = re.finditer(r"(bar|barrier)\.sync\S* \s*8, (256|384);", text_of)
@@ -135,7 +139,7 @@ def test_consumers_meet_before_pieces_of_k_are_counted(text):
         (f"{SMALL},tile_n=16", 8192, 6144),
     ],
 )
-def test_shared_memory_is_what_the_formula_says(text, N, slabs):
+def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -> None:
     """Less what C's slabs do not take, where there are none, they lie over the ring, or they are
     narrow.
     """
@@ -146,7 +150,7 @@ def test_shared_memory_is_what_the_formula_says(text, N, slabs):
     assert f"{host.shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
 
 
-def test_words_beside_the_barriers_have_room():
+def test_words_beside_the_barriers_have_room() -> None:
     refused = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61")
     )
@@ -154,7 +158,9 @@ def test_words_beside_the_barriers_have_room():
 
 
 # ---- the host
-def asked(a, b, out=None, **changed):
+def asked(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, **changed: Any
+) -> Problem:
     shape = (*a.shape[:-1], b.shape[-1])
     return replace(
         problem(a, b, torch.empty(shape, dtype=BF16, device="meta") if out is None else out),
@@ -162,7 +168,7 @@ def asked(a, b, out=None, **changed):
     )
 
 
-def product(M, N, K, out_dtype=BF16, **changed):
+def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: Any) -> Problem:
     out = torch.empty(M, N, dtype=out_dtype, device="meta")
     a, b = (
         torch.empty(M, K, dtype=BF16, device="meta"),
@@ -171,7 +177,7 @@ def product(M, N, K, out_dtype=BF16, **changed):
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
-def variant(given, config=OWN):
+def variant(given: Problem, config: HopperConfig = OWN) -> Any:
     return host.example_variant(gemm.plan.args[0], given, config)
 
 
@@ -220,7 +226,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_copies_are_said(case):
+def test_copies_are_said(case: str) -> None:
     given, which = ODD[case]
     said = [line for line in gemm.remarks(given) if "twice" not in line]
     assert [line[0] for line in said] == [
@@ -231,7 +237,7 @@ def test_copies_are_said(case):
 
 @pytest.mark.parametrize("config", [OWN, replace(OWN, swap=True)], ids=["straight", "swapped"])
 @pytest.mark.parametrize("case", ODD)
-def test_any_strides_are_taken(case, config):
+def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
     given, which = ODD[case]
     assert gemm.unsupported(given) is None
     assert operand_copies.copied(given) == which
@@ -278,7 +284,7 @@ def test_any_strides_are_taken(case, config):
         ),
     ],
 )
-def test_lines_that_rows_lie_in(given, asked_for):
+def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> None:
     assert operand_copies.lines(given) == asked_for
     assert operand_copies.lines(transposed(given)) == asked_for[::-1]
     said = [line for line in operand_copies.remarks(given) if "twice the requests" in line]
@@ -288,7 +294,7 @@ def test_lines_that_rows_lie_in(given, asked_for):
 
 
 @pytest.mark.parametrize("size", [1000, 1024, 2048])
-def test_rows_inside_of_lines_are_loaded_for_each_other(size):
+def test_rows_inside_of_lines_are_loaded_for_each_other(size: int) -> None:
     """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines
     do not merge.
     """
@@ -301,7 +307,7 @@ def test_rows_inside_of_lines_are_loaded_for_each_other(size):
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_a_copy_has_the_elements(data):
+def test_a_copy_has_the_elements(data: st.DataObject) -> None:
     draw = data.draw
     size = st.integers(1, 9)
     wide = size | st.just(70)
@@ -323,7 +329,7 @@ def test_a_copy_has_the_elements(data):
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_a_product_is_turned_for_each_of_two_reasons(swap, by_columns):
+def test_a_product_is_turned_for_each_of_two_reasons(swap: bool, by_columns: bool) -> None:
     out = torch.empty(128, 64, dtype=BF16, device="meta").t() if by_columns else None
     given = asked(FLAT[: 64 * 256].view(64, 256), FLAT[: 128 * 256].view(128, 256).t(), out)
     turned, crossed = host._turned(given, replace(OWN, swap=swap))
@@ -333,7 +339,7 @@ def test_a_product_is_turned_for_each_of_two_reasons(swap, by_columns):
     assert (form.by_columns, form.staged, form.width) == (swap, True, 8)
 
 
-def test_the_longest_batch_dimension_is_the_kernels():
+def test_the_longest_batch_dimension_is_the_kernels() -> None:
     given = replace(
         product(64, 64, 64),
         batch=(2, 7, 3),
@@ -377,7 +383,7 @@ def test_the_longest_batch_dimension_is_the_kernels():
         ),
     ],
 )
-def test_how_c_is_written(given, width, by_columns, staged):
+def test_how_c_is_written(given: Problem, width: int, by_columns: bool, staged: bool) -> None:
     form = variant(given).form
     assert (form.width, form.by_columns, form.staged) == (width, by_columns, staged)
     unstaged = variant(given, replace(OWN, store_buffers=0)).form
@@ -392,7 +398,7 @@ def test_how_c_is_written(given, width, by_columns, staged):
         (product(16, 64, 64, FP32), 1, False),  # which stmatrix cannot turn
     ],
 )
-def test_how_a_swapped_c_is_written(given, width, staged):
+def test_how_a_swapped_c_is_written(given: Problem, width: int, staged: bool) -> None:
     made = variant(given, replace(OWN, swap=True))
     assert (made.form.width, made.form.by_columns, made.form.staged) == (width, True, staged)
     assert made.layout == "nt"
@@ -432,8 +438,8 @@ ROWS = replace(product(1, 64, 64), batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(
     ],
 )
 def test_a_single_row_or_column_is_written_along_its_length(
-    given, swap, strides, width, by_columns
-):
+    given: Problem, swap: bool, strides: tuple[int, ...], width: int, by_columns: bool
+) -> None:
     config = replace(OWN, swap=swap)
     assert host._out_strides(host._turned(given, config)[0]) == strides
     form = variant(given, config).form
@@ -442,7 +448,9 @@ def test_a_single_row_or_column_is_written_along_its_length(
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("batch", [(), (3,)])
-def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
+def test_a_call_hands_over_its_own_tensors(
+    batch: tuple[int, ...], swap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Views of them in every call cost the host 8 µs."""
     a, b, out = (
         torch.empty(*batch, 64, 72),
@@ -460,7 +468,9 @@ def test_a_call_hands_over_its_own_tensors(batch, swap, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
+def test_a_workspace_is_held_until_the_launch_is_enqueued(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And then marked, whatever came of it: another thread may have replaced it meanwhile."""
     steps, alive = [], []
 
@@ -497,7 +507,7 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(fails, monkeypatch):
     workspace._retired.clear()
 
 
-def test_a_form_says_what_a_call_has():
+def test_a_form_says_what_a_call_has() -> None:
     plain = variant(product(64, 64, 64)).form
     assert (plain.batched, plain.ordered, plain.scaled, plain.addend, plain.plain) == (
         False,
@@ -519,7 +529,7 @@ def test_a_form_says_what_a_call_has():
     assert variant(ODD["a batch"][0]).form.batched
 
 
-def test_one_compile_serves_orders_and_numbers_of_pieces():
+def test_one_compile_serves_orders_and_numbers_of_pieces() -> None:
     given = product(8192, 8192, 8192)
     halves = replace(OWN, split_k=2, k_serpentine=False)
     assert variant(given, replace(OWN, order="hilbert", group_m=4, sms=120)) == variant(given)
@@ -529,7 +539,7 @@ def test_one_compile_serves_orders_and_numbers_of_pieces():
 # ---- the rule
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_the_rule_gives_a_config_that_can_be_built(data):
+def test_the_rule_gives_a_config_that_can_be_built(data: st.DataObject) -> None:
     draw = data.draw
     size = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
     M, N, K = draw(size), draw(size), draw(size)
@@ -554,7 +564,7 @@ def test_the_rule_gives_a_config_that_can_be_built(data):
         assert not made.k_serpentine
 
 
-def test_the_rule_cuts_k_where_few_tiles_are():
+def test_the_rule_cuts_k_where_few_tiles_are() -> None:
     small = product(64, 64, 65536)
     assert heuristic.config(small, 132, OWN).split_k > 8
     assert heuristic.config(replace(small, batch_invariant=True), 132, OWN).split_k == 1
@@ -567,7 +577,7 @@ def test_the_rule_cuts_k_where_few_tiles_are():
 
 
 @pytest.mark.parametrize("size", [1280, 1536, 5120])
-def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
+def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size: int) -> None:
     """Where neither operand has such rows tiles begin at whole lines of 128 bytes."""
     rule = {
         layout: heuristic.config(example(BF16, None, layout, (size,) * 3), 132, OWN)
@@ -595,14 +605,16 @@ def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size):
         ((16, 4096, 4096), "nt", 0.70),
     ],
 )
-def test_it_is_spared_where_copies_cost_more_than_they_save(shape, layout, ratio):
+def test_it_is_spared_where_copies_cost_more_than_they_save(
+    shape: tuple[int, int, int], layout: str, ratio: float
+) -> None:
     given = example(BF16, None, layout, shape)
     assert (default_kernel.spared("hopper.gemm", given) is not None) == (ratio > 1)
     assert default_kernel.by_rule(given, 90, 132) == ("portable" if ratio > 1 else "hopper.gemm")
     assert default_kernel.by_rule(replace(given, batch_invariant=True), 90, 132) == "hopper.gemm"
 
 
-def test_as_few_clusters_as_waves_allow():
+def test_as_few_clusters_as_waves_allow() -> None:
     """The waves stay as many, and few clusters are left out."""
     assert [tile_order.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [
         66,
@@ -621,7 +633,7 @@ def test_as_few_clusters_as_waves_allow():
 @pytest.mark.parametrize(
     "text", ["split_k=2,k_serpentine=False", "stream_k=True,k_serpentine=False", ""]
 )
-def test_another_order_of_k_is_refused_where_rows_must_not_tell(text):
+def test_another_order_of_k_is_refused_where_rows_must_not_tell(text: str) -> None:
     given = product(64, 64, 4096, batch_invariant=True)
     config = configs.from_text(gemm.Config, text)
     assert "batch_invariant needs one order of K" in str(gemm.unsupported(given, config))
@@ -648,12 +660,12 @@ def test_another_order_of_k_is_refused_where_rows_must_not_tell(text):
         ("cluster_m=3", "cluster_m is 3, expected 1, 2 or 4"),
     ],
 )
-def test_what_cannot_be_built(text, reason):
+def test_what_cannot_be_built(text: str, reason: str) -> None:
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(product(64, 64, 64), config))
 
 
-def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised():
+def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised() -> None:
     """The stride that is walked call by call, 20481 elements, leaves C at odd addresses."""
     out = FLAT.as_strided((2, 5, 64, 64), (20481, 4096, 64, 1))
     a, b = torch.empty(2, 1, 64, 64, dtype=BF16), torch.empty(1, 5, 64, 64, dtype=BF16)
@@ -663,7 +675,7 @@ def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised():
     assert (inner, alone.batch, alone.alignment[2]) == (1, (5,), 2)
 
 
-def test_partial_sums_beyond_32_bits_are_refused():
+def test_partial_sums_beyond_32_bits_are_refused() -> None:
     asked = problem(*(torch.empty(8192, 8192, dtype=BF16, device="meta") for _ in range(3)))
     config = replace(gemm.Config(), split_k=64, k_serpentine=False)
     assert "split_k takes up to 2147483648 partial sums" in str(gemm.unsupported(asked, config))

@@ -3,6 +3,8 @@ machine code.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +25,15 @@ SMALL = (
 STEPS = {"bias": "pairs", "residual": "staged", "aux": "staged"}
 
 
-def problem(*shape, activation="", turned="", formats="", **extra):
+def problem(
+    *shape: int, activation: str = "", turned: str = "", formats: str = "", **extra: Any
+) -> Any:
     """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of
     others.
     """
     M, N, K = shape
 
-    def made(name, *size):
+    def made(name: str, *size: int) -> torch.Tensor:
         size = size[::-1] if name in turned else size
         t = torch.empty(size, dtype=BF16, device="meta")
         return t.t() if name in turned else t
@@ -47,7 +51,7 @@ def problem(*shape, activation="", turned="", formats="", **extra):
     )
 
 
-def variant(given, text=BASE):
+def variant(given: Any, text: str = BASE) -> Any:
     return gemm_host.example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
 
 
@@ -82,7 +86,7 @@ def variant(given, text=BASE):
         ),
     ],
 )
-def test_how_tensors_come(given, text, want):
+def test_how_tensors_come(given: dict[str, Any], text: str, want: dict[str, Any]) -> None:
     form = variant(problem(64, 64, 64, **given), text).form
     assert {name: getattr(form, name) for name in want} == want
 
@@ -108,7 +112,7 @@ def test_how_tensors_come(given, text, want):
         ),
     ],
 )
-def test_what_is_refused(given, text, reason):
+def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
@@ -123,11 +127,11 @@ def test_what_is_refused(given, text, reason):
         (4096, "gelu_tanh", "gelu_tanh"),
     ],
 )
-def test_gelu_is_a_fit_where_sums_are_less_exact(K, activation, want):
+def test_gelu_is_a_fit_where_sums_are_less_exact(K: int, activation: str, want: str) -> None:
     assert variant(problem(64, 64, K, activation=activation)).form.function == want
 
 
-def test_x_of_one_row_is_no_vector():
+def test_x_of_one_row_is_no_vector() -> None:
     """Vectors are read, never written."""
     form = variant(problem(1, 63, 64, activation="gelu")).form
     assert (form.bias, form.residual, form.aux) == ("columns", "columns", "matrix")
@@ -150,11 +154,11 @@ def test_x_of_one_row_is_no_vector():
         ),
     ],
 )
-def test_when_consumers_take_turns(shape, given, text, want):
+def test_when_consumers_take_turns(shape, given, text, want: bool) -> None:
     assert variant(problem(*shape, **given), text).form.in_turn == want
 
 
-def test_any_gated_columns_of_a_c_by_columns():
+def test_any_gated_columns_of_a_c_by_columns() -> None:
     form = variant(
         problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)
     ).form
@@ -164,13 +168,13 @@ def test_any_gated_columns_of_a_c_by_columns():
     assert replace(form, by_columns=False).granule("nt", 2) == 8
 
 
-def test_pairs_in_rows_come_in_whole_granules():
+def test_pairs_in_rows_come_in_whole_granules() -> None:
     assert "multiples of 8 columns" in gemm.unsupported(
         problem(64, 60, 64, activation="swiglu", turned="b", aux=None)
     )
 
 
-def test_slabs_fit_the_slots_that_carry_them():
+def test_slabs_fit_the_slots_that_carry_them() -> None:
     for text in (BASE, TALL, f"{SMALL},tile_n=16"):
         config = configs.from_text(gemm.Config, text)
         per = epilogue_load.per_slot(config, config, compile.NUMERIC[BF16])
@@ -199,7 +203,9 @@ def test_slabs_fit_the_slots_that_carry_them():
         ),
     ],
 )
-def test_machine_code(given, text, code, tmp_path):
+def test_machine_code(
+    given: dict[str, Any], text: str, code: tuple[str, ...], tmp_path: Path
+) -> None:
     asked = variant(problem(4096, 4096, 4096, **given), text)
     remarks = tmp_path / "remarks.yaml"
     made = gemm_host.compile_variant(

@@ -9,7 +9,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from outblas.core.artifact import example
 from outblas.device import raster
 from outblas.hopper import gemm
 from outblas.hopper.core import tile_order
+from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import host, tile_scheduler
 
 BF16 = torch.bfloat16
@@ -35,10 +36,10 @@ class Word(int):
     """A 32-bit integer that is never more."""
 
 
-def _checked(name):
+def _checked(name: str) -> Any:
     compute = getattr(int, name)
 
-    def operation(self, other):
+    def operation(self, other: int) -> Word:
         found = compute(int(self), int(other))
         assert -(1 << 31) <= found < 1 << 31, f"{self} {name} {other} is {found}"
         return Word(found)
@@ -46,7 +47,7 @@ def _checked(name):
     return operation
 
 
-def _checked_divmod(self, other):
+def _checked_divmod(self, other: int) -> tuple[Word, Word]:
     quotient, remainder = divmod(int(self), int(other))
     return Word(quotient), Word(remainder)
 
@@ -58,7 +59,7 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
 
 
 @pytest.fixture(scope="module")
-def arithmetic():
+def arithmetic() -> SimpleNamespace:
     """`work`'s own source on Python's integers: what the DSL would trace is computed instead."""
     tree = ast.parse(Path(tile_scheduler.__file__).read_text(encoding="utf-8"))
     dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
@@ -69,7 +70,9 @@ def arithmetic():
     return SimpleNamespace(**made)
 
 
-def launch(config, M, N, K, batch=0, fit=132, order=""):
+def launch(
+    config: HopperConfig, M: int, N: int, K: int, batch: int = 0, fit: int = 132, order: str = ""
+) -> SimpleNamespace:
     """What the kernel has of a call on a GPU where so many clusters fit, as the host and
     `Gemm.__call__` make it.
     """
@@ -113,7 +116,9 @@ def launch(config, M, N, K, batch=0, fit=132, order=""):
     return SimpleNamespace(**own, **words)
 
 
-def all_work(arithmetic, k, config):
+def all_work(
+    arithmetic: Any, k: SimpleNamespace, config: HopperConfig
+) -> list[tuple[int, int, tile_scheduler.Work]]:
     """(cluster, step, work) of a whole launch; CTAs that share a tile along K as pieces of it."""
     found = []
     for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
@@ -131,7 +136,7 @@ def all_work(arithmetic, k, config):
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
+def test_every_slice_of_every_tile_is_computed_once(arithmetic: Any, data: st.DataObject) -> None:
     draw = data.draw
     kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
     config = replace(
@@ -154,7 +159,9 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
     check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
 
 
-def check(arithmetic, k, config, rows, columns):
+def check(
+    arithmetic: Any, k: SimpleNamespace, config: HopperConfig, rows: int, columns: int
+) -> None:
     found = all_work(arithmetic, k, config)
     tiles = {}
     for _, _, mine in found:
@@ -207,7 +214,9 @@ def check(arithmetic, k, config, rows, columns):
         (64 * 264, 64, 128, 264, 132),  # none is
     ],
 )
-def test_stream_k_with_few_slices(arithmetic, M, N, K, tiles, clusters):
+def test_stream_k_with_few_slices(
+    arithmetic: Any, M: int, N: int, K: int, tiles: int, clusters: int
+) -> None:
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
@@ -216,7 +225,7 @@ def test_stream_k_with_few_slices(arithmetic, M, N, K, tiles, clusters):
     check(arithmetic, k, config, *tile_order.cluster_tiles(config, M, N))
 
 
-def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
+def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic: Any) -> None:
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
@@ -227,7 +236,7 @@ def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
     assert "slices of K" in str(gemm.unsupported(replace(given, K=K + 1), config))
 
 
-def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic):
+def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:
     config = replace(OWN, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
     k = launch(config, 256, 256, 64)
     k.cluster = Word(3)
@@ -241,7 +250,7 @@ def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic):
 
 @settings(max_examples=300, deadline=None)
 @given(tile_n=st.integers(3, 32).map(lambda n: 8 * n), N=st.integers(1, 20_000))
-def test_elastic_columns_cover_the_matrix(arithmetic, tile_n, N):
+def test_elastic_columns_cover_the_matrix(arithmetic: Any, tile_n: int, N: int) -> None:
     """In whole steps of 8, unless narrow ones are too wide, of which one fewer would not do."""
     config = replace(OWN, tile_n=tile_n, elastic=True, cluster_m=1)
     k = launch(config, 1, N, 64)

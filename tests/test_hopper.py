@@ -5,6 +5,9 @@ on disk.
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 
 from outblas.core import cache, configs, registry
 from outblas.core import problem as operands
+from outblas.core.problem import Problem
 from outblas.hopper import cluster_multicast, lean_barriers
 from outblas.hopper.core import compile, host, pipeline
 from outblas.hopper.core.config import SHARED_MEMORY, HopperConfig, invalid_reason
@@ -22,36 +26,41 @@ BF16 = torch.bfloat16
 FLAT = torch.empty(1 << 22, dtype=BF16)
 
 
-def load(rung):
+def load(rung: str) -> ModuleType:
     return registry.load(f"hopper.{rung}")
 
 
-def rows(count=64, columns=64, stride=None, start=0):
+def rows(
+    count: int = 64, columns: int = 64, stride: int | None = None, start: int = 0
+) -> torch.Tensor:
     return FLAT.as_strided((count, columns), (columns if stride is None else stride, 1), start)
 
 
-def problem(M=64, N=64, K=64, *, a=None, b=None, out=None):
+def problem(
+    M: int = 64, N: int = 64, K: int = 64, *, a: Any = None, b: Any = None, out: Any = None
+) -> Problem:
     a = rows(M, K) if a is None else a
     b = rows(N, K).t() if b is None else b
     return operands.problem(a, b, rows(M, N) if out is None else out)
 
 
-def refusal(rung, text):
+def refusal(rung: str, text: str) -> str:
     module = load(rung)
     return str(module.unsupported(problem(), configs.from_text(module.Config, text)))
 
 
-def check_refused(rung, text, expected):
+def check_refused(rung: str, text: str, expected: str) -> None:
     """It is the text's first field that is refused."""
     field, value = text.split(",")[0].split("=")
     assert refusal(rung, text).startswith(f"config: {field} is {value}, expected {expected}")
 
 
-def test_every_config_is_valid_or_says_why():
+def test_every_config_is_valid_or_says_why() -> None:
     tiles = itertools.product(
         (64, 96, 128, 256), (8, 16, 64, 128, 192, 256, 264), (8, 16, 64, 128, 256)
     )
     verdicts = {config: invalid_reason(config) for config in itertools.starmap(HopperConfig, tiles)}
+    assert invalid_reason(HopperConfig()) is None
     assert all(reason is None or "expected" in reason for reason in verdicts.values())
     valid = [config for config, reason in verdicts.items() if reason is None]
     assert all(config.shared_memory_bytes <= SHARED_MEMORY for config in valid)
@@ -80,13 +89,17 @@ def test_every_config_is_valid_or_says_why():
         ("store_buffers=5", "0 to 4, the slabs of a consumer"),
     ],
 )
-def test_what_the_last_rung_refuses(text, expected):
+def test_what_the_last_rung_refuses(text: str, expected: str) -> None:
     check_refused("hilbert", text, expected)
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        (
+            "producer_registers=40",
+            "setmaxnreg 40/240 adds up to 520 over the warpgroups, expected at most 504",
+        ),
         (
             "producer_registers=32",
             "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504",
@@ -104,7 +117,7 @@ def test_what_the_last_rung_refuses(text, expected):
         ("slots=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
     ],
 )
-def test_which_fields_the_last_rung_refuses_together(text, reason):
+def test_which_fields_the_last_rung_refuses_together(text: str, reason: str) -> None:
     assert refusal("hilbert", text).startswith(f"config: {reason}")
 
 
@@ -120,11 +133,11 @@ def test_which_fields_the_last_rung_refuses_together(text, reason):
         ("store_tuning", "store_buffers=2", "0"),
     ],
 )
-def test_a_rung_refuses_what_a_later_one_brings(rung, text, neutral):
+def test_a_rung_refuses_what_a_later_one_brings(rung: str, text: str, neutral: str) -> None:
     check_refused(rung, text, f"{neutral}: a later rung")
 
 
-def test_configs_grow_with_the_ladder():
+def test_configs_grow_with_the_ladder() -> None:
     """Each rung's config is its parent's with the fields that the rung changes."""
     for kernel in registry.ladder("hopper"):
         own = registry.load(kernel.name).Config
@@ -149,7 +162,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("rung", RUNGS)
-def test_refusals_say_what_is_needed_and_given(rung, case):
+def test_refusals_say_what_is_needed_and_given(rung: str, case: str) -> None:
     """The last kernel copies what TMA cannot stride over, and takes batches and addends."""
     given, message = REFUSED[case]
     if rung == "gemm" and case != "extent":
@@ -174,7 +187,7 @@ def test_refusals_say_what_is_needed_and_given(rung, case):
         problem(out=FLAT.as_strided((64, 64), (200, 3))),
     ],
 )
-def test_whatever_tma_can_stride_over_is_taken(given):
+def test_whatever_tma_can_stride_over_is_taken(given: Problem) -> None:
     assert load("hilbert").unsupported(given) is None
 
 
@@ -225,7 +238,7 @@ ENDS = ("tma_wgmma", "hilbert")  # what all rungs share shows in these two
 
 
 @pytest.fixture(params=ENDS)
-def end(request):
+def end(request: pytest.FixtureRequest) -> ModuleType:
     return load(request.param)
 
 
@@ -239,7 +252,7 @@ def claimed(claims):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("rung", RUNGS)
-def test_the_idea_of_a_rung_is_in_its_machine_code(rung):
+def test_the_idea_of_a_rung_is_in_its_machine_code(rung: str) -> None:
     """No spills and no warnings of the assembler either."""
     code = inspect(f"hopper.{rung}")
     code.require(stack=0, **claimed(CLAIMS[rung]), **LIMITS.get(rung, {"max_registers": 168}))
@@ -250,7 +263,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code(rung):
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
 @pytest.mark.parametrize("rung", ENDS)
-def test_every_layout_has_the_same_instructions(rung, layout):
+def test_every_layout_has_the_same_instructions(rung: str, layout: str) -> None:
     """Major modes of wgmma and of TMA's boxes: nothing is copied or transposed."""
     claims = {op: on for op, on in CLAIMS[rung].items() if not op.startswith(("UTMALDG", "STG"))}
     code = inspect(f"hopper.{rung}", layout=layout).require(stack=0, **claimed(claims))
@@ -268,7 +281,9 @@ def test_every_layout_has_the_same_instructions(rung, layout):
         ("hilbert", "bfloat16", "float32", ("UTMASTG.2D", "STS.64")),
     ],
 )
-def test_machine_code_of_every_dtype(rung, dtype, out_dtype, has):
+def test_machine_code_of_every_dtype(
+    rung: str, dtype: str, out_dtype: str, has: dict[str, int]
+) -> None:
     inspect(f"hopper.{rung}", dtype=dtype, out_dtype=out_dtype).require(has=has)
 
 
@@ -295,7 +310,7 @@ def test_configs_show_in_the_machine_code(rung, text, has, lacks):
 
 
 @pytest.mark.compile
-def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma():
+def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma() -> None:
     code = inspect(
         "hopper.two_consumers", config="consumers=1,producer_registers=0,consumer_registers=0"
     )
@@ -305,7 +320,7 @@ def test_one_consumer_of_a_128x256_tile_spills_and_serialises_wgmma():
 
 
 @pytest.mark.compile
-def test_only_compiles_with_phases_read_the_clock(end):
+def test_only_compiles_with_phases_read_the_clock(end: ModuleType) -> None:
     inspect(end.KERNEL.name).require(lacks=("CS2R.32", "S2UR.64"))
     assert "clock64" not in end.artifact().ptx
     assert "clock64" in end.artifact(end.Config(phases=True)).ptx
@@ -321,8 +336,13 @@ def test_only_compiles_with_phases_read_the_clock(end):
     ],
 )
 def test_a_ring_that_breaks_its_contract_fails_the_compile(
-    method, broken, barrier, traced, expected, monkeypatch
-):
+    method: str,
+    broken: Any,
+    barrier: str,
+    traced: str,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It would hang on the GPU."""
     monkeypatch.setattr(lean_barriers.LeanRing, method, broken)
     message = f"{barrier}[s] gets {traced} arrivals a turn, its contract expects {expected}"
@@ -341,7 +361,9 @@ def test_a_ring_that_breaks_its_contract_fails_the_compile(
         (cluster_multicast.ClusterRing, 3, 4, 1, 12),
     ],
 )
-def test_arrival_counts_follow_from_the_roles(ring, consumers, cluster, full, empty):
+def test_arrival_counts_follow_from_the_roles(
+    ring: Any, consumers: int, cluster: int, full: int, empty: int
+) -> None:
     made = ring(None, None, 3, 49152, consumers, cluster, False)
     assert made.contract() == {"full": full, "empty": empty}
 
@@ -363,13 +385,13 @@ def test_arrival_counts_follow_from_the_roles(ring, consumers, cluster, full, em
         (FLAT.as_strided((64, 64), (512, 2)), 1),
     ],
 )
-def test_how_c_can_be_written(out, width):
+def test_how_c_can_be_written(out: torch.Tensor, width: int) -> None:
     M, N = out.shape
     made = host._variant("hopper.hilbert", problem(M, N, out=out), load("hilbert").Config())
     assert (made.width, made.row_major) == (width, out.stride(1) == 1)
 
 
-def test_a_column_major_c_swaps_the_operands():
+def test_a_column_major_c_swaps_the_operands() -> None:
     given = problem(N=128, K=256, out=rows(128).t())
     swapped = operands.transposed(given)
     assert (swapped.M, swapped.N, swapped.K) == (128, 64, 256)
@@ -378,14 +400,16 @@ def test_a_column_major_c_swaps_the_operands():
 
 
 @pytest.mark.compile
-def test_invalid_config_compiles_nothing(end, monkeypatch):
+def test_invalid_config_compiles_nothing(end: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.cute, "compile", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(ValueError, match="tile_m is 80, expected 64, 128, 192, 256 or 320"):
         end.artifact(end.Config(tile_m=80))
 
 
 @pytest.mark.compile
-def test_bytes_that_do_not_match_the_config_fail_the_compile(end, monkeypatch):
+def test_bytes_that_do_not_match_the_config_fail_the_compile(
+    end: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The producer would announce what never lands, and every CTA would wait for it."""
     lands = end.Config().slot_bytes
     monkeypatch.setattr(HopperConfig, "slot_bytes", property(lambda self: lands + 128))
@@ -406,7 +430,7 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(end, monkeypatch):
         ("hilbert", "slots=2,store_buffers=3,tile_k=32"),
     ],
 )
-def test_shared_memory_is_what_the_formula_says(rung, text):
+def test_shared_memory_is_what_the_formula_says(rung: str, text: str) -> None:
     (made,) = load(rung).plan.args
     config = configs.from_text(type(made.config), text)
     variant = host.Variant(made.name, config, BF16, BF16, "nt", row_major=True, width=8)
@@ -415,12 +439,14 @@ def test_shared_memory_is_what_the_formula_says(rung, text):
 
 
 @pytest.mark.compile
-def test_compiled_once_then_loaded_from_disk(tmp_path, monkeypatch):
+def test_compiled_once_then_loaded_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     compiles = Mock(wraps=host.compile_variant)
     monkeypatch.setattr(host, "compile_variant", compiles)
 
-    def plan(*shape):
+    def plan(*shape: int) -> None:
         monkeypatch.setattr(compile, "_loaded", {})  # a new process
         load("tma_wgmma").plan(problem(*shape))
 

@@ -45,7 +45,7 @@ def changed(variant):
 
 
 @pytest.mark.parametrize("variant", [OWN, RUNG], ids=["gemm", "rung"])
-def test_every_field_takes_part(variant):
+def test_every_field_takes_part(variant) -> None:
     """One that is added to a config or a form does too."""
     names = {name: made.name for name, made in changed(variant)}
     assert len({variant.name, *names.values()}) == 1 + len(names)
@@ -53,7 +53,7 @@ def test_every_field_takes_part(variant):
     assert {f"config.{field.name}" for field in fields(HopperConfig)} <= set(names)
 
 
-def test_a_field_that_is_added_takes_part():
+def test_a_field_that_is_added_takes_part() -> None:
     @dataclasses.dataclass(frozen=True)
     class More(traits.Form):
         added: int = 0
@@ -106,7 +106,7 @@ def distinct(variants):
     return keys
 
 
-def test_names_and_compiles_of_the_space_are_one_to_one():
+def test_names_and_compiles_of_the_space_are_one_to_one() -> None:
     """Every compile of two search spaces, in a few forms, and every form in a few configs."""
     machine, compiles = machines.reference(90), set()
     for shape, layout in (((4096, 4096, 4096), "nt"), ((16, 4096, 4096), "nn")):
@@ -126,7 +126,7 @@ def test_names_and_compiles_of_the_space_are_one_to_one():
     assert len(distinct(variants)) == len(variants) > 1000
 
 
-def test_names_and_compiles_of_the_rungs_are_one_to_one():
+def test_names_and_compiles_of_the_rungs_are_one_to_one() -> None:
     variants = set()
     for rung, kind in (
         (tma_wgmma, "hopper.tma_wgmma"),
@@ -143,7 +143,7 @@ def test_names_and_compiles_of_the_rungs_are_one_to_one():
     assert len(distinct(variants)) == len(variants) > 100
 
 
-def test_what_is_read_comes_first():
+def test_what_is_read_comes_first() -> None:
     assert OWN.name.startswith("outblas_hopper_gemm_128x256x64x4_2x1x1_nt_bf16_bf16_serpentine_")
     assert RUNG.name.startswith("outblas_hopper_hilbert_128x256x64_2x1_nt_bf16_bf16_")
     stored = replace(
@@ -152,7 +152,7 @@ def test_what_is_read_comes_first():
     assert "_bias_pairs_gelu_tanh_e4m3_e5m2_promoted_" in replace(OWN, form=stored).name
 
 
-def test_a_long_name_is_cut_off_and_still_its_own():
+def test_a_long_name_is_cut_off_and_still_its_own() -> None:
     everything = dict.fromkeys(
         ("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns"
     )

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from outblas.hopper.gemm.kernel import Config
 DEVICE = torch.device("cuda", 0)
 
 
-def panels(tiles, columns, gpc):
+def panels(tiles: Sequence[int], columns: int, gpc: Sequence[int]) -> int:
     """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own."""
     of = list(zip(tiles, gpc, strict=True))
     return len({(home, tile // columns) for tile, home in of}) + len(
@@ -26,7 +27,7 @@ def panels(tiles, columns, gpc):
     )
 
 
-def test_a_gpc_asks_for_as_little_as_it_can():
+def test_a_gpc_asks_for_as_little_as_it_can() -> None:
     sms = random.Random(0).sample(range(128), 128)  # which SM has which cluster
     gpc = [sm % 8 for sm in sms]
     order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
@@ -36,7 +37,7 @@ def test_a_gpc_asks_for_as_little_as_it_can():
     assert panels(raster.order("column", 16, 8), 8, gpc) > 2 * 8 * (4 + 4)
 
 
-def test_sms_that_clusters_connect_are_one_gpc():
+def test_sms_that_clusters_connect_are_one_gpc() -> None:
     assert gpc_placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
@@ -49,7 +50,7 @@ class Fake:
     `capturing`, `now` are the caller's.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.order, self.busy, self.groups = list(range(COUNT)), 0, [*range(16)]
         self.context, self.capturing, self.now, self.made, self.probes = 1, False, 0.0, [], 0
 
@@ -67,7 +68,7 @@ class Fake:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch: pytest.MonkeyPatch):
     fake = Fake()
     monkeypatch.setattr(gpc_placement, "_seen", fake.seen)
     monkeypatch.setattr(
@@ -89,7 +90,7 @@ BY_COLUMNS = raster.order("column", 4, 5)
 WARNING = "tiles are dealt out to SMs as they come"
 
 
-def test_sms_that_no_cluster_had_cut_no_gpc():
+def test_sms_that_no_cluster_had_cut_no_gpc() -> None:
     sms = [9, 0, 19, 17, 8, 30]
     homes = gpc_placement.joined([[*range(8)], [*range(8, 16)]])
     found = gpc_placement.Look(sms, homes).places()
@@ -97,7 +98,7 @@ def test_sms_that_no_cluster_had_cut_no_gpc():
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
-def test_a_probe_that_was_disturbed_is_made_again(monkeypatch):
+def test_a_probe_that_was_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
     monkeypatch.setattr(gpc_placement, "_seen", lambda *_: seen.pop(0))
     monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
@@ -105,7 +106,7 @@ def test_a_probe_that_was_disturbed_is_made_again(monkeypatch):
     assert not seen
 
 
-def test_tiles_of_a_gpc_are_neighbours(gpu):
+def test_tiles_of_a_gpc_are_neighbours(gpu) -> None:
     """On a GPU of its own one look is enough, for all plans of the kind."""
     gpu.order = random.Random(0).sample(range(COUNT), COUNT)
     first = gpc_placement.table(*ASKED)
@@ -134,7 +135,7 @@ def planned(gpu):
     return plan
 
 
-def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
+def test_where_probes_fail_once_the_next_call_is_right(gpu, planned) -> None:
     gpu.busy = 1 + 2 * gpc_placement.TRIES
     with pytest.warns(RuntimeWarning, match=WARNING):
         run, tables = planned()
@@ -148,7 +149,7 @@ def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
     assert others == [good] * 3  # what one plan sees is every plan's
 
 
-def test_a_plan_of_a_failure_gets_better(gpu, planned):
+def test_a_plan_of_a_failure_gets_better(gpu, planned) -> None:
     """Its calls until then go by the columns, in memory of its own, which is never written
     again."""
     gpu.busy = 1000
@@ -165,7 +166,7 @@ def test_a_plan_of_a_failure_gets_better(gpu, planned):
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned):
+def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned) -> None:
     gpu.busy = 10**9
     run, tables = planned()
     first = gpu.probes
@@ -182,7 +183,7 @@ def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned):
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_nobody_looks_in_a_capture(gpu, planned):
+def test_nobody_looks_in_a_capture(gpu, planned) -> None:
     gpu.busy = 1000
     run, tables = planned()
     gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
@@ -195,7 +196,7 @@ def test_nobody_looks_in_a_capture(gpu, planned):
     assert tables[0] == BY_COLUMNS != tables[1]
 
 
-def test_contexts_have_sms_of_their_own(gpu, planned):
+def test_contexts_have_sms_of_their_own(gpu, planned) -> None:
     """A plan goes on with the table of the context in which it was made, and looks again there
     alone."""
     first = gpc_placement.table(*ASKED)
@@ -217,7 +218,9 @@ def test_contexts_have_sms_of_their_own(gpu, planned):
     assert gpc_placement.table(*ASKED) == first
 
 
-def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
+def test_gpcs_that_were_seen_in_part_are_completed(
+    gpu, planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
     else ran there."""
     gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
@@ -239,7 +242,9 @@ def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
     assert gpu.probes == made
 
 
-def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
+def test_a_launch_that_fails_costs_speed_only(
+    gpu, planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         gpc_placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel"))
     )
@@ -252,7 +257,7 @@ def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
     assert tables[0] == BY_COLUMNS != tables[1]
 
 
-def test_a_plan_takes_the_better_table(monkeypatch, gpu):
+def test_a_plan_takes_the_better_table(monkeypatch: pytest.MonkeyPatch, gpu) -> None:
     """The launch of `hopper.gemm` hands over what is known by then."""
     handed, config = (
         [],
@@ -282,7 +287,7 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
     assert sorted(handed[1]) == sorted(BY_COLUMNS)
 
 
-def test_a_table_is_kept_for_its_order(monkeypatch):
+def test_a_table_is_kept_for_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is called: the order that stands for a failure is not in the way of the right
     one."""
     monkeypatch.setattr(tile_order.memory, "for_good", lambda device, make: make())
@@ -296,7 +301,7 @@ def test_a_table_is_kept_for_its_order(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.sm90
-def test_probes_see_gpcs_and_every_sm_once():
+def test_probes_see_gpcs_and_every_sm_once() -> None:
     count = torch.cuda.get_device_properties(0).multi_processor_count
     placed = gpc_placement.Placed(Config(cluster_m=2), 1, count // 2, DEVICE)
     sizes = Counter(placed.look.homes.values())
@@ -335,7 +340,9 @@ def crowd():
 @pytest.mark.gpu
 @pytest.mark.sm90
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
+def test_a_call_planned_beside_other_work_gets_its_table_later(
+    crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpc_placement, "_boards", {})
     config = Config(
         tile_m=64,

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from stored import BARE, H100
 from test_transfer import FIGURES, WORKLOAD, examples, inside, put, signed, winner, winners
 
-from outblas.autotune.store import table_version_2, validation
+from outblas.autotune.store import table_version_2, transfer, validation
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.tables import TABLES, Entry, read_table, ship
 
@@ -23,7 +24,7 @@ H100_TABLE = TABLES / "NVIDIA_H100_80GB_HBM3.json"
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path: Path) -> dict[str, Any]:
     """The content of a table of one winner."""
     (path,) = ship([winner()], tmp_path / "tables")
     return json.loads(path.read_text())
@@ -35,7 +36,14 @@ def old_table():
     return json.loads(OLD_TABLE.read_text())
 
 
-def test_the_best_winner_of_each_gpu_is_shipped(tmp_path):
+def test_an_export_is_no_table(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    transfer.export([], [winner()], file)
+    with pytest.raises(ValueError, match="format is 'outblas-tuning'"):
+        read_table(file.read_text().splitlines()[0])
+
+
+def test_the_best_winner_of_each_gpu_is_shipped(tmp_path: Path) -> None:
     folder = tmp_path / "tables"
     other = Gpu("NVIDIA/H200 ../x", 90, 132)
     best = winner(ratio=1.3, config="tile_m=256", source="def")
@@ -50,7 +58,7 @@ def test_the_best_winner_of_each_gpu_is_shipped(tmp_path):
     assert read_table(second).gpu == other
 
 
-def test_a_table_keeps_its_entries_of_other_workloads_and_kernels(tmp_path):
+def test_a_table_keeps_its_entries_of_other_workloads_and_kernels(tmp_path: Path) -> None:
     small = Workload(16, 16, 16)
     won = [winner(), winner(workload=small), winner(kernel="simt.naive")]
     (path,) = ship(won, tmp_path)
@@ -62,14 +70,14 @@ def test_a_table_keeps_its_entries_of_other_workloads_and_kernels(tmp_path):
     ]
 
 
-def test_the_order_in_which_winners_are_shipped_does_not_matter(tmp_path):
+def test_the_order_in_which_winners_are_shipped_does_not_matter(tmp_path: Path) -> None:
     won = [winner(), winner(workload=Workload(16, 16, 16)), winner(kernel="simt.naive")]
     (path,) = ship(won, tmp_path)
     (again,) = ship(won[::-1], tmp_path / "again")
     assert again.read_text() == path.read_text()
 
 
-def test_a_table_is_plain_indented_json_with_whole_configs_and_all_digits(tmp_path):
+def test_a_table_is_plain_indented_json_with_whole_configs_and_all_digits(tmp_path: Path) -> None:
     config = "tile_m=64,order=hilbert,sms=0"
     (path,) = ship([winner(config=config, us=100.123456789, ratio=1.0123456789012)], tmp_path)
     content = json.loads(path.read_text())
@@ -83,7 +91,7 @@ def test_a_table_is_plain_indented_json_with_whole_configs_and_all_digits(tmp_pa
     assert path.read_text() == json.dumps(content, indent=2) + "\n"
 
 
-def test_two_models_of_one_name(tmp_path):
+def test_two_models_of_one_name(tmp_path: Path) -> None:
     half = dataclasses.replace(H100, sms=66)
     for _ in range(2):
         paths = ship([winner(), winner(gpu=half)], tmp_path)
@@ -93,7 +101,7 @@ def test_two_models_of_one_name(tmp_path):
         }
 
 
-def test_ship_replaces_no_table_that_it_cannot_read(tmp_path):
+def test_ship_replaces_no_table_that_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"HBM3\.json: format is None"):
@@ -103,7 +111,7 @@ def test_ship_replaces_no_table_that_it_cannot_read(tmp_path):
 
 @examples
 @given(st.lists(winners, min_size=1, max_size=5))
-def test_whatever_is_valid_can_be_shipped(tmp_path_factory, won):
+def test_whatever_is_valid_can_be_shipped(tmp_path_factory: pytest.TempPathFactory, won) -> None:
     won = [dataclasses.replace(each, gpu=H100) for each in won]
     (path,) = ship(won, tmp_path_factory.mktemp("tables"))
     entries = {entry.place: entry for entry in read_table(path).entries}
@@ -119,14 +127,14 @@ def test_whatever_is_valid_can_be_shipped(tmp_path_factory, won):
     assert path.read_text() == again
 
 
-def test_every_shipped_table_is_valid():
+def test_every_shipped_table_is_valid() -> None:
     paths = list(TABLES.glob("*.json"))
     assert paths
     for path in paths:
         assert read_table(path).entries, path
 
 
-def test_a_table_that_is_read_from_version_2_is_shipped_as_it_is_today():
+def test_a_table_that_is_read_from_version_2_is_shipped_as_it_is_today() -> None:
     """The sample is the table of the H100 that came with the package in version 2."""
     assert read_table(OLD_TABLE).gpu == read_table(H100_TABLE).gpu
     old = {(e.place, e.us, e.ratio) for e in read_table(OLD_TABLE).entries}
@@ -134,7 +142,7 @@ def test_a_table_that_is_read_from_version_2_is_shipped_as_it_is_today():
     assert old <= {(e.place, e.us, e.ratio) for e in read_table(H100_TABLE).entries}
 
 
-def test_shipping_into_a_table_of_version_2_keeps_its_entries(tmp_path):
+def test_shipping_into_a_table_of_version_2_keeps_its_entries(tmp_path: Path) -> None:
     path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
     path.write_text(OLD_TABLE.read_text())
     before = set(read_table(path).entries)
@@ -149,13 +157,13 @@ def test_shipping_into_a_table_of_version_2_keeps_its_entries(tmp_path):
 # What is amiss is refused.
 
 
-def refuses_table(table, message):
+def refuses_table(table, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_table(signed(table))
 
 
 @pytest.mark.parametrize("name", validation.TABLE_ENTRY)
-def test_tampered_entries_are_refused(table, name):
+def test_tampered_entries_are_refused(table, name) -> None:
     (entry,) = table["entries"]
     for value in ([], "x" * 5000, math.nan, True):
         entry[name] = value
@@ -180,17 +188,17 @@ def test_tampered_entries_are_refused(table, name):
         (("more",), 1, "the file has 'more', expected only"),
     ],
 )
-def test_tampered_tables_are_refused(table, place, value, message):
+def test_tampered_tables_are_refused(table, place, value, message: str) -> None:
     put(table, place, value)
     refuses_table(table, message)
 
 
-def test_an_entry_that_is_there_twice_is_refused(table):
+def test_an_entry_that_is_there_twice_is_refused(table) -> None:
     table["entries"].append(table["entries"][0])
     refuses_table(table, "entries[1] is the second of hopper.hilbert at 4096x512x64")
 
 
-def test_a_table_that_was_changed_is_refused(table):
+def test_a_table_that_was_changed_is_refused(table) -> None:
     table["entries"][0]["us"] += 1
     with pytest.raises(ValueError, match="the file was changed or is not whole"):
         read_table(json.dumps(table))
@@ -200,7 +208,7 @@ ROW = ("kernels", 0, "entries", 0)
 
 
 @pytest.mark.parametrize("name", validation.ROW_VERSION_2)
-def test_tampered_rows_of_version_2_are_refused(old_table, name):
+def test_tampered_rows_of_version_2_are_refused(old_table, name) -> None:
     row, column = inside(old_table, ROW), list(validation.ROW_VERSION_2).index(name)
     for value in ([], "x" * 5000, math.nan, True):
         row[column] = value
@@ -236,12 +244,12 @@ def test_tampered_rows_of_version_2_are_refused(old_table, name):
         (("gpu", "sms"), "x", "gpu.sms is 'x'"),
     ],
 )
-def test_tampered_tables_of_version_2_are_refused(old_table, place, value, message):
+def test_tampered_tables_of_version_2_are_refused(old_table, place, value, message: str) -> None:
     put(old_table, place, value)
     refuses_table(old_table, message)
 
 
-def test_an_entry_that_version_2_has_twice_is_refused(old_table):
+def test_an_entry_that_version_2_has_twice_is_refused(old_table) -> None:
     first = old_table["kernels"][0]["entries"]
     first.append(first[-1])
     refuses_table(old_table, f"kernels[0].entries[{len(first) - 1}] is the second of")
@@ -256,11 +264,11 @@ def test_an_entry_that_version_2_has_twice_is_refused(old_table):
         ("a=1,b=2", "b=3,a=", "a=,b=3"),
     ],
 )
-def test_changes_of_version_2_are_applied_to_the_base(base, changes, config):
+def test_changes_of_version_2_are_applied_to_the_base(base: str, changes: str, config: str) -> None:
     assert table_version_2.applied(base, changes) == config
 
 
-def test_reading_a_table_imports_neither_torch_nor_sqlite():
+def test_reading_a_table_imports_neither_torch_nor_sqlite() -> None:
     """Apart from what the package itself imports."""
     code = (
         f"{BARE}import outblas.autotune.store.tables\n"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stored
@@ -39,14 +40,14 @@ winner = functools.partial(stored.winner, workload=WORKLOAD, config="tile_m=128"
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Path:
     """A file of two trials and a winner."""
     transfer.export([TRIAL, FAILED], [winner()], tmp_path / "found.json")
     return tmp_path / "found.json"
 
 
 @pytest.fixture
-def content():
+def content() -> dict[str, Any]:
     """What the first version of exports had of two trials and a winner, in one object."""
     tried, won = [
         [validation.fields_of(record) for record in records]
@@ -80,12 +81,12 @@ def lines_of(content):
             yield {kind: fields}
 
 
-def signed(content):
+def signed(content: dict[str, Any]) -> str:
     content["sha256"] = signed_json.checksum(content)
     return json.dumps(content)
 
 
-def test_rules_are_those_of_the_records():
+def test_rules_are_those_of_the_records() -> None:
     for rules, record in (
         (validation._TRIAL, Trial),
         (validation._WINNER, Winner),
@@ -96,7 +97,7 @@ def test_rules_are_those_of_the_records():
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
 
-def test_round_trip(file):
+def test_round_trip(file: Path) -> None:
     assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == [
@@ -113,7 +114,7 @@ def test_round_trip(file):
     transfer.check(file)
 
 
-def test_exports_of_the_first_version_can_be_read(file, content):
+def test_exports_of_the_first_version_can_be_read(file: Path, content: dict[str, Any]) -> None:
     for options in ({}, {"indent": 3, "sort_keys": True}):
         file.write_text(json.dumps(content, **options))
         assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
@@ -122,7 +123,7 @@ def test_exports_of_the_first_version_can_be_read(file, content):
         assert transfer.import_into(store, file) == (2, 1)
 
 
-def test_a_store_goes_through_a_file(file, path):
+def test_a_store_goes_through_a_file(file: Path, path: Path) -> None:
     tried = [stored.trial(i) for i in range(2500)]  # more than are stored at once
     with Store(path) as store, Store(file.with_name("other.sqlite")) as other:
         store.merge(tried, [winner()])
@@ -133,7 +134,9 @@ def test_a_store_goes_through_a_file(file, path):
         assert transfer.import_into(other, file) == (0, 0)
 
 
-def test_a_store_that_changes_while_it_is_exported(file, path, monkeypatch):
+def test_a_store_that_changes_while_it_is_exported(
+    file: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What another process writes between two looks at a file that nobody had open."""
     stored.fill(path, 5)
     write, calls = exports.write, []
@@ -165,7 +168,9 @@ connection.close()
 """
 
 
-def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(path, tmp_path):
+def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(
+    path: Path, tmp_path: Path
+) -> None:
     stored.fill(path)
     with Store(path, read_only=True) as store:
         with pytest.raises(OSError, match="x"):
@@ -174,7 +179,7 @@ def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(path, tmp_path)
         assert len(store.trials()) == 3
 
 
-def test_export_is_all_or_nothing(file):
+def test_export_is_all_or_nothing(file: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"trials\[1\]\.us is nan"):
         transfer.export([TRIAL, dataclasses.replace(TRIAL, us=math.nan)], [], file)
@@ -233,7 +238,9 @@ examples = settings(max_examples=40, deadline=None, suppress_health_check=list(H
 
 @examples
 @given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
-def test_whatever_is_valid_goes_through_files_and_stores(tmp_path_factory, tried, won):
+def test_whatever_is_valid_goes_through_files_and_stores(
+    tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]
+) -> None:
     file = tmp_path_factory.mktemp("found") / "found.json"
     transfer.export(tried, won, file)
     assert transfer.read(file) == (tried, won)
@@ -284,13 +291,13 @@ MORE = {
 }
 
 
-def inside(content, place):
+def inside(content: Any, place: tuple[Any, ...]) -> Any:
     for step in place:
         content = content[step]
     return content
 
 
-def shown(place):
+def shown(place: tuple[Any, ...]) -> str:
     """`trials[0].workload`."""
     first, second, *rest = place
     return f"{first}[{second!r}]" + "".join(
@@ -307,7 +314,7 @@ def in_line(place):
     return re.escape(shown_in_line(place))
 
 
-def refusal(file, content):
+def refusal(file: Path, content: dict[str, Any]) -> str:
     """What is said of content in the first version."""
     file.write_text(signed(content))
     return refused_import(file)
@@ -329,7 +336,9 @@ def refused_import(file):
 @pytest.mark.parametrize(
     ("place", "field"), FIELDS, ids=[f"{shown(place)}.{field.name}" for place, field in FIELDS]
 )
-def test_tampered_fields_are_refused(file, content, place, field):
+def test_tampered_fields_are_refused(
+    file: Path, content: dict[str, Any], place: tuple[Any, ...], field: dataclasses.Field[Any]
+) -> None:
     fields, name = inside(content, place), field.name
     for value in KINDS[str(field.type)] + MORE.get(name, ()):
         fields[name] = value
@@ -343,13 +352,15 @@ def test_tampered_fields_are_refused(file, content, place, field):
 
 
 @pytest.mark.parametrize("place", RECORDS, ids=shown)
-def test_unknown_fields_are_refused(file, content, place):
+def test_unknown_fields_are_refused(
+    file: Path, content: dict[str, Any], place: tuple[Any, ...]
+) -> None:
     inside(content, place)["__class__"] = "os.system"
     for said in (refusal(file, content), refusal_of_lines(file, content)):
         assert re.search(r"\S+ has '__class__', expected only", said)
 
 
-def put(content, place, value):
+def put(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:
     inside(content, place[:-1])[place[-1]] = value
 
 
@@ -359,19 +370,29 @@ def put(content, place, value):
         (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
         (("version",), 2, "version is 2, expected 1"),
         (("version",), True, "version is True"),
+        (("version",), 1.0, "version is 1.0"),
         (("trials",), {}, "trials is {}, expected a JSON list"),
         (("winners",), None, "winners is None"),
         (("gpus",), [], "gpus is []"),
         (("trials", 0), [], "trials[0] is [], expected an object"),
+        (("winners", 0, "finalists", 0), None, "winners[0].finalists[0] is None"),
+        (("gpus", "0" * 16), dataclasses.asdict(H100), "is the key of another GPU"),
         (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
         (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
         (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
         (("more",), 1, "the file has 'more'"),
     ],
 )
-def test_tampered_files_are_refused(file, content, place, value, message):
+def test_tampered_files_are_refused(
+    file: Path, content: dict[str, Any], place: tuple[Any, ...], value: Any, message: str
+) -> None:
     put(content, place, value)
     assert message in refusal(file, content)
+
+
+def test_files_that_lack_a_field_are_refused(file: Path, content: dict[str, Any]) -> None:
+    del content["gpus"]
+    assert "the file has no gpus" in refusal(file, content)
 
 
 @pytest.mark.parametrize(
@@ -379,20 +400,24 @@ def test_tampered_files_are_refused(file, content, place, value, message):
     [
         (b"", "no JSON"),
         (b"[" * 100_000, "no JSON"),
+        (b'{"a": ' * 100_000, "no JSON"),
         (b"7", "the file is 7, expected an object"),
         (b'{"format": 1, "format": 2}', "a field is there twice"),
         (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
         (b"\xff\xfe{}", "is no UTF-8"),
+        (b"cos\nsystem\n(S'x'\ntR.", "no JSON"),
     ],
 )
-def test_other_files_are_refused(tmp_path, text, message):
+def test_other_files_are_refused(tmp_path: Path, text: bytes, message: str) -> None:
     file = tmp_path / "found.json"
     file.write_bytes(text)
     with pytest.raises(ValueError, match=message):
         transfer.read(file)
 
 
-def test_changed_files_are_refused(file, content, monkeypatch):
+def test_changed_files_are_refused(
+    file: Path, content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = json.dumps(content)
     for old, new in (
         ("200.5", "200.4"),
@@ -413,7 +438,7 @@ def test_changed_files_are_refused(file, content, monkeypatch):
         transfer.read(file)
 
 
-def test_changed_lines_are_refused(file):
+def test_changed_lines_are_refused(file: Path) -> None:
     text = file.read_text()
     for old, new in (
         ("200.5", "200.4"),
@@ -455,18 +480,20 @@ HEAD = {"format": "outblas-tuning", "version": 2}
         ([HEAD, {"trial": validation.fields_of(TRIAL)}], "line 2: trial.gpu is"),
     ],
 )
-def test_lines_that_are_no_records_are_refused(file, lines, message):
+def test_lines_that_are_no_records_are_refused(file: Path, lines, message: str) -> None:
     file.write_bytes(in_lines(*lines))
     assert message in refused_import(file)
 
 
-def test_a_line_without_end_is_refused(file, monkeypatch):
+def test_a_line_without_end_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "LINE_LIMIT", 1 << 12)
     file.write_bytes(in_lines(HEAD, {"x" * 8192: 1}))
     assert "line 2 is longer than" in refused_import(file)
 
 
-def test_a_file_that_changes_while_it_is_imported_is_refused(file, monkeypatch):
+def test_a_file_that_changes_while_it_is_imported_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its check and the moment at which it is stored."""
     monkeypatch.setattr(exports, "BATCH", 1)
     batches, reads = exports._batches, []
@@ -494,7 +521,9 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-def test_memory_does_not_grow_with_what_is_exported_and_imported(path, file, monkeypatch):
+def test_memory_does_not_grow_with_what_is_exported_and_imported(
+    path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exports, "BATCH", 50)
     count = 1200
     with Store(path) as store:
@@ -507,13 +536,13 @@ def test_memory_does_not_grow_with_what_is_exported_and_imported(path, file, mon
         assert len(other.trials()) == count
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
         with pytest.raises(ValueError, match="is no file"):
             transfer.read(path)
 
 
-def test_import_keeps_what_is_there(file):
+def test_import_keeps_what_is_there(file: Path) -> None:
     own, newer = (
         dataclasses.replace(TRIAL, us=1.0),
         winner(when="2026-03-01T00:00:00+00:00", ratio=1.2),
