@@ -105,7 +105,7 @@ def shared_memory(gemm: Any, variant: Variant) -> int:
     are.
     """
     config, form, dtype = variant.config, variant.form, compile.NUMERIC[variant.out_dtype]
-    stored = gemm(config, form).stored
-    slab = 64 * epilogue_tile.slab_columns(stored, dtype) * variant.out_dtype.itemsize
-    own = slab if form.staged and not epilogue_store.over_ring(stored, dtype, form) else 0
+    stored = gemm(config, form).epilogue_config
+    slab = 64 * epilogue_tile.subtile_columns(stored, dtype) * variant.out_dtype.itemsize
+    own = slab if form.staged and not epilogue_store.overlays_stages(stored, dtype, form) else 0
     return config.shared_memory_bytes - config.consumers * config.store_buffers * (SLAB_BYTES - own)

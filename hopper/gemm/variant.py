@@ -169,11 +169,11 @@ def _fetches(problem: Problem, config: HopperConfig) -> bool:
     """
     stored, dtype = config.stored(problem.epilogue.gated), compile.NUMERIC[problem.out_dtype]
     whole = not config.split and config.cluster_k == 1 and config.slots > 1
-    if not whole or epilogue_load.per_slot(config, stored, dtype) == 0:
+    if not whole or epilogue_load.subtiles_per_stage(config, stored, dtype) == 0:
         return False
     return (
         not config.pingpong
-        or epilogue_load.slots(config, stored, dtype) + config.in_flight <= config.slots
+        or epilogue_load.stages_per_tile(config, stored, dtype) + config.in_flight <= config.slots
     )
 
 
@@ -215,7 +215,7 @@ def _variant(
         ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
         single_wave=once,
         scaled=problem.scaled,
-        function=epilogue_math.function(
+        function=epilogue_math.resolve_activation(
             problem.epilogue.function, problem.out_dtype.itemsize, problem.K
         ),
         gated=problem.epilogue.gated,
