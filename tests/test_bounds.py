@@ -132,8 +132,9 @@ CUTS = (
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
-    """The scheduler's own arithmetic, at the first and last steps of the first and last clusters, on
-    integers of 32 bits."""
+    """The scheduler's own arithmetic, at the first and last steps of the first and last clusters,
+    on integers of 32 bits.
+    """
     draw = data.draw
     M, N, K, batch = draw(EDGE), draw(EDGE), draw(EDGE), draw(EDGE)
     shared = draw(st.sampled_from(["", "cluster_n=2", "cluster_m=2"]))
