@@ -151,7 +151,7 @@ def test_x_of_one_row_is_no_vector():
     ],
 )
 def test_when_consumers_take_turns(shape, given, text, want):
-    assert variant(problem(*shape, **given), text).form.in_turn == want
+    assert variant(problem(*shape, **given), text).form.staggered_tail == want
 
 
 def test_any_gated_columns_of_a_c_by_columns():

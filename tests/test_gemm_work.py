@@ -106,7 +106,7 @@ def launch(config, M, N, K, batch=0, fit=132, order=""):
         "batched": batch > 0,
         "table": table,
         "by": by,
-        "once": once,
+        "single_wave": once,
         "only": None,
         "columns": config.tile_n,
     }
@@ -118,7 +118,7 @@ def all_work(arithmetic, k, config):
     found = []
     for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
         k.cluster, k.part_k = Word(cluster), Word(part)
-        k.only = k.table[cluster] if k.table and k.once else None
+        k.only = k.table[cluster] if k.table and k.single_wave else None
         for step in range(arithmetic.steps(k, config)):
             mine = tile_scheduler.Work(
                 *(int(value) for value in arithmetic.at(k, config, Word(step)))

@@ -17,7 +17,7 @@ from outblas.hopper.gemm import host as gemm_host
 from outblas.hopper.gemm import traits
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
-PLAIN = traits.Form(8, False, True, False, False, False, False, False)
+PLAIN = traits.KernelTraits(8, False, True, False, False, False, False, False)
 OWN = gemm_host.Variant(unscheduled(gemm.Config()), PLAIN, BF16, BF16, "nt")
 RUNG = host.Variant("hopper.hilbert", unscheduled(hilbert.Config()), BF16, BF16, "nt", True, 8)
 KINDS = ("", "columns", "pairs", "rows", "matrix", "batch", "staged")
@@ -55,7 +55,7 @@ def test_every_field_takes_part(variant):
 
 def test_a_field_that_is_added_takes_part():
     @dataclasses.dataclass(frozen=True)
-    class More(traits.Form):
+    class More(traits.KernelTraits):
         added: int = 0
 
     values = {field.name: getattr(PLAIN, field.name) for field in fields(PLAIN)}
@@ -71,7 +71,7 @@ def forms():
             width=width,
             by_columns=by_columns,
             staged=staged,
-            crossed=crossed,
+            transposed=crossed,
             batched=batched,
         )
         for width, by_columns, staged, crossed, batched in itertools.product(
@@ -88,8 +88,8 @@ def forms():
         )
     yield from (
         replace(PLAIN, ordered=True),
-        replace(PLAIN, once=True),
-        replace(PLAIN, in_turn=True),
+        replace(PLAIN, single_wave=True),
+        replace(PLAIN, staggered_tail=True),
     )
 
 
@@ -160,12 +160,18 @@ def test_a_long_name_is_cut_off_and_still_its_own():
         PLAIN,
         function="gelu_tanh",
         formats="e4m3 e5m2 promoted",
-        in_turn=True,
+        staggered_tail=True,
         gated=True,
         **everything,
     )
     long = replace(
-        long, by_columns=True, crossed=True, batched=True, ordered=True, once=True, scaled=True
+        long,
+        by_columns=True,
+        transposed=True,
+        batched=True,
+        ordered=True,
+        single_wave=True,
+        scaled=True,
     )
     config = replace(
         OWN.config, jitter=True, stream_k=True, pdl=True, elastic=True, pingpong=True, cluster_k=2

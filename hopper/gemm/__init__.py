@@ -25,7 +25,7 @@ limits.
 from ...core.registry import Kernel
 from . import host
 from .kernel import Config, Gemm
-from .traits import Form
+from .traits import KernelTraits
 
 BATCH_INVARIANT = True
 EPILOGUES = True
@@ -43,4 +43,4 @@ KERNEL = Kernel(
     dsl="cute",
 )
 
-unsupported, plan, artifact, precompile, space, remarks = host.entry(Gemm, Form, Config)
+unsupported, plan, artifact, precompile, space, remarks = host.entry(Gemm, KernelTraits, Config)

@@ -62,7 +62,7 @@ def combine(k, config: cutlass.Constexpr, turn: Int32, turns: Int32):
     landed, free = k.exchanged + k.share, k.exchanged + config.sharing + k.share
     if lane == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(landed, (parts - 1) * count * WARPGROUP * 4)
-    if cutlass.const_expr(not k.once):
+    if cutlass.const_expr(not k.single_wave):
         await_free(free, turn)
     for part in cutlass.range_constexpr(parts):
         sent = registers(k.acc, parts, part)
@@ -88,7 +88,7 @@ def combine(k, config: cutlass.Constexpr, turn: Int32, turns: Int32):
                     later = later if own < part else theirs[part][i]
                 total += mine if own == part else later
             sums[v + i] = total
-    if cutlass.const_expr(not k.once):
+    if cutlass.const_expr(not k.single_wave):
         cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
         peer = lane < parts and lane != own
         if peer and turn + 1 < turns:

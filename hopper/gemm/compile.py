@@ -29,7 +29,7 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     def tensor(
         dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int
     ) -> Any:
-        shape, strides = _given((rows, columns), form.crossed), _given(pair, form.crossed)
+        shape, strides = _given((rows, columns), form.transposed), _given(pair, form.transposed)
         if form.batched:
             shape, strides = (L, *shape), (cute.sym_int64(divisibility=divisor), *strides)
         align = divisor * dtype.itemsize
@@ -67,7 +67,7 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
             case "columns" | "pairs" | "rows":
                 return one_by_one(dtype, (M if kind == "rows" else columns,), (1,))
         lead = (L,) * (kind == "batch")
-        shape = (*lead, *_given((M, columns), form.crossed))
+        shape = (*lead, *_given((M, columns), form.transposed))
         return one_by_one(dtype, shape, tuple(cute.sym_int64() for _ in shape))
 
     c = like_c(N, form.width)

@@ -36,8 +36,8 @@ def buffers(config, dtype, form) -> int:
     """
     slabs = max(len(places(config, dtype, width)) for width in config.widths)
     room = slabs * config.consumers * 64 * slab_columns(config, dtype) * dtype.width // 8
-    fits = room <= config.slots * config.slot_bytes and not form.fetched and form.aux != "staged"
-    return slabs if form.once and fits else config.store_buffers
+    fits = room <= config.slots * config.slot_bytes and not form.source and form.aux != "staged"
+    return slabs if form.single_wave and fits else config.store_buffers
 
 
 def over_ring(config, dtype, form) -> bool:
@@ -63,7 +63,7 @@ def maps(config, c, aux, fetched, form):
     store = cpasync.CopyBulkTensorTileS2GOp()
     stored = made(store, c)
     written = made(store, aux) if form.aux == "staged" else (None, None)
-    read = made(cpasync.CopyBulkTensorTileG2SOp(), fetched) if form.fetched else (None, None)
+    read = made(cpasync.CopyBulkTensorTileG2SOp(), fetched) if form.source else (None, None)
     return *stored, *written, *read, one, slabs
 
 
@@ -140,7 +140,7 @@ def store(
     config; `slot`: the first of those in which something was fetched, if anything was; `steps`: a
     `transform.Steps`.
     """
-    free = k.form.in_turn
+    free = k.form.staggered_tail
     if cutlass.const_expr(k.form.aux == "staged"):
         for half in cutlass.range_constexpr(2 if k.form.gated else 1):
             store_pass(k, whole, config, work, width, ring, slot, steps, "aux", half, free)
@@ -170,7 +170,7 @@ def store_pass(
     columns, slabs = slab_columns(config, dtype), places(config, dtype, width)
     fresh = over_ring(config, dtype, k.form)
     tma, gmem = (k.tma_c, k.gmem_c) if what == "out" else (k.tma_aux, k.gmem_aux)
-    fetches = what == "out" and k.form.fetched != ""
+    fetches = what == "out" and k.form.source != ""
     turns = fetched.turns(k, whole, config, ring, slot) if fetches else ()
     take = steps.outputs if what == "out" else functools.partial(steps.x, half)
     issuer = k.warp % 4 == 0

@@ -127,7 +127,7 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         launched = tile_order.level(launched, tiles)
     # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
     table, placed = None, None
-    if variant.form.ordered and variant.form.once:
+    if variant.form.ordered and variant.form.single_wave:
         placed = gpc_placement.Placed(config, tiles // columns, columns, problem.device)
         table = placed.table
     elif variant.form.ordered:

@@ -28,7 +28,7 @@ from . import (
 from . import epilogue_load as fetched
 from . import splitk_reduce as pieces
 from .pipeline import GroupRing
-from .traits import Form, halves, turned
+from .traits import KernelTraits, batch_last, split_gated
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
 BESIDE = 4  # slots' barriers, as much as what pieces of K say and wait for takes
@@ -67,7 +67,7 @@ class Gemm(tma_store.TmaStore):
         }
     )
 
-    def __init__(self, config: HopperConfig, form: Form):
+    def __init__(self, config: HopperConfig, form: KernelTraits):
         if reason := self.invalid_reason(config):
             raise ValueError(f"config: {reason}")
         self.config, self.form = config, form
@@ -151,26 +151,26 @@ class Gemm(tma_store.TmaStore):
         beta: Float32,
         stream,
     ):
-        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a crossed
+        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a transposed
         product the last two of each change places. `table`: tiles in their order, int32, or None;
         `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as `form` says; of gated
         pairs they have 2 N columns as b has, but for the residual. `sums`, fp32, and `counters`,
         int32 and 0: of pieces of K, or None. `clusters` at most are launched.
         """
         config, form = self.config, self.form
-        a, c = turned(a, form.crossed), turned(c, form.crossed)
-        b = turned(b, not form.crossed)  # (N, K), as wgmma and TMA name B
+        a, c = batch_last(a, form.transposed), batch_last(c, form.transposed)
+        b = batch_last(b, not form.transposed)  # (N, K), as wgmma and TMA name B
         addend, bias, residual, aux, scale_a, scale_b = (
-            t if t is None or cute.rank(t) == 1 else turned(t, form.crossed)
+            t if t is None or cute.rank(t) == 1 else batch_last(t, form.transposed)
             for t in (addend, bias, residual, aux, scale_a, scale_b)
         )
         if cutlass.const_expr(form.gated):
-            b = halves(b, 0, c.shape[1])
+            b = split_gated(b, 0, c.shape[1])
             if cutlass.const_expr(form.aux == "staged"):
-                aux = halves(aux, 1, c.shape[1])
+                aux = split_gated(aux, 1, c.shape[1])
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
         tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
-        fetched = addend if form.fetched == "addend" else residual
+        fetched = addend if form.source == "addend" else residual
         maps_c = (
             epilogue_store.maps(self.stored, c, aux, fetched, form)
             if cutlass.const_expr(self.staged)
@@ -272,7 +272,7 @@ class Gemm(tma_store.TmaStore):
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         cluster, only = cta // config.cluster, None
-        if cutlass.const_expr(self.form.ordered and self.form.once):
+        if cutlass.const_expr(self.form.ordered and self.form.single_wave):
             only = table[cluster]  # 600 cycles away: asked for before all else
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == WARPGROUP // 32:
@@ -329,7 +329,7 @@ class Gemm(tma_store.TmaStore):
             trace=None,
             majors=(major_a.mma_major_mode(), major_b.mma_major_mode()),
             batched=self.form.batched,
-            once=self.form.once,
+            single_wave=self.form.single_wave,
             form=self.form,
             columns=config.tile_n // (2 if self.form.gated else 1),
             extents=mC.shape[:2],
@@ -456,7 +456,7 @@ class Gemm(tma_store.TmaStore):
             if cutlass.const_expr(operand == 0 and self.form.bias == "pairs"):
                 epilogue_math.warm(k, mine)
             slot = tma_load.slices(load, ring, slot, mine.begin, mine.count, back, operand == 0)
-            if cutlass.const_expr(self.form.fetched != ""):
+            if cutlass.const_expr(self.form.source != ""):
                 slot = fetched.load(k, self.config, self.stored, ring, slot, mine, operand == 0)
         if cutlass.const_expr(operand == 0):
             ring.close(slot)
@@ -515,7 +515,7 @@ class Gemm(tma_store.TmaStore):
         if cutlass.const_expr(config.pingpong):
             first, stride = k.consumer, 2
             slot = ring.skip(slot, k.consumer * k.slots_a_tile)
-        if cutlass.const_expr(config.pingpong or self.form.in_turn):
+        if cutlass.const_expr(config.pingpong or self.form.staggered_tail):
             self.give_first_turn(k)
         turns = (tile_scheduler.steps(k, config) - first + stride - 1) // stride
         for turn in cutlass.range(turns, unroll=1):
@@ -551,7 +551,7 @@ class Gemm(tma_store.TmaStore):
                 Int32(0),
             )
         else:
-            in_flight, last = config.in_flight, config.last if self.form.in_turn else 0
+            in_flight, last = config.in_flight, config.last if self.form.staggered_tail else 0
             slot, previous = roles.multiply_slots(k, ring, slot, mine.count - last, in_flight, True)
             if cutlass.const_expr(last > 0):
                 roles.drain(k, ring, previous, in_flight)
@@ -561,9 +561,9 @@ class Gemm(tma_store.TmaStore):
                     mine.count, last
                 )  # of a constant, compilers make what they take for divergent
                 slot, previous = roles.multiply_slots(k, ring, slot, rest, in_flight, False)
-        if cutlass.const_expr(config.pingpong and self.form.fetched != ""):
+        if cutlass.const_expr(config.pingpong and self.form.source != ""):
             fetched.await_full(k, config, self.stored, ring, slot)
-        if cutlass.const_expr(config.pingpong or self.form.in_turn):
+        if cutlass.const_expr(config.pingpong or self.form.staggered_tail):
             cute.arch.barrier_arrive(
                 barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP
             )
@@ -590,9 +590,7 @@ class Gemm(tma_store.TmaStore):
 
     def fetches(self, k) -> int:
         """Slots of a tile in which what is fetched comes."""
-        return (
-            fetched.slots(self.config, self.stored, k.mC.element_type) if self.form.fetched else 0
-        )
+        return fetched.slots(self.config, self.stored, k.mC.element_type) if self.form.source else 0
 
     def held(self, k, registers, width):
         """`k` for a tile so many columns wide, whose accumulators are these registers."""

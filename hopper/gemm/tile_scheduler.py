@@ -47,7 +47,7 @@ class Divisors(NamedTuple):
 @cute.jit
 def steps(k, config: cutlass.Constexpr):
     """How many pieces of work the cluster has."""
-    if cutlass.const_expr(k.once):
+    if cutlass.const_expr(k.single_wave):
         return 1
     if cutlass.const_expr(config.stream_k):
         begin, end = stream(k, k.cluster), stream(k, k.cluster + 1)

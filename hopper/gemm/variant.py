@@ -33,7 +33,7 @@ _ADDED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """What one compile serves: `form` is a `gemm.Form`, `layout` that of A and B ("nt")."""
+    """What one compile serves: `form` is a `gemm.KernelTraits`, `layout` that of A and B ("nt")."""
 
     config: HopperConfig
     form: Any
@@ -54,10 +54,10 @@ class Variant:
             "pdl": c.pdl,
             "serpentine": c.k_serpentine,
             "columns": f.by_columns,
-            "crossed": f.crossed,
+            "crossed": f.transposed,
             "batched": f.batched,
             "ordered": f.ordered,
-            "once": f.once,
+            "once": f.single_wave,
             "scaled": f.scaled,
             f"by{f.width}": not f.staged,
             "jitter": c.jitter,
@@ -66,7 +66,7 @@ class Variant:
             f.function: f.function,
             f.formats.replace(" ", "_"): f.formats,
             "gated": f.gated,
-            "in_turn": f.in_turn,
+            "in_turn": f.staggered_tail,
             f"scales_{f.scale_a}_{f.scale_b}": f.formats,
             f"residual_{f.residual}": f.residual,
             f"aux_{f.aux}": f.aux,
@@ -99,7 +99,7 @@ class Rung:
 
 
 def _view(problem: Problem, name: str) -> View | None:
-    """Of a tensor of the epilogue, by its name in `gemm.Form`."""
+    """Of a tensor of the epilogue, by its name in `gemm.KernelTraits`."""
     if name == "addend":
         return (
             View(problem.c, problem.alignment[3])
@@ -134,11 +134,11 @@ def _added(
             else (row if problem.M > 1 else 8, 1)
         )
     shape, strides = (*problem.batch, problem.M, columns), (*batch, row, column)
-    return _given(shape, form.crossed), _given(strides, form.crossed)
+    return _given(shape, form.transposed), _given(strides, form.transposed)
 
 
 def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
-    """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be
+    """How a tensor of the epilogue comes or goes, as in `gemm.KernelTraits`. `staged`: it may be
     as C does.
     """
     view, scale = _view(problem, name), "scale" in name
@@ -210,10 +210,10 @@ def _variant(
         width=whole if staged else 1 if by_columns else width,
         by_columns=by_columns,
         staged=staged,
-        crossed=crossed,
+        transposed=crossed,
         batched=bool(problem.batch),
         ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
-        once=once,
+        single_wave=once,
         scaled=problem.scaled,
         function=epilogue_math.function(
             problem.epilogue.function, problem.out_dtype.itemsize, problem.K
@@ -223,8 +223,12 @@ def _variant(
         **kinds,
     )
     pair = config.sharing == 2 and config.cluster_k == 1 and not (config.split or form.promoted)
-    if pair and not (form.plain or form.once) and 2 * config.last * config.tile_k < problem.K:
-        form = replace(form, in_turn=config.last > 0)
+    if (
+        pair
+        and not (form.plain or form.single_wave)
+        and 2 * config.last * config.tile_k < problem.K
+    ):
+        form = replace(form, staggered_tail=config.last > 0)
     return Variant(unscheduled(config), form, problem.dtype, problem.out_dtype, layout)
 
 
