@@ -9,8 +9,9 @@ import torch
 
 from ..core.configs import to_text
 from ..core.machines import Machine
-from ..core.problem import LINE, Problem
+from ..core.problem import Problem
 from ..core.space import Axes, Footprint, Space
+from ..core.tensor_memory import LINE
 from ..device import l2, launch
 from ..device.grid import tiles
 

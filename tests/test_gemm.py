@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from outblas.core import configs
 from outblas.core.artifact import example
-from outblas.core.problem import LINE, problem, transposed
+from outblas.core.problem import problem, transposed
 from outblas.core.shapes import LAYOUTS
+from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
 from outblas.hopper.core import tile_order
 from outblas.hopper.gemm import heuristic, host, operand_copies, workspace

@@ -9,7 +9,7 @@ import torch
 
 from outblas.core import configs
 from outblas.core import problem as operands
-from outblas.core.epilogue import Extra, halves
+from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
 from outblas.hopper.gemm import epilogue_load
@@ -34,7 +34,7 @@ def problem(*shape, activation="", turned="", formats="", **extra):
         t = torch.empty(size, dtype=BF16, device="meta")
         return t.t() if name in turned else t
 
-    wide = N * halves(activation)
+    wide = N * glu_split(activation)
     found = {
         "bias": made("bias", wide),
         "residual": made("residual", M, N),
@@ -43,7 +43,7 @@ def problem(*shape, activation="", turned="", formats="", **extra):
     scales = (torch.empty(M, 1, device="meta"), torch.empty((), device="meta")) if formats else None
     a, b, out = made("a", M, K), made("b" if "b" in turned else "w", wide, K).t(), made("out", M, N)
     return operands.problem(
-        a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats
+        a, b, out, extra=EpilogueArgs(activation, **found), scales=scales, formats=formats
     )
 
 

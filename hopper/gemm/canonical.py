@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 from ...core.epilogue import View
-from ...core.problem import Problem, oriented, transposed
+from ...core.problem import Problem, transposed, with_row_major_output
 from ..core import host
 from ..core.config import (
     HopperConfig,
@@ -14,7 +14,7 @@ from ..core.config import (
 
 def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
     """The product as the kernel computes it, and whether that is the transposed one."""
-    problem, crossed = oriented(problem)
+    problem, crossed = with_row_major_output(problem)
     return (transposed(problem), not crossed) if config.swap else (problem, crossed)
 
 

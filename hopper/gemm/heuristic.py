@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ...core.problem import Problem, oriented
+from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
 from ..core import tile_order
 from ..core.config import SHARED_MEMORY, SLAB_BYTES, HopperConfig, gated_reason, promoted_reason
@@ -61,7 +61,7 @@ def config(problem: Problem, sms: int, own: HopperConfig) -> HopperConfig:
     one order: tiles and their shape, which it chooses by M, leave bits as they are.
     """
     problem = operand_copies.aligned(problem)
-    turned = oriented(problem)[0]
+    turned = with_row_major_output(problem)[0]
     M, N, lines = turned.M, turned.columns, l2.lines(turned)
     if problem.batch_invariant:
         own = replace(own, k_serpentine=False)
@@ -114,7 +114,7 @@ def any_column(problem: Problem) -> list[bool]:
     for twice the lines (1280 nn on an H100: 17.3 µs, in 128 columns 8.8). The transpose of C must
     leave by TMA, which stores 16 bits by columns, no fp32.
     """
-    turned = oriented(problem)[0]
+    turned = with_row_major_output(problem)[0]
     granules = turned.N % 8 == 0 and turned.out[-2] % 8 == 0 and turned.alignment[2] >= 16
     staged = problem.out_dtype.itemsize == 2 and granules
     return [False] * (turned.b[-2] == 1) + [True] * (turned.a[-1] == 1 and staged)

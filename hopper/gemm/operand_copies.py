@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from ...core.problem import LINE, Problem, Strides
+from ...core.problem import Problem, Strides
+from ...core.tensor_memory import LINE
 from ...device import l2
 from ..core import host
 

@@ -10,7 +10,7 @@ import torch
 
 from outblas.core import configs
 from outblas.core import problem as operands
-from outblas.core.epilogue import Extra
+from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
 from outblas.hopper.core import tile_order
@@ -198,7 +198,7 @@ def form_of(case: Case):
     out = empty(case.M, case.N)
     if "unstaged" in has:
         out = empty(case.M, case.N + 1)[..., : case.N]
-    extra = Extra(
+    extra = EpilogueArgs(
         "reglu" if "gated" in has else "",
         torch.empty(columns, dtype=case.out_dtype, device="meta") if "bias" in has else None,
         empty(case.M, case.N) if "residual" in has else None,
