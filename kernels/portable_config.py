@@ -334,7 +334,7 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             else 1.0,
             group_m=c.group_m,
             store="wide",
-            lines=lines,
+            cache_lines=lines,
         )
 
     own = (

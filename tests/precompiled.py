@@ -17,7 +17,8 @@ from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.gemm import heuristic, host
+from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm.variant import example_variant
 from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
 
@@ -59,7 +60,7 @@ def by_default(problem):
 def variant(asked):
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
+    return example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager

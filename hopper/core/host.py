@@ -25,15 +25,15 @@ from .compile import (
     NUMERIC,
     OPTIONS,
     SHORT,
+    cache_key_fields,
     compact,
-    compile_facts,
     compiled,
     full_name,
     keep,
     load,
     target_arch,
 )
-from .config import HopperConfig, unscheduled
+from .config import HopperConfig, compile_key
 from .phase_clock import PHASES
 
 
@@ -77,9 +77,9 @@ class Variant:
         return full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
-    def facts(self) -> dict[str, object]:
+    def cache_key_fields(self) -> dict[str, object]:
         """What the compiled kernel on disk depends on."""
-        return compile_facts(self.name, self.config, self.dtype, self.out_dtype)
+        return cache_key_fields(self.name, self.config, self.dtype, self.out_dtype)
 
 
 def unsupported(
@@ -203,7 +203,7 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     """The compile that serves a supported problem: the order of tiles is a table, and no part of
     it.
     """
-    config = unscheduled(config)
+    config = compile_key(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
     row_major = has_row_major_output(problem)

@@ -14,7 +14,8 @@ from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
 from outblas.hopper.core import tile_order
-from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.gemm.variant import Rung, variant_of
 
 from . import dsl
 from .machine import GlobalMemory, Machine, ProtocolFault, Timing
@@ -29,7 +30,7 @@ class Case:
     `in_place`: C lies where the addend does.
     """
 
-    config: gemm_host.HopperConfig
+    config: HopperConfig
     M: int
     N: int
     k_tiles: int
@@ -206,9 +207,9 @@ def form_of(case: Case):
     )
     c = empty(case.M, columns) if "addend" in has else None
     problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
-    rung = gemm_host.Rung(real_gemm.Gemm, modules()("form").Form, real_gemm.Config())
+    rung = Rung(real_gemm.Gemm, modules()("form").Form, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
-    return gemm_host._variant(rung, problem, False, config, case.clusters).form
+    return variant_of(rung, problem, False, config, case.clusters).traits
 
 
 def table(case: Case, form, launched: int):
