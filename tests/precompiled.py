@@ -3,6 +3,7 @@ core.
 """
 
 import functools
+import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -12,12 +13,12 @@ import torch
 
 from outblas.autotune import automatic
 from outblas.autotune.measure.compile_pool import default_workers
-from outblas.autotune.measure.processes import Context, start
 from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import problem
 from outblas.hopper import gemm
-from outblas.hopper.gemm import heuristic, host
+from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm.variant import example_variant
 from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
 
@@ -59,7 +60,7 @@ def by_default(problem):
 def variant(asked):
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
+    return example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager
@@ -69,8 +70,8 @@ def compilers():
     """
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of which few compile ahead
     workers = max(1, min(default_workers(), 2 * default_workers() // beside))
-    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(workers, Context(), start, (environment, None)) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start) as pool:
 
         def ahead(calls):
             distinct = {variant(call): call for call in calls}
@@ -82,6 +83,12 @@ def compilers():
             return len(distinct)
 
         yield ahead
+
+
+def _start():
+    """In a process that compiles: no GPU, and one core."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
 
 
 def _compile(problem, config):

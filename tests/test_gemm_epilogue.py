@@ -9,11 +9,12 @@ import torch
 
 from outblas.core import configs
 from outblas.core import problem as operands
-from outblas.core.epilogue import Extra, halves
+from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
 from outblas.hopper.gemm import epilogue_load, epilogue_tile
-from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.gemm.compile import compile_variant
+from outblas.hopper.gemm.variant import example_variant
 
 BF16 = torch.bfloat16
 BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
@@ -34,7 +35,7 @@ def problem(*shape, activation="", turned="", formats="", **extra):
         t = torch.empty(size, dtype=BF16, device="meta")
         return t.t() if name in turned else t
 
-    wide = N * halves(activation)
+    wide = N * glu_split(activation)
     found = {
         "bias": made("bias", wide),
         "residual": made("residual", M, N),
@@ -43,12 +44,12 @@ def problem(*shape, activation="", turned="", formats="", **extra):
     scales = (torch.empty(M, 1, device="meta"), torch.empty((), device="meta")) if formats else None
     a, b, out = made("a", M, K), made("b" if "b" in turned else "w", wide, K).t(), made("out", M, N)
     return operands.problem(
-        a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats
+        a, b, out, extra=EpilogueArgs(activation, **found), scales=scales, formats=formats
     )
 
 
 def variant(given, text=BASE):
-    return gemm_host.example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
+    return example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def variant(given, text=BASE):
     ],
 )
 def test_how_tensors_come(given, text, want):
-    form = variant(problem(64, 64, 64, **given), text).form
+    form = variant(problem(64, 64, 64, **given), text).traits
     assert {name: getattr(form, name) for name in want} == want
 
 
@@ -124,12 +125,12 @@ def test_what_is_refused(given, text, reason):
     ],
 )
 def test_gelu_is_a_fit_where_sums_are_less_exact(K, activation, want):
-    assert variant(problem(64, 64, K, activation=activation)).form.function == want
+    assert variant(problem(64, 64, K, activation=activation)).traits.function == want
 
 
 def test_x_of_one_row_is_no_vector():
     """Vectors are read, never written."""
-    form = variant(problem(1, 63, 64, activation="gelu")).form
+    form = variant(problem(1, 63, 64, activation="gelu")).traits
     assert (form.bias, form.residual, form.aux) == ("columns", "columns", "matrix")
 
 
@@ -151,13 +152,13 @@ def test_x_of_one_row_is_no_vector():
     ],
 )
 def test_when_consumers_take_turns(shape, given, text, want):
-    assert variant(problem(*shape, **given), text).form.staggered_tail == want
+    assert variant(problem(*shape, **given), text).traits.staggered_tail == want
 
 
 def test_any_gated_columns_of_a_c_by_columns():
     form = variant(
         problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)
-    ).form
+    ).traits
     assert form.staged
     assert form.by_columns
     assert form.granule("nt", 2) == 1
@@ -201,7 +202,7 @@ def test_subtiles_of_the_source_fit_the_stages_that_carry_them():
 def test_machine_code(given, text, code, tmp_path):
     asked = variant(problem(4096, 4096, 4096, **given), text)
     remarks = tmp_path / "remarks.yaml"
-    made = gemm_host.compile_variant(
+    made = compile_variant(
         gemm.Gemm,
         asked,
         f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}",
@@ -212,6 +213,6 @@ def test_machine_code(given, text, code, tmp_path):
     ptx = str(made.__ptx__)
     assert all(found in ptx for found in code)
     if (
-        asked.form.function == "silu"
+        asked.traits.function == "silu"
     ):  # a product and a sum are two roundings, whatever is between them
         assert "fma.rn.f32" not in ptx

@@ -20,8 +20,8 @@ from outblas.core import configs
 from outblas.core.artifact import example
 from outblas.device import raster
 from outblas.hopper import gemm
-from outblas.hopper.core import tile_order
-from outblas.hopper.gemm import host, records, tile_scheduler
+from outblas.hopper.core import bounds, tile_order
+from outblas.hopper.gemm import records, tile_scheduler
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
@@ -235,7 +235,7 @@ def test_the_longest_row_of_k_tiles_is_numbered_in_32_bits(arithmetic):
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
-    M, K = 64 * 263, host.MOST_SLICES * 64
+    M, K = 64 * 263, bounds.MOST_SLICES * 64
     check(arithmetic, launch(config, M, 64, K), config, 263, 1)
     given = example(BF16, None, "nt", (M, 64, K))
     assert gemm.unsupported(given, config) is None

@@ -470,7 +470,7 @@ def test_few_are_compiled_ahead(tune):
 
 def test_configs_that_share_a_compile(tune, monkeypatch):
     whole = faulty_kernel.space
-    by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
+    by_parity = {"compile_key": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.0)

@@ -10,12 +10,12 @@ import torch
 
 from outblas.core import configs
 from outblas.core import problem as operands
-from outblas.core.epilogue import Extra
+from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
 from outblas.hopper.core import tile_order
 from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import variant as gemm_variant
+from outblas.hopper.gemm.variant import Rung, variant_of
 
 from . import dsl
 from .machine import GlobalMemory, Machine, ProtocolFault, Timing
@@ -199,7 +199,7 @@ def traits_of(case: Case):
     out = empty(case.M, case.N)
     if "unstaged" in has:
         out = empty(case.M, case.N + 1)[..., : case.N]
-    extra = Extra(
+    extra = EpilogueArgs(
         "reglu" if "gated" in has else "",
         torch.empty(columns, dtype=case.out_dtype, device="meta") if "bias" in has else None,
         empty(case.M, case.N) if "residual" in has else None,
@@ -207,10 +207,9 @@ def traits_of(case: Case):
     )
     c = empty(case.M, columns) if "addend" in has else None
     problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
-    traits = modules()("gemm.traits").KernelTraits
-    rung = gemm_variant.Rung(real_gemm.Gemm, traits, real_gemm.Config())
+    rung = Rung(real_gemm.Gemm, modules()("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
-    return gemm_variant._variant(rung, problem, False, config, case.clusters).form
+    return variant_of(rung, problem, False, config, case.clusters).traits
 
 
 def table(case: Case, traits, launched: int):
