@@ -23,7 +23,7 @@ from . import lean_barriers
 from .core import entry
 from .core.config import WARPGROUP
 from .core.pipeline import jitter
-from .core.records import ClusterCoord
+from .core.records import ClusterCoord, Cta, WarpContext
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ClusterMulticast(lean_barriers.LeanBarriers):
     introduces = frozenset({"cluster_m", "cluster_n"})
     pipeline_type = ClusterPipeline
 
-    def cluster_id(self, context):
+    def cluster_id(self, context: WarpContext):
         return context.cta // self.config.cluster
 
     def load_operations(self):
@@ -74,7 +74,7 @@ class ClusterMulticast(lean_barriers.LeanBarriers):
             (many if n > 1 else one, n) for n in (self.config.cluster_n, self.config.cluster_m)
         )
 
-    def cluster_coord(self, context) -> ClusterCoord:
+    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
         rows, columns = self.config.cluster_m, self.config.cluster_n
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         m, n = rank % rows, rank // rows
@@ -85,7 +85,7 @@ class ClusterMulticast(lean_barriers.LeanBarriers):
             mask_b=Int16((1 << rows) - 1) << Int16(n * rows),
         )
 
-    def tile_coord(self, cta, step):
+    def tile_coord(self, cta: Cta, step=0):
         m, n = lean_barriers.LeanBarriers.tile_coord(self, cta, step)
         return (
             m * self.config.cluster_m + cta.coord.cta_m_in_cluster,

@@ -23,6 +23,8 @@ import cutlass.cute as cute
 from ..core.registry import Kernel
 from . import two_consumers
 from .core import entry, roles
+from .core.pipeline import Pipeline
+from .core.records import Cta, WarpContext
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,17 @@ class Persistent(two_consumers.TwoConsumers):
     def grid(self, tiles, table):
         return table.shape[1] * self.config.cluster
 
-    def cluster_id(self, context):
+    def cluster_id(self, context: WarpContext):
         """The number of the CTA's cluster."""
         return context.cta
 
-    def tile_coord(self, cta, step):
+    def tile_coord(self, cta: Cta, step=0):
         """Row and column tile of the CTA's step `step`."""
         tile = cta.grid.table[step, self.cluster_id(cta.context)]
         return tile // cta.grid.tiles_n, tile % cta.grid.tiles_n
 
     @cute.jit
-    def steps(self, cta):
+    def steps(self, cta: Cta):
         """How many tiles this cluster has: only the last may be missing."""
         count = cta.grid.table.shape[0]
         if cta.grid.table[count - 1, self.cluster_id(cta.context)] < 0:
@@ -60,7 +62,7 @@ class Persistent(two_consumers.TwoConsumers):
         return count
 
     @cute.jit
-    def producer(self, cta, pipeline):
+    def producer(self, cta: Cta, pipeline: Pipeline):
         state = pipeline.initial_state()
         for step in cutlass.range(self.steps(cta), unroll=1):
             m, n = self.tile_coord(cta, step)
@@ -69,7 +71,7 @@ class Persistent(two_consumers.TwoConsumers):
             )
 
     @cute.jit
-    def consumer(self, cta, consumer, pipeline):
+    def consumer(self, cta: Cta, consumer, pipeline: Pipeline):
         state = pipeline.initial_state()
         for step in cutlass.range(self.steps(cta), unroll=1):
             m, n = self.tile_coord(cta, step)

@@ -24,6 +24,7 @@ from ..core.registry import Kernel
 from . import cluster_multicast
 from .core import entry, roles
 from .core.phase_clock import STORE, lap
+from .core.records import Cta, MmaFragments
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class StoreTuning(cluster_multicast.ClusterMulticast):
     introduces = frozenset({"reorder_stores", "write_through", "accumulate_flag"})
 
     @cute.jit
-    def clear_accumulator(self, fragments):
+    def clear_accumulator(self, fragments: MmaFragments):
         if cutlass.const_expr(not self.config.accumulate_flag):
             fragments.acc.fill(0.0)
 
     @cute.jit
-    def store_tile(self, cta, consumer, m, n):
+    def store_tile(self, cta: Cta, consumer, m, n):
         tile = (self.config.tile_m, self.config.tile_n)
         whole = (
             self.config.reorder_stores and self.width == 8 and self.config.instruction_n % 32 == 0

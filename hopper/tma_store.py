@@ -23,6 +23,7 @@ from ..core.registry import Kernel
 from . import store_tuning
 from .core import entry, epilogue_store
 from .core.config import SLAB
+from .core.records import Cta
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class TmaStore(store_tuning.StoreTuning):
     def alloc_epilogue(self, smem, operand, dtype):
         return epilogue_store.alloc_smem(smem, operand, dtype) if self.staged else None
 
-    def make_consumer(self, cta, index):
+    def make_consumer(self, cta: Cta, index):
         consumer = store_tuning.StoreTuning.make_consumer(self, cta, index)
         if not self.staged:
             return consumer
@@ -62,7 +63,7 @@ class TmaStore(store_tuning.StoreTuning):
         return replace(consumer, writer=writer)
 
     @cute.jit
-    def store_tile(self, cta, consumer, m, n):
+    def store_tile(self, cta: Cta, consumer, m, n):
         if cutlass.const_expr(self.staged):
             epilogue_store.store(consumer, self.config, m, n, cta.timers)
         else:

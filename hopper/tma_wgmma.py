@@ -21,7 +21,8 @@ from .core import entry, roles
 from .core.base import HopperGemm
 from .core.config import HopperConfig
 from .core.phase_clock import LOAD, TENSOR, lap
-from .core.records import WarpRole
+from .core.pipeline import Pipeline
+from .core.records import Cta, WarpRole
 
 Config = HopperConfig
 
@@ -29,13 +30,15 @@ Config = HopperConfig
 class TmaWgmma(HopperGemm):
     """One CTA a tile, one warpgroup, one stage, one mbarrier."""
 
-    def tile_coord(self, cta):
-        """Row and column tile of a CTA. CTAs that start together share columns of B."""
+    def tile_coord(self, cta: Cta, step=0):
+        """Row and column tile of a CTA at its step `step`; it has one. CTAs that start together
+        share columns of B.
+        """
         block, tiles_m = cta.context.cta, cta.grid.tiles_m
         return block % tiles_m, block // tiles_m
 
     @cute.jit
-    def body(self, cta, pipeline):
+    def body(self, cta: Cta, pipeline: Pipeline):
         consumer = self.make_consumer(cta, 0)
         m, n = self.tile_coord(cta)
         state = pipeline.initial_state()

@@ -23,7 +23,7 @@ from ..core.registry import Kernel
 from . import large_tile
 from .core import entry, roles
 from .core.pipeline import Pipeline, TokenPipeline
-from .core.records import WarpRole
+from .core.records import Cta, WarpRole
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class WarpSpecialized(large_tile.LargeTile):
         return 1 + self.config.consumers
 
     @cute.jit
-    def body(self, cta, pipeline):
+    def body(self, cta: Cta, pipeline: Pipeline):
         if cta.context.warpgroup == 0:
             self.decrease_registers()
             if cta.context.warp == WarpRole.LOAD:
@@ -60,7 +60,7 @@ class WarpSpecialized(large_tile.LargeTile):
         """So do the consumers."""
 
     @cute.jit
-    def producer(self, cta, pipeline):
+    def producer(self, cta: Cta, pipeline: Pipeline):
         """The warp that loads."""
         m, n = self.tile_coord(cta)
         roles.load_tile(
@@ -75,7 +75,7 @@ class WarpSpecialized(large_tile.LargeTile):
         )
 
     @cute.jit
-    def consumer(self, cta, consumer, pipeline):
+    def consumer(self, cta: Cta, consumer, pipeline: Pipeline):
         """A warpgroup that multiplies and stores."""
         m, n = self.tile_coord(cta)
         self.clear_accumulator(consumer.fragments)

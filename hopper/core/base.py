@@ -103,7 +103,7 @@ class HopperGemm:
             operands.append(TmaOperand(atom, coordinates, layout))
         return operands
 
-    def cluster_coord(self, context) -> ClusterCoord:
+    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
         """Where the CTA stands in its cluster."""
         return ClusterCoord(0, 0, None, None)
 
@@ -125,23 +125,23 @@ class HopperGemm:
         """What a CTA waits for before it ends."""
 
     @cute.jit
-    def body(self, cta, pipeline):
+    def body(self, cta: Cta, pipeline: Pipeline):
         """What one CTA does, barriers initialised."""
         raise TypeError("a rung defines body")
 
     @cute.jit
-    def clear_accumulator(self, fragments):
+    def clear_accumulator(self, fragments: MmaFragments):
         """Before the first product of a tile."""
         fragments.acc.fill(0.0)
 
     @cute.jit
-    def store_tile(self, cta, consumer, m, n):
+    def store_tile(self, cta: Cta, consumer, m, n):
         """Writes the accumulator to row tile m, column tile n of C."""
         tile, width = (self.config.tile_m, self.config.tile_n), min(self.width, 2)
         roles.store_registers(consumer, cta.mC, m, n, tile, width, StoreCacheMode.WRITE_BACK)
         lap(cta.timers, STORE)
 
-    def make_consumer(self, cta, index) -> Consumer:
+    def make_consumer(self, cta: Cta, index) -> Consumer:
         """What a thread of consumer warpgroup `index` multiplies with: its rows of every stage, its
         accumulator.
         """
@@ -265,7 +265,7 @@ class HopperGemm:
             config.jitter,
         )
 
-    def partition_loads(self, operand_a, operand_b, sA, sB, coord) -> list[TmaLoad]:
+    def partition_loads(self, operand_a, operand_b, sA, sB, coord: ClusterCoord) -> list[TmaLoad]:
         """How the CTA loads its part of the tiles of A and of B."""
         config = self.config
         (_, multicast_a), (_, multicast_b) = self.load_operations()

@@ -19,7 +19,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from . import roles
-from .phase_clock import STORE, lap
+from .phase_clock import STORE, PhaseTimers, lap
 
 
 class StoreOperand(NamedTuple):
@@ -109,7 +109,7 @@ def make_writer(config, epilogue: EpilogueSmem, consumer) -> SubtileWriter:
 
 
 @cute.jit
-def store(consumer, config: cutlass.Constexpr, m, n, timers):
+def store(consumer, config: cutlass.Constexpr, m, n, timers: PhaseTimers | None):
     """One consumer: its rows of tile (m, n) in rounds of as many subtiles as there are buffers; a
     round leaves as one group of stores.
     """

@@ -43,8 +43,8 @@ def start(trace, context: WarpContext) -> PhaseTimers | None:
 
 
 @cute.jit
-def lap(timers, phase: cutlass.Constexpr):
-    """Adds the cycles since the last lap to a phase."""
+def lap(timers: Any, phase: cutlass.Constexpr):
+    """Adds the cycles since the last lap to a phase. `timers`: a PhaseTimers, or None."""
     if cutlass.const_expr(timers is not None):
         cycles = timers.cycles
         now = cute.arch.clock64()
@@ -53,7 +53,7 @@ def lap(timers, phase: cutlass.Constexpr):
 
 
 @cute.jit
-def finish(timers):
+def finish(timers: Any):
     """Writes the sums to trace[CTA, warpgroup, phase]."""
     if cutlass.const_expr(timers is not None):
         trace, cycles, context = timers.trace, timers.cycles, timers.context

@@ -98,8 +98,8 @@ class Pipeline:
     def advance_by(self, state: PipelineState, count: Int32):
         """The stage `count` further on, past those of another consumer's tile."""
         index = state.index + count
-        turns = index // self.stages
-        return PipelineState(index - turns * self.stages, state.phase ^ (turns & 1))
+        wraps = index // self.stages
+        return PipelineState(index - wraps * self.stages, state.phase ^ (wraps & 1))
 
     @cute.jit
     def producer_acquire(self, state: PipelineState):

@@ -6,19 +6,28 @@ from cutlass import Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
 from .config import WARPGROUP
-from .phase_clock import LOAD, TENSOR, WAIT, lap
-from .records import NamedBarrier
+from .phase_clock import LOAD, TENSOR, WAIT, PhaseTimers, lap
+from .pipeline import Pipeline, PipelineState
+from .records import MmaFragments, NamedBarrier, TmaLoad
 
 
 @cute.jit
-def sync_consumer(consumer):
-    """Waits for the 128 threads of consumer warpgroup `consumer`."""
-    cute.arch.barrier(barrier_id=consumer + NamedBarrier.CONSUMER, number_of_threads=WARPGROUP)
+def sync_consumer(index):
+    """Waits for the 128 threads of consumer warpgroup `index`."""
+    cute.arch.barrier(barrier_id=index + NamedBarrier.CONSUMER, number_of_threads=WARPGROUP)
 
 
 # ---- the producer
 @cute.jit
-def load_k_tile(load_a, load_b, pipeline, state, m: Int32, n: Int32, k_tile: Int32):
+def load_k_tile(
+    load_a: TmaLoad,
+    load_b: TmaLoad,
+    pipeline: Pipeline,
+    state: PipelineState,
+    m: Int32,
+    n: Int32,
+    k_tile: Int32,
+):
     """One warp: starts the TMA loads of k tile `k_tile` of row tile m and column tile n into a
     stage whose bytes are announced.
     """
@@ -40,7 +49,16 @@ def load_k_tile(load_a, load_b, pipeline, state, m: Int32, n: Int32, k_tile: Int
 
 
 @cute.jit
-def load_tile(load_a, load_b, pipeline, state, m: Int32, n: Int32, k_tiles: Int32, timers):
+def load_tile(
+    load_a: TmaLoad,
+    load_b: TmaLoad,
+    pipeline: Pipeline,
+    state: PipelineState,
+    m: Int32,
+    n: Int32,
+    k_tiles: Int32,
+    timers: PhaseTimers | None,
+):
     """Producer warp: all k tiles of one tile. Returns the state after the last."""
     for k_tile in cutlass.range(k_tiles, unroll=1):
         pipeline.producer_acquire(state)
@@ -54,7 +72,7 @@ def load_tile(load_a, load_b, pipeline, state, m: Int32, n: Int32, k_tiles: Int3
 
 # ---- a consumer
 @cute.jit
-def mma_stage(fragments, index: Int32, overwrite: cutlass.Constexpr = False):
+def mma_stage(fragments: MmaFragments, index: Int32, overwrite: cutlass.Constexpr = False):
     """Consumers: acc += A·B of one stage, or acc = A·B, as one wgmma group, left in flight."""
     tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
     warpgroup.fence()
@@ -68,13 +86,13 @@ def mma_stage(fragments, index: Int32, overwrite: cutlass.Constexpr = False):
 
 @cute.jit
 def mma_k_loop(
-    fragments,
-    pipeline,
-    state,
+    fragments: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
     count: Int32,
     in_flight: cutlass.Constexpr,
     overwrite: cutlass.Constexpr,
-    timers,
+    timers: PhaseTimers | None,
 ):
     """Consumers: `count` k tiles of one tile, the last `in_flight` groups still running at the end.
     Returns the state after the last, and the last stage's index.
@@ -107,7 +125,13 @@ def mma_k_loop(
 
 
 @cute.jit
-def mma_k_loop_promoted(fragments, partial, pipeline, state, count: Int32):
+def mma_k_loop_promoted(
+    fragments: MmaFragments,
+    partial: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
+    count: Int32,
+):
     """As `mma_k_loop`, of fp8. Tensor cores keep 14 bits of a sum, so each stage is summed in an
     accumulator of its own, `partial`, and added to the tile's in fp32 while the other consumer
     multiplies. Returns the state after the last.
@@ -126,7 +150,9 @@ def mma_k_loop_promoted(fragments, partial, pipeline, state, count: Int32):
 
 
 @cute.jit
-def mma_tail(pipeline, previous: Int32, in_flight: cutlass.Constexpr, timers):
+def mma_tail(
+    pipeline: Pipeline, previous: Int32, in_flight: cutlass.Constexpr, timers: PhaseTimers | None
+):
     """Consumers: waits until the accumulator is complete, and releases the last stage."""
     if cutlass.const_expr(in_flight > 0):
         warpgroup.wait_group(0)
@@ -136,13 +162,13 @@ def mma_tail(pipeline, previous: Int32, in_flight: cutlass.Constexpr, timers):
 
 @cute.jit
 def mma_tile(
-    fragments,
-    pipeline,
-    state,
+    fragments: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
     k_tiles: Int32,
     in_flight: cutlass.Constexpr,
     overwrite: cutlass.Constexpr,
-    timers,
+    timers: PhaseTimers | None,
 ):
     """Consumers: all k tiles of one tile, the accumulator complete at the end. Returns the state
     after the last.
@@ -199,7 +225,13 @@ def store_registers(
 
 @cute.jit
 def store_fragment(
-    consumer, fragments, gC, cC, shape, width: cutlass.Constexpr, cache: cutlass.Constexpr
+    consumer,
+    fragments: MmaFragments,
+    gC,
+    cC,
+    shape,
+    width: cutlass.Constexpr,
+    cache: cutlass.Constexpr,
 ):
     """Consumers: each thread rounds its accumulators to C's dtype and writes them to the tile `gC`,
     whose coordinates are `cC`: `width` elements of a row at a time (1, 2, or 8 of 16 bits). The

@@ -23,7 +23,7 @@ from cutlass import Float32, Int32
 
 from ..core.config import WARPGROUP
 from ..core.roles import sync_consumer
-from .records import ClusterReduction
+from .records import ClusterReduction, Consumer, Cta
 
 VECTOR = 4  # floats that a thread sends at once; those of a warpgroup lie side by side
 
@@ -35,7 +35,7 @@ def alloc_smem(smem, config, barriers) -> ClusterReduction:
 
 
 @cute.jit
-def init_barriers(reduction, config: cutlass.Constexpr):
+def init_barriers(reduction: ClusterReduction, config: cutlass.Constexpr):
     """One thread, before anyone waits."""
     for consumer in cutlass.range_constexpr(config.sharing):
         cute.arch.mbarrier_init(reduction.barriers + consumer, 1)
@@ -55,9 +55,9 @@ def registers(acc, parts: int, part: int) -> list[int]:
 
 
 @cute.jit
-def reduce(cta, consumer, acc, turn: Int32, turns: Int32):
-    """One consumer, its products done: the sum of its part of the columns, as registers. `turn`:
-    the number of this tile of the CTA's `turns`.
+def reduce(cta: Cta, consumer: Consumer, acc, iteration: Int32, iterations: Int32):
+    """One consumer, its products done: the sum of its part of the columns, as registers.
+    `iteration`: the number of this tile among the CTA's, of which there are `iterations`.
     """
     config, reduction = cta.config, cta.cluster_reduction
     count = cute.size(acc) // config.cluster_k
@@ -69,25 +69,25 @@ def reduce(cta, consumer, acc, turn: Int32, turns: Int32):
     if lane == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(landed, peer_sums * 4)
     if cutlass.const_expr(not cta.traits.single_wave):
-        await_free(free, turn)
+        await_free(free, iteration)
     send_partials(cta, acc, received, landed, lane)
-    cute.arch.mbarrier_wait(landed, turn & 1)
+    cute.arch.mbarrier_wait(landed, iteration & 1)
     sums = add_partials(cta, acc, received, lane)
     if cutlass.const_expr(not cta.traits.single_wave):
         sync_consumer(consumer.index)
-        release_peers(cta, free, lane, turn + 1 < turns)
+        release_peers(cta, free, lane, iteration + 1 < iterations)
     return sums
 
 
 @cute.jit
-def await_free(free, turn: Int32):
+def await_free(free, iteration: Int32):
     """The peers have read what was sent to them for the tile before."""
-    if turn > 0:
-        cute.arch.mbarrier_wait(free, (turn - 1) & 1)
+    if iteration > 0:
+        cute.arch.mbarrier_wait(free, (iteration - 1) & 1)
 
 
 @cute.jit
-def send_partials(cta, acc, received, landed, lane):
+def send_partials(cta: Cta, acc, received, landed, lane):
     """Sends every peer its part of the columns, from registers to its shared memory."""
     parts, own = cta.config.cluster_k, cta.coord.cta_k_in_cluster
     words = cute.recast_tensor(cute.make_tensor(acc.iterator, cute.size(acc)), Int32)
@@ -104,7 +104,7 @@ def send_partials(cta, acc, received, landed, lane):
 
 
 @cute.jit
-def add_partials(cta, acc, received, lane):
+def add_partials(cta: Cta, acc, received, lane):
     """Adds up this CTA's part of the columns: its own sums and those that landed, in the order of
     K.
     """
@@ -132,7 +132,7 @@ def add_partials(cta, acc, received, lane):
 
 
 @cute.jit
-def release_peers(cta, free, lane, again):
+def release_peers(cta: Cta, free, lane, again):
     """Tells the peers that they may send the sums of the next tile, if there is one (`again`)."""
     peer = lane < cta.config.cluster_k and lane != cta.coord.cta_k_in_cluster
     if peer and again:

@@ -12,6 +12,7 @@ from cutlass.utils import hopper_helpers
 
 from ..core import roles
 from ..core.config import WARPGROUP
+from ..core.pipeline import PipelineState
 from ..core.records import MmaFragments, NamedBarrier, TiledMmas
 from . import (
     cluster_reduce,
@@ -23,11 +24,13 @@ from . import (
     tile_scheduler,
 )
 from .epilogue_math import EpilogueOps, EpilogueTile
-from .records import Consumer, SplitKReduction, TileMma
+from .pipeline import GroupPipeline
+from .records import Consumer, Cta, SplitKReduction, TileMma
+from .tile_scheduler import WorkTile
 
 
 # ---- what a consumer has before its first tile
-def make_consumer(cta, index) -> Consumer:
+def make_consumer(cta: Cta, index) -> Consumer:
     """A thread of consumer warpgroup `index`."""
     warpgroup_in_tile = Int32(0) if cta.config.pingpong else index
     thread_in_tile = warpgroup_in_tile * WARPGROUP + cta.context.thread % WARPGROUP
@@ -39,7 +42,7 @@ def make_consumer(cta, index) -> Consumer:
     return Consumer(index, warpgroup_in_tile, thread_in_tile, cta.context, writer)
 
 
-def make_reduction(cta, consumer) -> SplitKReduction:
+def make_reduction(cta: Cta, consumer: Consumer) -> SplitKReduction:
     """This consumer's place in the workspace of split-K."""
     config, coord = cta.config, cta.coord
     cta_in_cluster = coord.cta_m_in_cluster + coord.cta_n_in_cluster * config.cluster_m
@@ -51,7 +54,7 @@ def make_reduction(cta, consumer) -> SplitKReduction:
     )
 
 
-def make_tile_mma(cta, consumer, width: int) -> TileMma:
+def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
     """Instructions, fragments and accumulators for tiles `width` columns wide."""
     config, operands = cta.config, cta.operands
     mma, overwriting = (tiled_mma(cta, config.mma_n or width) for _ in range(2))
@@ -72,7 +75,7 @@ def make_tile_mma(cta, consumer, width: int) -> TileMma:
     return TileMma(width, fragments, partial)
 
 
-def tiled_mma(cta, columns: int):
+def tiled_mma(cta: Cta, columns: int):
     """wgmma of the consumers that share a tile, `columns` wide."""
     operands, shape = cta.operands, (cta.config.sharing, 1, 1)
     return hopper_helpers.make_trivial_tiled_mma(
@@ -80,7 +83,7 @@ def tiled_mma(cta, columns: int):
     )
 
 
-def with_accumulator(cta, consumer, registers, width: int) -> TileMma:
+def with_accumulator(cta: Cta, consumer: Consumer, registers, width: int) -> TileMma:
     """As `make_tile_mma`, with these registers for an accumulator."""
     mma = make_tile_mma(cta, consumer, width)
     acc = cute.make_tensor(registers.iterator, mma.fragments.acc.layout)
@@ -89,7 +92,7 @@ def with_accumulator(cta, consumer, registers, width: int) -> TileMma:
 
 # ---- the ordered sequence of two consumers
 @cute.jit
-def mma_order_wait(consumer):
+def mma_order_wait(consumer: Consumer):
     """Waits until the other consumer lets this one multiply."""
     cute.arch.barrier(
         barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP
@@ -97,7 +100,7 @@ def mma_order_wait(consumer):
 
 
 @cute.jit
-def mma_order_arrive(consumer):
+def mma_order_arrive(consumer: Consumer):
     """Lets the other consumer multiply."""
     cute.arch.barrier_arrive(
         barrier_id=NamedBarrier.MMA_ORDER + 1 - consumer.index, number_of_threads=2 * WARPGROUP
@@ -105,7 +108,7 @@ def mma_order_arrive(consumer):
 
 
 @cute.jit
-def mma_order_begin(consumer):
+def mma_order_begin(consumer: Consumer):
     """The second consumer lets the first one begin."""
     if consumer.index == 1:
         cute.arch.barrier_arrive(
@@ -115,7 +118,7 @@ def mma_order_begin(consumer):
 
 # ---- tiles
 @cute.jit
-def consumer_loop(cta, pipeline, index):
+def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     """Consumer warpgroup `index`: all its work tiles."""
     config = cta.config
     consumer = make_consumer(cta, index)
@@ -130,30 +133,40 @@ def consumer_loop(cta, pipeline, index):
         mma_order_begin(consumer)
 
     count = tile_scheduler.work_tile_count(cta.scheduler, config)
-    turns = (count - first + stride - 1) // stride
-    for turn in cutlass.range(turns, unroll=1):
-        work = tile_scheduler.current_work(cta.scheduler, config, first + turn * stride)
+    iterations = (count - first + stride - 1) // stride
+    for iteration in cutlass.range(iterations, unroll=1):
+        work = tile_scheduler.current_work(cta.scheduler, config, first + iteration * stride)
         if cutlass.const_expr(config.pingpong):
             mma_order_wait(consumer)
         if cutlass.const_expr(config.elastic):
             if work.narrow == 0:
                 state = compute_tile(
-                    cta, consumer, mmas[0], reduction, pipeline, state, work, turn, turns
+                    cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
                 )
             else:
                 state = compute_tile(
-                    cta, consumer, mmas[1], reduction, pipeline, state, work, turn, turns
+                    cta, consumer, mmas[1], reduction, pipeline, state, work, iteration, iterations
                 )
         else:
             state = compute_tile(
-                cta, consumer, mmas[0], reduction, pipeline, state, work, turn, turns
+                cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
             )
         if cutlass.const_expr(config.pingpong):
             state = pipeline.advance_by(state, stages_per_tile)
 
 
 @cute.jit
-def compute_tile(cta, consumer, mma, reduction, pipeline, state, work, turn, turns):
+def compute_tile(
+    cta: Cta,
+    consumer: Consumer,
+    mma: TileMma,
+    reduction,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work: WorkTile,
+    iteration,
+    iterations,
+):
     """One work tile: products, the reduction along K, the epilogue. Returns the state after the
     last stage.
     """
@@ -183,7 +196,7 @@ def compute_tile(cta, consumer, mma, reduction, pipeline, state, work, turn, tur
             if splitk_reduce.reduce(reduction, consumer, acc, work.partition, registers):
                 finish_tile(cta, consumer, mma, work, pipeline, state, None)
     elif cutlass.const_expr(config.cluster_k > 1):
-        sums = cluster_reduce.reduce(cta, consumer, mma.fragments.acc, turn, turns)
+        sums = cluster_reduce.reduce(cta, consumer, mma.fragments.acc, iteration, iterations)
         part = with_accumulator(cta, consumer, sums, width)
         finish_tile(cta, consumer, part, own, pipeline, state, None)
     else:
@@ -194,7 +207,9 @@ def compute_tile(cta, consumer, mma, reduction, pipeline, state, work, turn, tur
 
 
 @cute.jit
-def multiply(cta, consumer, mma, pipeline, state, count):
+def multiply(
+    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, count
+):
     """The products of `count` k tiles, the last groups still running. Returns the state after the
     last, and the last one's stage.
 
@@ -223,13 +238,21 @@ def multiply(cta, consumer, mma, pipeline, state, count):
     return state, previous
 
 
-def epilogue_tile_of(cta, consumer, mma: TileMma, work) -> EpilogueTile:
+def epilogue_tile_of(cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile) -> EpilogueTile:
     """The sums of a work tile, for its epilogue."""
     return EpilogueTile(cta.epilogue, consumer, work, mma.fragments.acc, mma.width)
 
 
 @cute.jit
-def finish_tile(cta, consumer, mma, work, pipeline, state, operations):
+def finish_tile(
+    cta: Cta,
+    consumer: Consumer,
+    mma: TileMma,
+    work: WorkTile,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    operations,
+):
     """A complete accumulator becomes a tile of C. `state`: the one after the tile's last k tile;
     `operations`: those of its epilogue, if some were begun.
     """
@@ -251,7 +274,9 @@ def finish_tile(cta, consumer, mma, work, pipeline, state, operations):
 
 
 @cute.jit
-def store_registers(cta, consumer, mma, work, width: cutlass.Constexpr):
+def store_registers(
+    cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile, width: cutlass.Constexpr
+):
     """The accumulator straight to C, `width` columns of it."""
     epilogue, config = cta.epilogue, cta.epilogue.config
     shape = (config.tile_m, width)

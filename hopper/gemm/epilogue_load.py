@@ -11,9 +11,13 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.config import WARPGROUP
+from ..core.pipeline import PipelineState
 from ..core.records import NamedBarrier
 from ..core.roles import sync_consumer
 from . import epilogue_tile
+from .pipeline import GroupPipeline
+from .records import Consumer, EpilogueSource
+from .tile_scheduler import WorkTile
 
 
 def subtile_bytes(epilogue_config, dtype) -> int:
@@ -37,7 +41,7 @@ def stages_per_tile(config, epilogue_config, dtype) -> int:
     return -(-most // subtiles_per_stage(config, epilogue_config, dtype))
 
 
-def subtile_pointer(source, index, number: int):
+def subtile_pointer(source: EpilogueSource, index, number: int):
     """Where subtile `number` of stage `index` begins."""
     config, size = source.config, subtile_bytes(source.epilogue_config, source.dtype)
     bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.slot_n))
@@ -49,7 +53,13 @@ def subtile_pointer(source, index, number: int):
 
 # ---- the warps that load
 @cute.jit
-def load(source, pipeline, state, work, issues: cutlass.Constexpr):
+def load(
+    source: EpilogueSource,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work: WorkTile,
+    issues: cutlass.Constexpr,
+):
     """One of the two warps that load, after a tile's k tiles. Returns the state after the last
     stage. `issues`: it is the one that loads the source.
 
@@ -79,7 +89,14 @@ def load(source, pipeline, state, work, issues: cutlass.Constexpr):
 
 
 @cute.jit
-def fill_stage(source, pipeline, state, work, width: cutlass.Constexpr, number: cutlass.Constexpr):
+def fill_stage(
+    source: EpilogueSource,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work: WorkTile,
+    width: cutlass.Constexpr,
+    number: cutlass.Constexpr,
+):
     """Loads the subtiles of all consumers in stage `number` of those of a tile."""
     epilogue_config, dtype = source.epilogue_config, source.dtype
     per = subtiles_per_stage(source.config, epilogue_config, dtype)
@@ -109,14 +126,14 @@ def fill_stage(source, pipeline, state, work, width: cutlass.Constexpr, number: 
             )
 
 
-def subtile_tensor(source, pointer):
+def subtile_tensor(source: EpilogueSource, pointer):
     """A subtile in shared memory, (64, columns)."""
     layout = source.subtile_layout
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, source.dtype), layout.outer)
 
 
 # ---- a consumer
-def stage_states(source, pipeline, state):
+def stage_states(source: EpilogueSource, pipeline: GroupPipeline, state: PipelineState):
     """The pipeline's states in which a tile's source comes, in their order, `state` the first."""
     states = [state]
     while len(states) < stages_per_tile(source.config, source.epilogue_config, source.dtype):
@@ -125,7 +142,7 @@ def stage_states(source, pipeline, state):
 
 
 @cute.jit
-def await_all(source, pipeline, state):
+def await_all(source: EpilogueSource, pipeline: GroupPipeline, state: PipelineState):
     """One consumer of pingpong, before the other multiplies: all of its tile's source has landed.
     The other's k tiles come into these stages next. While one of them is not full, its barrier is
     still in the phase before, and by parity the other would take that for the phase that it waits
@@ -137,9 +154,9 @@ def await_all(source, pipeline, state):
 
 @cute.jit
 def read_subtile(
-    source,
-    consumer,
-    pipeline,
+    source: EpilogueSource,
+    consumer: Consumer,
+    pipeline: GroupPipeline,
     states,
     number: cutlass.Constexpr,
     subtiles: cutlass.Constexpr,
@@ -165,7 +182,13 @@ def read_subtile(
 
 
 @cute.jit
-def copy_subtile(source, consumer, index, number: cutlass.Constexpr, per: cutlass.Constexpr):
+def copy_subtile(
+    source: EpilogueSource,
+    consumer: Consumer,
+    index,
+    number: cutlass.Constexpr,
+    per: cutlass.Constexpr,
+):
     """This thread's values of subtile `number` of its consumer in stage `index`, which holds `per`
     of each.
     """
@@ -183,7 +206,13 @@ def copy_subtile(source, consumer, index, number: cutlass.Constexpr, per: cutlas
 
 
 @cute.jit
-def release_rest(source, consumer, pipeline, states, count: cutlass.Constexpr):
+def release_rest(
+    source: EpilogueSource,
+    consumer: Consumer,
+    pipeline: GroupPipeline,
+    states,
+    count: cutlass.Constexpr,
+):
     """One consumer, after the last of `count` subtiles: stages that a narrow tile leaves empty."""
     per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
     for state in states[-(-count // per) :]:
@@ -192,7 +221,7 @@ def release_rest(source, consumer, pipeline, states, count: cutlass.Constexpr):
 
 
 @cute.jit
-def release_stage(consumer, pipeline, state):
+def release_stage(consumer: Consumer, pipeline: GroupPipeline, state: PipelineState):
     """One consumer has read all that it needs of a stage."""
     sync_consumer(consumer.index)
     pipeline.consumer_release(state.index)

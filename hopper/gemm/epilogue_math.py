@@ -15,7 +15,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Uint32
 
 from ..core.config import WARPGROUP
-from .records import Consumer, Epilogue
+from .records import Consumer, Cta, Epilogue
+from .tile_scheduler import WorkTile
 
 END = (1 << 30, 0)  # behind every column of every row group
 
@@ -63,6 +64,72 @@ _TAIL = {
 }
 
 
+# ---- the sums of a tile
+class ElementCoord(NamedTuple):
+    """Row, column and matrix of the first value that a thread has of some columns."""
+
+    row: Any
+    column: Any
+    matrix: Any
+
+
+@dataclass(frozen=True)
+class EpilogueTile:
+    """A tile whose sums a consumer holds: `acc` of a tile `width` columns wide, ((2, 2, V), MMA_M,
+    MMA_N), gated pairs counted as two columns.
+    """
+
+    epilogue: Epilogue
+    consumer: Consumer
+    work: WorkTile
+    acc: Any
+    width: int
+
+    def first_coord(self, i: int, start: int) -> ElementCoord:
+        """The first value that this thread has in row group i from column `start` of the tile
+        on.
+        """
+        config, thread = self.epilogue.config, self.consumer.context.thread
+        lane = thread % 32
+        row = (
+            self.work.m * config.tile_m
+            + (i * config.sharing + self.consumer.warpgroup_in_tile) * 64
+            + thread % WARPGROUP // 32 * 16
+            + lane // 4
+        )
+        return ElementCoord(row, self.work.column + start + lane % 4 * 2, self.work.matrix)
+
+    def registers(self, i: int, start: int, columns: int, half: int = 0) -> list[int]:
+        """The accumulators of `columns` columns of row group i, of gated pairs in one half."""
+        return registers(self.epilogue.config, self.width, i, start, columns, half)
+
+    def values(self, which):
+        """Copies of these accumulators."""
+        values = cute.make_rmem_tensor((len(which),), Float32)
+        for v, r in enumerate(which):
+            values[v] = self.acc[r]
+        return values
+
+    def put_back(self, which, values):
+        """These accumulators become `values`."""
+        for v, r in enumerate(which):
+            self.acc[r] = values[v]
+
+
+def registers(config, width: int, i: int, start: int, columns: int, half: int = 0) -> list[int]:
+    """Which accumulators of a tile `width` columns wide hold `columns` columns of row group i, of
+    gated pairs in one half of the tile. They lie ((2, 2, V), MMA_M, MMA_N), four to eight columns.
+    """
+    mma_n, rows = config.mma_n or width, config.tile_m // (64 * config.sharing)
+    starts = range(start + half * config.tile_n, start + half * config.tile_n + columns, 8)
+    return [
+        c % mma_n // 2 + mma_n // 2 * (i + rows * (c // mma_n)) + v
+        for c in starts
+        for v in range(4)
+    ]
+
+
+# ---- activations
 def resolve_activation(name: str, size: int, K: int) -> str:
     """The activation as it is computed: gelu by a fit for 16 bits, where the bound of K roundings
     in fp32 is above the fit's.
@@ -99,15 +166,7 @@ def activate(name: cutlass.Constexpr, values, dtype: cutlass.Constexpr):
 
 
 # ---- values in memory
-class ElementCoord(NamedTuple):
-    """Row, column and matrix of the first value that a thread has of some columns."""
-
-    row: Any
-    column: Any
-    matrix: Any
-
-
-def read_elements(tile, tensor, kind, coord: ElementCoord, half, count: int):
+def read_elements(tile: EpilogueTile, tensor, kind, coord: ElementCoord, half, count: int):
     """The element of a tensor that belongs to each of `count` values, in the first or second half
     of the columns, in fp32. `kind` is as `KernelTraits` says: "one" for all, "columns" or "rows" of
     one each, "pairs" of columns, which begin at whole pairs, "matrix", or "batch" of matrices.
@@ -134,7 +193,7 @@ def read_elements(tile, tensor, kind, coord: ElementCoord, half, count: int):
     return elements
 
 
-def read_pairs(tile, tensor, coord: ElementCoord, half, count: int):
+def read_pairs(tile: EpilogueTile, tensor, coord: ElementCoord, half, count: int):
     """Of a vector of columns, the pair of each four values, as it lies in memory."""
     N = tile.epilogue.extents[1]
     first = [cutlass.min(coord.column + v * 2, N - 2) + half * N for v in range(0, count, 4)]
@@ -147,7 +206,7 @@ def elements_of_pairs(pairs):
 
 
 @cute.jit
-def prefetch_bias(cta, work):
+def prefetch_bias(cta: Cta, work: WorkTile):
     """A warp that loads: a tile's bias comes to L1, 32 times 8 columns, while its products run."""
     column = cutlass.min(work.column + cta.context.thread % 32 * 8, cta.epilogue.extents[1] - 1)
     cute.arch.inline_ptx(
@@ -197,77 +256,34 @@ def add_scaled(values, factor, others):
 
 @cute.jit
 def add_tensor(
-    tile, values, tensor, kind: cutlass.Constexpr, factor, coord, half: cutlass.Constexpr
+    tile: EpilogueTile,
+    values,
+    tensor,
+    kind: cutlass.Constexpr,
+    factor,
+    coord: ElementCoord,
+    half: cutlass.Constexpr,
 ):
     """values += factor · tensor, whose elements are those of `read_elements`."""
     add_scaled(values, factor, read_elements(tile, tensor, kind, coord, half, cute.size(values)))
 
 
 @cute.jit
-def multiply_tensor(tile, values, tensor, kind: cutlass.Constexpr, coord, half: cutlass.Constexpr):
+def multiply_tensor(
+    tile: EpilogueTile,
+    values,
+    tensor,
+    kind: cutlass.Constexpr,
+    coord: ElementCoord,
+    half: cutlass.Constexpr,
+):
     """values *= tensor, whose elements are those of `read_elements`."""
     theirs = read_elements(tile, tensor, kind, coord, half, cute.size(values))
     for v in cutlass.range_constexpr(cute.size(values)):
         values[v] *= theirs[v]
 
 
-# ---- the sums of a tile
-@dataclass(frozen=True)
-class EpilogueTile:
-    """A tile whose sums a consumer holds: `acc` of a tile `width` columns wide, ((2, 2, V), MMA_M,
-    MMA_N), gated pairs counted as two columns.
-    """
-
-    epilogue: Epilogue
-    consumer: Consumer
-    work: Any
-    acc: Any
-    width: int
-
-    def first_coord(self, i: int, start: int) -> ElementCoord:
-        """The first value that this thread has in row group i from column `start` of the tile
-        on.
-        """
-        config, thread = self.epilogue.config, self.consumer.context.thread
-        lane = thread % 32
-        row = (
-            self.work.m * config.tile_m
-            + (i * config.sharing + self.consumer.warpgroup_in_tile) * 64
-            + thread % WARPGROUP // 32 * 16
-            + lane // 4
-        )
-        return ElementCoord(row, self.work.column + start + lane % 4 * 2, self.work.matrix)
-
-    def registers(self, i: int, start: int, columns: int, half: int = 0) -> list[int]:
-        """The accumulators of `columns` columns of row group i, of gated pairs in one half."""
-        return registers(self.epilogue.config, self.width, i, start, columns, half)
-
-    def values(self, which):
-        """Copies of these accumulators."""
-        values = cute.make_rmem_tensor((len(which),), Float32)
-        for v, r in enumerate(which):
-            values[v] = self.acc[r]
-        return values
-
-    def put_back(self, which, values):
-        """These accumulators become `values`."""
-        for v, r in enumerate(which):
-            self.acc[r] = values[v]
-
-
-def registers(config, width: int, i: int, start: int, columns: int, half: int = 0) -> list[int]:
-    """Which accumulators of a tile `width` columns wide hold `columns` columns of row group i, of
-    gated pairs in one half of the tile. They lie ((2, 2, V), MMA_M, MMA_N), four to eight columns.
-    """
-    mma_n, rows = config.mma_n or width, config.tile_m // (64 * config.sharing)
-    starts = range(start + half * config.tile_n, start + half * config.tile_n + columns, 8)
-    return [
-        c % mma_n // 2 + mma_n // 2 * (i + rows * (c // mma_n)) + v
-        for c in starts
-        for v in range(4)
-    ]
-
-
+# ---- the operations of a tile
 class EpilogueOps:
     """What a consumer has yet to do to its sums of a tile: for each part (row group, first column,
     columns) first the operations up to x, the input of the activation, of gated pairs in both
@@ -318,7 +334,7 @@ class EpilogueOps:
 
 
 @cute.jit
-def sums_to_x(tile, part: cutlass.Constexpr, half: cutlass.Constexpr, bias):
+def sums_to_x(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constexpr, bias):
     """Sums of a part become x. `bias`: as it was read before, or None."""
     (i, start, columns), traits = part, tile.epilogue.traits
     tensors = tile.epilogue.tensors
@@ -340,7 +356,7 @@ def sums_to_x(tile, part: cutlass.Constexpr, half: cutlass.Constexpr, bias):
 
 
 @cute.jit
-def x_to_outputs(tile, part: cutlass.Constexpr):
+def x_to_outputs(tile: EpilogueTile, part: cutlass.Constexpr):
     """x of a part becomes outputs. Where an addend is yet to come nothing can be done before."""
     (i, start, columns), traits = part, tile.epilogue.traits
     which = tile.registers(i, start, columns)
@@ -358,7 +374,7 @@ def x_to_outputs(tile, part: cutlass.Constexpr):
 
 
 @cute.jit
-def add_source(epilogue, values, load_source: cutlass.Constexpr):
+def add_source(epilogue: Epilogue, values, load_source: cutlass.Constexpr):
     """Outputs, with what `load_source` returns for them, which came through shared memory."""
     traits = epilogue.traits
     if cutlass.const_expr(traits.addend == "staged"):
@@ -391,7 +407,7 @@ def store_aux(operations: EpilogueOps):
 
 
 @cute.jit
-def store_aux_part(tile, part: cutlass.Constexpr, half: cutlass.Constexpr):
+def store_aux_part(tile: EpilogueTile, part: cutlass.Constexpr, half: cutlass.Constexpr):
     """x of a part, in one half of the columns."""
     i, start, columns = part
     aux, (M, N) = tile.epilogue.tensors.aux, tile.epilogue.extents

@@ -22,11 +22,13 @@ from cutlass.utils import hopper_helpers
 
 from ..core.config import WARPGROUP
 from ..core.epilogue_store import wait_stores_read
+from ..core.pipeline import PipelineState
 from ..core.records import NamedBarrier
 from ..core.roles import sync_consumer
 from . import epilogue_load, epilogue_math
 from .epilogue_tile import subtile_columns, subtiles, tile_of
-from .records import EpilogueTma, TmaTensor
+from .pipeline import GroupPipeline
+from .records import Consumer, Epilogue, EpilogueTma, TmaTensor
 
 _STORE, _LOAD = warp.StMatrix8x8x16bOp, warp.LdMatrix8x8x16bOp
 _ROWS = warpgroup.SmemLayoutAtomKind
@@ -115,7 +117,7 @@ def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
     return smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
 
 
-def make_writer(epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
+def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
     """How thread `thread` of consumer warpgroup `consumer` writes subtiles, and reads them: by
     matrices of 16 bits, pairs of 32.
     """
@@ -151,7 +153,7 @@ def make_writer(epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
 
 
 @cute.jit
-def wait_mainloop_done(epilogue):
+def wait_mainloop_done(epilogue: Epilogue):
     """Every consumer, its products done: where C will lie over the stages, waits until all
     consumers have read them. Not in `store`, for consumers that share a tile may not all come
     there: whoever adds the partitions of K last does.
@@ -166,7 +168,14 @@ def wait_mainloop_done(epilogue):
 
 
 @cute.jit
-def store(tile, width: cutlass.Constexpr, source, pipeline, state, operations: cutlass.Constexpr):
+def store(
+    tile: epilogue_math.EpilogueTile,
+    width: cutlass.Constexpr,
+    source,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    operations: cutlass.Constexpr,
+):
     """One consumer: its rows of the tile, `width` columns of C, x first where a call asks for it.
     `state`: the first of those in which the epilogue's source came, if there is one.
     """
@@ -181,7 +190,7 @@ def store(tile, width: cutlass.Constexpr, source, pipeline, state, operations: c
     run_pass(tile, out, source, pipeline, state, operations)
 
 
-def make_pass(epilogue, width: int, what: str, half: int, free: bool) -> StorePass:
+def make_pass(epilogue: Epilogue, width: int, what: str, half: int, free: bool) -> StorePass:
     """The pass that stores "aux" or "out". `free`: its first buffers are."""
     fresh = overlays_stages(epilogue.config, epilogue.dtype, epilogue.traits)
     return StorePass(
@@ -197,7 +206,12 @@ def make_pass(epilogue, width: int, what: str, half: int, free: bool) -> StorePa
 
 @cute.jit
 def run_pass(
-    tile, stores: cutlass.Constexpr, source, pipeline, state, operations: cutlass.Constexpr
+    tile: epilogue_math.EpilogueTile,
+    stores: cutlass.Constexpr,
+    source,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    operations: cutlass.Constexpr,
 ):
     """Stores one matrix in rounds of as many subtiles as there are buffers; a round leaves as one
     group of stores.
@@ -230,7 +244,7 @@ def run_pass(
 
 @cute.jit
 def write_subtile(
-    tile,
+    tile: epilogue_math.EpilogueTile,
     stores: cutlass.Constexpr,
     number: cutlass.Constexpr,
     first: cutlass.Constexpr,
@@ -259,7 +273,12 @@ def write_subtile(
 
 
 @cute.jit
-def store_round(tile, stores: cutlass.Constexpr, first: cutlass.Constexpr, last: cutlass.Constexpr):
+def store_round(
+    tile: epilogue_math.EpilogueTile,
+    stores: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+    last: cutlass.Constexpr,
+):
     """The issuing thread of a consumer: TMA stores of subtiles `first` to `last`, which all have
     written and fenced.
     """
@@ -286,14 +305,14 @@ def store_round(tile, stores: cutlass.Constexpr, first: cutlass.Constexpr, last:
 
 
 @cute.jit
-def await_buffers(consumer):
+def await_buffers(consumer: Consumer):
     """One consumer: its buffers may be written again."""
     await_stores(consumer)
     sync_consumer(consumer.index)
 
 
 @cute.jit
-def await_stores(consumer):
+def await_stores(consumer: Consumer):
     """One consumer: what it stored last has left its buffers, as all know after the next
     barrier.
     """
@@ -314,7 +333,7 @@ def pin(fragment):
 
 @cute.jit
 def round_subtile(
-    tile,
+    tile: epilogue_math.EpilogueTile,
     stores: cutlass.Constexpr,
     i: cutlass.Constexpr,
     start: cutlass.Constexpr,

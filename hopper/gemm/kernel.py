@@ -67,52 +67,57 @@ class Gemm(tma_store.TmaStore):
 
     Timeline of LOAD_A and of LOAD_B, for each work tile of the CTA::
 
-        for each k tile:    producer_acquire  -> wait empty[s], the phase before this one
-                            LOAD_A:  arrive_and_expect_tx(full[s], bytes of A and B)
-                            TMA load, which counts on full[s] of every CTA that receives it
+        for each k tile:
+            producer_acquire: wait for the phase of empty[s] before this one
+            LOAD_A: arrive_and_expect_tx(full[s], bytes of A and B)
+            TMA load, which counts on full[s] of every CTA that receives it
         for each stage of the epilogue's source, if there is one:
-                            LOAD_A:  producer_acquire, arrive_and_expect_tx, TMA loads
-        then both meet at LOAD_WARPS, so that LOAD_B knows that LOAD_A's stages were empty
-        after the last tile, LOAD_A: producer_tail -> wait until every stage was released
+            LOAD_A: producer_acquire, arrive_and_expect_tx, TMA loads
+        with a source: both meet at LOAD_WARPS, so LOAD_B knows that its stages were empty
+    after the last work tile, LOAD_A:
+        producer_tail: wait until every stage has been released, so that no peer arrives any more
 
-    Timeline of a consumer, for each of its work tiles::
+    Timeline of a consumer c, for each of its work tiles::
 
-        pingpong:           wait MMA_ORDER + c      (the other consumer's products are issued)
-        for each k tile:    consumer_wait     -> wait full[s], this phase
-                            wgmma of stage s
-                            wait for the group before; consumer_release of its stage
-        staggered tail:     before the last k tiles: its stores have left shared memory,
-                            wait MMA_ORDER + c
-        pingpong with a source: wait until the source has landed
-        both:               arrive MMA_ORDER + 1 - c
+        pingpong:           wait at MMA_ORDER + c
+        for each k tile:    consumer_wait: wait for this phase of full[s]
+                            wgmma of stage s, left in flight
+                            wait for the group before, consumer_release of its stage
+        staggered tail:     before the last k tiles mma_tail; this thread's TMA stores have left
+                            their buffers; wait at MMA_ORDER + c
+        pingpong, source:   wait until the whole source has landed
+        both of these:      arrive at MMA_ORDER + 1 - c
         mma_tail:           wait for all groups, consumer_release of the last stage
         C over the stages:  meet at ALL_CONSUMERS
-        split-K:            write partial sums, meet at CONSUMER + c, count; whoever is last adds
-        cluster-K:          send partial sums to the peers, wait landed[c], add, arrive at free[c]
-        for each round of the epilogue's subtiles:
-                            wait until the round before has left shared memory, meet at CONSUMER + c
-                            source: consumer_wait of its stage, read, consumer_release
-                            operations, round, write subtiles, fence
-                            meet at CONSUMER + c; one thread starts the TMA stores
+        split-K:            write partial sums, meet at CONSUMER + c, count, meet again;
+                            only the one that came last goes on
+        cluster-K:          send partial sums to the peers, wait at landed[c], add,
+                            arrive at free[c] of every peer
+        for each round of as many subtiles as there are buffers:
+            operations of the first subtile; of a source: consumer_wait, read, consumer_release
+            wait until the stores before have left their buffers, meet at CONSUMER + c
+            write this subtile, then the others of the round as they are computed; fence
+            meet at CONSUMER + c; one thread issues the TMA stores
 
-    Barriers, and who arrives in each phase:
+    Barriers. The pipeline's are waited for by the phase bit of a `PipelineState`; a new barrier
+    counts as being in phase 1, for stages begin empty:
 
-    ================  =================================  ======================  ==================
-    barrier           arrivals of a phase                who waits               phase
-    ================  =================================  ======================  ==================
-    full[s]           1: LOAD_A, and the bytes of TMA    consumers of the stage  parity of the turn
-    empty[s]          consumers of the stage · CTAs      LOAD_A, LOAD_B          parity of the turn
-                      that load for each other, when                             before
-                      they have read stage s
-    landed[c]         1: consumer c, and the bytes of    consumer c              parity of the
-                      cluster_k - 1 peers                                        CTA's tile
-    free[c]           cluster_k - 1: consumer c of each  consumer c, before it   parity of the
-                      peer, when it has read             sends                   tile before
-    CONSUMER + c      128 threads of consumer c          the same                (named)
-    MMA_ORDER + c     128 threads of the other consumer  128 of consumer c       (named)
-    LOAD_WARPS        64: LOAD_A and LOAD_B              the same                (named)
-    ALL_CONSUMERS     all consumers of the tile          the same                (named)
-    ================  =================================  ======================  ==================
+    ================  ====================================  ======================  ===============
+    barrier           arrivals of a phase                   who waits               for which phase
+    ================  ====================================  ======================  ===============
+    full[s]           1: LOAD_A, and the bytes of TMA       consumers of the stage  state.phase
+    empty[s]          one of each consumer of the stage in  LOAD_A, LOAD_B          state.phase ^ 1
+                      every CTA that loads for this one,
+                      when it has read its stage s
+    landed[c]         1: consumer c, and the bytes of       consumer c              iteration & 1
+                      cluster_k - 1 peers
+    free[c]           cluster_k - 1: consumer c of each     consumer c, before it   that of the
+                      peer, when it has read                sends again             iteration before
+    CONSUMER + c      128 threads of consumer c             the same
+    MMA_ORDER + c     128 threads of the other consumer     128 of consumer c
+    LOAD_WARPS        64: LOAD_A and LOAD_B                 the same
+    ALL_CONSUMERS     all consumers of the tile             the same
+    ================  ====================================  ======================  ===============
 
     MMA_ORDER begins with the second consumer, which lets the first one multiply. The arrivals that
     are traced are compared with those of the pipeline's contract (`check_arrival_counts`).
@@ -160,7 +165,7 @@ class Gemm(tma_store.TmaStore):
         """The config of what a CTA stores."""
         return self.config.stored(self.traits.gated)
 
-    def cluster_coord(self, context) -> ClusterCoord:
+    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
         config = self.config
         rows, columns = config.cluster_m, config.cluster_n
         rank = Int32(0)
@@ -196,10 +201,10 @@ class Gemm(tma_store.TmaStore):
         stages = cute.tile_to_shape(atom, (config.slot_n, config.tile_k, config.slots), order)
         one = cute.tile_to_shape(atom, (half, config.tile_k), order[:2])
         _, (load, multicast) = self.load_operations()
-        tma = cpasync.make_tiled_tma_atom(
+        atom_b, coordinates = cpasync.make_tiled_tma_atom(
             load, b, one, (half, config.tile_k), num_multicast=multicast
         )
-        return [operand_a, TmaOperand(*tma, stages)]
+        return [operand_a, TmaOperand(atom_b, coordinates, stages)]
 
     # ---- host
     @cute.jit
@@ -329,7 +334,7 @@ class Gemm(tma_store.TmaStore):
         context = WarpContext(tidx, block, warp, warpgroup_index)
         coord = self.cluster_coord(context)
         pipeline = self.make_pipeline(barriers, coord)
-        loads = self.partition_loads(operand_a, operand_b, stages, dtype, coord)
+        loads = self.make_loads(operand_a, operand_b, stages, dtype, coord)
         epilogue, source = self.make_epilogue(smem, mC, epilogue_tensors, epilogue_tma, stages)
         cluster_reduction = None
         if cutlass.const_expr(config.cluster_k > 1):
@@ -383,7 +388,7 @@ class Gemm(tma_store.TmaStore):
             word_dtype=dtype,
         )
 
-    def make_pipeline(self, barriers, coord) -> GroupPipeline:
+    def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
         """The pipeline over barriers in shared memory: `full` of each stage, then `empty`."""
         config = self.config
         return self.pipeline_type(
@@ -397,7 +402,7 @@ class Gemm(tma_store.TmaStore):
             first_rank=coord.multicast_base,
         )
 
-    def partition_loads(self, operand_a, operand_b, stages, dtype, coord) -> OperandLoads:
+    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> OperandLoads:
         """How the CTA loads A; B is partitioned for each work tile."""
         config = self.config
         (_, multicast_a), (_, multicast_b) = self.load_operations()
@@ -432,7 +437,7 @@ class Gemm(tma_store.TmaStore):
             )
         return epilogue, source
 
-    def make_scheduler(self, params, cluster, coord, table_entry) -> TileScheduler:
+    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> TileScheduler:
         """What decides about this CTA's work."""
         return TileScheduler(
             params,
@@ -463,7 +468,7 @@ class Gemm(tma_store.TmaStore):
 
     # ---- roles
     @cute.jit
-    def body(self, cta, pipeline):
+    def body(self, cta: Cta, pipeline: GroupPipeline):
         context = cta.context
         if context.warpgroup == 0:
             self.decrease_registers()
@@ -476,7 +481,7 @@ class Gemm(tma_store.TmaStore):
             consumer_loop(cta, pipeline, context.warpgroup - 1)
 
     @cute.jit
-    def producer(self, cta, pipeline, role: cutlass.Constexpr):
+    def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):
         """One warp: all k tiles of A (LOAD_A) or of B (LOAD_B). LOAD_A announces the bytes of both,
         and loads the epilogue's source.
         """

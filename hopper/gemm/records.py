@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..core import records
 from ..core.config import HopperConfig
 from ..core.records import MmaFragments, WarpContext
+from .tile_scheduler import TileScheduler
 from .traits import KernelTraits
 
 
@@ -106,8 +107,8 @@ class Epilogue:
     """What the epilogue of every tile reads.
 
     `config` is the config of what a CTA stores (`HopperConfig.stored`). mC: (M, N[, L]), of
-    `extents` (M, N) and `dtype`. `tma` and `sC`, (64, columns, BUFFER of all consumers), are those
-    through which C leaves; None where it leaves from registers.
+    `extents` (M, N) and `dtype`. `tma`, an EpilogueTma, and `sC`, (64, columns, BUFFER of all
+    consumers), are those through which C leaves; None where it leaves from registers.
     """
 
     traits: KernelTraits
@@ -116,7 +117,7 @@ class Epilogue:
     mC: Any
     extents: Any
     dtype: Any
-    tma: EpilogueTma | None
+    tma: Any
     sC: Any
 
 
@@ -189,20 +190,22 @@ class TileMma:
 
 @dataclass(frozen=True)
 class Cta:
-    """What all roles of a CTA read. `scheduler` is a `tile_scheduler.TileScheduler`;
-    `source_stages`: stages in which the epilogue's source comes, of each tile.
+    """What all roles of a CTA read.
+
+    `source`: an EpilogueSource, or None; it comes in `source_stages` stages of each tile.
+    `cluster_reduction`: a ClusterReduction, None without cluster_k.
     """
 
     config: HopperConfig
     traits: KernelTraits
     context: WarpContext
     coord: ClusterCoord
-    scheduler: Any
+    scheduler: TileScheduler
     loads: OperandLoads
     operands: MmaOperands
     epilogue: Epilogue
-    source: EpilogueSource | None
+    source: Any
     source_stages: int
     splitk: SplitKWorkspace
     arrived: Any
-    cluster_reduction: ClusterReduction | None
+    cluster_reduction: Any

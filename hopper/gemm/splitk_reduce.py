@@ -14,13 +14,21 @@ from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp, LoadCacheMode
 
 from ..core.config import WARPGROUP
 from ..core.roles import sync_consumer
+from .records import Consumer, SplitKReduction
+from .tile_scheduler import KPartition
 
 AHEAD = 8  # partitions of small tiles whose sums are on their way at the same time
 VECTOR = 4  # floats that a thread writes at once; those of a warpgroup lie side by side
 
 
 @cute.jit
-def reduce(reduction, consumer, acc, partition, registers: cutlass.Constexpr):
+def reduce(
+    reduction: SplitKReduction,
+    consumer: Consumer,
+    acc,
+    partition: KPartition,
+    registers: cutlass.Constexpr,
+):
     """One consumer: leaves its accumulator with the others'. Returns whether it ended last, and
     holds the sum then. `registers`: the accumulators that a thread has in the widest tile.
 
@@ -39,7 +47,13 @@ def reduce(reduction, consumer, acc, partition, registers: cutlass.Constexpr):
 
 
 @cute.jit
-def write_partial(reduction, consumer, acc, partition, stride: cutlass.Constexpr):
+def write_partial(
+    reduction: SplitKReduction,
+    consumer: Consumer,
+    acc,
+    partition: KPartition,
+    stride: cutlass.Constexpr,
+):
     """Writes the accumulator to this partition's place in the workspace."""
     place = (partition.workspace_index + partition.index) * reduction.units + reduction.unit
     lane = consumer.context.thread % WARPGROUP
@@ -51,7 +65,7 @@ def write_partial(reduction, consumer, acc, partition, stride: cutlass.Constexpr
 
 
 @cute.jit
-def count_arrival(reduction, consumer, partition):
+def count_arrival(reduction: SplitKReduction, consumer: Consumer, partition: KPartition):
     """The consumer's first thread counts it, and tells the others how many came before.
 
     The first fence makes what all threads wrote before the warpgroup's barrier visible to the GPU
@@ -72,7 +86,13 @@ def count_arrival(reduction, consumer, partition):
 
 
 @cute.jit
-def add_partials(reduction, consumer, acc, partition, stride: cutlass.Constexpr):
+def add_partials(
+    reduction: SplitKReduction,
+    consumer: Consumer,
+    acc,
+    partition: KPartition,
+    stride: cutlass.Constexpr,
+):
     """The accumulator becomes the sum of all partitions, in the order of K."""
     acc.fill(0.0)
     lane, count = consumer.context.thread % WARPGROUP, cute.size(acc) // VECTOR
@@ -89,7 +109,7 @@ def add_partials(reduction, consumer, acc, partition, stride: cutlass.Constexpr)
                 acc[VECTOR * j + v] += received[v]
 
 
-def partial_vector(reduction, offset):
+def partial_vector(reduction: SplitKReduction, offset):
     """A vector of the partial sums, as a tensor."""
     start = reduction.workspace.sums.iterator + offset
     aligned = cute.make_ptr(Float32, start.toint(), start.memspace, assumed_align=16)

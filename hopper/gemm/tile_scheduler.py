@@ -88,7 +88,7 @@ class TileScheduler:
 
 
 @cute.jit
-def work_tile_count(scheduler, config: cutlass.Constexpr):
+def work_tile_count(scheduler: TileScheduler, config: cutlass.Constexpr):
     """How many work tiles the cluster has."""
     params = scheduler.params
     if cutlass.const_expr(scheduler.single_wave):
@@ -105,13 +105,13 @@ def work_tile_count(scheduler, config: cutlass.Constexpr):
 
 
 @cute.jit
-def stream_clusters(params):
+def stream_clusters(params: ScheduleParams):
     """Clusters that have a part of the row of k tiles: all, or as many as there are k tiles."""
     return cutlass.min(params.clusters, params.tiles % params.divmods.clusters * params.k_tiles)
 
 
 @cute.jit
-def stream_begin(params, cluster):
+def stream_begin(params: ScheduleParams, cluster):
     """Where a cluster's part begins in the row of k tiles of the tiles that fill no wave."""
     count = stream_clusters(params)
     begin = Int32(0)
@@ -122,7 +122,7 @@ def stream_begin(params, cluster):
 
 
 @cute.jit
-def current_work(scheduler, config: cutlass.Constexpr, step):
+def current_work(scheduler: TileScheduler, config: cutlass.Constexpr, step):
     """The work of the cluster's step `step`, for this CTA."""
     params = scheduler.params
     index = step * params.clusters + scheduler.cluster
@@ -137,7 +137,7 @@ def current_work(scheduler, config: cutlass.Constexpr, step):
 
 
 @cute.jit
-def stream_k_work(scheduler, index, partition, step):
+def stream_k_work(scheduler: TileScheduler, index, partition: KPartition, step):
     """The number of the tile, and the part of its K, with stream-K. `index` and `partition` are
     those of a whole tile.
     """
@@ -170,7 +170,7 @@ def stream_k_work(scheduler, index, partition, step):
 
 
 @cute.jit
-def cluster_k_partition(scheduler, config: cutlass.Constexpr, partition):
+def cluster_k_partition(scheduler: TileScheduler, config: cutlass.Constexpr, partition: KPartition):
     """The part of K that this CTA of the cluster has of every tile."""
     part, k_tiles = scheduler.coord.cta_k_in_cluster, scheduler.params.k_tiles
     begin = part * k_tiles // config.cluster_k
@@ -179,7 +179,7 @@ def cluster_k_partition(scheduler, config: cutlass.Constexpr, partition):
 
 
 @cute.jit
-def split_k_work(params, index):
+def split_k_work(params: ScheduleParams, index):
     """The number of the tile, and the partition of its K, where partitions count as tiles do."""
     tile, part = divmod(index, params.divmods.partitions)
     begin = part * params.k_tiles // params.divmods.partitions
@@ -189,7 +189,7 @@ def split_k_work(params, index):
 
 
 @cute.jit
-def tile_coord(scheduler, config: cutlass.Constexpr, index, partition):
+def tile_coord(scheduler: TileScheduler, config: cutlass.Constexpr, index, partition: KPartition):
     """The work tile of this CTA in the cluster's tile number `index`."""
     params, coord = scheduler.params, scheduler.coord
     matrix = Int32(0)

@@ -9,6 +9,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
+from ..core.pipeline import PipelineState
+from .pipeline import GroupPipeline
+from .records import Cta
+from .tile_scheduler import WorkTile
+
 
 class WorkTileLoad(NamedTuple):
     """An operand of one work tile: its TMA atom; the shared tensor (TMA, STAGE) and the global
@@ -20,7 +25,7 @@ class WorkTileLoad(NamedTuple):
     mask: Any
 
 
-def work_tile_load_a(cta, work) -> WorkTileLoad:
+def work_tile_load_a(cta: Cta, work: WorkTile) -> WorkTileLoad:
     """The rows of A that this CTA loads of a work tile."""
     loads = cta.loads
     source = (
@@ -31,14 +36,14 @@ def work_tile_load_a(cta, work) -> WorkTileLoad:
     return WorkTileLoad(loads.atom_a, ((loads.tAsA, source),), cta.coord.mask_a)
 
 
-def work_tile_load_b(cta, work) -> WorkTileLoad:
+def work_tile_load_b(cta: Cta, work: WorkTile) -> WorkTileLoad:
     """The columns of B that this CTA loads of a work tile; of gated pairs those of either half."""
     return WorkTileLoad(
         cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), cta.coord.mask_b
     )
 
 
-def partition_columns(cta, column, matrix):
+def partition_columns(cta: Cta, column, matrix):
     """B's k tiles from `column` on, in shared and in global memory, as `tma_partition` makes them;
     one pair for each half of gated pairs.
     """
@@ -65,7 +70,13 @@ def partition_columns(cta, column, matrix):
 
 @cute.jit
 def load_k_tiles(
-    load, pipeline, state, begin: Int32, count: Int32, backwards, announces: cutlass.Constexpr
+    load: WorkTileLoad,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    begin: Int32,
+    count: Int32,
+    backwards,
+    announces: cutlass.Constexpr,
 ):
     """One warp: `count` k tiles of an operand from k tile `begin` on, the last first where
     `backwards` is 1. Returns the state after the last. `announces`: this warp announces how many

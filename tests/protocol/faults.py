@@ -96,7 +96,7 @@ FAULTS = (
     Fault(
         "phases do not turn over in a skip",
         "pingpong",
-        (Change("core.pipeline", "state.phase ^ (turns & 1))", "state.phase)"),),
+        (Change("core.pipeline", "state.phase ^ (wraps & 1))", "state.phase)"),),
     ),
     Fault(
         "consumers do not wait for a stage",
@@ -332,7 +332,11 @@ FAULTS = (
     Fault(
         "sums of the cluster are read before they land",
         "cluster-K",
-        (Change("gemm.cluster_reduce", "    cute.arch.mbarrier_wait(landed, turn & 1)\n", ""),),
+        (
+            Change(
+                "gemm.cluster_reduce", "    cute.arch.mbarrier_wait(landed, iteration & 1)\n", ""
+            ),
+        ),
     ),
     Fault(
         "sums of the cluster are awaited in one phase for ever",
@@ -340,7 +344,7 @@ FAULTS = (
         (
             Change(
                 "gemm.cluster_reduce",
-                "    cute.arch.mbarrier_wait(landed, turn & 1)\n",
+                "    cute.arch.mbarrier_wait(landed, iteration & 1)\n",
                 "    cute.arch.mbarrier_wait(landed, 0)\n",
             ),
         ),
@@ -348,7 +352,7 @@ FAULTS = (
     Fault(
         "sums are sent before the peer has read the last ones",
         "cluster-K",
-        (Change("gemm.cluster_reduce", "        await_free(free, turn)\n", "        pass\n"),),
+        (Change("gemm.cluster_reduce", "        await_free(free, iteration)\n", "        pass\n"),),
     ),
     Fault(
         "a peer too few has to be free",
