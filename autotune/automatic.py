@@ -39,7 +39,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         if PRODUCTION in rivals(
             known.gpu.arch, workload.dtype
         ):  # which computes a C stored by columns as C^T
-            problem, turned = operands.oriented(problem)
+            problem, turned = operands.with_row_major_output(problem)
             workload = of_problem(problem) or workload
         if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
             known = _first_time(workload, index) or known

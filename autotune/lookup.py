@@ -395,10 +395,11 @@ def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
     from .search import prune
 
     try:
-        from ..hopper.gemm.operand_copies import lines
+        from ..hopper.gemm.operand_copies import cache_lines_per_row
     except ImportError:  # whoever loads the kernel says so
         return choice.config
-    return choice.config if lines(problem) == lines(prune.problem(workload)) else ""
+    packed = prune.problem(workload)
+    return choice.config if cache_lines_per_row(problem) == cache_lines_per_row(packed) else ""
 
 
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:

@@ -64,7 +64,7 @@ def space(problem: Problem, machine: Machine) -> Space[Config]:
         invalid_reason=lambda config: inner.invalid_reason(_plain(config)),
         footprint=lambda config: inner.footprint(_plain(config)),
         also=tuple(Config(fault=fault) for fault in FAULTS),
-        compiled_as=lambda config: dataclasses.replace(config, sms=0),
+        compile_key=lambda config: dataclasses.replace(config, sms=0),
     )
 
 

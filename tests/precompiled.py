@@ -19,8 +19,8 @@ from outblas.core import registry
 from outblas.core.configs import from_text, to_text
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm
-from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import heuristic, host
+from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm.variant import example_variant
 from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case
@@ -67,7 +67,7 @@ def by_default(problem: Problem) -> HopperConfig | None:
 def variant(asked: Asked) -> Any:
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
+    return example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager
@@ -77,8 +77,8 @@ def compilers() -> Iterator[Ahead]:
     """
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of which few compile ahead
     workers = max(1, min(default_workers(), 2 * default_workers() // beside))
-    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(workers, SPAWN, os.environ.update, (environment,)) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start) as pool:
 
         def ahead(calls: Iterable[Asked]) -> int:
             distinct = {variant(call): call for call in calls}
@@ -92,7 +92,13 @@ def compilers() -> Iterator[Ahead]:
         yield ahead
 
 
-def _compile(problem: Problem, config: HopperConfig) -> None:
+def _start():
+    """In a process that compiles: no GPU, and one core."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
+
+
+def _compile(problem, config):
     try:
         gemm.precompile(problem, config, 90)
     except Exception as error:  # may hold what cannot be sent

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from outblas.core import configs
 from outblas.core.artifact import example
-from outblas.core.problem import LINE, Problem, problem, transposed
+from outblas.core.problem import problem, transposed
 from outblas.core.shapes import LAYOUTS
+from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
-from outblas.hopper.core import tile_order
-from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import heuristic, host, operand_copies, workspace
+from outblas.hopper.core import compile, tile_order
+from outblas.hopper.gemm import canonical, heuristic, operand_copies, workspace
+from outblas.hopper.gemm.compile import compile_variant, shared_memory
+from outblas.hopper.gemm.variant import example_variant
 from outblas.inspect import inspect
 from outblas.runtime import default_kernel
 
@@ -145,9 +147,9 @@ def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -
     """
     config = configs.from_text(gemm.Config, text)
     asked = variant(example(BF16, None, "nt", (-(-N // 8) * 8, N, 1024)), config)
-    assert host.shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
-    made = host.compile_variant(gemm.Gemm, asked)
-    assert f"{host.shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
+    assert shared_memory(gemm.Gemm, asked) == config.shared_memory_bytes - slabs
+    made = compile_variant(gemm.Gemm, asked)
+    assert f"{shared_memory(gemm.Gemm, asked)} : i64" in str(made.ir_module)
 
 
 def test_words_beside_the_barriers_have_room() -> None:
@@ -177,8 +179,8 @@ def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: An
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
 
 
-def variant(given: Problem, config: HopperConfig = OWN) -> Any:
-    return host.example_variant(gemm.plan.args[0], given, config)
+def variant(given, config=OWN):
+    return example_variant(gemm.plan.args[0], given, config)
 
 
 ODD = {
@@ -240,9 +242,9 @@ def test_copies_are_said(case: str) -> None:
 def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
     given, which = ODD[case]
     assert gemm.unsupported(given) is None
-    assert operand_copies.copied(given) == which
+    assert operand_copies.needs_copy(given) == which
     made = operand_copies.aligned(given)
-    assert operand_copies.copied(made) == (False, False)
+    assert operand_copies.needs_copy(made) == (False, False)
     assert replace(made, a=given.a, b=given.b, alignment=given.alignment) == given
     for name, is_copied in zip("ab", which, strict=True):
         before, after = getattr(given, name), getattr(made, name)
@@ -256,9 +258,11 @@ def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
             assert [stride == 0 for stride in before[:-2]] == [stride == 0 for stride in after[:-2]]
         else:
             assert after == before
-    turned, crossed = host._turned(made, config)
+    turned, crossed = canonical.orient(made, config)
     assert crossed == config.swap
-    a, b = host._operand_strides(host._one_batch(turned)[0] if len(turned.batch) > 1 else turned)
+    a, b = canonical.operand_strides(
+        canonical.single_batch(turned)[0] if len(turned.batch) > 1 else turned
+    )
     assert 1 in a[-2:]
     assert 1 in b[-2:]
     assert variant(given, config).layout[0] in "nt"
@@ -284,9 +288,9 @@ def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
         ),
     ],
 )
-def test_lines_that_rows_lie_in(given: Problem, asked_for: tuple[int, int]) -> None:
-    assert operand_copies.lines(given) == asked_for
-    assert operand_copies.lines(transposed(given)) == asked_for[::-1]
+def test_lines_that_rows_lie_in(given, asked_for):
+    assert operand_copies.cache_lines_per_row(given) == asked_for
+    assert operand_copies.cache_lines_per_row(transposed(given)) == asked_for[::-1]
     said = [line for line in operand_copies.remarks(given) if "twice the requests" in line]
     assert [line[0] for line in said] == [
         name for name, lines in zip("ab", asked_for, strict=True) if lines == 2
@@ -316,7 +320,7 @@ def test_a_copy_has_the_elements(data: st.DataObject) -> None:
     room = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, source, strict=True))
     t = torch.arange(room)
     given = replace(product(*shape[-2:], 8), batch=shape[:-2])
-    made = operand_copies._strides(given, source, *shape[-2:])
+    made = operand_copies.copy_strides(given, source, *shape[-2:])
     copy = operand_copies.copy(t, shape, source, made)
     assert copy.stride() == made
     assert all(
@@ -332,11 +336,11 @@ def test_a_copy_has_the_elements(data: st.DataObject) -> None:
 def test_a_product_is_turned_for_each_of_two_reasons(swap: bool, by_columns: bool) -> None:
     out = torch.empty(128, 64, dtype=BF16, device="meta").t() if by_columns else None
     given = asked(FLAT[: 64 * 256].view(64, 256), FLAT[: 128 * 256].view(128, 256).t(), out)
-    turned, crossed = host._turned(given, replace(OWN, swap=swap))
+    turned, crossed = canonical.orient(given, replace(OWN, swap=swap))
     assert crossed == (swap != by_columns)
     assert turned == (transposed(given) if crossed else given)
-    form = variant(given, replace(OWN, swap=swap)).form
-    assert (form.by_columns, form.staged, form.width) == (swap, True, 8)
+    traits = variant(given, replace(OWN, swap=swap)).traits
+    assert (traits.by_columns, traits.staged, traits.width) == (swap, True, 8)
 
 
 def test_the_longest_batch_dimension_is_the_kernels() -> None:
@@ -347,12 +351,12 @@ def test_the_longest_batch_dimension_is_the_kernels() -> None:
         b=(0, 24, 7, 1, 64),
         out=(1, 2, 3, 64, 1),
     )
-    made, inner = host._one_batch(given)
+    made, inner = canonical.single_batch(given)
     assert inner == 1
     assert (made.batch, made.a, made.b, made.out) == ((7,), (8, 64, 1), (24, 1, 64), (2, 64, 1))
-    assert host._offset(given.a, (1, 2), inner) == 9
-    assert host._offset(given.b, (1, 2), inner) == 14
-    assert host._offset(given.out, (1, 2), inner) == 7
+    assert canonical.batch_offset(given.a, (1, 2), inner) == 9
+    assert canonical.batch_offset(given.b, (1, 2), inner) == 14
+    assert canonical.batch_offset(given.out, (1, 2), inner) == 7
 
 
 @pytest.mark.parametrize(
@@ -383,10 +387,10 @@ def test_the_longest_batch_dimension_is_the_kernels() -> None:
         ),
     ],
 )
-def test_how_c_is_written(given: Problem, width: int, by_columns: bool, staged: bool) -> None:
-    form = variant(given).form
-    assert (form.width, form.by_columns, form.staged) == (width, by_columns, staged)
-    unstaged = variant(given, replace(OWN, store_buffers=0)).form
+def test_how_c_is_written(given, width, by_columns, staged):
+    traits = variant(given).traits
+    assert (traits.width, traits.by_columns, traits.staged) == (width, by_columns, staged)
+    unstaged = variant(given, replace(OWN, store_buffers=0)).traits
     assert (unstaged.width, unstaged.staged) == (width, False)
 
 
@@ -400,7 +404,7 @@ def test_how_c_is_written(given: Problem, width: int, by_columns: bool, staged: 
 )
 def test_how_a_swapped_c_is_written(given: Problem, width: int, staged: bool) -> None:
     made = variant(given, replace(OWN, swap=True))
-    assert (made.form.width, made.form.by_columns, made.form.staged) == (width, True, staged)
+    assert (made.traits.width, made.traits.by_columns, made.traits.staged) == (width, True, staged)
     assert made.layout == "nt"
 
 
@@ -441,9 +445,9 @@ def test_a_single_row_or_column_is_written_along_its_length(
     given: Problem, swap: bool, strides: tuple[int, ...], width: int, by_columns: bool
 ) -> None:
     config = replace(OWN, swap=swap)
-    assert host._out_strides(host._turned(given, config)[0]) == strides
-    form = variant(given, config).form
-    assert (form.width, form.by_columns, form.staged) == (width, by_columns, width == 8)
+    assert canonical.output_strides(canonical.orient(given, config)[0]) == strides
+    traits = variant(given, config).traits
+    assert (traits.width, traits.by_columns, traits.staged) == (width, by_columns, width == 8)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -459,7 +463,7 @@ def test_a_call_hands_over_its_own_tensors(
     )
     handed = []
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(host.compile, "load", lambda *_: lambda *given: handed.extend(given))
+    monkeypatch.setattr(compile, "load", lambda *_: lambda *given: handed.extend(given))
     config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
     assert [id(given) for given in handed[:3]] == [
@@ -478,7 +482,7 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(
         def record(self, stream):
             steps.append(("marked", stream))
 
-    def borrow(index, floats, counters):
+    def get_workspace(index, floats, counters):
         lent = workspace.Workspace(
             torch.empty(floats), torch.empty(counters), Event(), "its stream"
         )
@@ -494,8 +498,8 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(
             raise RuntimeError("no launch")
 
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(host.compile, "load", lambda *_: run)
-    monkeypatch.setattr(workspace, "borrow", borrow)
+    monkeypatch.setattr(compile, "load", lambda *_: run)
+    monkeypatch.setattr(workspace, "get_workspace", get_workspace)
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False"
     )
@@ -507,8 +511,8 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(
     workspace._retired.clear()
 
 
-def test_a_form_says_what_a_call_has() -> None:
-    plain = variant(product(64, 64, 64)).form
+def test_traits_say_what_a_call_has():
+    plain = variant(product(64, 64, 64)).traits
     assert (plain.batched, plain.ordered, plain.scaled, plain.addend, plain.plain) == (
         False,
         False,
@@ -516,8 +520,8 @@ def test_a_form_says_what_a_call_has() -> None:
         "",
         True,
     )
-    assert variant(product(8192, 8192, 64)).form.ordered
-    assert variant(replace(product(64, 64, 64), scaled=True)).form.scaled
+    assert variant(product(8192, 8192, 64)).traits.ordered
+    assert variant(replace(product(64, 64, 64), scaled=True)).traits.scaled
     for strides, kind in {
         (0, 1): "pairs",
         (1, 0): "rows",
@@ -525,8 +529,8 @@ def test_a_form_says_what_a_call_has() -> None:
         (65, 1): "matrix",
     }.items():
         with_c = replace(product(64, 64, 64), scaled=True, c=strides, alignment=(16, 16, 16, 16))
-        assert variant(with_c).form.addend == kind
-    assert variant(ODD["a batch"][0]).form.batched
+        assert variant(with_c).traits.addend == kind
+    assert variant(ODD["a batch"][0]).traits.batched
 
 
 def test_one_compile_serves_orders_and_numbers_of_pieces() -> None:
@@ -616,7 +620,7 @@ def test_it_is_spared_where_copies_cost_more_than_they_save(
 
 def test_as_few_clusters_as_waves_allow() -> None:
     """The waves stay as many, and few clusters are left out."""
-    assert [tile_order.level(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [
+    assert [tile_order.balance_waves(66, tiles) for tiles in (1, 66, 256, 1024, 67, 260)] == [
         66,
         66,
         64,
@@ -625,7 +629,7 @@ def test_as_few_clusters_as_waves_allow() -> None:
         65,
     ]
     for clusters, tiles in itertools.product(range(1, 140), range(1, 600)):
-        fewest = tile_order.level(clusters, tiles)
+        fewest = tile_order.balance_waves(clusters, tiles)
         assert 15 * clusters <= 16 * fewest <= 16 * clusters
         assert -(-tiles // fewest) == -(-tiles // clusters)
 
@@ -671,7 +675,7 @@ def test_every_call_of_an_outer_batch_has_the_alignment_that_is_promised() -> No
     a, b = torch.empty(2, 1, 64, 64, dtype=BF16), torch.empty(1, 5, 64, 64, dtype=BF16)
     asked = problem(a, b, out)
     assert asked.batch == (2, 5)
-    alone, inner = host._one_batch(asked)
+    alone, inner = canonical.single_batch(asked)
     assert (inner, alone.batch, alone.alignment[2]) == (1, (5,), 2)
 
 

@@ -575,7 +575,7 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead
         "streams of threads": stream_of_a_thread,
         "streams that end": external,
     }[kind]
-    workspace._held.clear()
+    workspace._workspaces.clear()
     torch.cuda.synchronize()
     together = threading.Barrier(THREADS)
 
@@ -600,7 +600,7 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead
     assert not wrong, (
         f"{len(wrong)} wrong results, of thread, round, config and shape: {wrong[:10]}"
     )
-    streams = sum(held.done is not None for held in workspace._held.values())
+    streams = sum(held.done is not None for held in workspace._workspaces.values())
     assert (streams > 0) == (kind in ("streams of threads", "streams that end"))
     assert streams <= workspace.FOREIGN
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.core import problem
+from outblas.core import problem, tensor_memory
 
 
 def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> None:
@@ -154,7 +154,7 @@ def test_alignment_of_each_operand() -> None:
     buffer = torch.empty(256, dtype=torch.float16)
     buffer = buffer[-buffer.data_ptr() % 256 // 2 :]
     a, b, out = buffer[0:4].view(2, 2), buffer[9:13].view(2, 2), buffer[36:40].view(2, 2)
-    assert problem.problem(a, b, out).alignment == (problem.LINE, 2, 8) == (128, 2, 8)
+    assert problem.problem(a, b, out).alignment == (tensor_memory.LINE, 2, 8) == (128, 2, 8)
 
 
 def test_fake_tensors_share_no_memory() -> None:

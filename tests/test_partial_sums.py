@@ -1,5 +1,5 @@
 """Workspaces of split-K among host threads, streams and contexts: a model of their life around the
-real `borrow`.
+real `get_workspace`.
 
 Host threads take turns at every step that others may come between, in an order drawn at random;
 kernels end at any time after their launch, in the order of their stream. The model knows what is
@@ -124,8 +124,8 @@ class World:
     def by_handle(self, handle):
         return next((s for s in self.streams if s.cuda_stream == handle and not s.gone), None)
 
-    def call(self, floats, counters) -> None:
-        lent = workspace.borrow(0, floats, counters)
+    def call(self, floats, counters):
+        lent = workspace.get_workspace(0, floats, counters)
         self.pause()
         real, blocks = self.state.real, (lent.sums.block, lent.counters.block)
         if lent.sums.numel() < floats or lent.counters.numel() < counters:
@@ -304,19 +304,19 @@ def faults(monkeypatch: pytest.MonkeyPatch, bodies, seed, broken=lambda monkeypa
             workspace, "_tensors", lambda index, *sizes: tuple(Tensor(world, n) for n in sizes)
         )
         patched.setattr(workspace, "_making", Lock(world))
-        patched.setattr(workspace, "_held", {})
+        patched.setattr(workspace, "_workspaces", {})
         patched.setattr(workspace, "FOREIGN", MOST)
         workspace._retired.clear()
         broken(patched)
         world.run(*bodies)
         found = list(world.faults)
-        if sum(kept.done is not None for kept in workspace._held.values()) > MOST:
+        if sum(kept.done is not None for kept in workspace._workspaces.values()) > MOST:
             found.append("workspaces of streams that are gone are kept")
         for stream in world.streams:
             stream.running.clear()
             stream.gone = False
         world.draw.choice = lambda among: among[0]
-        workspace._held.clear()
+        workspace._workspaces.clear()
         workspace._retired.clear()
     return found
 
@@ -334,8 +334,8 @@ def _forgetful(patched) -> None:
     patched.setattr(Tensor, "record_stream", lambda self, stream: None)
 
 
-def _by_handle(patched) -> None:
-    patched.setattr(workspace, "_key", lambda index, stream: (index, stream.cuda_stream))
+def _by_handle(patched):
+    patched.setattr(workspace, "_stream_key", lambda index, stream: (index, stream.cuda_stream))
 
 
 def _unbounded(patched) -> None:
@@ -349,7 +349,7 @@ def _unmarked(patched) -> None:
 
 def _impatient(patched) -> None:
     """What was let go of is freed whether or not its event has come to pass."""
-    patched.setattr(workspace, "_collect", workspace._retired.clear)
+    patched.setattr(workspace, "_free_retired", workspace._retired.clear)
 
 
 @pytest.mark.parametrize(
@@ -365,10 +365,10 @@ def _impatient(patched) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__.strip("_"),
 )
-def test_the_model_sees_what_is_missing(
-    scene: str, broken, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of these is what an earlier `borrow` did, or what this one would do with a line less."""
+def test_the_model_sees_what_is_missing(scene, broken, fault, monkeypatch):
+    """Each of these is what an earlier `get_workspace` did, or what this one would do with a line
+    less.
+    """
     assert any(fault in faults(monkeypatch, SCENES[scene], seed, broken) for seed in range(SEEDS))
 
 
@@ -403,18 +403,18 @@ def host(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: given.capturing)
     monkeypatch.setattr(workspace, "_tensors", tensors)
     monkeypatch.setattr(workspace.memory, "for_good", for_good)
-    monkeypatch.setattr(workspace, "_held", {})
+    monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(driver, "stream_id", lambda handle: None)
     monkeypatch.setattr(driver, "context", lambda: None)
     return given
 
 
-def test_a_workspace_is_kept_and_grows(host) -> None:
-    first = workspace.borrow(0, 100, 10)
-    assert workspace.borrow(0, 60, 10) is first
-    second = workspace.borrow(0, 50, 20)
+def test_a_workspace_is_kept_and_grows(host):
+    first = workspace.get_workspace(0, 100, 10)
+    assert workspace.get_workspace(0, 60, 10) is first
+    second = workspace.get_workspace(0, 50, 20)
     assert (second.sums.numel(), second.counters.numel()) == (100, 20)
-    assert workspace.borrow(0, 100, 20) is second
+    assert workspace.get_workspace(0, 100, 20) is second
     assert (len(host.made), host.kept) == (2, 2)
     assert all(tensor.recorded == [host.stream] for pair in host.made for tensor in pair)
 
@@ -431,9 +431,9 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch: pytest.M
                 together.wait(10)
             return held
 
-    monkeypatch.setattr(workspace, "_held", Held())
+    monkeypatch.setattr(workspace, "_workspaces", Held())
     threads = [
-        threading.Thread(target=lambda: found.append(workspace.borrow(0, 100, 10)))
+        threading.Thread(target=lambda: found.append(workspace.get_workspace(0, 100, 10)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -447,10 +447,10 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch: pytest.M
 def test_a_graph_has_memory_of_its_own(host) -> None:
     """And so has a call on a stream that the driver cannot tell from others."""
     host.capturing = True
-    workspace.borrow(0, 100, 10)
+    workspace.get_workspace(0, 100, 10)
     host.capturing, host.stream = False, SimpleNamespace(cuda_stream=4096, stream_id=4096)
-    workspace.borrow(0, 100, 10)
-    assert (len(host.made), host.kept, workspace._held) == (2, 0, {})
+    workspace.get_workspace(0, 100, 10)
+    assert (len(host.made), host.kept, workspace._workspaces) == (2, 0, {})
     assert not any(tensor.recorded for pair in host.made for tensor in pair)
 
 

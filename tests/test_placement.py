@@ -31,14 +31,14 @@ def test_a_gpc_asks_for_as_little_as_it_can() -> None:
     sms = random.Random(0).sample(range(128), 128)  # which SM has which cluster
     gpc = [sm % 8 for sm in sms]
     order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
-    made = gpc_placement.dealt(order, list(zip(gpc, sms, strict=True)))
+    made = gpc_placement.assigned(order, list(zip(gpc, sms, strict=True)))
     assert sorted(made) == sorted(order)
     assert panels(made, 8, gpc) == 8 * (4 + 4)
     assert panels(raster.order("column", 16, 8), 8, gpc) > 2 * 8 * (4 + 4)
 
 
-def test_sms_that_clusters_connect_are_one_gpc() -> None:
-    assert gpc_placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
+def test_sms_that_clusters_connect_are_one_gpc():
+    assert gpc_placement.connected([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
 COUNT = 20  # SMs of the fakes' GPU
@@ -54,7 +54,7 @@ class Fake:
         self.order, self.busy, self.groups = list(range(COUNT)), 0, [*range(16)]
         self.context, self.capturing, self.now, self.made, self.probes = 1, False, 0.0, [], 0
 
-    def seen(self, device, cluster, ctas, jitter):
+    def sm_of_each_cta(self, device, cluster, ctas, *, jitter):
         assert not self.capturing, "a probe in a capture"
         self.probes += 1
         if self.busy:
@@ -70,7 +70,7 @@ class Fake:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
     fake = Fake()
-    monkeypatch.setattr(gpc_placement, "_seen", fake.seen)
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", fake.sm_of_each_cta)
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -81,33 +81,33 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpc_placement.driver, "context", lambda: fake.context)
     monkeypatch.setattr(gpc_placement, "capturing", lambda device: fake.capturing)
     monkeypatch.setattr(tile_order, "kept", fake.kept)
-    monkeypatch.setattr(gpc_placement, "_boards", {})
+    monkeypatch.setattr(gpc_placement, "_context_maps", {})
     return fake
 
 
 ASKED = Config(cluster_m=1), 4, 5, DEVICE
 BY_COLUMNS = raster.order("column", 4, 5)
-WARNING = "tiles are dealt out to SMs as they come"
+WARNING = "tiles are assigned to SMs in the order of CTAs"
 
 
 def test_sms_that_no_cluster_had_cut_no_gpc() -> None:
     sms = [9, 0, 19, 17, 8, 30]
-    homes = gpc_placement.joined([[*range(8)], [*range(8, 16)]])
-    found = gpc_placement.Look(sms, homes).places()
+    homes = gpc_placement.connected([[*range(8)], [*range(8, 16)]])
+    found = gpc_placement.Observation(sms, homes).locations()
     assert [sm for *_, sm in sorted(found)] == [17, 19, 30, 0, 8, 9]
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
 def test_a_probe_that_was_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
-    monkeypatch.setattr(gpc_placement, "_seen", lambda *_: seen.pop(0))
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", lambda *_, jitter: seen.pop(0))
     monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
-    assert gpc_placement._agreed(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
+    assert gpc_placement._first_sms(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
     assert not seen
 
 
-def test_tiles_of_a_gpc_are_neighbours(gpu) -> None:
-    """On a GPU of its own one look is enough, for all plans of the kind."""
+def test_tiles_of_a_gpc_are_neighbours(gpu):
+    """On a GPU of its own one observation is enough, for all plans of the kind."""
     gpu.order = random.Random(0).sample(range(COUNT), COUNT)
     first = gpc_placement.table(*ASKED)
     assert sorted(first) == sorted(BY_COLUMNS)
@@ -116,7 +116,7 @@ def test_tiles_of_a_gpc_are_neighbours(gpu) -> None:
     assert gpc_placement.table(*ASKED) == first
     assert gpu.probes == made
     launch = object()
-    assert gpc_placement.watched(launch, gpc_placement.Placed(*ASKED), pytest.fail) is launch
+    assert gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*ASKED)) is launch
 
 
 @pytest.fixture
@@ -124,11 +124,10 @@ def planned(gpu):
     """Plans a call; returns it, and the table of each launch."""
 
     def plan(*asked):
-        tables, state = [], {}
-        placed = gpc_placement.Placed(*(asked or ASKED))
-        state["table"] = placed.table
+        tables = []
         run = gpc_placement.watched(
-            lambda: tables.append(state["table"]), placed, lambda t: state.update(table=t)
+            lambda table: lambda: tables.append(table),
+            gpc_placement.Placement(*(asked or ASKED)),
         )
         return run, tables
 
@@ -189,7 +188,7 @@ def test_nobody_looks_in_a_capture(gpu, planned) -> None:
     gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
     made = gpu.probes
     run()
-    gpc_placement.Placed(*ASKED)
+    gpc_placement.Placement(*ASKED)
     assert gpu.probes == made
     gpu.capturing = False
     run()
@@ -224,16 +223,16 @@ def test_gpcs_that_were_seen_in_part_are_completed(
     """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
     else ran there."""
     gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
-    free, before = gpc_placement._free, [False]
+    free, before = gpc_placement._all_free, [False]
     monkeypatch.setattr(
-        gpc_placement, "_free", lambda *asked: before.pop() if before else free(*asked)
+        gpc_placement, "_all_free", lambda *asked: before.pop() if before else free(*asked)
     )
     run, tables = planned()
     gpu.groups = [*range(4, 12)]
     run()
-    board = gpc_placement._boards[DEVICE, 1]
-    assert set(board.homes.values()) == {0}
-    assert board.known
+    found_map = gpc_placement._context_maps[DEVICE, 1]
+    assert set(found_map.gpcs.values()) == {0}
+    assert found_map.complete
     assert sorted(tables[0]) == sorted(BY_COLUMNS)
     assert gpc_placement.table(*ASKED) == tables[0]
     made = gpu.probes
@@ -246,12 +245,14 @@ def test_a_launch_that_fails_costs_speed_only(
     gpu, planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        gpc_placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel"))
+        gpc_placement,
+        "_sm_of_each_cta",
+        lambda *_, jitter: (_ for _ in ()).throw(RuntimeError("no such kernel")),
     )
     with pytest.warns(RuntimeWarning, match="no such kernel"):
         run, tables = planned()
     run()
-    monkeypatch.setattr(gpc_placement, "_seen", gpu.seen)
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", gpu.sm_of_each_cta)
     gpu.now = 1.0
     run()
     assert tables[0] == BY_COLUMNS != tables[1]
@@ -303,10 +304,10 @@ def test_a_table_is_kept_for_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sm90
 def test_probes_see_gpcs_and_every_sm_once() -> None:
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    placed = gpc_placement.Placed(Config(cluster_m=2), 1, count // 2, DEVICE)
-    sizes = Counter(placed.look.homes.values())
+    placed = gpc_placement.Placement(Config(cluster_m=2), 1, count // 2, DEVICE)
+    sizes = Counter(placed.observation.gpcs.values())
     assert sum(size for size in sizes.values() if 12 <= size <= 18) >= 0.8 * count
-    assert {sm // 2 for sm in placed.look.sms} == set(range(count // 2))
+    assert {sm // 2 for sm in placed.observation.sms} == set(range(count // 2))
     assert placed.final
     assert sorted(gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE).tolist()) == list(
         range(64)
@@ -340,10 +341,8 @@ def crowd():
 @pytest.mark.gpu
 @pytest.mark.sm90
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_call_planned_beside_other_work_gets_its_table_later(
-    crowd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpc_placement, "_boards", {})
+def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
+    monkeypatch.setattr(gpc_placement, "_context_maps", {})
     config = Config(
         tile_m=64,
         tile_n=128,
@@ -356,8 +355,8 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(
     a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
     want, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
     launch = gemm.plan(problem(a, b, out), config)
-    board = gpc_placement._boards[DEVICE, gpc_placement.driver.context()]
-    (look,) = board.looks.values()
+    found_map = gpc_placement._context_maps[DEVICE, gpc_placement.driver.context()]
+    (observation,) = found_map.observations.values()
 
     def call():
         out.fill_(torch.nan)
@@ -368,12 +367,12 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(
         call()
     crowd.set()
     until = time.monotonic() + 60
-    while not look.final and time.monotonic() < until:
+    while not observation.final and time.monotonic() < until:
         call()
     call()
-    assert look.final
-    found = look.places()
-    monkeypatch.setattr(gpc_placement, "_boards", {})
-    again = gpc_placement.Placed(config, 16, 8, DEVICE)
+    assert observation.final
+    found = observation.locations()
+    monkeypatch.setattr(gpc_placement, "_context_maps", {})
+    again = gpc_placement.Placement(config, 16, 8, DEVICE)
     assert again.final
-    assert again.look.places() == found
+    assert again.observation.locations() == found

@@ -162,14 +162,14 @@ def test_rows_of_one_word_compile(K: int) -> None:
     """Both operands of an fp8 product lie along K, which rows of a single word would not say."""
     pytest.importorskip("cutlass")
     from outblas.core import problem as described
-    from outblas.core.epilogue import Extra
+    from outblas.core.epilogue import EpilogueArgs
     from outblas.hopper import gemm
     from outblas.hopper.gemm import heuristic
 
     a, b = operands(64, 3, K)
     one, out = torch.ones(()), torch.empty(64, 3, dtype=torch.bfloat16)
     first, second = scaled._words(a), scaled._words(b.t()).t()
-    how = {"extra": Extra(), "scales": (one, one), "formats": "e4m3 e4m3"}
+    how = {"extra": EpilogueArgs(), "scales": (one, one), "formats": "e4m3 e4m3"}
     problem = described.problem(first, second, out, **how)
     gemm.precompile(problem, heuristic.config(problem, 132, gemm.Config()), 90)
 

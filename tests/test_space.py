@@ -24,7 +24,7 @@ from outblas.core.problem import Problem
 from outblas.core.space import Footprint, Space
 from outblas.hopper import gemm, hilbert
 from outblas.hopper.core import host
-from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
@@ -184,12 +184,12 @@ def test_every_value_is_of_use_somewhere(ladder: str) -> None:
     assert not any(unused.values()), unused
 
 
-def test_hopper_configs_of_one_compile() -> None:
-    """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a
+def test_hopper_configs_of_one_compile():
+    """`compile_key` is what the compile cache goes by: the order of tiles and the SMs are a
     table's.
     """
     found, given = space("hopper.hilbert"), prune.problem(SQUARE)
-    compiled = {config: found.compiled_as(config) for config in valid(found)}
+    compiled = {config: found.compile_key(config) for config in valid(found)}
     for config, shared in compiled.items():
         assert host._variant("hopper.hilbert", given, config).config == shared
         scheduled = {name: getattr(config, name) for name in ("order", "group_m", "group_n", "sms")}
@@ -210,8 +210,8 @@ def test_gemm_configs_of_one_compile(asked: Workload) -> None:
     found, given = space("hopper.gemm", asked), prune.problem(asked)
     compiled = {}
     for config in valid(found):
-        variant = gemm_host.example_variant(gemm.plan.args[0], given, config)
-        assert compiled.setdefault(found.compiled_as(config), variant) == variant
+        variant = example_variant(gemm.plan.args[0], given, config)
+        assert compiled.setdefault(found.compile_key(config), variant) == variant
 
 
 def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
@@ -424,7 +424,7 @@ def test_fewer_stages_are_never_faster() -> None:
 def test_rows_inside_of_lines_are_never_faster() -> None:
     for f, asked, machine in samples():
         whole, one, both = (
-            us(replace(f, lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2))
+            us(replace(f, cache_lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2))
         )
         assert whole <= one <= both
 
@@ -438,8 +438,8 @@ def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool) 
     found = space("hopper.gemm", asked)
     alone, pairs = (us(found.footprint(gemm.Config(cluster_m=m)), asked, H100) for m in (1, 2))
     assert (pairs < alone) is inside
-    lines = space("portable", asked).footprint(portable_config.PortableConfig()).lines
-    assert lines == found.footprint(gemm.Config()).lines == ((2, 2) if inside else (1, 1))
+    lines = space("portable", asked).footprint(portable_config.PortableConfig()).cache_lines
+    assert lines == found.footprint(gemm.Config()).cache_lines == ((2, 2) if inside else (1, 1))
 
 
 def test_a_larger_gpu_is_never_slower() -> None:

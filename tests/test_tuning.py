@@ -503,7 +503,7 @@ def test_configs_that_share_a_compile(
     tune: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = faulty_kernel.space
-    by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
+    by_parity = {"compile_key": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.0)

@@ -62,7 +62,7 @@ class Compile(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def facts(self) -> dict[str, object]: ...
+    def cache_key_fields(self) -> dict[str, object]: ...
 
 
 _loaded: dict[Compile, Callable[..., None]] = {}
@@ -75,7 +75,7 @@ def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
     with tile_order.compiling:
         if variant not in _loaded:
             _loaded[variant] = cache.fetch(
-                variant.facts,
+                variant.cache_key_fields,
                 build=build,
                 save=_saver(variant),
                 load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
@@ -86,14 +86,14 @@ def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
 def keep(variant: Compile, build: Callable[[], Any]) -> None:
     """Builds to disk what `load` would find there; loads nothing."""
     with tile_order.compiling:
-        cache.warm(variant.facts, build=build, save=_saver(variant))
+        cache.warm(variant.cache_key_fields, build=build, save=_saver(variant))
 
 
 def _saver(variant: Compile) -> Callable[[Any, Path], None]:
     return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
 
 
-def compile_facts(
+def cache_key_fields(
     name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype
 ) -> dict[str, object]:
     """What a compiled kernel on disk depends on."""
@@ -101,10 +101,10 @@ def compile_facts(
         "kernel": name,
         "config": to_text(config),
         "dtypes": (dtype_name(dtype), dtype_name(out_dtype)),
-    } | toolchain_facts()
+    } | toolchain_fields()
 
 
-def toolchain_facts() -> dict[str, object]:
+def toolchain_fields() -> dict[str, object]:
     """What every compiled kernel on disk depends on."""
     return {
         "arch": ARCH,

@@ -18,11 +18,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .core import configs, invariance, problem, registry
+from .core import configs, epilogue, invariance, problem, registry, tensor_memory
 from .core.arguments import renamed, show_signature
-from .core.epilogue import ACTIVATIONS, Extra
+from .core.epilogue import ACTIVATIONS, EpilogueArgs
+from .core.errors import A, B, OperandError
 from .core.invariance import wanted
-from .core.problem import A, B, OperandError
 from .runtime import fallback
 from .runtime.default_kernel import MODES
 from .runtime.dispatch import check_extra_separate, check_separate
@@ -83,8 +83,8 @@ class _Call(NamedTuple):
         given |= {names["a"]: self.a, names["b"]: self.b}
         return given | {name: t for name, t in rest.items() if t is not None}
 
-    def extra(self) -> Extra:
-        return Extra(self.activation or "", self.bias, self.residual, self.aux)
+    def extra(self) -> EpilogueArgs:
+        return EpilogueArgs(self.activation or "", self.bias, self.residual, self.aux)
 
     def bare(self) -> bool:
         """Whether there is no epilogue beside alpha and C."""
@@ -164,7 +164,7 @@ def matmul(
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
-        extra = Extra(activation or "", bias, residual, aux)
+        extra = EpilogueArgs(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and out_dtype is None and tune is None
     if plain and (activation is None or _activates(activation)) and not _traced():
         try:
@@ -242,7 +242,7 @@ def addmm(
         )
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
-        extra = Extra(activation or "", bias, residual, aux)
+        extra = EpilogueArgs(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and tune is None and _small(alpha) and _small(beta)
     if (
         plain
@@ -321,7 +321,7 @@ def linear(
     if plain and (activation is None or _activates(activation)) and not _traced():
         extra = None
         if bias is not None or activation is not None or residual is not None:
-            extra = Extra(activation or "", bias, residual, None)
+            extra = EpilogueArgs(activation or "", bias, residual, None)
         try:
             done = _linear(input, weight, out, batch_invariant, extra)
         except OperandError as error:
@@ -356,7 +356,7 @@ def _linear(
     weight: Tensor,
     out: Tensor | None,
     batch_invariant: bool | None,
-    extra: Extra | None,
+    extra: EpilogueArgs | None,
 ) -> Tensor | None:
     """As `eager.run`."""
     if function_modes() and _functions_on():
@@ -575,7 +575,7 @@ def _with_epilogue(call: _Call, b: Tensor, activation: str, choice: tuple[Any, .
         result: Tensor = ops.gemm(a, b, *how)
         return result
     if out is None:
-        shape = problem.check_columns(activation, problem.check_product(a, b, c))
+        shape = epilogue.check_columns(activation, problem.check_product(a, b, c))
         out = a.new_empty(shape, dtype=call.out_dtype)
     ops.gemm_out(out, aux, a, b, *how)
     return out
@@ -631,7 +631,7 @@ def _shape(call: _Call) -> tuple[int, ...]:
 
 def _check_result(call: _Call, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Checks what a product of this shape and dtype meets."""
-    shape = problem.check_extra(call.extra(), shape, dtype, call.a.device)
+    shape = problem.check_epilogue_args(call.extra(), shape, dtype, call.a.device)
     if call.out is not None:
         problem.check_out(call.out, shape, dtype, call.a.device)
 
@@ -798,6 +798,6 @@ def _addressed(t: object) -> bool:
     ):
         return False
     try:
-        return bool(problem.read_address(t)) or not t.numel()
+        return bool(tensor_memory.read_address(t)) or not t.numel()
     except RuntimeError:
         return False

@@ -77,12 +77,12 @@ def spared(kernel: str, problem: Problem) -> str | None:
     if kernel != PRODUCTION or problem.batch_invariant:
         return None
     try:
-        from ..hopper.gemm.operand_copies import copied
+        from ..hopper.gemm.operand_copies import needs_copy
     except ImportError:  # whoever loads the kernel says so
         return None
     copying = 0.0
     for strides, extent, is_copied in zip(
-        (problem.a, problem.b), (problem.M, problem.N), copied(problem), strict=True
+        (problem.a, problem.b), (problem.M, problem.N), needs_copy(problem), strict=True
     ):
         if is_copied:
             own = (size for size, stride in zip(problem.batch, strides[:-2], strict=True) if stride)

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core import configs, invariance, registry
+from ..core import configs, invariance, registry, tensor_memory
 from ..core import problem as operands
-from ..core.epilogue import NONE, Epilogue, Extra, apply
-from ..core.problem import OperandError, Problem, read_address
+from ..core.epilogue import NONE, Epilogue, EpilogueArgs, apply
+from ..core.errors import OperandError
+from ..core.problem import Problem
+from ..core.tensor_memory import read_address
 from . import default_kernel, fallback
 from .cuda_graphs import capturing, not_ready
 
@@ -52,7 +54,7 @@ class Call(NamedTuple):
     config: str
     tune: str = ""
     batch_invariant: bool = False
-    extra: Extra | None = None
+    extra: EpilogueArgs | None = None
     scales: tuple[Tensor, Tensor] | None = (
         None  # of fp8 operands, whose `formats` are as in `Problem`
     )
@@ -113,7 +115,8 @@ def _alike(call: Call) -> Plan | None:
     ):
         calls.append(call._replace(out=fresh if call.out is None else None))
     places = [
-        (0, 16) if place in (0, 16) else (place,) for place in map(operands.place, (call.a, call.b))
+        (0, 16) if place in (0, 16) else (place,)
+        for place in map(tensor_memory.alignment_class, (call.a, call.b))
     ]
     found = (_plans.get(_kind(each, pair)) for each in calls for pair in itertools.product(*places))
     return next((plan for plan in found if plan is not None), None)
@@ -123,7 +126,7 @@ def _kind(call: Call, places: tuple[int, ...] | None = None) -> tuple[Any, ...]:
     """All that a plan depends on. `places`: of A and B, if not their own."""
     a, c, out = call.a, call.c, call.out
     return (
-        *(places or (operands.place(a), operands.place(call.b))),
+        *(places or (tensor_memory.alignment_class(a), tensor_memory.alignment_class(call.b))),
         *_traits(a),
         *_traits(call.b),
         None
@@ -176,7 +179,7 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
             f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, with an addend"
         )
     if call.extra is not None:
-        shape = operands.check_extra(call.extra, shape, dtype, a.device)
+        shape = operands.check_epilogue_args(call.extra, shape, dtype, a.device)
     return shape, dtype
 
 
@@ -225,7 +228,8 @@ def _prepare(call: Call) -> Plan:
     several = device.type == "cuda" and torch.cuda.device_count() > 1
     empty, size, steps = _EMPTY[device.type], tuple(sample.shape), tuple(sample.stride())
     bytes_a, bytes_b, bytes_c, bytes_out, *bytes_extra = (
-        0 if t is None else operands.span_bytes(t) for t in (a, b, addend, sample, *call.tensors)
+        0 if t is None else tensor_memory.span_bytes(t)
+        for t in (a, b, addend, sample, *call.tensors)
     )
     # Where something is to be written, a lazy clone gets memory of its own, which begins as it did
     # at whole lines.
@@ -345,7 +349,7 @@ def check_extra_separate(
         operands.check_overlap(aux, "aux", a=a, b=b, c=read, bias=bias, residual=residual)
 
 
-def _by_torch(reason: str, out_dtype: torch.dtype | None, extra: Extra | None) -> Plan:
+def _by_torch(reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None) -> Plan:
     def execute(
         a: Tensor,
         b: Tensor,
@@ -359,7 +363,7 @@ def _by_torch(reason: str, out_dtype: torch.dtype | None, extra: Extra | None) -
         if out is not None:
             check_separate(a, b, c, out, beta)
         if extra is not None:
-            given = Extra(extra.activation, *tensors)
+            given = EpilogueArgs(extra.activation, *tensors)
             if out is not None:
                 check_extra_separate(a, b, c, out, beta, *tensors)
             return fallback.fused(a, b, c, out, alpha, beta, out_dtype, given)

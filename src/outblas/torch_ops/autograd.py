@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, Extra, apply, halves
+from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, EpilogueArgs, apply, glu_split
+from ..core.errors import OperandError
 from ..core.invariance import asked, refusal, wanted
-from ..core.problem import DTYPES, OperandError, dtype_name
+from ..core.problem import DTYPES, dtype_name
 from ..runtime import fallback
 from ..runtime.dispatch import Plan
 from . import eager, ops
@@ -317,7 +318,7 @@ def check_derivative(grad: Tensor, x: Tensor, activation: str) -> None:
             f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation "
             f"{activation!r} pairs"
         )
-    shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
+    shape = (*x.shape[:-1], x.shape[-1] // glu_split(activation)) if x.dim() else ()
     given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
     if given != expected:
         raise OperandError(
@@ -361,7 +362,7 @@ def _unwatched() -> bool:
     return _modes() == 0 and _tracing() is None and _level() is None
 
 
-_NOTHING = Extra()
+_NOTHING = EpilogueArgs()
 
 
 def _split_gemm(*given: Any) -> tuple[Any, ...]:
@@ -417,7 +418,7 @@ def _autograd(name: str) -> Callable[..., Any]:
             and (c is not None or alpha == 1)
             and _unwatched()
         ):
-            extra = Extra(activation, bias, residual) if name == "gemm" else None
+            extra = EpilogueArgs(activation, bias, residual) if name == "gemm" else None
             done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
             if done is not None:
                 return done
@@ -445,7 +446,7 @@ def _by_torch(
     if wanted(batch_invariant):
         raise refusal(cause)
     fallback.notice(cause)
-    x = fallback.fused(a, b, c, None, alpha, beta, out_dtype, Extra(bias=bias))
+    x = fallback.fused(a, b, c, None, alpha, beta, out_dtype, EpilogueArgs(bias=bias))
     y = apply(x, activation, residual)
     return (x.clone() if y is x else y, x) if aux else y
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..core import problem
-from ..core.epilogue import ACTIVATIONS, Extra
+from ..core.epilogue import ACTIVATIONS, EpilogueArgs
+from ..core.errors import OperandError
 from ..core.invariance import wanted
-from ..core.problem import OperandError
 from ..runtime.dispatch import Call, run
 
 Tensor = torch.Tensor
@@ -117,7 +117,7 @@ def _call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Cal
         if alpha != 1:
             raise OperandError(f"alpha is {alpha} without c, expected 1 (or a c, and beta = 0)")
         beta = 0
-    extra = Extra(activation, bias, residual, aux)
+    extra = EpilogueArgs(activation, bias, residual, aux)
     kernel, config, tune, batch_invariant = choice
     return Call(
         a, b, c, out, out_dtype, alpha, beta, kernel, config, tune, wanted(batch_invariant), extra
@@ -258,7 +258,11 @@ def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     )
     if call.c is not None and dtype != a.dtype:
         raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
-    return problem.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
+    return (
+        problem.check_epilogue_args(call.extra or EpilogueArgs(), shape, dtype, a.device),
+        shape,
+        dtype,
+    )
 
 
 def _checked(
