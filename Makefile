@@ -3,13 +3,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz chaos lint clean
+.PHONY: demo test snapshot fuzz chaos claims lint clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
 
 test: $(READY)
 	$(BIN)/pytest -n 3
+
+# Compiles the kernels that tests/data/machine_code.json lists and writes what their machine code is now.
+snapshot: $(READY)
+	$(BIN)/outblas inspect --against tests/data/machine_code.json --update
 
 # Not a part of CI: random calls beside torch's. FUZZ_DEVICE=cuda runs them on a GPU, and named kernels too.
 FUZZ_CALLS ?= 40000
@@ -26,12 +30,17 @@ CHAOS_SCALE ?= 1
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --scale $(CHAOS_SCALE)
 
+# What the seed documents claim beside what was measured: writes docs/claims.md from results/.
+claims: $(READY)
+	$(BIN)/python -m docs.seed_claims
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/types && mkdir -p build/types/outblas
 	ln -s $(CURDIR)/src/outblas/* $(CURDIR)/autotune $(CURDIR)/hopper $(CURDIR)/kernels $(CURDIR)/turing build/types/outblas/
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas
+	mkdir build/types/docs && ln -s $(CURDIR)/docs/seed_claims build/types/docs/
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p outblas -p docs.seed_claims
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .search.target import Subject
     from .store.records import Finalist, Gpu, Trial, Winner, Workload
     from .store.store import Store, StoreError
-    from .sweep.outcome import Failure, Sweep
-    from .sweep.sweep import sweep
-    from .sweep.tuner import Outcome
+    from .sweeps.outcome import Failure, Sweep
+    from .sweeps.sweep import sweep
+    from .sweeps.tuner import Outcome
 
 _PLACES = {
     "automatic": ("tune",),
@@ -23,9 +23,9 @@ _PLACES = {
     "store.records": ("Finalist", "Gpu", "Trial", "Winner", "Workload"),
     "store.store": ("Store", "StoreError"),
     "search.target": ("Subject",),
-    "sweep.outcome": ("Failure", "Sweep"),
-    "sweep.sweep": ("sweep",),
-    "sweep.tuner": ("Outcome",),
+    "sweeps.outcome": ("Failure", "Sweep"),
+    "sweeps.sweep": ("sweep",),
+    "sweeps.tuner": ("Outcome",),
 }
 __all__ = [
     "Failure",

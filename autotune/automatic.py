@@ -39,7 +39,7 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
         if PRODUCTION in candidates(
             known.gpu.arch, workload.dtype
         ):  # which computes a C stored by columns as C^T
-            problem, turned = operands.oriented(problem)
+            problem, turned = operands.with_row_major_output(problem)
             workload = of_problem(problem) or workload
         if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
             known = _first_time(workload, index) or known
@@ -178,7 +178,7 @@ def _sweep(
     retry_failed: bool = False,
     allow_unsaved: bool = False,
 ) -> Winner:
-    from .sweep.sweep import lost_results, sweep
+    from .sweeps.sweep import lost_results, sweep
 
     major, minor = torch.cuda.get_device_capability(index)
     found = sweep(

@@ -20,10 +20,9 @@ from ..runtime.default_kernel import MODES, PRODUCTION, Mode, pruned_reason
 from .search import cost_model
 from .search.gpu import machine as machine_of
 from .search.target import registered
-from .store import transfer
 from .store.records import Gpu, Workload
 from .store.store import Store
-from .store.transfer import TABLES
+from .store.tables import TABLES, read_table
 
 REACH = 1.5  # the farthest tuned shape that speaks for another, in binary orders of magnitude
 NEIGHBOURS = 12  # winners, at most, that are weighed for a shape
@@ -290,7 +289,7 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
     tables = []
     for path in sorted(folder.glob("*.json")):
         try:
-            tables.append(transfer.read_table(path))
+            tables.append(read_table(path))
         except (ValueError, OSError) as error:
             warnings.warn(f"outblas leaves out the tuning table {path.name}: {error}", stacklevel=2)
     own = [table for table in tables if table.gpu.model == gpu.model]
@@ -397,10 +396,11 @@ def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
     from .search import prune
 
     try:
-        from ..hopper.gemm.operand_copies import lines
+        from ..hopper.gemm.operand_copies import cache_lines_per_row
     except ImportError:  # whoever loads the kernel says so
         return choice.config
-    return choice.config if lines(problem) == lines(prune.problem(workload)) else ""
+    packed = prune.problem(workload)
+    return choice.config if cache_lines_per_row(problem) == cache_lines_per_row(packed) else ""
 
 
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:

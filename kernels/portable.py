@@ -294,19 +294,23 @@ def artifact(
     out_dtype: torch.dtype | None = None,
     layout: str = "nt",
     shape: tuple[int, int, int] = (4096, 4096, 4096),
+    problem: Problem | None = None,
 ) -> Artifact:
     """What `plan` would launch on the reference GPU of an architecture (90 without one); needs no
     GPU.
 
-    Without a config, `choose` picks one for `shape`. Raises ValueError for what the kernel cannot
-    take.
+    `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
+    `shape` describe. Without a config, `choose` picks one for the problem. Raises ValueError for
+    what the kernel cannot take.
     """
     from ..device import triton_artifact  # imports Gluon, which no launch needs
 
     machine = machines.reference(90 if arch is None else arch)
-    given = example(dtype, out_dtype, layout, shape)
-    if dtype not in launch.TYPES:
-        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16, float16 or float32")
+    given = problem or example(dtype, out_dtype, layout, shape)
+    if given.dtype not in launch.TYPES:
+        raise ValueError(
+            f"dtype is {dtype_name(given.dtype)}, expected bfloat16, float16 or float32"
+        )
     if config is None:
         config = choose(given, machine.sms, machine.arch, machine.shared_memory_per_cta)
     elif reason := invalid_reason(config, given.dtype, machine.shared_memory_per_cta):

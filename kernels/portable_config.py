@@ -9,8 +9,9 @@ import torch
 
 from ..core.configs import to_text
 from ..core.machines import Machine
-from ..core.problem import LINE, Problem
+from ..core.problem import Problem
 from ..core.space import Axes, Footprint, Space
+from ..core.tensor_memory import LINE
 from ..device import l2, launch
 from ..device.grid import tiles
 
@@ -333,7 +334,7 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             else 1.0,
             group_m=c.group_m,
             store="wide",
-            lines=lines,
+            cache_lines=lines,
         )
 
     own = (

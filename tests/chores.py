@@ -40,23 +40,23 @@ def family(_=None):
     ]
 
 
-def hold_gil(seconds):
+def hold_gil(seconds) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-def end(how):
+def end(how) -> None:
     if isinstance(how, signal.Signals):
         os.kill(os.getpid(), how)
         time.sleep(1000)
     os._exit(how)
 
 
-def end_soon(seconds):
+def end_soon(seconds) -> None:
     """After this call is over."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -KILL {os.getpid()}"])
 
 
-def eat(mebibytes):
+def eat(mebibytes) -> None:
     eaten = [b"x" * (1 << 20) for _ in range(mebibytes)]
     time.sleep(1000 * len(eaten))
 
@@ -79,7 +79,7 @@ def facts():
 class Spiteful(str):
     """A text that cannot be pickled."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> None:
         raise TypeError("stays here")
 
 
@@ -91,7 +91,7 @@ def returns_spite():
     return Spiteful("x")
 
 
-def raises(name):
+def raises(name) -> None:
     match name:
         case "str":
             raise type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})

@@ -5,6 +5,8 @@ GPU tests.
 import logging
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,18 +17,18 @@ from outblas.verify.watchdog import real_stderr, watchdog
 GPU_TEST_SECONDS = 120
 
 
-def pytest_configure(config):
+def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
-def pytest_ignore_collect(collection_path, config):
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """17,000 cases take a while to make, where none of them is wanted."""
     unwanted = "not gpu" in config.option.markexpr and collection_path.name.endswith("gpu.py")
     return unwanted or None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     for item in items:
         if item.get_closest_marker("sm90"):
@@ -40,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A kernel that hangs ends the run with every stack dumped, in the test that launched it."""
     if not item.get_closest_marker("gpu"):
         return (yield)
@@ -52,7 +54,7 @@ def pytest_runtest_call(item):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _private_cache(tmp_path_factory):
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = os.environ.get("OUTBLAS_CACHE_DIR")
     os.environ["OUTBLAS_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     yield
@@ -62,19 +64,19 @@ def _private_cache(tmp_path_factory):
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> Path:
     """Of a store of the test's own, in a folder that is not there yet."""
     return tmp_path / "cache" / "tuning.sqlite"
 
 
 @pytest.fixture
-def faulty_log(tmp_path, monkeypatch):
+def faulty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tests/faulty_kernel.py notes who compiles and measures it."""
     monkeypatch.setenv("FAULTY_LOG", str(tmp_path / "log"))
 
 
 @pytest.fixture(autouse=True)
-def _fresh_warnings(monkeypatch):
+def _fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_seen", set())
     monkeypatch.delenv("OUTBLAS_STRICT", raising=False)
 

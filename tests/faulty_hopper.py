@@ -3,12 +3,16 @@ access, wrong sums.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from outblas.bench.clock import Clock
+from outblas.core.machines import Machine
+from outblas.core.problem import Problem
 from outblas.core.space import Space
 from outblas.hopper import hilbert
 
@@ -20,26 +24,26 @@ class Config(hilbert.Config):
     fault: str = ""
 
 
-def _plain(config):
+def _plain(config: Config) -> Any:
     fields = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(hilbert.Config)
     }
     return hilbert.Config(**fields)
 
 
-def unsupported(problem, config=None):
+def unsupported(problem: Problem, config: Config | None = None) -> str | None:
     return hilbert.unsupported(problem, _plain(config or Config()))
 
 
-def precompile(problem, config, arch):
+def precompile(problem: Problem, config: Config, arch: int) -> None:
     hilbert.precompile(problem, _plain(config), arch)
 
 
-def plan(problem, config=None):
+def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     config = config or Config()
     launch = hilbert.plan(problem, _plain(config))
 
-    def faulty(a, b, c, out, alpha, beta):
+    def faulty(a, b, c: Any, out, alpha: float, beta: float) -> None:
         match config.fault:
             case "hang":
                 Clock().start(1e12)
@@ -52,7 +56,7 @@ def plan(problem, config=None):
     return faulty if config.fault else launch
 
 
-def space(problem, machine):
+def space(problem: Problem, machine: Machine) -> Space[Config]:
     inner = hilbert.space(problem, machine)
     return Space(
         own=Config(),
@@ -60,7 +64,7 @@ def space(problem, machine):
         invalid_reason=lambda config: inner.invalid_reason(_plain(config)),
         footprint=lambda config: inner.footprint(_plain(config)),
         also=tuple(Config(fault=fault) for fault in FAULTS),
-        compiled_as=lambda config: dataclasses.replace(config, sms=0),
+        compile_key=lambda config: dataclasses.replace(config, sms=0),
     )
 
 

@@ -12,13 +12,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from outblas.core.configs import to_text
+from outblas.core.problem import Problem
 from outblas.core.space import Footprint, Space
 
 # What becomes of a config with a fault: of its measurement, and where it is compiled ahead.
@@ -56,16 +58,18 @@ class Note(NamedTuple):
     visible: str
 
 
-def unsupported(problem, config=None):
+def unsupported(problem: Problem, config: Config | None = None) -> str | None:
     return "fault is refuse, expected another" if config and config.fault == "refuse" else None
 
 
-def plan(problem, config=None):
+def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     config = config or Config()
     _note(config)
     time.sleep(config.sleep / 1000)
 
-    def launch(a, b, c, out, alpha, beta):
+    def launch(
+        a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
+    ) -> None:
         fail(config.fault, config)
         torch.mm(a, b, out=out)
         if config.fault == "wrong":
@@ -76,14 +80,14 @@ def plan(problem, config=None):
     return launch
 
 
-def precompile(problem, config, arch):
+def precompile(problem: Problem, config: Config, arch: int) -> None:
     _note(config, ".compiled")
     when, _, fault = config.fault.rpartition("-")
     if when == "compile":
         fail(fault)
 
 
-def fail(fault, config=None):
+def fail(fault: str, config=None) -> None:
     match fault:
         case "wait":  # while there is a file
             while Path(os.environ["FAULTY_LOG"] + ".wait").exists():
@@ -112,12 +116,12 @@ def fail(fault, config=None):
 class OddError(Exception):
     """As those of compilers are that keep a place in the source."""
 
-    def __init__(self, text, line):
+    def __init__(self, text: str, line: int) -> None:
         super().__init__(text)
         self.line = line
 
 
-def space(problem, machine):
+def space(problem: Problem, machine: object) -> Space[Config]:
     return Space(
         own=Config(sleep=int(os.environ.get("FAULTY_SLEEP", "0"))),
         axes={"number": tuple(range(int(os.environ.get("FAULTY_CONFIGS", "3"))))},
@@ -127,7 +131,7 @@ def space(problem, machine):
     )
 
 
-def footprint(config):
+def footprint(config: Config) -> Footprint:
     return Footprint(
         math="fma",
         tile_m=16,
@@ -140,7 +144,7 @@ def footprint(config):
     )
 
 
-def notes(suffix=""):
+def notes(suffix: str = "") -> list[Note]:
     """What has been measured, in order; with ".compiled", what has been compiled ahead."""
     log = Path(os.environ["FAULTY_LOG"] + suffix)
     lines = log.read_text().splitlines() if log.exists() else []
@@ -148,7 +152,7 @@ def notes(suffix=""):
     return [Note(config, int(process), visible) for config, process, visible in parts]
 
 
-def _note(config, suffix=""):
+def _note(config: Config, suffix: str = "") -> None:
     with open(os.environ["FAULTY_LOG"] + suffix, "a") as log:
         log.write(
             f"{to_text(config)} {os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}\n"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import outblas
-from outblas.core.epilogue import GATED, apply, halves
+from outblas.core.epilogue import GATED, apply, glu_split
 from outblas.verify.guards import Guarded
 from outblas.verify.oracle import ulp
 
@@ -52,7 +52,7 @@ class Fused:
     offset: int = 0
 
     def operands(self, device: str) -> dict[str, Guarded]:
-        M, N, K, wide = self.M, self.N, self.K, self.N * halves(self.activation or "")
+        M, N, K, wide = self.M, self.N, self.K, self.N * glu_split(self.activation or "")
         sizes = {"a": (M, K), "b": (K, wide), "out": (M, N), "residual": (M, N)}
         forms = {
             "a": "matrix",

@@ -1,14 +1,17 @@
 """Winners of an H100, and knowledge made of them."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import stored
 
 from outblas.autotune.lookup import Knowledge
 from outblas.autotune.search import gpu
-from outblas.autotune.store import transfer
-from outblas.autotune.store.records import Gpu
+from outblas.autotune.store.records import Gpu, Winner
 from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import ship
 from outblas.core.configs import to_text
 from outblas.kernels.portable_config import PortableConfig
 
@@ -18,10 +21,11 @@ H200 = gpu.imagined("h200")
 PCIE = Gpu("NVIDIA H100 PCIe", 90, 114)
 A100 = gpu.imagined("a100")
 SQUARE = stored.WORKLOAD
+Know = Callable[..., Knowledge]
 CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
 
 
-def winner(i=0, ratio=1.0, **changes):
+def winner(i: int = 0, ratio: float = 1.0, **changes: Any) -> Winner:
     fields = {
         "gpu": H100,
         "kernel": "portable",
@@ -36,17 +40,17 @@ def winner(i=0, ratio=1.0, **changes):
     return stored.winner(**fields | changes)
 
 
-def knowing(tmp_path):
+def knowing(tmp_path: Path) -> Know:
     """A maker of knowledge of an H100 from winners in its store, and from those that were
     shipped.
     """
 
-    def made(*here, shipped=(), of=H100):
+    def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> Knowledge:
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:
                 store.crown(each)
-        transfer.ship(shipped, folder)
+        ship(shipped, folder)
         return Knowledge(of, folder.with_suffix(".sqlite"), folder)
 
     return made

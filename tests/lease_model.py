@@ -28,9 +28,9 @@ from outblas.autotune.search import gpu
 from outblas.autotune.store import leases, queries, sqlite
 from outblas.autotune.store.leases import Holder, Observer, Owner
 from outblas.autotune.store.records import Workload
-from outblas.autotune.sweep import screening
-from outblas.autotune.sweep.job_view import JobView
-from outblas.autotune.sweep.screening import Screen
+from outblas.autotune.sweeps import screening
+from outblas.autotune.sweeps.job_view import JobView
+from outblas.autotune.sweeps.screening import Screen
 
 GPU = gpu.imagined("h100")
 WORKLOAD = Workload(16, 16, 16)

@@ -26,21 +26,21 @@ class OwnBaseError(BaseException):
 class SilentError(Exception):
     """Cannot say what it is about."""
 
-    def __str__(self):
+    def __str__(self) -> None:
         raise KeyboardInterrupt("not even this")
 
 
 class Unsendable(Exception):
     """Cannot be pickled."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> None:
         raise TypeError("stays here")
 
 
 class Unreadable(Exception):
     """Can be pickled and not be unpickled."""
 
-    def __init__(self, text, line):
+    def __init__(self, text, line) -> None:
         super().__init__(text)
 
 
@@ -71,7 +71,7 @@ def plan(problem, config=None):
     return misbehaving
 
 
-def precompile(problem, config, arch):
+def precompile(problem, config, arch) -> None:
     faulty_kernel.precompile(problem, config, arch)
     time.sleep(config.sleep / 1000)
     when, _, fault = config.fault.partition("-")
@@ -79,7 +79,7 @@ def precompile(problem, config, arch):
         strike(fault)
 
 
-def strike(fault):
+def strike(fault) -> None:
     """Does what a fault is named for; "-once" at its end: only the first process that
     comes to it.
     """
@@ -100,7 +100,7 @@ def strike(fault):
             time.sleep(1000)
 
 
-def leave_children():
+def leave_children() -> None:
     """A child that ignores what asks it to end, and one in a session of its own; their numbers go
     into the log.
     """

@@ -3,32 +3,40 @@ core.
 """
 
 import functools
+import multiprocessing
 import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from outblas.autotune import automatic
 from outblas.autotune.measure.compile_pool import default_workers
-from outblas.autotune.measure.processes import Context, start
 from outblas.core import registry
 from outblas.core.configs import from_text, to_text
-from outblas.core.problem import problem
+from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm
-from outblas.hopper.gemm import heuristic, host
+from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm.variant import example_variant
 from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
+from outblas.verify.cases import Case
 
 KERNEL = "hopper.gemm"
+SPAWN = multiprocessing.get_context("spawn")  # a forked process could not use CUDA
 SMS = (
     torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 )
 
+Asked = tuple[Problem, HopperConfig | None]  # a call; None: the rule's config
+Ahead = Callable[[Iterable[Asked]], int]
+
 
 @functools.cache
-def of_case(case):
+def of_case(case: Case) -> Problem:
     """What `matmul` or `addmm` makes of a case on the first GPU; without one, as its addresses lie
     on the CPU.
     """
@@ -41,12 +49,12 @@ def of_case(case):
     return replace(made, device=torch.device("cuda", 0))
 
 
-def by_rule(problem):
+def by_rule(problem: Problem) -> HopperConfig:
     """What the kernel takes if no config is given."""
     return heuristic.config(problem, SMS, gemm.Config())
 
 
-def by_default(problem):
+def by_default(problem: Problem) -> HopperConfig | None:
     """What a call takes that names no kernel; None if that is another kernel."""
     for kernel, text in () if problem.batch else automatic.choices(problem):
         module = registry.load(kernel)
@@ -56,23 +64,23 @@ def by_default(problem):
     return by_rule(problem) if default_kernel.by_rule(problem, 90, SMS) == KERNEL else None
 
 
-def variant(asked):
+def variant(asked: Asked) -> Any:
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return host.example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
+    return example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
 
 
 @contextmanager
-def compilers():
+def compilers() -> Iterator[Ahead]:
     """A function that compiles to the cache on disk what calls need, each variant once, and returns
     how many it had.
     """
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # of which few compile ahead
     workers = max(1, min(default_workers(), 2 * default_workers() // beside))
-    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(workers, Context(), start, (environment, None)) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start) as pool:
 
-        def ahead(calls):
+        def ahead(calls: Iterable[Asked]) -> int:
             distinct = {variant(call): call for call in calls}
             for future in [
                 pool.submit(_compile, given, config or by_rule(given))
@@ -82,6 +90,12 @@ def compilers():
             return len(distinct)
 
         yield ahead
+
+
+def _start():
+    """In a process that compiles: no GPU, and one core."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)
 
 
 def _compile(problem, config):

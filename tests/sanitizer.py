@@ -13,7 +13,7 @@ FOUND = 7  # exit status
 SECONDS = 280  # less than a test may take
 
 
-def run(tool, code, *options):
+def run(tool: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
     """`code` under memcheck, racecheck or synccheck; the exit status is `FOUND` if that found
     anything.
 
@@ -46,7 +46,7 @@ def run(tool, code, *options):
     )
 
 
-def finds_nothing(tool, code, right, *options):
+def finds_nothing(tool: str, code: str, right: int, *options: str) -> None:
     """Run `code`: no finding, and so many lines "right:"."""
     done = run(tool, code, *options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

@@ -17,7 +17,7 @@ sys.modules["lean"] = lean
 from lean.serve import READY, Frame, Reader  # noqa: E402
 
 
-def main():
+def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.sendall(bytes(Frame(READY, 0)))
     reader = Reader()
@@ -31,7 +31,7 @@ def main():
             finish(connection, end)
 
 
-def finish(connection, end):
+def finish(connection, end) -> None:
     match end:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,9 @@
 import contextlib
 import sqlite3
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +37,7 @@ for name, place in places.items():
 """
 
 
-def trial(i=0, **changes):
+def trial(i: int = 0, **changes: Any) -> Trial:
     fields = {
         "gpu": H100,
         "workload": WORKLOAD,
@@ -52,12 +55,12 @@ def trial(i=0, **changes):
     return Trial(**fields | changes)
 
 
-def failed(i=0, **changes):
+def failed(i: int = 0, **changes: Any) -> Trial:
     none = dict.fromkeys(("us", "ratio", "ratio_low", "ratio_high", "clock_mhz"))
     return trial(i, **{"status": "hang", "reason": "not done in 30 s"} | none | changes)
 
 
-def winner(**changes):
+def winner(**changes: Any) -> Winner:
     fields = vars(FINALIST) | {
         "gpu": H100,
         "workload": WORKLOAD,
@@ -79,18 +82,18 @@ def winner(**changes):
 
 
 @contextlib.contextmanager
-def silent():
+def silent() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def warned(match, path, **options):
+def warned(match: str, path: Path, **options: bool) -> Store:
     with pytest.warns(UserWarning, match=match):
         return Store(path, **options)
 
 
-def fill(path, count=3):
+def fill(path: Path, count: int = 3) -> list[Trial]:
     trials = [trial(i) for i in range(count)]
     with Store(path) as store:
         for each in trials:
@@ -99,13 +102,13 @@ def fill(path, count=3):
     return trials
 
 
-def sql(path, *statements):
+def sql(path: Path, *statements: str) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
-def set_aside(path):
+def set_aside(path: Path) -> list[Path]:
     return [
         p
         for p in path.parent.glob(f"{path.name}.corrupt-*")

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outblas.autotune.measure import supervisor
 from outblas.autotune.search import gpu
 from outblas.autotune.search.target import Subject
-from outblas.autotune.store.records import Workload
+from outblas.autotune.store.records import Trial, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep.sweep import sweep
+from outblas.autotune.sweeps.sweep import Sweep, sweep
 
 SUBJECT = Subject("faulty", "faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
@@ -31,16 +33,16 @@ from sweeps import active_children, run, soon
 """
 
 
-def run(path, **options):
+def run(path: Path | Store, **options: Any) -> Sweep:
     return sweep(SUBJECT, 16, store=path, **({"top_k": 2} | OPTIONS | options))
 
 
-def stored(path):
+def stored(path: Path) -> list[Trial]:
     with Store(path, read_only=True) as store:
         return store.trials()
 
 
-def start(code, path):
+def start(code: str, path: Path) -> subprocess.Popen[str]:
     """Runs a script that has no `if __name__ == "__main__"`, with a store's path; each run leaves a
     line in "ran".
     """
@@ -61,7 +63,7 @@ def active_children():
     return [Child(pid) for pid in supervisor._descendants(os.getpid()) if not gone(pid)]
 
 
-def gone(process):
+def gone(process: int) -> bool:
     """Whether a process has ended, reaped by somebody or not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -69,7 +71,7 @@ def gone(process):
         return True
 
 
-def soon(condition, seconds=20.0):
+def soon(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)

@@ -40,16 +40,18 @@ SHAPES = [
 
 
 @pytest.fixture(params=[None, "portable"])
-def kernel(request):
+def kernel(request: pytest.FixtureRequest) -> str | None:
     return request.param
 
 
-def integers(*shapes):
+def integers(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randint(-8, 9, shape).float() for shape in shapes]
 
 
 @pytest.mark.parametrize(("shape_a", "shape_b"), SHAPES)
-def test_matmul_is_torch_matmul(shape_a, shape_b, kernel):
+def test_matmul_is_torch_matmul(
+    shape_a: tuple[int, ...], shape_b: tuple[int, ...], kernel: str | None
+) -> None:
     a, b = integers(shape_a, shape_b)
     want = torch.matmul(a, b)
     got = matmul(a, b, kernel=kernel)
@@ -60,7 +62,7 @@ def test_matmul_is_torch_matmul(shape_a, shape_b, kernel):
     assert torch.equal(out, want)
 
 
-def test_out_dtype_widens(kernel):
+def test_out_dtype_widens(kernel: str | None) -> None:
     a, b = torch.full((3, 300), 3.0).bfloat16(), torch.full((300, 2), 3.0).bfloat16()
     assert matmul(a, b, kernel=kernel)[0, 0] == 2704  # 2700 has no bf16
     wide = matmul(a, b, out_dtype=torch.float32, kernel=kernel)
@@ -69,7 +71,7 @@ def test_out_dtype_widens(kernel):
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4,), (6, 1), (1,), ()])
-def test_addmm_is_torch_addmm(shape, kernel):
+def test_addmm_is_torch_addmm(shape: tuple[int, ...], kernel: str | None) -> None:
     a, b, c = integers((6, 5), (5, 4), shape)
     want = torch.addmm(c, a, b, alpha=0.5, beta=-2.0)
     assert torch.equal(addmm(c, a, b, alpha=0.5, beta=-2.0, kernel=kernel), want)
@@ -80,7 +82,7 @@ def test_addmm_is_torch_addmm(shape, kernel):
     assert torch.equal(addmm(c, a * torch.nan, b, alpha=0, kernel=kernel), c.expand(6, 4))
 
 
-def test_addmm_in_place(kernel):
+def test_addmm_in_place(kernel: str | None) -> None:
     a, b, c = integers((6, 5), (5, 4), (6, 4))
     want = torch.addmm(c, a, b, beta=0.5)
     assert addmm(c, a, b, beta=0.5, out=c, kernel=kernel) is c
@@ -89,7 +91,7 @@ def test_addmm_in_place(kernel):
         addmm(c[:1], a[:2], b, out=c[:2], kernel=kernel)
 
 
-def test_each_fallback_warns_once():
+def test_each_fallback_warns_once() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -118,7 +120,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_strict_mode_names_the_cause(cause, monkeypatch):
+def test_strict_mode_names_the_cause(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(FallbackWarning, match=cause):
         CAUSES[cause]()
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
@@ -126,7 +128,7 @@ def test_strict_mode_names_the_cause(cause, monkeypatch):
         CAUSES[cause]()
 
 
-def test_fallbacks_give_what_torch_gives():
+def test_fallbacks_give_what_torch_gives() -> None:
     assert type(matmul(A.as_subclass(Tagged), B)) is Tagged
     assert matmul(A.to("meta"), B.to("meta")).shape == (6, 4)
     x = torch.arange(30).reshape(6, 5)
@@ -139,19 +141,19 @@ def test_fallbacks_give_what_torch_gives():
     assert torch.allclose(tangent, torch.ones_like(A) @ B)
 
 
-def test_portable_takes_negated_views():
+def test_portable_takes_negated_views() -> None:
     z = torch.randint(-8, 9, (6, 5)) + 1j * torch.randint(-8, 9, (6, 5))
     imaginary = z.to(torch.complex64).conj().imag
     assert imaginary.is_neg()
     assert torch.equal(matmul(imaginary, B.round(), kernel="portable"), imaginary @ B.round())
 
 
-def test_interpreter_needs_no_gradients_when_they_are_off():
+def test_interpreter_needs_no_gradients_when_they_are_off() -> None:
     with torch.no_grad():
         matmul(GROWN, B, kernel="portable")
 
 
-def test_out_of_every_kind(kernel):
+def test_out_of_every_kind(kernel: str | None) -> None:
     a, b = integers((3, 2, 3), (3, 2))
     unfoldable = torch.empty(60).as_strided((3, 2, 2), (2, 6, 1))
     assert torch.equal(matmul(a, b, out=unfoldable, kernel=kernel), a @ b)
@@ -162,7 +164,7 @@ def test_out_of_every_kind(kernel):
     assert torch.equal(addmm(lazy, a[0], b, out=lazy, kernel=kernel), a[0] @ b - 0.0)
 
 
-def test_writing_out_is_seen_by_autograd(kernel):
+def test_writing_out_is_seen_by_autograd(kernel: str | None) -> None:
     out, weight = torch.rand(6, 4), torch.rand(6, 4, requires_grad=True)
     loss = (weight * out).sum()
     matmul(A, B, out=out, kernel=kernel)
@@ -170,7 +172,7 @@ def test_writing_out_is_seen_by_autograd(kernel):
         loss.backward()
 
 
-def test_overlap_is_checked_on_every_path():
+def test_overlap_is_checked_on_every_path() -> None:
     s = torch.rand(6, 6)
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
@@ -192,7 +194,7 @@ def test_overlap_is_checked_on_every_path():
         lambda a, b, aux, out: torch.ops.outblas.gemm_out(out, aux, a, b, activation="gelu"),
     ],
 )
-def test_nothing_is_written_where_torch_has_no_such_activation(call, dtype):
+def test_nothing_is_written_where_torch_has_no_such_activation(call, dtype) -> None:
     a, b, aux, out = (t.to(dtype) for t in (A, B, torch.full((6, 4), 7.0), torch.full((6, 4), 7.0)))
     with pytest.raises(NotImplementedError, match="not implemented for"):
         call(a, b, aux, out)
@@ -202,7 +204,7 @@ def test_nothing_is_written_where_torch_has_no_such_activation(call, dtype):
 
 @pytest.mark.parametrize("how", [{}, {"aux": torch.tensor(7.0)}])
 @pytest.mark.parametrize("kernel", [None, "portable"])
-def test_the_product_of_two_vectors_has_no_columns_to_pair(how, kernel):
+def test_the_product_of_two_vectors_has_no_columns_to_pair(how, kernel: str | None) -> None:
     with pytest.raises(OperandError, match=r"'geglu' pairs the columns.*got shape \(\)"):
         matmul(A[0], A[1], activation="geglu", kernel=kernel, **how)
     assert how.get("aux", torch.tensor(7.0)) == 7
@@ -210,7 +212,7 @@ def test_the_product_of_two_vectors_has_no_columns_to_pair(how, kernel):
 
 @pytest.mark.parametrize("shape", [(6, 5), (3, 6, 5)])
 @pytest.mark.parametrize("function", [matmul, linear])
-def test_a_gated_product_with_a_vector_pairs_rows(shape, function, kernel):
+def test_a_gated_product_with_a_vector_pairs_rows(shape, function, kernel: str | None) -> None:
     a, v, bias, residual = integers(shape, (5,), (6,), (3,))
     x, out = a @ v + bias, torch.full((*shape[:-2], 3), torch.nan)
     want = torch.relu(x[..., :3]) * x[..., 3:] + residual
@@ -236,7 +238,7 @@ def test_a_gated_product_with_a_vector_pairs_rows(shape, function, kernel):
 
 
 @pytest.mark.parametrize("function", [matmul, linear])
-def test_overlap_with_a_vector_names_it(function, kernel):
+def test_overlap_with_a_vector_names_it(function, kernel: str | None) -> None:
     a, v = integers((6, 5), (5,))
     before = v.clone()
     with pytest.raises(OperandError, match=r"out overlaps (other|weight)"):
@@ -244,7 +246,7 @@ def test_overlap_with_a_vector_names_it(function, kernel):
     assert torch.equal(v, before)
 
 
-def test_what_an_epilogue_writes_shares_memory_with_nothing():
+def test_what_an_epilogue_writes_shares_memory_with_nothing() -> None:
     for a in (A, A.double(), A.as_subclass(Tagged)):
         b, buffer = B.to(a.dtype), torch.full((6, 8), 7.0, dtype=a.dtype)
         left, middle = buffer[:, :4], buffer[:, 2:6]
@@ -260,7 +262,7 @@ def test_what_an_epilogue_writes_shares_memory_with_nothing():
 
 @pytest.mark.parametrize("shape", [(5,), (6, 5), (2, 3, 5)])
 @pytest.mark.parametrize("lazy", ["b", "bias"])
-def test_forward_mode_gradients_of_what_negates(shape, lazy):
+def test_forward_mode_gradients_of_what_negates(shape, lazy: str) -> None:
     """Torch asserts within itself where a view is taken of a tensor that negates, and its tangent
     does not.
     """
@@ -282,24 +284,24 @@ def test_forward_mode_gradients_of_what_negates(shape, lazy):
         torch.testing.assert_close(found(ours), want)
 
 
-def test_an_epilogue_of_a_sparse_product():
+def test_an_epilogue_of_a_sparse_product() -> None:
     a, b, bias = torch.randn(6, 5), torch.randn(5, 4).relu().to_sparse(), torch.randn(4)
     torch.testing.assert_close(matmul(a, b, bias=bias), a @ b.to_dense() + bias)
 
 
-def test_a_vector_times_a_sparse_matrix_goes_to_out():
+def test_a_vector_times_a_sparse_matrix_goes_to_out() -> None:
     v, b, out = torch.randn(5), B.relu().to_sparse(), torch.full((4,), torch.nan)
     assert matmul(v, b, out=out) is out
     assert torch.equal(out, torch.matmul(v, b))
 
 
-def test_nested_tensors_go_to_torch():
+def test_nested_tensors_go_to_torch() -> None:
     x = torch.nested.nested_tensor([torch.rand(2, 5), torch.rand(3, 5)])
     y = torch.nested.nested_tensor([B, B])
     assert all(map(torch.equal, matmul(x, y).unbind(), torch.matmul(x, y).unbind()))
 
 
-def test_scalars_of_numpy():
+def test_scalars_of_numpy() -> None:
     c = torch.rand(6, 4)
     got = addmm(c, A, B, alpha=np.float32(0.5), beta=np.int64(2))
     assert torch.allclose(got, torch.addmm(c, A, B, alpha=0.5, beta=2))
@@ -310,7 +312,7 @@ def test_scalars_of_numpy():
             addmm(c, A, B, alpha=value)
 
 
-def test_scalars_as_torch_takes_them():
+def test_scalars_as_torch_takes_them() -> None:
     c = torch.rand(6, 4)
     for value in (
         2,
@@ -331,7 +333,7 @@ def test_scalars_as_torch_takes_them():
         )
 
 
-def test_integers_take_the_scalars_that_they_take_in_torch():
+def test_integers_take_the_scalars_that_they_take_in_torch() -> None:
     c, a, b = (
         torch.arange(4, dtype=torch.int32),
         *(torch.ones(s, dtype=torch.int32) for s in ((3, 0), (0, 4))),
@@ -349,7 +351,7 @@ def test_integers_take_the_scalars_that_they_take_in_torch():
     )
 
 
-def test_bools_take_bools():
+def test_bools_take_bools() -> None:
     c, a, b = (torch.ones(s, dtype=torch.bool) for s in ((), (3, 0), (0, 4)))
     assert torch.equal(addmm(c, a, b, beta=True), torch.addmm(c, a, b, beta=True))
 
@@ -357,12 +359,12 @@ def test_bools_take_bools():
 @pytest.mark.parametrize(
     "how", [{}, {"bias": torch.ones(4)}, {"activation": "relu"}, {"kernel": "portable"}]
 )
-def test_addmm_without_an_addend_is_a_type_error(how):
+def test_addmm_without_an_addend_is_a_type_error(how) -> None:
     with pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
         addmm(None, A, B, **how)
 
 
-def test_complex_scalars_go_with_complex_operands():
+def test_complex_scalars_go_with_complex_operands() -> None:
     a, b, c = (t.to(torch.complex64) for t in (A, B, torch.rand(6, 4)))
     for value in (1 + 2j, np.complex64(1 + 2j), torch.tensor(1 + 2j)):
         assert torch.equal(addmm(c, a, b, alpha=value), torch.addmm(c, a, b, alpha=1 + 2j))
@@ -383,7 +385,7 @@ TORCHS = {matmul: torch.matmul, addmm: torch.addmm, linear: torch.nn.functional.
 
 
 @pytest.mark.parametrize("function", NAMES)
-def test_operands_come_by_position_or_by_any_of_their_names(function):
+def test_operands_come_by_position_or_by_any_of_their_names(function) -> None:
     names, given = zip(*NAMES[function], strict=True)
     want = TORCHS[function](**dict(NAMES[function]))
     for keywords in (
@@ -397,7 +399,7 @@ def test_operands_come_by_position_or_by_any_of_their_names(function):
 
 
 @pytest.mark.parametrize("function", NAMES)
-def test_the_signature_has_the_names_of_torch(function):
+def test_the_signature_has_the_names_of_torch(function) -> None:
     parameters = inspect.signature(function).parameters
     shown = [p.name for p in parameters.values() if p.default is p.empty]
     assert shown == [name for name, _ in NAMES[function]]
@@ -405,7 +407,7 @@ def test_the_signature_has_the_names_of_torch(function):
 
 
 @pytest.mark.parametrize("function", NAMES)
-def test_wrong_keywords_are_named(function):
+def test_wrong_keywords_are_named(function) -> None:
     names, given = zip(*NAMES[function], strict=True)
     alias, name = ALIASES[function][-1], names[-1]
     with pytest.raises(
@@ -421,7 +423,7 @@ def test_wrong_keywords_are_named(function):
         function(*given[:-1])
 
 
-def test_compiled_calls_take_either_name():
+def test_compiled_calls_take_either_name() -> None:
     calls = lambda x, y: matmul(a=x, b=y) + matmul(input=x, other=y)  # noqa: E731
     assert torch.equal(torch.compile(calls, backend="eager", fullgraph=True)(A, B), 2 * (A @ B))
 
@@ -473,7 +475,7 @@ class Torchs:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_who_catches_what_torch_raises_catches_ours(name):
+def test_who_catches_what_torch_raises_catches_ours(name) -> None:
     with pytest.raises(Exception) as theirs:  # noqa: PT011
         ALIKE[name](Torchs)
     with pytest.raises(theirs.type) as ours:
@@ -481,7 +483,7 @@ def test_who_catches_what_torch_raises_catches_ours(name):
     assert isinstance(ours.value, ValueError) == (theirs.type is RuntimeError)
 
 
-def test_an_operand_error_is_of_both_kinds_and_travels():
+def test_an_operand_error_is_of_both_kinds_and_travels() -> None:
     with pytest.raises(
         OperandError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 4"
     ) as caught:
@@ -492,7 +494,7 @@ def test_an_operand_error_is_of_both_kinds_and_travels():
     assert (type(copy), str(copy)) == (OperandError, str(caught.value))
 
 
-def test_linear_names_its_own_parameters():
+def test_linear_names_its_own_parameters() -> None:
     bad = {
         r"input.shape is \(6, 5\), expected \(..., 4\) for weight.shape \(5, 4\)": (A, B),
         r"weight has 3 dimensions, expected 2 \(N, K\) or 1 \(K\)": (A, B.t().expand(2, 4, 5)),
@@ -513,7 +515,7 @@ def test_linear_names_its_own_parameters():
             linear(SQUARE, w, out=w)
 
 
-def test_a_wrong_config_spoils_no_equal_one():
+def test_a_wrong_config_spoils_no_equal_one() -> None:
     with pytest.raises(TypeError, match=r"config num_warps is 4.0 \(float\), expected int"):
         matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4.0))
     matmul(A, B, kernel="portable", config=PortableConfig(num_warps=4))
@@ -597,7 +599,9 @@ BAD = {
 @pytest.mark.parametrize(
     ("kind", "message"), [(kind, message) for kind in BAD for message in BAD[kind]]
 )
-def test_bad_input_names_the_argument_and_writes_nothing(kind, message):
+def test_bad_input_names_the_argument_and_writes_nothing(
+    kind: type[Exception], message: str
+) -> None:
     out = torch.full((6, 4), 7.0)
     before = BUFFER.clone()
     with pytest.raises(kind, match=message):

@@ -1,21 +1,24 @@
 """From a call to what was tuned for it: workloads, modes, bad arguments. No GPU needed."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from known import A100, CONFIGS, H100, knowing, winner
+from known import A100, CONFIGS, H100, Know, knowing, winner
 
 import outblas
 from outblas.autotune import automatic, lookup
-from outblas.autotune.store.records import Workload
+from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import StoreError
-from outblas.autotune.sweep import outcome
-from outblas.autotune.sweep import sweep as sweeping
+from outblas.autotune.sweeps import outcome
+from outblas.autotune.sweeps import sweep as sweeping
 from outblas.core.configs import to_text
-from outblas.core.problem import problem
+from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
 from outblas.runtime import default_kernel, dispatch, fallback, launcher
 
@@ -24,15 +27,17 @@ OWN = ("portable", "")  # what the rule says, and the kernel's own config
 
 
 @pytest.fixture
-def know(tmp_path):
+def know(tmp_path: Path) -> Know:
     return knowing(tmp_path)
 
 
-def asked(a, b, out_dtype=None, **more):
+def asked(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more: Any
+) -> Problem:
     return problem(a, b, (a @ b).to(out_dtype or a.dtype), **more)
 
 
-def empty(*shape):
+def empty(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
@@ -58,14 +63,14 @@ WORKLOADS = {
 
 
 @pytest.mark.parametrize("case", WORKLOADS)
-def test_workload_of_a_call(case):
+def test_workload_of_a_call(case: str) -> None:
     call, expected = WORKLOADS[case]
     found = automatic.of_problem(call)
     assert (found and str(found)) == expected
 
 
 @pytest.fixture
-def on_gpu(monkeypatch):
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Problem:
     """A call on a GPU, as far as dispatch can tell."""
     monkeypatch.setattr(default_kernel, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(launcher, "unsupported_reason", lambda record, problem: None)
@@ -74,11 +79,11 @@ def on_gpu(monkeypatch):
 
 
 @pytest.fixture
-def taken(on_gpu, monkeypatch):
+def taken(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """What `matmul` would launch, where the plans of some configs fail."""
 
-    def taken(known, tune="", failing=None):
-        def named(kernel, config, problem, *, no_product):
+    def taken(known: Any, tune: str = "", failing: dict[str, Exception] | None = None) -> Any:
+        def named(kernel: str, config: str, problem: Problem, *, no_product: bool) -> Any:
             if failing and config in failing:
                 raise failing[config]
             return kernel, config
@@ -90,7 +95,9 @@ def taken(on_gpu, monkeypatch):
     return taken
 
 
-def test_matmul_takes_the_best_that_takes_the_call(taken, monkeypatch, know):
+def test_matmul_takes_the_best_that_takes_the_call(
+    taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, know: Know
+) -> None:
     best, second = ("portable", CONFIGS[0]), ("hopper.hilbert", to_text(hilbert.Config()))
     known = know(
         winner(0, workload=AT, ratio=1.0),
@@ -116,7 +123,9 @@ def test_matmul_takes_the_best_that_takes_the_call(taken, monkeypatch, know):
 
 
 @pytest.mark.parametrize("gpu", [H100, A100])
-def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkeypatch, know):
+def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, know: Know
+) -> None:
     """`hopper.gemm` computes C^T = B^T A^T there; `portable` does not, whose tiles are not
     turned.
     """
@@ -135,7 +144,9 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkey
     assert list(automatic.choices(call))[: len(expected)] == expected
 
 
-def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch):
+def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No kernel can be compiled there, nor its tiles ordered."""
     prepared = []
     monkeypatch.setattr(
@@ -145,7 +156,7 @@ def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch):
     buffer = torch.empty(1024)
     buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
 
-    def product(*starts):
+    def product(*starts: int) -> Any:
         a, b = (buffer[start : start + 64].view(8, 8) for start in starts)
         return dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "", ""))
 
@@ -158,14 +169,16 @@ def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(monkeypatch):
     assert len(prepared) == 2
 
 
-def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken):
+def test_what_cannot_be_looked_up_is_not_the_callers_concern(taken: Callable[..., Any]) -> None:
     broken = Mock(gpu=H100)
     broken.choices.side_effect = KeyError("a bug")
     with pytest.warns(RuntimeWarning, match="a bug"):
         assert taken(broken) == OWN
 
 
-def test_batches_and_empty_calls_ask_nothing(on_gpu, monkeypatch):
+def test_batches_and_empty_calls_ask_nothing(
+    on_gpu: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     monkeypatch.setattr(launcher, "named_launcher", lambda *_, no_product: no_product)
     for changed in ({"batch": (2,)}, {"M": 0}, {"device": torch.device("cpu")}):
@@ -173,24 +186,28 @@ def test_batches_and_empty_calls_ask_nothing(on_gpu, monkeypatch):
     assert launcher.best_launcher(on_gpu, "on", no_product=True) is True
 
 
-def test_tuning_when_first_met(on_gpu, monkeypatch, know):
+def test_tuning_when_first_met(
+    on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Know
+) -> None:
     """Once for a shape, with what the environment grants; a failure is said once, and then
     forgotten.
     """
     swept = []
     known = [know()]
 
-    def sweep(workload, index, kernels, budget, *_, allow_unsaved):
+    def sweep(
+        workload: Workload, index: int, kernels: Any, budget: float | None, *_: int, allow_unsaved
+    ) -> None:
         assert allow_unsaved
         swept.append((workload, budget))
         if budget == 1.5:
             raise RuntimeError("the GPU is on fire")
         known[0] = know(winner(3, workload=AT))
 
-    def choices(tune="on"):
+    def choices(tune: str = "on") -> list[tuple[str, str]]:
         return list(automatic.choices(on_gpu, tune))
 
-    def fails(budget, message):
+    def fails(budget: str, message: str) -> None:
         monkeypatch.setattr(automatic, "_given_up", set())
         monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", budget)
         with pytest.warns(RuntimeWarning, match=message):
@@ -210,7 +227,9 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
     assert swept == [(AT, 1.5), (AT, automatic.FIRST_SECONDS)]
 
 
-def test_a_store_that_keeps_nothing_is_no_callers_concern(on_gpu, monkeypatch, know):
+def test_a_store_that_keeps_nothing_is_no_callers_concern(
+    on_gpu: Problem, monkeypatch: pytest.MonkeyPatch, know: Know
+) -> None:
     """A shape is tuned once, and not at every call, where the winner cannot be looked up
     afterwards.
     """
@@ -224,7 +243,9 @@ def test_a_store_that_keeps_nothing_is_no_callers_concern(on_gpu, monkeypatch, k
 
 
 @pytest.mark.parametrize(("options", "refused"), [({}, True), ({"allow_unsaved": True}, False)])
-def test_tune_refuses_a_store_that_keeps_nothing(monkeypatch, tmp_path, options, refused):
+def test_tune_refuses_a_store_that_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options, refused: bool
+) -> None:
     """Before it measures; what OUTBLAS_TUNE=on does inside of a program goes on in memory."""
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "file"))
@@ -240,11 +261,14 @@ def test_tune_refuses_a_store_that_keeps_nothing(monkeypatch, tmp_path, options,
     assert measured.called != refused
 
 
-def test_modes():
+def test_modes() -> None:
     assert lookup.mode(None, None) == lookup.mode("", "") == lookup.mode(None, "") == "lookup"
     assert lookup.mode("on", "off") == "on"
+    assert lookup.mode(None, "off") == "off"
     with pytest.raises(ValueError, match="tune is 'yes', expected one of off, lookup, on"):
         lookup.mode("yes", "on")
+    with pytest.raises(ValueError, match="OUTBLAS_TUNE is '1'"):
+        lookup.mode("", "1")
 
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)
@@ -275,13 +299,13 @@ A, B = torch.randn(6, 5), torch.randn(5, 4)
         ),
     ],
 )
-def test_bad_arguments(error, message, call):
+def test_bad_arguments(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
     with pytest.raises(error, match=message):
         call()
 
 
 @pytest.mark.parametrize("tune", ["off", "lookup", "on"])
-def test_calls_without_a_gpu_look_nothing_up(tune, monkeypatch):
+def test_calls_without_a_gpu_look_nothing_up(tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "knowledge", lambda index: pytest.fail("looked up"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fallback.FallbackWarning)

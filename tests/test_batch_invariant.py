@@ -2,9 +2,11 @@
 any rows.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from outblas import FallbackWarning, addmm, batch_invariant, matmul
 from outblas.autotune import automatic
 from outblas.core import invariance, machines, registry
-from outblas.core.problem import problem
+from outblas.core.problem import Problem, problem
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
 from outblas.runtime import default_kernel, dispatch, launcher
@@ -23,7 +25,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SEED = torch.Generator().manual_seed(0)
 
 
-def normal(*shape, dtype=FP32):
+def normal(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
     return torch.randn(*shape, generator=SEED).to(dtype)
 
 
@@ -31,20 +33,20 @@ A, B = normal(6, 5), normal(5, 4)
 
 
 @pytest.fixture(autouse=True)
-def _as_if_for_the_first_time(monkeypatch):
+def _as_if_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torch 2.11 no compiled call keeps one graph once a context has been entered."""
     monkeypatch.setattr(invariance, "_ever", False)
 
 
 @pytest.fixture
-def on_cpu(monkeypatch):
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """CPU tensors as on a GPU: a kernel of ours takes them. What was planned: batch-invariant or
     not.
     """
     asked = []
     best = launcher.best_launcher
 
-    def noted(problem, tune, *, no_product):
+    def noted(problem: Problem, tune: str, *, no_product: bool) -> Any:
         asked.append(problem.batch_invariant)
         return best(problem, tune, no_product=no_product)
 
@@ -63,12 +65,14 @@ ROWS = (1, 2, 3, 16, 17, 64, 65, 130)
 @pytest.mark.parametrize(
     ("dtype", "out_dtype"), [(FP32, None), (BF16, None), (BF16, FP32)], ids=str
 )
-def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
+def test_rows_have_the_same_bits(
+    dtype: torch.dtype, out_dtype: torch.dtype | None, transposed: bool
+) -> None:
     a, b = normal(130, 97, dtype=dtype), normal(97, 33, dtype=dtype)
     if transposed:
         b = b.t().contiguous().t()
 
-    def product(a, b=b):
+    def product(a: torch.Tensor, b: torch.Tensor = b) -> torch.Tensor:
         return matmul(a, b, out_dtype=out_dtype, kernel="portable", batch_invariant=True)
 
     whole = product(a)
@@ -91,14 +95,14 @@ def test_rows_have_the_same_bits(dtype, out_dtype, transposed):
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("wide", [False, True], ids=["row", "matrix"])
-def test_rows_of_addmm_have_the_same_bits(dtype, wide):
+def test_rows_of_addmm_have_the_same_bits(dtype: torch.dtype, wide: bool) -> None:
     a, b, c = (
         normal(130, 70, dtype=dtype),
         normal(70, 33, dtype=dtype),
         normal(130 if wide else 1, 33, dtype=dtype),
     )
 
-    def product(rows, out=None):
+    def product(rows: slice, out: torch.Tensor | None = None) -> torch.Tensor:
         addend = c[rows] if wide else c
         return addmm(
             addend,
@@ -119,7 +123,7 @@ def test_rows_of_addmm_have_the_same_bits(dtype, wide):
 
 
 # ---- what is chosen
-def asked(M, dtype=BF16, **changed):
+def asked(M: int, dtype: torch.dtype = BF16, **changed: Any) -> Problem:
     a, b = (
         torch.empty(M, 512, dtype=dtype, device="meta"),
         torch.empty(384, 512, dtype=dtype, device="meta").t(),
@@ -133,10 +137,10 @@ def asked(M, dtype=BF16, **changed):
 
 @pytest.mark.parametrize("arch", [75, 80, 90])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-def test_portable_has_one_config_for_all_rows(arch, dtype):
+def test_portable_has_one_config_for_all_rows(arch: int, dtype: torch.dtype) -> None:
     machine = machines.reference(arch)
 
-    def config(found):
+    def config(found: Problem) -> PortableConfig:
         return portable.choose(found, machine.sms, machine.arch, machine.shared_memory_per_cta)
 
     alike = [
@@ -153,7 +157,7 @@ def test_portable_has_one_config_for_all_rows(arch, dtype):
         assert len(chosen) == 2  # there is something to keep from
 
 
-def test_the_kernel_is_fixed_by_architecture_and_dtype():
+def test_the_kernel_is_fixed_by_architecture_and_dtype() -> None:
     for M in (1, 8192):
         assert default_kernel.by_rule(asked(M), 90, 132) == "hopper.gemm"
         assert default_kernel.by_rule(asked(M, FP32), 90, 132) == "portable"
@@ -161,7 +165,7 @@ def test_the_kernel_is_fixed_by_architecture_and_dtype():
         assert default_kernel.by_rule(asked(M, FP16), 75, 40) == "portable"
 
 
-def test_what_was_tuned_is_not_asked(monkeypatch):
+def test_what_was_tuned_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     monkeypatch.setattr(default_kernel, "kernel_for", lambda problem: "portable")
     monkeypatch.setattr(
@@ -170,7 +174,7 @@ def test_what_was_tuned_is_not_asked(monkeypatch):
     assert launcher.best_launcher(asked(64), "on", no_product=False) == ("portable", "")
 
 
-def test_a_kernel_that_promises_nothing_is_refused(monkeypatch):
+def test_a_kernel_that_promises_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(portable, "BATCH_INVARIANT")
     with pytest.raises(ValueError, match="kernel 'portable' does not promise batch_invariant=True"):
         matmul(A, B, kernel="portable", batch_invariant=True)
@@ -185,7 +189,7 @@ def test_a_kernel_that_promises_nothing_is_refused(monkeypatch):
     assert set(promising) <= {"portable", "hopper.gemm"}
 
 
-def test_a_config_of_ones_own_is_one_for_all_rows():
+def test_a_config_of_ones_own_is_one_for_all_rows() -> None:
     a, b = normal(40, 50), normal(50, 20)
     config = PortableConfig(block_m=16, block_n=32, block_k=32)
     product = partial(matmul, b=b, kernel="portable", config=config, batch_invariant=True)
@@ -195,7 +199,7 @@ def test_a_config_of_ones_own_is_one_for_all_rows():
 # ---- what torch would take
 @pytest.mark.filterwarnings("error::outblas.FallbackWarning")
 @pytest.mark.parametrize("cause", CAUSES)
-def test_what_torch_takes_is_refused(cause):
+def test_what_torch_takes_is_refused(cause: str) -> None:
     message = rf"batch_invariant is True, and torch would take this call \(.*{cause}"
     for _ in range(3):
         with pytest.raises(ValueError, match=message):
@@ -206,7 +210,7 @@ def test_what_torch_takes_is_refused(cause):
         CAUSES[cause](batch_invariant=False)
 
 
-def test_the_argument_is_a_bool():
+def test_the_argument_is_a_bool() -> None:
     for call in (
         lambda: matmul(A, B, batch_invariant=1),
         lambda: addmm(B[0], A, B, batch_invariant=1),
@@ -218,14 +222,14 @@ def test_the_argument_is_a_bool():
 
 
 # ---- the context
-def planned(found):
+def planned(found: list[bool]) -> bool:
     """What one more call is planned as, warm calls of both kinds or none before it."""
     dispatch.clear_cache()
     matmul(A, B)
     return found.pop()
 
 
-def test_contexts_nest_and_end(on_cpu):
+def test_contexts_nest_and_end(on_cpu: list[bool]) -> None:
     assert not planned(on_cpu)
     with batch_invariant():
         assert planned(on_cpu)
@@ -244,10 +248,12 @@ def test_contexts_nest_and_end(on_cpu):
     assert not planned(on_cpu)
 
 
-def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu, monkeypatch):
+def test_calls_that_say_otherwise_keep_apart_when_warm(
+    on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched = []
 
-    def noted(problem, tune, *, no_product):
+    def noted(problem: Problem, tune: str, *, no_product: bool) -> Any:
         return lambda *_: launched.append("same" if problem.batch_invariant else "any")
 
     monkeypatch.setattr(launcher, "best_launcher", noted)
@@ -264,14 +270,14 @@ def test_calls_that_say_otherwise_keep_apart_when_warm(on_cpu, monkeypatch):
         assert launched == ["any", "same", "same", "any", "same", "any", "same"]
 
 
-def test_other_threads_are_not_asked(on_cpu):
+def test_other_threads_are_not_asked(on_cpu: list[bool]) -> None:
     with batch_invariant(), ThreadPoolExecutor(1) as pool:
         assert not pool.submit(planned, on_cpu).result()
         assert planned(on_cpu)
 
 
 # ---- graphs
-def test_graphs_carry_it(on_cpu):
+def test_graphs_carry_it(on_cpu: list[bool]) -> None:
     graph = make_fx(lambda a, b: matmul(a, b, batch_invariant=True))(A, B)
     on_cpu.clear()
     dispatch.clear_cache()
@@ -279,7 +285,7 @@ def test_graphs_carry_it(on_cpu):
     assert on_cpu == [True]
 
 
-def test_compiled_calls_carry_it(on_cpu):
+def test_compiled_calls_carry_it(on_cpu: list[bool]) -> None:
     named = torch.compile(
         lambda a, b: matmul(a, b, batch_invariant=True) + 1, backend="eager", fullgraph=True
     )
@@ -292,7 +298,7 @@ def test_compiled_calls_carry_it(on_cpu):
             asks(A, B)
         assert on_cpu.pop() == enabled
 
-    def inside(a, b):
+    def inside(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         with batch_invariant():
             return matmul(a, b) + 1
 
@@ -305,7 +311,7 @@ def test_compiled_calls_carry_it(on_cpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("N", "K"), [(4096, 512), (509, 100), (1, 700)])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
-def test_rows_have_the_same_bits_on_a_gpu(dtype, N, K):
+def test_rows_have_the_same_bits_on_a_gpu(dtype: torch.dtype, N: int, K: int) -> None:
     a, b, c = (normal(*shape, dtype=dtype).cuda() for shape in ((700, K), (K, N), (700, N)))
     for b in (b, b.t().contiguous().t()):  # noqa: B020
         with batch_invariant():

@@ -7,6 +7,8 @@ import itertools
 import json
 import random
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from outblas.bench import (
 )
 from outblas.bench.providers import Provider
 from outblas.bench.record import Device, Record
-from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, _rank, ratio
+from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, Verdict, _rank, ratio
 from outblas.bench.sustained import Turn
 from outblas.cli.bench import COLUMNS, row, split_names
 from outblas.core import shapes
@@ -38,7 +40,9 @@ class Machine:
     before it.
     """
 
-    def __init__(self, us, *, seed, drift=0.1, noise=0.005):
+    def __init__(
+        self, us: dict[str, float], *, seed: int, drift: float = 0.1, noise: float = 0.005
+    ) -> None:
         """`noise` is relative; with any, one turn in twenty also stumbles."""
         self.us = us
         self.random = random.Random(seed)
@@ -47,7 +51,7 @@ class Machine:
         self.previous = ""
         self.after = dict.fromkeys(us, 0.0)  # how much slower the next turn is
 
-    def time(self, name):
+    def time(self, name: str) -> float:
         heat = 1 + self.drift * self.turns / 60
         inherited = 1 + self.after.get(self.previous, 0.0)
         self.turns += 1
@@ -55,7 +59,7 @@ class Machine:
         stumble = 1.3 if self.noise and self.random.random() < 0.05 else 1.0
         return self.us[name] * heat * inherited * stumble * self.random.gauss(1, self.noise)
 
-    def burst(self, rounds):
+    def burst(self, rounds: int) -> dict[str, list[float]]:
         times = {name: [] for name in self.us}
         for order in schedule.rounds(list(self.us), rounds):
             for name in order:
@@ -63,7 +67,7 @@ class Machine:
         return times
 
 
-def verdicts(us, runs=200, **machine):
+def verdicts(us: float, runs: int = 200, **machine: Any) -> Counter[Verdict]:
     """What is said of a provider of `us` beside a base of 100 and a bystander, over machines of
     different luck.
     """
@@ -76,25 +80,25 @@ def verdicts(us, runs=200, **machine):
     return found
 
 
-def test_equal_providers_are_tied_under_drift_and_noise():
+def test_equal_providers_are_tied_under_drift_and_noise() -> None:
     assert verdicts(100.0)["tied"] >= 195
     assert verdicts(100.0, noise=0.02)["tied"] >= 185  # 95% confidence: at most about one in twenty
     assert verdicts(100.2)["tied"] >= 190  # 0.2% is less than the protocol can tell
 
 
-def test_differences_beyond_the_tolerance_are_found():
+def test_differences_beyond_the_tolerance_are_found() -> None:
     assert verdicts(98.0)["faster"] >= 198
     assert verdicts(102.0)["slower"] >= 198
     assert verdicts(98.0, drift=0.5)["faster"] >= 195
 
 
-def test_ratio_cancels_drift():
+def test_ratio_cancels_drift() -> None:
     times = Machine({"base": 100.0, "other": 80.0}, seed=1, drift=1.0, noise=0.0).burst(16)
     assert max(times["base"]) > 1.4 * min(times["base"])
     assert ratio(times["base"], times["other"]).median == pytest.approx(1.25, rel=0.01)
 
 
-def test_ratio():
+def test_ratio() -> None:
     spread = ratio([10.0, 10.0, 20.0, 10.0, 10.0], [10.0, 5.0, 10.0, 8.0, 4.0])
     assert spread.median == 2.0
     assert (spread.low, spread.high) == (pytest.approx(1.1), pytest.approx(2.3))
@@ -105,7 +109,7 @@ def test_ratio():
             ratio(base, times)
 
 
-def test_ranks_enclose_the_median():
+def test_ranks_enclose_the_median() -> None:
     assert [_rank(n) for n in (2, 5, 6, 9, 15, 25)] == [0, 0, 0, 1, 3, 7]
     generator = random.Random(0)
     for n in (6, 9, 15, 25):
@@ -116,14 +120,14 @@ def test_ranks_enclose_the_median():
         assert inside / 2000 >= 0.94
 
 
-def test_a_median_within_the_tolerance_is_a_tie_however_sure():
+def test_a_median_within_the_tolerance_is_a_tie_however_sure() -> None:
     assert ratio([1.004] * 20, [1.0] * 20).verdict(BURST_TOLERANCE) == "tied"
     assert ratio([1.004] * 20, [1.0] * 20).verdict(SUSTAINED_TOLERANCE) == "faster"
     assert ratio([0.9] * 9 + [1.1] * 6, [1.0] * 15).verdict(BURST_TOLERANCE) == "tied"  # unsure
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_rounds_are_balanced(n):
+def test_rounds_are_balanced(n: int) -> None:
     names = [f"p{i}" for i in range(n)]
     orders = list(schedule.rounds(names, 2 * n))
     assert all(sorted(order) == names for order in orders)
@@ -134,11 +138,11 @@ def test_rounds_are_balanced(n):
     assert set(followed.values()) == {2}
 
 
-def test_rounds_complete_the_design():
+def test_rounds_complete_the_design() -> None:
     assert [schedule.whole_rounds(n, 15) for n in range(1, 8)] == [16, 16, 18, 16, 20, 18, 28]
 
 
-def test_what_a_provider_does_to_the_next_one_is_shared():
+def test_what_a_provider_does_to_the_next_one_is_shared() -> None:
     """One provider leaves the device 10% slower: with a plain rotation the same one would always
     pay for it.
     """
@@ -150,7 +154,7 @@ def test_what_a_provider_does_to_the_next_one_is_shared():
     assert min(paid.values()) >= 2
 
 
-def test_turns_put_the_base_around_every_other():
+def test_turns_put_the_base_around_every_other() -> None:
     order = schedule.turns("base", ["a", "b"], 3)
     assert order == [
         "base",
@@ -170,7 +174,7 @@ def test_turns_put_the_base_around_every_other():
     assert schedule.turns("base", [], 2) == ["base", "base", "base"]
 
 
-def test_burst_keeps_rounds_together(monkeypatch):
+def test_burst_keeps_rounds_together(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
         burst,
@@ -186,7 +190,7 @@ def test_burst_keeps_rounds_together(monkeypatch):
     assert len(ticks) == 4
 
 
-def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch):
+def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A board that slows down all the time: neighbours cancel what a mean over the run
     would not.
     """
@@ -205,19 +209,19 @@ def test_sustained_holds_each_turn_against_its_neighbours(monkeypatch):
     assert [t.us for t in own] == against
 
 
-def test_clock_compares_each_sm_with_itself():
+def test_clock_compares_each_sm_with_itself() -> None:
     before = [[0, 1_000, 50_000], [1, 900_000, 50_032], [7, 5, 50_000]]
     after = [[1, 900_000 + 160_000, 150_032], [0, 1_000 + 150_000, 150_000]]
     assert clock.mhz(before, after) == pytest.approx(1550)  # 1500 and 1600 MHz; SM 7 stamped once
 
 
-def test_power_is_taken_between_renewals():
+def test_power_is_taken_between_renewals() -> None:
     assert power.mean_power([]) is None
     assert power.mean_power([(1.0, 5000)]) is None
     assert power.mean_power([(1.0, 5000), (1.1, 75_000), (1.2, 145_000)]) == pytest.approx(700)
 
 
-def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch):
+def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([10, 10, 20, 20, 90_000, 90_000, 180_000, 180_000])
     now = iter([1.0, 1.1, 1.2])
     meter = object.__new__(power.EnergyMeter)
@@ -229,7 +233,7 @@ def test_energy_meter_ignores_a_counter_that_stands_still(monkeypatch):
     assert meter.watts() == pytest.approx((180_000 - 20) / 1000 / 0.2)
 
 
-def test_figures():
+def test_figures() -> None:
     spread = ratio([200.0, 200.0], [100.0, 100.0])
     found = record.figures(
         (1024, 2048, 512), [100.0, 100.0], [1500.0, 1500.0], spread, Device(4096 * 132)
@@ -243,18 +247,18 @@ def test_figures():
     )
 
 
-def test_energy():
+def test_energy() -> None:
     found = record.energy((4096, 4096, 4096), [200.0, 200.0], [700.0, 700.0])
     assert found["joules"] == pytest.approx(0.14)
     assert found["pj_per_flop"] == pytest.approx(0.14e12 / (2 * 4096**3))
     assert set(record.energy((8, 8, 8), [1.0, 1.0], [700.0, None]).values()) == {None}
 
 
-def test_graphs_hold_as_many_calls_as_fill_a_millisecond():
+def test_graphs_hold_as_many_calls_as_fill_a_millisecond() -> None:
     assert [turn.graph_calls(us) for us in (0.5, 3.4, 10.0, 99.0, 400.0)] == [400, 295, 100, 11, 8]
 
 
-def test_providers_by_name():
+def test_providers_by_name() -> None:
     assert split_names("a, b[k=v,k=2],c") == ["a", "b[k=v,k=2]", "c"]
     assert split_names("") == []
     assert providers.parse("cublas").trusted
@@ -294,12 +298,12 @@ def test_providers_by_name():
         (("--chart", "chart.txt"), "--chart is 'chart.txt'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(arguments, message):
+def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     refuses(message, "bench", *arguments)
 
 
 @pytest.mark.no_gpu
-def test_without_a_gpu_nothing_is_timed(tmp_path, monkeypatch):
+def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign.Campaign, "run", lambda *rest: pytest.fail("timed"))
     saved = tmp_path / "bench.json"
     result = invoke("bench", "--save", saved, "--json", code=3)
@@ -308,12 +312,19 @@ def test_without_a_gpu_nothing_is_timed(tmp_path, monkeypatch):
     assert not saved.exists()
 
 
-def fake(name, *, fault=None, refusal=None, us=100.0, crash=""):
-    def prepare(a, b, out):
+def fake(
+    name: str,
+    *,
+    fault: str | None = None,
+    refusal: str | None = None,
+    us: float = 100.0,
+    crash: str = "",
+) -> Provider:
+    def prepare(a: Any, b: Any, out: Any) -> Any:
         return lambda: us
 
     class Fake(Provider):
-        def fault(self, case):
+        def fault(self, case: Any) -> str | None:
             if refusal:
                 raise Refused(refusal)
             if crash:
@@ -324,24 +335,24 @@ def fake(name, *, fault=None, refusal=None, us=100.0, crash=""):
 
 
 @pytest.fixture
-def board(monkeypatch):
+def board(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A campaign whose device is synthetic: only what is timed, when, and what is made of it are
     real.
     """
     machine = Machine({}, seed=0, drift=0.02)
 
     class NoClock:
-        def start(self, wait_us=0.0): ...
-        def stop(self): ...
-        def mhz(self):
+        def start(self, wait_us: float = 0.0) -> None: ...
+        def stop(self) -> None: ...
+        def mhz(self) -> float:
             return 1500.0
 
-    def turn_of(warm, batch, *rest):
+    def turn_of(warm: Any, batch: turn.Batch, *rest: Any) -> tuple[float, float]:
         us = float(batch.run())
         machine.us[str(us)] = us
         return machine.time(str(us)), 1500.0
 
-    def no_meter():
+    def no_meter() -> None:
         raise RuntimeError
 
     monkeypatch.setattr(campaign, "Clock", NoClock)
@@ -365,7 +376,7 @@ def board(monkeypatch):
     return machine
 
 
-def run(*entrants, modes=("burst",)):
+def run(*entrants: Provider, modes: tuple[str, ...] = ("burst",)) -> dict[tuple[str, str], Record]:
     base = dataclasses.replace(
         fake("cublas", us=entrants[0].prepare(None, None, None)()), trusted=True
     )
@@ -373,7 +384,7 @@ def run(*entrants, modes=("burst",)):
     return {(r.provider, r.mode): r for r in found}
 
 
-def test_a_kernel_that_fails_its_check_is_not_timed(board):
+def test_a_kernel_that_fails_its_check_is_not_timed(board: Machine) -> None:
     right, wrong = fake("right", us=150.0), fake("wrong", fault="wrong: 1 of 4 elements", us=1.0)
     crash = fake("crash", crash="out of\nresources", us=3.0)
     records = run(right, wrong, fake("other", refusal="TMA needs 16 bytes", us=2.0), crash)
@@ -390,7 +401,7 @@ def test_a_kernel_that_fails_its_check_is_not_timed(board):
     assert records["right", "burst"].verdict == "tied"
 
 
-def test_short_calls_run_in_graphs_and_apart(board):
+def test_short_calls_run_in_graphs_and_apart(board: Machine) -> None:
     records = run(fake("ours", us=20.0))
     ours = records["ours", "burst"]
     assert (ours.graph, ours.calls, ours.host_us) == (True, 50, 12.0)
@@ -400,7 +411,7 @@ def test_short_calls_run_in_graphs_and_apart(board):
     assert (long.graph, long.calls, long.ratio_apart) == (False, 8, None)
 
 
-def test_sustained_reports_no_watts_without_a_counter(board):
+def test_sustained_reports_no_watts_without_a_counter(board: Machine) -> None:
     records = run(fake("ours", us=150.0), modes=("burst", "sustained"))
     ours = records["ours", "sustained"]
     assert (ours.rounds, ours.watts, ours.pj_per_flop, ours.host_us) == (3, None, None, None)
@@ -433,7 +444,7 @@ RECORD = Record(
 )
 
 
-def test_records():
+def test_records() -> None:
     keys = (
         "ratio ratio_low ratio_high tflops us host_us clock_mhz utilisation watts joules "
         "pj_per_flop mode check"
@@ -446,7 +457,7 @@ def test_records():
     assert (cells["W"], cells["apart"]) == ("–", "1.000")
 
 
-def test_chart(tmp_path):
+def test_chart(tmp_path: Path) -> None:
     base = dataclasses.replace(
         RECORD, provider="cublas", config="", ratio=1.0, ratio_low=1.0, ratio_high=1.0
     )
@@ -475,13 +486,13 @@ def test_chart(tmp_path):
         chart.draw({**report, "results": [failed.record()]}, tmp_path / "none.png")
 
 
-def test_suite():
+def test_suite() -> None:
     assert len(shapes.SUITE) == 11
     assert shapes.parse("suite,64, 8x16x24")[-2:] == [(64, 64, 64), (8, 16, 24)]
     assert [shapes.to_text(s) for s in ((4, 4, 4), (8, 16, 24))] == ["4", "8x16x24"]
 
 
-def test_outblas_is_timed_as_it_is_called(monkeypatch):
+def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a kernel's name: what was tuned, or the rule's."""
     asked = []
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: asked.append(how))
@@ -492,11 +503,11 @@ def test_outblas_is_timed_as_it_is_called(monkeypatch):
         providers.parse("outblas[slots=4]")
 
 
-def test_torch_compile_compiles_every_shape(monkeypatch):
+def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo runs a function eagerly after eight recompilations: the suite has eleven shapes."""
     compiled, compile = [], torch.compile
 
-    def backend(graph, inputs):
+    def backend(graph: Any, inputs: Any) -> Any:
         compiled.append(inputs)
         return graph.forward
 

@@ -3,6 +3,7 @@ kernel.
 """
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 BASE = providers.parse("cublas")
 
 
-def test_cublas_ties_with_itself():
+def test_cublas_ties_with_itself() -> None:
     first, second = Campaign([BASE, BASE]).run([(2048, 2048, 2048)], ["nt"], ["burst"])
     assert (first.provider, second.provider, second.verdict) == ("cublas", "cublas (2)", "tied")
     assert second.ratio == pytest.approx(1, abs=0.01)
@@ -30,7 +31,7 @@ def test_cublas_ties_with_itself():
     assert 5 < first.host_us < 200
 
 
-def test_clock_counts_cycles():
+def test_clock_counts_cycles() -> None:
     clock = Clock()
     clock.start(wait_us=2000)
     torch.cuda._sleep(1_000_000)
@@ -39,13 +40,13 @@ def test_clock_counts_cycles():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_cublaslt_best_is_right(dtype):
+def test_cublaslt_best_is_right(dtype: str) -> None:
     best = providers.parse("cublaslt-best")
     for layout in LAYOUTS:
         assert best.fault(Case(256, 384, 512, getattr(torch, dtype), layout=layout)) is None
 
 
-def test_sustained(monkeypatch):
+def test_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns too short to be worth anything, but with every figure."""
     monkeypatch.setattr(
         sustained.run, "__kwdefaults__", {**sustained.run.__kwdefaults__, "seconds": 1.0}
@@ -63,9 +64,9 @@ def test_sustained(monkeypatch):
         assert ours.joules == pytest.approx(ours.watts * ours.us / 1e6, rel=0.2)
 
 
-def test_a_wrong_kernel_is_not_timed(monkeypatch):
-    def prepare(a, b, out):
-        def call():
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(a: Any, b: Any, out: Any) -> Any:
+        def call() -> None:
             torch.mm(a, b, out=out)
             out[-1, -1] = torch.inf
 
@@ -81,7 +82,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch):
     assert not record.passed
 
 
-def test_command():
+def test_command() -> None:
     result = CliRunner().invoke(
         app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"]
     )

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_gemm_work import Word, arithmetic, launch  # noqa: F401
+from test_gemm_work import Word, arithmetic, coord, launch  # noqa: F401
 
 from outblas.core import configs
 from outblas.core.artifact import example
@@ -65,7 +66,7 @@ def asked(M, N, K, *batch, **changed):
     ],
     ids=["batch", "batches", "rows", "no K", "tiles of a batch", "tiles", "stream_k", "split_k"],
 )
-def test_what_does_not_fit_is_refused(problem, config, reason, swap):
+def test_what_does_not_fit_is_refused(problem, config, reason: str, swap: bool) -> None:
     config = configs.from_text(gemm.Config, config) if isinstance(config, str) else config
     config = replace(config, swap=swap, k_serpentine=False)
     assert reason in str(gemm.unsupported(problem, config))
@@ -73,7 +74,7 @@ def test_what_does_not_fit_is_refused(problem, config, reason, swap):
     assert gemm.unsupported(small, config) is None
 
 
-def test_wide_columns_that_end_beyond_32_bits_are_refused():
+def test_wide_columns_that_end_beyond_32_bits_are_refused() -> None:
     """`Gemm.__call__` asks whether as many wide columns as there are reach N."""
     fits, beyond = asked(1, 1_400_000_000, 8), asked(1, 1_440_000_000, 8)
     assert gemm.unsupported(fits, ELASTIC) is None
@@ -83,13 +84,13 @@ def test_wide_columns_that_end_beyond_32_bits_are_refused():
     assert gemm.unsupported(beyond, replace(ELASTIC, elastic=False, tile_n=32)) is None
 
 
-def test_the_longest_of_what_fits_is_taken():
+def test_the_longest_of_what_fits_is_taken() -> None:
     assert gemm.unsupported(asked(1, 1, 8, bounds.LARGEST), OWN) is None
     assert gemm.unsupported(asked(bounds.LARGEST, 1, 8), OWN) is None
     assert gemm.unsupported(asked(64, 64, 1), OWN) is None
 
 
-def test_only_matrices_of_one_launch_count():
+def test_only_matrices_of_one_launch_count() -> None:
     """The other dimensions of a batch are walked call by call."""
     split = configs.from_text(gemm.Config, f"{SMALL},split_k=16,k_serpentine=False")
     assert gemm.unsupported(asked(64, 64, 8192, 2**10, 2**12), split) is None
@@ -98,14 +99,16 @@ def test_only_matrices_of_one_launch_count():
 
 
 @pytest.mark.parametrize("rung", [tma_wgmma, two_consumers])
-def test_rungs_refuse_the_same(rung):
+def test_rungs_refuse_the_same(rung) -> None:
     assert "K = 0" in str(rung.unsupported(asked(64, 64, 0)))
     assert "extents up to" in str(rung.unsupported(asked(64, 64, 2**31 - 8)))
     assert "cluster tiles" in str(rung.unsupported(asked(2**23, 2**23, 64), rung.Config()))
     assert rung.unsupported(asked(64, 64, 64), rung.Config()) is None
 
 
-def test_the_rule_s_own_config_is_checked_before_it_is_planned(monkeypatch):
+def test_the_rule_s_own_config_is_checked_before_it_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a call without a config: how many tiles there are follows from the one that the rule
     gives."""
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
@@ -132,38 +135,38 @@ CUTS = (
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
-    """`work`'s own arithmetic, at the first and last steps of the first and last clusters, on
-    integers of 32 bits."""
+    """The scheduler's own arithmetic, at the first and last steps of the first and last clusters,
+    on integers of 32 bits.
+    """
     draw = data.draw
     M, N, K, batch = draw(EDGE), draw(EDGE), draw(EDGE), draw(EDGE)
     shared = draw(st.sampled_from(["", "cluster_n=2", "cluster_m=2"]))
     text = f"{SMALL},k_serpentine=False,{draw(st.sampled_from(CUTS))},{shared}"
     config = configs.from_text(gemm.Config, text)
     assume(gemm.unsupported(asked(M, N, K, batch), config) is None)
-    k = launch(config, M, N, K, batch, fit=132 // config.cluster)
-    numbers = [n for n in (*vars(k).values(), *k.by) if isinstance(n, Word)]
-    ends = tile_order.columns(config, N) * config.tile_n, k.clusters * config.cluster
+    scheduler = launch(config, M, N, K, batch, fit=132 // config.cluster)
+    params = scheduler.params
+    numbers = [n for n in (*params, *params.divmods) if isinstance(n, Word)]
+    ends = tile_order.columns(config, N) * config.tile_n, params.clusters * config.cluster
     assert all(0 <= n < 2**31 for n in (*numbers, *ends)), text
-    for cluster in {Word(0), k.clusters - 1}:
-        k.cluster = cluster
-        k.part_a, k.part_b = Word(config.cluster_n - 1), Word(config.cluster_m - 1)
-        k.part_k = Word(config.cluster_k - 1)
-        steps = Word(arithmetic.steps(k, config))
+    last = coord(config.cluster_m - 1, config.cluster_n - 1, config.cluster_k - 1)
+    for cluster in {Word(0), params.clusters - 1}:
+        one = replace(scheduler, cluster=cluster, coord=last)
+        steps = Word(arithmetic.work_tile_count(one, config))
         for step in {Word(0), steps - 1} if steps else ():
-            mine = arithmetic.at(k, config, step)
-            row, column = (
-                mine.m * config.tile_m + Word(config.tile_m - 1),
-                mine.column + (config.tile_n - 1),
-            )
+            work = arithmetic.current_work(one, config, step)
+            row = work.m * config.tile_m + Word(config.tile_m - 1)
+            column = work.column + (config.tile_n - 1)
             assert row >= 0
             assert column >= 0
-            if config.split and mine.pieces > 1:
-                place = (mine.place + mine.pieces) * Word(config.cluster)
-                assert place * (config.tile_m * config.tile_n) > 0
+            partition = work.partition
+            if config.split and partition.total > 1:
+                end = (partition.workspace_index + partition.total) * Word(config.cluster)
+                assert end * (config.tile_m * config.tile_n) > 0
 
 
 @pytest.mark.parametrize("batch", [(2**31 + 8,), (3, 2**31 + 8), (2**31 + 8, 3), (2, 2**16, 2**16)])
-def test_launches_of_triton_s_kernels_cover_any_batch(batch):
+def test_launches_of_triton_s_kernels_cover_any_batch(batch) -> None:
     """The portable kernel and `turing.cp_async` have no such bound: a launch has a part of the
     batch, and indices in it are below 2³¹ where its start is an address."""
     config = SimpleNamespace(block_m=16, block_n=16, block_k=32, group_m=8)

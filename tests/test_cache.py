@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,13 @@ FACTS = {"kernel": "x", "arch": "sm_90a"}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     cache._warn_once.cache_clear()
     return tmp_path / "cache"
 
 
-def fetch(value="built", facts=FACTS):
+def fetch(value: str = "built", facts: dict[str, Any] = FACTS) -> str:
     return cache.fetch(
         facts,
         build=lambda: value,
@@ -32,7 +33,7 @@ def fetch(value="built", facts=FACTS):
     )
 
 
-def test_built_once_then_loaded(folder):
+def test_built_once_then_loaded(folder: Path) -> None:
     assert fetch("first") == "first"
     assert fetch("second") == "first"
     assert fetch("third", {**FACTS, "arch": "sm_100a"}) == "third"
@@ -41,7 +42,7 @@ def test_built_once_then_loaded(folder):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no record", "bad record"])
-def test_damaged_objects_are_built_anew(folder, damage):
+def test_damaged_objects_are_built_anew(folder: Path, damage: str) -> None:
     fetch("first")
     (path,) = (folder / "objects").glob("*.o")
     match damage:
@@ -57,7 +58,7 @@ def test_damaged_objects_are_built_anew(folder, damage):
     assert fetch("third") == "second"
 
 
-def test_directory_that_others_can_write_is_not_used(folder):
+def test_directory_that_others_can_write_is_not_used(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     folder.chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
@@ -68,21 +69,23 @@ def test_directory_that_others_can_write_is_not_used(folder):
     assert not list(folder.iterdir())
 
 
-def test_directory_of_another_user_is_not_used(folder, monkeypatch):
+def test_directory_of_another_user_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.warns(UserWarning, match="belongs to another user"):
         assert fetch() == "built"
 
 
-def test_unwritable_place_costs_speed_only(folder):
+def test_unwritable_place_costs_speed_only(folder: Path) -> None:
     folder.write_text("a file")
     with pytest.warns(UserWarning, match="outblas keeps no compiled kernels"):
         assert fetch() == "built"
 
 
-def test_full_disk_costs_speed_only(folder):
-    def full(built, path):
+def test_full_disk_costs_speed_only(folder: Path) -> None:
+    def full(built: str, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.warns(UserWarning, match="No space left"):
@@ -90,8 +93,8 @@ def test_full_disk_costs_speed_only(folder):
     assert not list((folder / "objects").glob("*.o"))
 
 
-def test_objects_that_cannot_be_loaded_are_built_anew(folder):
-    def unloadable(path):
+def test_objects_that_cannot_be_loaded_are_built_anew(folder: Path) -> None:
+    def unloadable(path: Path) -> str:
         raise RuntimeError("cannot map")
 
     fetch("first")
@@ -105,13 +108,13 @@ def test_objects_that_cannot_be_loaded_are_built_anew(folder):
     assert got == "second"
 
 
-def test_folder_below_one_that_others_can_write_is_not_used(folder):
+def test_folder_below_one_that_others_can_write_is_not_used(folder: Path) -> None:
     folder.parent.chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
         assert fetch() == "built"
 
 
-def test_prune_keeps_the_newest(folder):
+def test_prune_keeps_the_newest(folder: Path) -> None:
     for i in range(4):
         fetch("x" * 100, {"i": i})
         time.sleep(0.02)
@@ -120,7 +123,7 @@ def test_prune_keeps_the_newest(folder):
     assert kept == [2, 3]
 
 
-def test_eight_cold_processes_build_once(folder):
+def test_eight_cold_processes_build_once(folder: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path

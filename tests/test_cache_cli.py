@@ -8,20 +8,22 @@ from pathlib import Path
 import commands
 import pytest
 from stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
+from typer.testing import Result
 
-from outblas.autotune.store import transfer
+from outblas.autotune.store import tables, transfer
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
+from outblas.autotune.store.tables import read_table, ship
 from outblas.cli import cache as command
 from outblas.cli import common
 from outblas.core import cache, config_source, configs, registry
 
 
 @pytest.fixture(autouse=True)
-def home(path, tmp_path, monkeypatch):
+def home(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with results and two compiled kernels, and a folder of tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
-    monkeypatch.setattr(transfer, "TABLES", tmp_path / "tables")
+    monkeypatch.setattr(tables, "TABLES", tmp_path / "tables")
     with Store() as store:
         for each in (
             trial(0),
@@ -41,19 +43,19 @@ def home(path, tmp_path, monkeypatch):
     return tmp_path
 
 
-def invoke(*arguments, code=0):
+def invoke(*arguments: object, code: int = 0) -> Result:
     return commands.invoke("cache", *arguments, code=code)
 
 
-def shown(*arguments, code=0):
+def shown(*arguments: object, code: int = 0) -> str:
     return invoke(*arguments, code=code).stdout
 
 
-def refusal(*arguments):
+def refusal(*arguments: object) -> str:
     return " ".join(invoke(*arguments, code=2).stderr.replace("│", "").split())
 
 
-def test_ls(path):
+def test_ls(path: Path) -> None:
     text = shown("ls")
     for piece in (
         "NVIDIA H100 80GB HBM3",
@@ -79,13 +81,13 @@ def test_ls(path):
     assert second["winner"] is None
 
 
-def test_ls_of_nothing(home, monkeypatch):
+def test_ls_of_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(home / "nothing"))
     assert "no results" in shown("ls")
     assert not (home / "nothing").exists()
 
 
-def test_show():
+def test_show() -> None:
     text = shown("show", "4096")
     assert "not done in 30 s" in text
     assert "3 of 3 trials" in text
@@ -98,7 +100,7 @@ def test_show():
     assert records[0]["gpu"]["name"] == H100.name
 
 
-def test_export_and_import(home):
+def test_export_and_import(home: Path) -> None:
     file, elsewhere = home / "found.json", home / "other" / "tuning.sqlite"
     assert "4 trials, 1 winners" in shown("export", file)
     assert "4 new trials, 1 new winners" in shown("import", file, "--store", elsewhere)
@@ -112,11 +114,11 @@ def test_export_and_import(home):
     assert "sha256 is" in refusal("import", file)
 
 
-def test_export_ship(home):
+def test_export_ship(home: Path) -> None:
     invoke("export", "--ship")
     (path,) = (home / "tables").iterdir()
     assert path.name == "NVIDIA_H100_80GB_HBM3.json"
-    (entry,) = transfer.read_table(path).entries
+    (entry,) = read_table(path).entries
     assert entry.workload == WORKLOAD
     assert entry.config in (
         "slots=2",
@@ -126,7 +128,7 @@ def test_export_ship(home):
     assert (home / "folder" / path.name).exists()
 
 
-def test_verify(home, path):
+def test_verify(home: Path, path: Path) -> None:
     invoke("export", "--ship")
     assert shown("verify") == "no problems\n"
     file = home / "found.json"
@@ -142,14 +144,14 @@ def test_verify(home, path):
     assert "no JSON" in shown("verify", file, code=1)
 
 
-def test_verify_of_a_damaged_store(path):
+def test_verify_of_a_damaged_store(path: Path) -> None:
     path.write_text("garbage" * 1000)
     assert "cannot be read" in shown("verify", code=1)
     assert path.read_text().startswith("garbage")
     assert "cannot be read" in invoke("ls").stderr
 
 
-def test_prune_command(path, monkeypatch):
+def test_prune_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         command,
         "fingerprints",
@@ -165,7 +167,7 @@ def test_prune_command(path, monkeypatch):
     assert not list((path.parent / "objects").glob("*.o"))
 
 
-def test_fingerprints(capsys):
+def test_fingerprints(capsys: pytest.CaptureFixture[str]) -> None:
     found = command.fingerprints(["hopper.hilbert", "portable", "nothing.here"])
     assert sorted(found) == ["hopper.hilbert", "portable"]
     assert all(found.values())
@@ -195,17 +197,17 @@ def test_fingerprints(capsys):
         (("prune", "--older-than", "99999w"), "expected a number from 0"),
     ],
 )
-def test_usage_errors(arguments, message):
+def test_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     assert message in refusal(*arguments)
 
 
-def test_a_store_of_a_newer_version_is_a_usage_error(path):
+def test_a_store_of_a_newer_version_is_a_usage_error(path: Path) -> None:
     sql(path, "PRAGMA user_version = 9")
     for arguments in (("ls",), ("show", "4096"), ("verify",), ("prune", "--kernel", "x")):
         assert "version 9" in refusal(*arguments)
 
 
-def test_import_into_what_cannot_be_written_is_an_error(home):
+def test_import_into_what_cannot_be_written_is_an_error(home: Path) -> None:
     file = home / "found.json"
     invoke("export", file)
     assert "lost when the process ends" in refusal("import", file, "--store", file / "x.sqlite")
@@ -241,7 +243,7 @@ def foreign(home):
     ],
     ids=" ".join,
 )
-def test_control_characters_are_shown_escaped(foreign, arguments):
+def test_control_characters_are_shown_escaped(foreign, arguments) -> None:
     result = invoke(*arguments)
     assert not RAW.search(result.stdout.replace("\t", "")), result.stdout
     assert not RAW.search(result.stderr)
@@ -256,7 +258,7 @@ def test_control_characters_are_shown_escaped(foreign, arguments):
             assert piece in result.stdout.replace("\n", "")
 
 
-def test_control_characters_in_json_are_escapes(foreign):
+def test_control_characters_in_json_are_escapes(foreign) -> None:
     text = shown("ls", "--json")
     assert not RAW.search(text)
     assert {row["gpu"] for row in json.loads(text)["rows"]} >= {f"GPU {ESCAPES}"}
@@ -266,7 +268,7 @@ def test_control_characters_in_json_are_escapes(foreign):
     )
 
 
-def test_control_characters_in_problems_and_paths(home, path):
+def test_control_characters_in_problems_and_paths(home: Path, path: Path) -> None:
     sql(path, "UPDATE trials SET layout = 'x' || char(27) || '[31m' WHERE id = 1")
     text = shown("verify", code=1)
     assert not RAW.search(text)
@@ -280,7 +282,7 @@ def test_control_characters_in_problems_and_paths(home, path):
     assert not RAW.search(invoke("ls", "--store", home / "no\x1b[31m.sqlite", code=2).stderr)
 
 
-def test_notes_and_tables_escape_what_they_are_given(capsys):
+def test_notes_and_tables_escape_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     common.note(ESCAPES)
     common.table(ESCAPES, [ESCAPES], [[ESCAPES]])
     common.say(f"{ESCAPES}\nsecond line")
@@ -295,13 +297,13 @@ def test_notes_and_tables_escape_what_they_are_given(capsys):
 
 
 @pytest.fixture
-def many(path):
+def many(path) -> None:
     with Store(path) as store:
         for i in range(150):
             store.merge([trial(j, workload=Workload(16 + i, 16, 16)) for j in range(2)], [])
 
 
-def test_the_first_are_shown_unless_more_are_asked_for(many):
+def test_the_first_are_shown_unless_more_are_asked_for(many) -> None:
     text = shown("show", "hopper.hilbert")
     assert "100 of 303 trials; --limit shows more" in text
     assert "303 of 303 trials" in shown("show", "hopper.hilbert", "--limit", 1000)
@@ -312,7 +314,7 @@ def test_the_first_are_shown_unless_more_are_asked_for(many):
     assert len(json.loads(shown("ls", "--json"))["rows"]) == 152
 
 
-def test_a_listing_loads_no_kernel(monkeypatch):
+def test_a_listing_loads_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """DSLs take seconds to import."""
     monkeypatch.setattr(registry, "load", lambda name: pytest.fail(f"{name} is loaded"))
     assert "slots=2" in shown("ls")
@@ -320,7 +322,7 @@ def test_a_listing_loads_no_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in registry.ladder()])
-def test_defaults_are_read_from_the_source(kernel):
+def test_defaults_are_read_from_the_source(kernel) -> None:
     try:
         module = registry.load(kernel)
     except ImportError as error:
@@ -338,7 +340,7 @@ def test_defaults_are_read_from_the_source(kernel):
 # Tables that ship.
 
 
-def test_results_of_the_interpreter_are_not_shipped(home):
+def test_results_of_the_interpreter_are_not_shipped(home: Path) -> None:
     with Store() as store:
         store.crown(winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0)))
     result = invoke("export", "--ship")
@@ -349,19 +351,21 @@ def test_results_of_the_interpreter_are_not_shipped(home):
         ValueError,
         match=r"winners\[0\] is of CPU, interpreted, x86_64, expected one that was measured",
     ):
-        transfer.ship([winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0))], home)
+        ship([winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0))], home)
 
 
-def test_an_installed_package_is_not_written_to(home, monkeypatch):
-    installed = home / "site-packages" / "outblas" / "autotune" / "transfer.py"
-    monkeypatch.setattr(transfer, "__file__", str(installed))
+def test_an_installed_package_is_not_written_to(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = home / "site-packages" / "outblas" / "autotune" / "store" / "tables.py"
+    monkeypatch.setattr(tables, "__file__", str(installed))
     assert "belong to an installed package, expected a FOLDER" in refusal("export", "--ship")
     assert not (home / "tables").exists()
     invoke("export", home / "named", "--ship")
     assert list((home / "named").iterdir())
 
 
-def test_kernels_and_shapes_of_an_export_are_chosen_in_the_store(home):
+def test_kernels_and_shapes_of_an_export_are_chosen_in_the_store(home: Path) -> None:
     file = home / "found.json"
     assert "1 trials, 0 winners" in shown(
         "export", file, "--kernels", "simt.naive", "--shapes", "16x4096x4096"

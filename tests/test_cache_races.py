@@ -23,7 +23,7 @@ LIMIT = 4 * SIZE  # so that most of them are evicted again and again
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     cache._warn_once.cache_clear()
     cache._warn_of_refusal.cache_clear()
@@ -65,7 +65,7 @@ def storm(seconds, seed):
     return wrong, count
 
 
-def _save(built, path):
+def _save(built, path) -> None:
     path.write_bytes(built)
 
 
@@ -79,7 +79,7 @@ def evict_beside_others(seconds, processes):
     return [line for wrong, _ in found for line in wrong], sum(count for _, count in found)
 
 
-def test_eviction_beside_other_processes_neither_warns_nor_raises(folder):
+def test_eviction_beside_other_processes_neither_warns_nor_raises(folder) -> None:
     wrong, count = evict_beside_others(2.0, 3)
     assert wrong == []
     assert count > 30
@@ -103,7 +103,7 @@ def leave_behind(folder, number):
     return child
 
 
-def age(folder, seconds=2 * cache.LEFTOVER_SECONDS):
+def age(folder, seconds=2 * cache.LEFTOVER_SECONDS) -> None:
     """As if everything had been written earlier, or the clock had jumped."""
     then = time.time() - seconds
     for path in [*folder.iterdir(), *folder.glob("*/*")]:
@@ -114,7 +114,7 @@ def scratch_of(folder):
     return [path.name for path in folder.glob(".new-*")]
 
 
-def test_scratch_folders_of_killed_processes_are_removed(folder):
+def test_scratch_folders_of_killed_processes_are_removed(folder) -> None:
     fetch(0)
     child = leave_behind(folder, 1)
     os.kill(child, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_scratch_folders_of_killed_processes_are_removed(folder):
 
 
 @pytest.mark.parametrize("jump", [1, -1], ids=["to the future", "to the past"])
-def test_scratch_folders_of_live_processes_stay_whatever_the_clock_says(folder, jump):
+def test_scratch_folders_of_live_processes_stay_whatever_the_clock_says(folder, jump) -> None:
     fetch(0)
     child = leave_behind(folder, 1)
     try:
@@ -143,7 +143,7 @@ def test_scratch_folders_of_live_processes_stay_whatever_the_clock_says(folder, 
         os.waitpid(child, 0)
 
 
-def test_scratch_of_earlier_versions_and_what_is_no_folder_go(folder):
+def test_scratch_of_earlier_versions_and_what_is_no_folder_go(folder) -> None:
     fetch(0)
     (folder / ".new-old").mkdir()
     (folder / ".new-old" / "x.o").write_bytes(b"half")
@@ -157,13 +157,13 @@ def test_scratch_of_earlier_versions_and_what_is_no_folder_go(folder):
     assert fetch(0, build=lambda: b"lost") == code_of(0)
 
 
-def test_lock_files_do_not_pile_up(folder):
+def test_lock_files_do_not_pile_up(folder) -> None:
     for number in range(5):
         fetch(number)
     assert not list(folder.glob("*.lock"))
 
 
-def test_lock_files_that_were_left_go_and_held_ones_stay(folder):
+def test_lock_files_that_were_left_go_and_held_ones_stay(folder) -> None:
     fetch(0)
     left, held = folder / f"{'1' * 32}.lock", folder / f"{'2' * 32}.lock"
     left.touch()
@@ -174,7 +174,7 @@ def test_lock_files_that_were_left_go_and_held_ones_stay(folder):
         assert held.exists()
 
 
-def test_records_without_an_object_go(folder):
+def test_records_without_an_object_go(folder) -> None:
     fetch(0)
     (folder / f"{'3' * 32}.json").write_text("{}")
     age(folder)
@@ -183,7 +183,7 @@ def test_records_without_an_object_go(folder):
     assert len(list(folder.glob("*.json"))) == 2
 
 
-def test_who_waits_for_a_lock_that_is_removed_waits_on(folder):
+def test_who_waits_for_a_lock_that_is_removed_waits_on(folder) -> None:
     """The lock file goes while others wait for it: still only one builds at a time."""
     log = folder.parent.parent / "log"
 
@@ -217,7 +217,7 @@ def test_who_waits_for_a_lock_that_is_removed_waits_on(folder):
     assert lines == ["begin", "end"] * (len(lines) // 2)
 
 
-def without_flock(monkeypatch, number):
+def without_flock(monkeypatch: pytest.MonkeyPatch, number) -> None:
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
@@ -226,7 +226,9 @@ def without_flock(monkeypatch, number):
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_flock_costs_no_result(folder, monkeypatch, number):
+def test_a_file_system_without_flock_costs_no_result(
+    folder, monkeypatch: pytest.MonkeyPatch, number
+) -> None:
     without_flock(monkeypatch, number)
     assert fetch(0) == code_of(0)
     assert fetch(0, build=lambda: b"again") == code_of(0)
@@ -234,7 +236,9 @@ def test_a_file_system_without_flock_costs_no_result(folder, monkeypatch, number
     assert not scratch_of(folder)
 
 
-def test_a_file_system_without_flock_where_warnings_are_errors(folder, monkeypatch):
+def test_a_file_system_without_flock_where_warnings_are_errors(
+    folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_flock(monkeypatch, errno.ENOSYS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -243,7 +247,7 @@ def test_a_file_system_without_flock_where_warnings_are_errors(folder, monkeypat
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_flock_processes_still_keep_apart(folder, monkeypatch):
+def test_without_flock_processes_still_keep_apart(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """filelock 3.24 to 4.0 let both in: the second removed the mark of the first."""
     without_flock(monkeypatch, errno.ENOSYS)
     path = folder.parent.parent / "some.lock"
@@ -263,7 +267,9 @@ def test_without_flock_processes_still_keep_apart(folder, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_without_flock_a_killed_holder_is_not_waited_for(folder, monkeypatch):
+def test_without_flock_a_killed_holder_is_not_waited_for(
+    folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_flock(monkeypatch, errno.ENOSYS)
     path = folder.parent.parent / "some.lock"
     reading, writing = os.pipe()

@@ -23,7 +23,7 @@ USERS = [pytest.param(0, id="root"), pytest.param(VICTIM, id="user")] if OWN == 
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _imported(tmp_path_factory):
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A process that has given up root may find no module any more: all that is needed is loaded
     before.
     """
@@ -34,7 +34,7 @@ def _imported(tmp_path_factory):
 
 
 @pytest.fixture
-def place(monkeypatch):
+def place(monkeypatch: pytest.MonkeyPatch):
     with shared_folder() as folder:
         monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(folder / "cache"))
         cache._warn_once.cache_clear()
@@ -55,7 +55,7 @@ def object_path(place, facts=FACTS):
     return place / "cache" / "objects" / f"{cache.digest(facts)}.o"
 
 
-def plant(path, code=PLANTED, facts=FACTS):
+def plant(path, code=PLANTED, facts=FACTS) -> None:
     """An object whose record is all that a record should be."""
     import hashlib
 
@@ -74,7 +74,7 @@ def open_to_all(place, uid):
     return objects
 
 
-def close_to_others(place, uid):
+def close_to_others(place, uid) -> None:
     place.chmod(0o755)
     for folder in (place / "cache" / "objects", place / "cache"):
         as_user(uid, lambda folder=folder: folder.chmod(0o700))
@@ -82,7 +82,7 @@ def close_to_others(place, uid):
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_what_another_planted_is_not_loaded_once_the_folder_is_closed(place, user):
+def test_what_another_planted_is_not_loaded_once_the_folder_is_closed(place, user) -> None:
     objects = open_to_all(place, user)
 
     def planted():
@@ -103,7 +103,7 @@ def test_what_another_planted_is_not_loaded_once_the_folder_is_closed(place, use
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_a_record_of_ours_does_not_vouch_for_the_code_of_another(place, user):
+def test_a_record_of_ours_does_not_vouch_for_the_code_of_another(place, user) -> None:
     os.chown(place, user, user)
     as_user(user, fetch)
     path = object_path(place)
@@ -115,7 +115,7 @@ def test_a_record_of_ours_does_not_vouch_for_the_code_of_another(place, user):
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_the_folder_of_another_user_is_not_used(place, user):
+def test_the_folder_of_another_user_is_not_used(place, user) -> None:
     place.chmod(0o1777)  # as /tmp is
     as_user(PLANTER, lambda: (place / "cache" / "objects").mkdir(parents=True))
     as_user(PLANTER, lambda: plant(object_path(place)))
@@ -128,7 +128,9 @@ def test_the_folder_of_another_user_is_not_used(place, user):
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_a_folder_below_that_of_another_user_is_not_used(place, user, monkeypatch):
+def test_a_folder_below_that_of_another_user_is_not_used(
+    place, user, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its owner can put another in its place."""
     os.chown(place, PLANTER, PLANTER)
     os.mkdir(place / "cache", 0o700)
@@ -140,7 +142,9 @@ def test_a_folder_below_that_of_another_user_is_not_used(place, user, monkeypatc
 
 @needs_root
 @pytest.mark.parametrize("user", USERS)
-def test_a_link_to_a_folder_is_judged_where_it_leads(place, user, monkeypatch):
+def test_a_link_to_a_folder_is_judged_where_it_leads(
+    place, user, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The parents of the link are sound, those of the folder are not."""
     outside = place / "outside"
     outside.mkdir()
@@ -164,7 +168,9 @@ def test_a_link_to_a_folder_is_judged_where_it_leads(place, user, monkeypatch):
     "kind", ["symlink", "symlink to own", "fifo", "socket", "folder", "hard link", "mode"]
 )
 @pytest.mark.parametrize("which", [".o", ".json"])
-def test_only_regular_files_of_ones_own_are_loaded(place, user, kind, which, monkeypatch):
+def test_only_regular_files_of_ones_own_are_loaded(
+    place, user, kind: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if user != OWN:
         os.chown(place, user, user)
     as_user(user, fetch)
@@ -205,7 +211,7 @@ def test_only_regular_files_of_ones_own_are_loaded(place, user, kind, which, mon
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_the_record_of_another_kernel_is_refused(place, user):
+def test_the_record_of_another_kernel_is_refused(place, user) -> None:
     """Sound files under a wrong name: of another architecture, version or config."""
     if user != OWN:
         os.chown(place, user, user)
@@ -222,7 +228,9 @@ def test_the_record_of_another_kernel_is_refused(place, user):
     assert as_user(user, with_warnings(lambda: fetch(b"again"))) == (b"built", [])
 
 
-def test_facts_are_compared_even_where_digests_agree(place, monkeypatch):
+def test_facts_are_compared_even_where_digests_agree(
+    place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "digest", lambda facts: "0" * 32)
     fetch(b"other", OTHER)
     with pytest.warns(UserWarning, match="the record of another kernel"):
@@ -230,7 +238,7 @@ def test_facts_are_compared_even_where_digests_agree(place, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:outblas does not load")
-def test_a_record_is_no_program(place):
+def test_a_record_is_no_program(place) -> None:
     """Whatever JSON it is, the kernel is built anew."""
     fetch()
     for i, text in enumerate(
@@ -240,7 +248,7 @@ def test_a_record_is_no_program(place):
         assert fetch(b"%d" % i) == b"%d" % i
 
 
-def test_what_is_loaded_is_what_was_checked(place):
+def test_what_is_loaded_is_what_was_checked(place) -> None:
     """Another process changes the file after it was checked, before it is loaded."""
     fetch(b"sound")
     path = object_path(place)
@@ -254,7 +262,9 @@ def test_what_is_loaded_is_what_was_checked(place):
 
 
 @pytest.mark.parametrize("missing", ["memfd_create", "proc"])
-def test_loads_without_files_in_memory(place, monkeypatch, missing):
+def test_loads_without_files_in_memory(
+    place, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     fetch(b"sound")
     if missing == "proc":
         exists = os.path.exists
@@ -275,7 +285,7 @@ def test_loads_without_files_in_memory(place, monkeypatch, missing):
     assert not seen[0].exists()
 
 
-def test_whatever_the_umask_others_cannot_write(place):
+def test_whatever_the_umask_others_cannot_write(place) -> None:
     before = os.umask(0)
     try:
         fetch()
@@ -286,7 +296,7 @@ def test_whatever_the_umask_others_cannot_write(place):
     assert fetch(b"again") == b"built"
 
 
-def test_advice_is_to_remove_what_is_ours_alone(place):
+def test_advice_is_to_remove_what_is_ours_alone(place) -> None:
     """Not to change modes, which leaves what was planted, and nothing of a system's folder or a
     parent.
     """
@@ -307,7 +317,9 @@ def test_advice_is_to_remove_what_is_ours_alone(place):
     assert "chmod" not in advice
 
 
-def test_control_characters_of_a_path_are_shown_escaped(place, monkeypatch):
+def test_control_characters_of_a_path_are_shown_escaped(
+    place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = place / "a\x1b[31mred\nline\u202e"
     folder.mkdir()
     folder.chmod(0o777)
@@ -319,7 +331,7 @@ def test_control_characters_of_a_path_are_shown_escaped(place, monkeypatch):
 
 
 @needs_root
-def test_who_has_given_up_root_without_a_new_program_loads_too(place):
+def test_who_has_given_up_root_without_a_new_program_loads_too(place) -> None:
     """/proc/self is closed to such a process, and with it files in memory."""
     import ctypes
 
@@ -333,7 +345,7 @@ def test_who_has_given_up_root_without_a_new_program_loads_too(place):
 
 
 @needs_root
-def test_root_of_the_host_is_trusted_in_a_container(place):
+def test_root_of_the_host_is_trusted_in_a_container(place) -> None:
     """In a user namespace the host's root shows as the overflow uid, which is nobody's there."""
     import ctypes
 
@@ -353,7 +365,7 @@ def test_root_of_the_host_is_trusted_in_a_container(place):
     assert found[1:] == (b"first", b"first")
 
 
-def test_objects_are_read_without_waiting(place):
+def test_objects_are_read_without_waiting(place) -> None:
     """A FIFO without a writer would hold up whoever opens it."""
     fetch()
     object_path(place).unlink()

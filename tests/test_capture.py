@@ -1,12 +1,14 @@
 """CUDA graphs without a GPU: what a capture refuses, what it lets pass, and `warmup`."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 
 import outblas
 from outblas import addmm, linear, matmul
 from outblas.autotune import automatic
-from outblas.runtime import dispatch, launcher
+from outblas.runtime import cuda_graphs, dispatch, launcher
 
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
 GROWN, OUT = A.clone().requires_grad_(), torch.full((6, 4), torch.nan)
@@ -14,13 +16,14 @@ MESSAGE = r"a CUDA graph is being captured, .* outblas\.warmup\(function, \*args
 CALLS = {
     "out": lambda: matmul(A, B, out=OUT),
     "named": lambda: matmul(A, B, kernel="portable"),
+    "tuned": lambda: matmul(A, B, tune="on"),
     "batch-invariant": lambda: addmm(B[0], A, B, batch_invariant=True),
     "forward and backward": lambda: matmul(GROWN, B).sum().backward(),
 }
 
 
 @pytest.fixture(autouse=True)
-def captured(monkeypatch):
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
     """Says whether a graph is being captured, on a GPU that CPU tensors stand for."""
     dispatch.clear_cache()
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
@@ -29,7 +32,9 @@ def captured(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
+def test_a_call_is_ready_or_refused(
+    name: str, captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(automatic, "choices", lambda *_: pytest.fail("asked"))
     captured(True)
     for _ in range(3):
@@ -43,7 +48,7 @@ def test_a_call_is_ready_or_refused(name, captured, monkeypatch):
         CALLS[name]()
 
 
-def test_memory_of_the_output_may_be_other(captured):
+def test_memory_of_the_output_may_be_other(captured: Callable[[bool], None]) -> None:
     for ready, other in (({}, {"out": OUT}), ({"out": OUT}, {})):
         dispatch.clear_cache()
         captured(False)
@@ -54,7 +59,9 @@ def test_memory_of_the_output_may_be_other(captured):
             matmul(A, B, out=torch.empty(4, 6).t())
 
 
-def test_what_needs_no_kernel_passes(captured, monkeypatch):
+def test_what_needs_no_kernel_passes(
+    captured: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured(True)
     assert matmul(A[:0], B).shape == (0, 4)
     assert not matmul(A[:, :0], B[:0]).any()
@@ -64,13 +71,17 @@ def test_what_needs_no_kernel_passes(captured, monkeypatch):
         assert torch.equal(linear(A, B.t(), B[0]), A @ B + B[0])
 
 
-def test_warmup_calls_once_and_never_inside(monkeypatch):
+def test_warmup_calls_once_and_never_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     outblas.warmup(lambda *args, **kwargs: given.append((args, kwargs)), 1, function=2)
     with pytest.raises(TypeError, match="function is int, expected something to call"):
         outblas.warmup(3)
+    with pytest.raises(ValueError, match=r"input.shape\[1\] is 5 but other.shape\[0\] is 6"):
+        outblas.warmup(matmul, A, A)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"call outblas\.warmup before, not inside"):
         outblas.warmup(given.append, 3)
     assert given == [((1,), {"function": 2})]
+    assert not cuda_graphs.capturing(A.device)
+    assert cuda_graphs.capturing(torch.device("cuda"))

@@ -26,7 +26,7 @@ SOUND, GUILTY = Config(number=0), Config(number=1, fault="segfault")
 
 
 @pytest.fixture
-def setting(tmp_path):
+def setting(tmp_path: Path):
     """Without processes that start quickly: these tests start none."""
     return Setting(0, 1, random.Random(1), tmp_path, None, None)
 
@@ -45,20 +45,20 @@ def failed(status, config=SOUND):
     return trial(config, **{"status": status, "reason": "because"} | none)
 
 
-def test_what_was_reported_and_is_gone_or_altered_is_lost():
+def test_what_was_reported_and_is_gone_or_altered_is_lost() -> None:
     reported = [to_record(trial())]
     assert world.lost(reported, [trial()]) == []
     assert world.lost(reported, []) == [f"{to_text(SOUND)} (ok) is gone"]
     assert world.lost(reported, [trial(us=1.0)]) == [f"{to_text(SOUND)} has another us"]
 
 
-def test_a_sound_result_may_take_the_place_of_a_crash_and_not_the_other_way_round():
+def test_a_sound_result_may_take_the_place_of_a_crash_and_not_the_other_way_round() -> None:
     assert world.lost([to_record(failed("crash"))], [trial()]) == []
     assert world.lost([to_record(trial())], [failed("crash")]) != []
     assert world.lost([to_record(failed("wrong"))], [trial()]) != []
 
 
-def test_the_last_report_of_a_config_counts():
+def test_the_last_report_of_a_config_counts() -> None:
     assert world.lost([to_record(trial()), to_record(trial(us=1.0))], [trial(us=1.0)]) == []
 
 
@@ -72,7 +72,7 @@ def test_the_last_report_of_a_config_counts():
         ([trial()], ["config without a trial"]),
     ],
 )
-def test_verdicts_are_checked(setting, monkeypatch, stored, promises):
+def test_verdicts_are_checked(setting, monkeypatch: pytest.MonkeyPatch, stored, promises) -> None:
     made, found = world.World(setting, [SOUND, GUILTY]), Episode()
     monkeypatch.setattr(made, "check_verify", lambda episode: None)
     with Store(made.store) as store:
@@ -83,7 +83,7 @@ def test_verdicts_are_checked(setting, monkeypatch, stored, promises):
     assert [failure.promise for failure in found.failures] == promises
 
 
-def test_what_outlives_its_driver_is_found_and_ended(monkeypatch):
+def test_what_outlives_its_driver_is_found_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["sleep", "60"]
     with subprocess.Popen(command, env={**os.environ, processes.MARK: "here"}) as orphan:
         assert [process.pid for process in processes.marked("here")] == [orphan.pid]
@@ -95,7 +95,7 @@ def test_what_outlives_its_driver_is_found_and_ended(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", damages.ALL)
-def test_damage_is_that_of_its_seed(kind, tmp_path):
+def test_damage_is_that_of_its_seed(kind, tmp_path: Path) -> None:
     found = []
     for name in ("one", "other"):
         path = tmp_path / name / "tuning.sqlite"
@@ -110,13 +110,13 @@ def test_damage_is_that_of_its_seed(kind, tmp_path):
     )
 
 
-def examined(tmp_path, kind="a table added"):
+def examined(tmp_path: Path, kind="a table added"):
     path = tmp_path / "cache" / "tuning.sqlite"
     examine.stock(str(path), trials=40, winners=4, killed=False)
     return examine.Examination(path, 40, 4).run(kind, "7", late=False)
 
 
-def test_a_store_that_is_sound_passes_its_examination(tmp_path):
+def test_a_store_that_is_sound_passes_its_examination(tmp_path: Path) -> None:
     found = examined(tmp_path)
     assert found == {
         "faults": [],
@@ -145,13 +145,15 @@ def test_a_store_that_is_sound_passes_its_examination(tmp_path):
         ("winners", lambda real: [], "new results lost"),
     ],
 )
-def test_a_store_that_is_not_fails(method, faulty, promise, tmp_path, monkeypatch):
+def test_a_store_that_is_not_fails(
+    method: str, faulty, promise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = getattr(Store, method)
     monkeypatch.setattr(Store, method, lambda self, **options: faulty(real(self, **options)))
     assert promise in {fault for fault, _ in examined(tmp_path)["faults"]}
 
 
-def test_success_without_trials_on_disk_is_seen(setting):
+def test_success_without_trials_on_disk_is_seen(setting) -> None:
     class Driver:
         said, poll = staticmethod(lambda: ""), staticmethod(lambda: 0)
 
@@ -166,7 +168,7 @@ def test_success_without_trials_on_disk_is_seen(setting):
     ]
 
 
-def test_an_altered_object_is_seen(tmp_path, monkeypatch):
+def test_an_altered_object_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(objects.cache, "fetch", lambda facts, **options: b"altered")
     monkeypatch.setattr(objects.cache, "SIZE_LIMIT", objects.cache.SIZE_LIMIT)
@@ -178,14 +180,16 @@ def test_an_altered_object_is_seen(tmp_path, monkeypatch):
     }
 
 
-def test_every_fault_has_verdicts_and_sound_configs_have_one():
+def test_every_fault_has_verdicts_and_sound_configs_have_one() -> None:
     assert {fault for fault in kernel.STATUS if kernel.sound(fault)} == {"", "child"}
     drawn = world.draw(random.Random(1), 5, ["raise", "gil"])
     assert Counter(config.fault for config in drawn) == {"": 5, "raise": 1, "gil": 1}
     assert not drawn[0].fault
 
 
-def test_a_fault_of_a_campaign_is_a_failure_with_a_command(monkeypatch, capsys, tmp_path):
+def test_a_fault_of_a_campaign_is_a_failure_with_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     class Broken:
         NAME, UNIT, TARGET, EPISODE = "broken", "things", 2, 1
 
@@ -203,14 +207,14 @@ def test_a_fault_of_a_campaign_is_a_failure_with_a_command(monkeypatch, capsys, 
     assert "--seed 3 --only broken:0" in said
 
 
-def test_bad_options(capsys):
+def test_bad_options(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--only", "floods"], ["--only", "kills:x"], ["--scale", "0"], ["--jobs", "0"]):
         with pytest.raises(SystemExit):
             chaos.arguments(given)
     assert "expected of kills, damage, clocks, disks, sharing, objects" in capsys.readouterr().err
 
 
-def test_a_tiny_run_finds_nothing(tmp_path):
+def test_a_tiny_run_finds_nothing(tmp_path: Path) -> None:
     """Of each campaign that is over in seconds; `make chaos` runs all."""
     command = [
         sys.executable,

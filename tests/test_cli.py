@@ -7,7 +7,7 @@ import torch
 from commands import invoke, refuses
 
 from outblas.cli import inspect as cli_inspect
-from outblas.cli.common import said, save_json
+from outblas.cli.common import save_json, without_nulls
 from outblas.core import registry
 from outblas.kernels import portable
 
@@ -168,18 +168,30 @@ def test_demo():
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
 
 
-def test_saved_json_has_a_short_line_for_each_record(tmp_path):
+def test_saved_json_is_indented_and_keeps_every_digit(tmp_path):
     records = [
         {"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]},
-        said({"us": 1e300, "ratio": None, "check": "exact"}),
+        without_nulls({"us": 1e300, "ratio": None, "check": "exact"}),
     ]
     save_json(tmp_path / "saved.json", {"environment": {"sms": 132}, "results": records})
     assert (tmp_path / "saved.json").read_text().splitlines() == [
         "{",
-        '"environment": {"sms":132},',
-        '"results": [',
-        '{"us":12,"ratio":0.3333333,"shape":[1,2]},',
-        '{"us":1e+300,"check":"exact"}',
-        "]",
+        '  "environment": {',
+        '    "sms": 132',
+        "  },",
+        '  "results": [',
+        "    {",
+        '      "us": 12.0,',
+        '      "ratio": 0.3333333333333333,',
+        '      "shape": [',
+        "        1,",
+        "        2",
+        "      ]",
+        "    },",
+        "    {",
+        '      "us": 1e+300,',
+        '      "check": "exact"',
+        "    }",
+        "  ]",
         "}",
     ]

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ import pytest
 import tuned
 from sweeps import soon
 
-from outblas.autotune import Store, Subject, sweep
-from outblas.autotune.measure.progress import silent
-from outblas.autotune.sweep import ray_engine
+from outblas.autotune import Progress, Store, Subject, Sweep, sweep
+from outblas.autotune.measure.progress import Report, silent
+from outblas.autotune.sweeps import ray_engine
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -28,7 +29,7 @@ TRIALS = 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster, and where its workers look for what to do."""
     ray = pytest.importorskip("ray")
     found = tmp_path_factory.mktemp("tuned")
@@ -55,12 +56,19 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path: Path) -> Iterator[Store]:
     with Store(tmp_path / "store.sqlite") as found:
         yield found
 
 
-def run(store, report=silent, *, shapes=1, kernel=TUNED, **options):
+def run(
+    store: Store,
+    report: Report = silent,
+    *,
+    shapes: int = 1,
+    kernel: str | Subject = TUNED,
+    **options,
+) -> Sweep:
     return sweep(
         kernel,
         SHAPES[:shapes],
@@ -75,7 +83,7 @@ def run(store, report=silent, *, shapes=1, kernel=TUNED, **options):
     )
 
 
-def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder, store):
+def test_a_worker_is_killed_in_the_middle_and_nothing_is_lost(folder: Path, store: Store) -> None:
     (folder / "kill-32x32x32").touch()
     heard = []
     began = time.monotonic()
@@ -117,7 +125,7 @@ def rows_of(store, table):
         return connection.execute(f"SELECT config FROM {table}").fetchall()
 
 
-def test_a_config_with_which_two_workers_die_is_left_unmeasured(folder, store):
+def test_a_config_with_which_two_workers_die_is_left_unmeasured(folder: Path, store: Store) -> None:
     """Their deaths say nothing about it; the others are measured meanwhile, and the next sweep
     measures it too.
     """
@@ -140,7 +148,7 @@ def test_a_config_with_which_two_workers_die_is_left_unmeasured(folder, store):
     assert [outcome.new for outcome in again.outcomes] == [1]
 
 
-def test_what_has_failed_is_measured_anew_on_a_cluster(folder, store):
+def test_what_has_failed_is_measured_anew_on_a_cluster(folder: Path, store: Store) -> None:
     run(store)
     fine = store.trials()
     broken = replace(
@@ -160,7 +168,9 @@ def test_what_has_failed_is_measured_anew_on_a_cluster(folder, store):
     assert run(store, resume=False).outcomes[0].new == TRIALS
 
 
-def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
+def test_a_workload_whose_workers_always_die_fails(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_engine, "RESTARTS", 1)
     (folder / "deadly").touch()
     try:
@@ -172,10 +182,10 @@ def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
     assert found.failures[0].reason.startswith("2 workers died in a row")
 
 
-def test_an_interrupt_ends_the_workers(folder, store):
+def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
     (folder / "tuners").unlink(missing_ok=True)
 
-    def interrupt(progress):
+    def interrupt(progress: Progress) -> None:
         if progress.stage == "screening":
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -186,12 +196,12 @@ def test_an_interrupt_ends_the_workers(folder, store):
 
 
 @pytest.mark.usefixtures("folder")
-def test_arguments_that_no_worker_can_take_are_the_callers_error(store):
+def test_arguments_that_no_worker_can_take_are_the_callers_error(store: Store) -> None:
     with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
         run(store, kernel="hopper.hilbert")
 
 
-def test_without_ray_it_says_what_to_install(store, monkeypatch):
+def test_without_ray_it_says_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'outblas\[ray\]'"):
         run(store)
@@ -201,7 +211,9 @@ def test_without_ray_it_says_what_to_install(store, monkeypatch):
     ("address", "error"),
     [("127.0.0.1:1", ConnectionError), ("head", ValueError), ("ray://127.0.0.1:10001", ValueError)],
 )
-def test_a_wrong_address_is_named(address, error, store, monkeypatch):
+def test_a_wrong_address_is_named(
+    address: str, error: type[Exception], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(error, match=address):

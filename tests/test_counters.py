@@ -1,8 +1,8 @@
 """ncu's counters read from a recording, and how the launches of a call add up.
 
-`data/ncu_h100.csv` is what ncu 2025.3.1 printed on an H100, less the columns that are not read:
-4096³ and then 16×4096×4096 in bf16, each by cuBLAS, portable and hopper.tma_wgmma; at the second
-shape cuBLAS launches two kernels.
+`data/ncu_h100.csv` has 49 columns of what ncu 2025.3.1 printed on an H100, those that are read and
+those that say what ran where: 4096³ and then 16×4096×4096 in bf16, each by cuBLAS, portable and
+hopper.tma_wgmma; at the second shape cuBLAS launches two kernels.
 """
 
 from dataclasses import replace
@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 
 from outblas.inspect import counters
-from outblas.inspect.counters import Launch, combine, in_range, parse
+from outblas.inspect.counters import Counters, Launch, combine, in_range, parse
 
 RECORDING = Path(__file__).parent / "data" / "ncu_h100.csv"
 FLOP = 2 * 4096**3  # of the first shape
 
 
-def recorded(shape):
+def recorded(shape: str) -> list[Launch]:
     launches = parse(RECORDING.read_text())
     return launches[:3] if shape == "4096" else launches[3:]
 
 
-def of_cublas(shape):
+def of_cublas(shape: str) -> list[Launch]:
     return in_range(recorded(shape), "cublas")
 
 
-def check(found, **figures):
+def check(found: Counters, **figures: float) -> None:
     assert {name: getattr(found, name) for name in figures} == pytest.approx(figures)
 
 
-def test_the_recording_is_read_in_base_units():
+def test_the_recording_is_read_in_base_units() -> None:
     launches = parse(RECORDING.read_text())
     providers = ["cublas", "portable", "hopper.tma_wgmma"]
     assert [launch.ranges for launch in launches] == [
@@ -57,7 +57,7 @@ def test_the_recording_is_read_in_base_units():
         ("s", "", None),
     ],
 )
-def test_units_and_values(unit, cell, value):
+def test_units_and_values(unit: str, cell: str, value: float | None) -> None:
     header = '"ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum"'
     text = (
         f'{header}\n"","","","","{unit}"\n==PROF== Disconnected\n"0","k","(1, 1, 1)","(2, 3, '
@@ -66,7 +66,7 @@ def test_units_and_values(unit, cell, value):
     assert parse(text) == [Launch((), "k", (2, 3, 4), (1, 1, 1), {counters.TIME: value})]
 
 
-def test_an_unknown_unit_is_an_error():
+def test_an_unknown_unit_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"the unit of dram__bytes_read\.sum is 'furlong'"):
         parse(RECORDING.read_text().replace('"byte"', '"furlong"'))
 
@@ -74,11 +74,11 @@ def test_an_unknown_unit_is_an_error():
 @pytest.mark.parametrize(
     "text", ["", "==WARNING== No kernels were profiled.\n", '"ID","Kernel Name"\n']
 )
-def test_output_without_launches(text):
+def test_output_without_launches(text: str) -> None:
     assert parse(text) == []
 
 
-def test_counters_of_one_launch():
+def test_counters_of_one_launch() -> None:
     c = combine(of_cublas("4096"), FLOP)
     dram = 150_959_872 + 28_364_800
     check(c, us=179.04, tensor_active=0.9472, ipc=0.47, dram_gbs=dram / 179.04e-6 / 1e9)
@@ -95,7 +95,7 @@ def test_counters_of_one_launch():
     assert len(c.stalls) == 18
 
 
-def test_counters_of_memory_and_of_ffma():
+def test_counters_of_memory_and_of_ffma() -> None:
     (launch,) = of_cublas("4096")
     extra = {
         "l1tex__t_bytes.sum": 2e9,
@@ -114,7 +114,7 @@ def test_counters_of_memory_and_of_ffma():
     assert (c.global_store_requests, c.global_store_sectors) == (20, 640)
 
 
-def test_split_k_and_its_reduction_add_up():
+def test_split_k_and_its_reduction_add_up() -> None:
     split, reduce = of_cublas("16x4096x4096")
     c = combine([split, reduce], 1.0)
     assert c.dram_read_bytes == 33_707_264 + 532_992
@@ -128,7 +128,7 @@ def test_split_k_and_its_reduction_add_up():
     # The recording has no sectors: nothing says how to weigh two hit rates.
     assert c.l2_hit_rate is None
 
-    def with_counts(launch, sectors, active):
+    def with_counts(launch: Launch, sectors: float, active: float) -> Launch:
         extra = {
             "lts__t_sectors.sum": sectors,
             "l1tex__t_sectors.sum": 0.0,
@@ -141,7 +141,7 @@ def test_split_k_and_its_reduction_add_up():
     assert c.l1_hit_rate is None, "a hit rate of no sectors"
 
 
-def test_missing_columns_are_none_and_not_zero():
+def test_missing_columns_are_none_and_not_zero() -> None:
     dropped = (
         "dram__bytes_read.sum",
         "sm__cycles_elapsed.max",
@@ -162,7 +162,7 @@ def test_missing_columns_are_none_and_not_zero():
     assert combine(launches[3:5], 1.0).tensor_active is None
 
 
-def test_metrics_by_architecture():
+def test_metrics_by_architecture() -> None:
     hopper, ampere = counters.metrics(90), counters.metrics(80)
     assert len(set(hopper)) == len(hopper)
     of_wgmma = {counters.stall("gmma"), counters.wavefronts("gmma"), counters.conflicts("gmma")}

@@ -2,7 +2,9 @@
 operator.
 """
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(params=["torch's product", "portable"], autouse=True)
-def _kernel(request, monkeypatch):
+def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What plans of CPU tensors run: torch, as ever, or a kernel of ours as on a GPU."""
     if request.param == "portable":
         monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
@@ -37,13 +39,13 @@ def _kernel(request, monkeypatch):
 
 
 @pytest.fixture
-def operators(monkeypatch):
+def operators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operators that calls go through."""
     called = []
     for name in ("matmul", "matmul_out", "addmm", "addmm_out"):
         real = getattr(ops, name)
 
-        def counted(*arguments, name=name, real=real):
+        def counted(*arguments: Any, name: str = name, real: Any = real) -> Any:
             called.append(name)
             return real(*arguments)
 
@@ -51,7 +53,7 @@ def operators(monkeypatch):
     return called
 
 
-def warm(call, operators=None):
+def warm(call: Callable[[], Any], operators: list[str] | None = None) -> None:
     for _ in range(3):
         call()
     if operators is not None:
@@ -60,7 +62,7 @@ def warm(call, operators=None):
         assert operators == []
 
 
-def product():
+def product() -> torch.Tensor:
     return matmul(A, B)
 
 
@@ -83,7 +85,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_skips_the_operator(name, operators):
+def test_a_warm_call_skips_the_operator(name: str, operators: list[str]) -> None:
     call, want = CALLS[name]
     cold = call()
     warm(call, operators)
@@ -92,7 +94,7 @@ def test_a_warm_call_skips_the_operator(name, operators):
     assert call().stride() == want().stride()
 
 
-def test_kinds_of_one_shape_keep_apart(operators):
+def test_kinds_of_one_shape_keep_apart(operators: list[str]) -> None:
     transposed = B.t().contiguous().t()
     for _ in range(4):
         assert torch.equal(matmul(A, transposed), A @ B)
@@ -105,17 +107,19 @@ def test_kinds_of_one_shape_keep_apart(operators):
     assert operators == []
 
 
-def test_many_kinds_of_one_shape_stay_right():
+def test_many_kinds_of_one_shape_stay_right() -> None:
     for step in range(5, 30):
         a = torch.empty(6, step)[:, :5].copy_(A)
         for _ in range(3):
             assert torch.equal(matmul(a, B), A @ B)
 
 
-def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
+def test_forgetting_and_tf32_plan_anew(
+    operators: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = []
 
-    def prepare(call, prepare=dispatch._prepare):
+    def prepare(call: Any, prepare: Any = dispatch._prepare) -> Any:
         planned.append(dispatch.tf32_requested())
         return prepare(call)
 
@@ -136,7 +140,7 @@ def test_forgetting_and_tf32_plan_anew(operators, monkeypatch):
 
 
 # ---- who must see the operator, or is in the way
-def test_dispatch_modes_see_the_operator():
+def test_dispatch_modes_see_the_operator() -> None:
     seen = []
 
     class Dispatched(TorchDispatchMode):
@@ -157,7 +161,7 @@ def test_dispatch_modes_see_the_operator():
         assert operator in seen
 
 
-def test_function_modes_see_the_function_once():
+def test_function_modes_see_the_function_once() -> None:
     seen = []
 
     class Called(TorchFunctionMode):
@@ -179,7 +183,7 @@ def test_function_modes_see_the_function_once():
         assert seen == [function]
 
 
-def test_tensors_in_the_mode_of_fake_ones_become_fake():
+def test_tensors_in_the_mode_of_fake_ones_become_fake() -> None:
     warm(product)
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert isinstance(product(), FakeTensor)
@@ -194,25 +198,29 @@ def default_device():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_warm_call_skips_the_operator_under_a_default_device(name, operators, default_device):
+def test_a_warm_call_skips_the_operator_under_a_default_device(
+    name, operators: list[str], default_device
+) -> None:
     test_a_warm_call_skips_the_operator(name, operators)
 
 
-def test_linear_is_warm_under_a_default_device(operators):
+def test_linear_is_warm_under_a_default_device(operators: list[str]) -> None:
     w, bias = torch.nn.Parameter(B.t().contiguous(), requires_grad=False), C.clone()
     with torch.device("meta"):
         warm(lambda: linear(A, w), operators)
         assert torch.equal(linear(A, w, bias), torch.nn.functional.linear(A, w, bias))
 
 
-def test_training_is_warm_under_a_default_device(operators, default_device):
+def test_training_is_warm_under_a_default_device(operators: list[str], default_device) -> None:
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
     grad = A @ B
     warm(lambda: matmul(a, b).backward(grad), operators)
     assert torch.equal(a.grad, 4 * grad @ B.t())
 
 
-def test_a_default_device_is_asked_about_nothing(default_device, monkeypatch):
+def test_a_default_device_is_asked_about_nothing(
+    default_device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warm(product)
     asked = []
     monkeypatch.setattr(
@@ -222,7 +230,7 @@ def test_a_default_device_is_asked_about_nothing(default_device, monkeypatch):
     assert asked == []
 
 
-def test_a_mode_beside_a_default_device_sees_the_call(default_device):
+def test_a_mode_beside_a_default_device_sees_the_call(default_device) -> None:
     seen = []
 
     class Called(TorchFunctionMode):
@@ -236,7 +244,7 @@ def test_a_mode_beside_a_default_device_sees_the_call(default_device):
     assert seen == [matmul]
 
 
-def test_tracers_record_the_operator():
+def test_tracers_record_the_operator() -> None:
     warm(product)
     graph = make_fx(lambda a, b: matmul(a, b))(A, B)
     assert OPERATORS.matmul.default in [node.target for node in graph.graph.nodes]
@@ -247,7 +255,7 @@ def test_tracers_record_the_operator():
     assert "outblas::matmul" in [event.key for event in profile.key_averages()]
 
 
-def test_compiled_calls_keep_the_operator_in_one_graph():
+def test_compiled_calls_keep_the_operator_in_one_graph() -> None:
     warm(product)
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(lambda a, b: matmul(a, b) + 1, backend=backend, fullgraph=True)
@@ -256,7 +264,7 @@ def test_compiled_calls_keep_the_operator_in_one_graph():
     assert OPERATORS.matmul.default in [node.target for node in graph.graph.nodes]
 
 
-def test_what_torch_transforms_stays_transformed():
+def test_what_torch_transforms_stays_transformed() -> None:
     warm(product)
     warm(lambda: matmul(A[0], B))
     batched = torch.func.vmap(matmul, in_dims=(0, None))(A, B)
@@ -277,7 +285,7 @@ def test_what_torch_transforms_stays_transformed():
     assert torch.equal(matmul(torch._neg_view(A), B), -A @ B)
 
 
-def test_other_tensors_are_not_taken_for_warm_ones():
+def test_other_tensors_are_not_taken_for_warm_ones() -> None:
     class Tagged(torch.Tensor):
         pass
 
@@ -314,12 +322,18 @@ def test_other_tensors_are_not_taken_for_warm_ones():
 
 
 # ---- out
-def test_out_is_checked_and_its_version_moves(operators):
+def test_out_is_checked_and_its_version_moves(operators: list[str]) -> None:
     out = torch.empty(6, 4)
     warm(lambda: matmul(A, B, out=out), operators)
     before = out._version
     assert matmul(A, B, out=out) is out
     assert out._version > before
+    weight = torch.rand(6, 4, requires_grad=True)
+    loss = (weight * out).sum()
+    matmul(A, B, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
     buffer = torch.zeros(64)
     a, b, apart, c = (
         buffer[:30].view(6, 5),
@@ -344,7 +358,7 @@ def test_out_is_checked_and_its_version_moves(operators):
         warm(lambda: matmul(A, B, out=inference), operators)
 
 
-def test_new_memory_is_filled_where_torch_fills_it(monkeypatch):
+def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", lambda *_, no_product: lambda *_: None)
     warm(product)
@@ -355,8 +369,8 @@ def test_new_memory_is_filled_where_torch_fills_it(monkeypatch):
         torch.use_deterministic_algorithms(False)
 
 
-def test_every_thread_takes_it():
-    def work(_):
+def test_every_thread_takes_it() -> None:
+    def work(_: int) -> None:
         for i in range(200):
             n = 1 + i % 7
             assert torch.equal(matmul(A[:n], B), A[:n] @ B)
@@ -367,7 +381,7 @@ def test_every_thread_takes_it():
         list(pool.map(work, range(4)))
 
 
-def test_strict_mode_is_read_on_every_call(monkeypatch):
+def test_strict_mode_is_read_on_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     if launcher.no_kernel_reason.__name__ == "<lambda>":
         pytest.skip("nothing goes to torch")
     with pytest.warns(FallbackWarning, match="CPU tensors"):
@@ -380,7 +394,7 @@ def test_strict_mode_is_read_on_every_call(monkeypatch):
 # ---- on a GPU
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", range(max(1, torch.cuda.device_count())))
-def test_warm_calls_keep_to_their_device_and_stream(index, operators):
+def test_warm_calls_keep_to_their_device_and_stream(index: int, operators: list[str]) -> None:
     a, b = (
         torch.randn(256, 256, device=f"cuda:{index}").bfloat16(),
         torch.randn(256, 256, device=f"cuda:{index}"),

@@ -13,6 +13,7 @@ from commands import invoke
 
 import outblas
 from outblas.autotune import automatic, lookup
+from outblas.autotune.store.tables import read_table
 from outblas.core import cache, filesystems
 
 LONG = "a" * 5000
@@ -37,7 +38,7 @@ COMMANDS = [
 
 
 @pytest.fixture(params=VALUES)
-def environment(request, tmp_path, monkeypatch):
+def environment(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", VALUES[request.param])
     cache._warn_once.cache_clear()
@@ -48,7 +49,7 @@ def environment(request, tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_commands_say_what_is_wrong(environment, command):
+def test_commands_say_what_is_wrong(environment, command: str) -> None:
     done = invoke(*command)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code in (0, 1, 2)
@@ -60,7 +61,7 @@ def test_commands_say_what_is_wrong(environment, command):
 
 
 @pytest.mark.filterwarnings("error")
-def test_compiled_kernels_are_built_with_one_warning(environment):
+def test_compiled_kernels_are_built_with_one_warning(environment) -> None:
     def fetch():
         return cache.fetch(
             {"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text
@@ -81,7 +82,7 @@ def test_compiled_kernels_are_built_with_one_warning(environment):
 
 @pytest.mark.interpreter
 @pytest.mark.filterwarnings("ignore:torch takes this call")
-def test_products_go_on(environment, monkeypatch):
+def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE", LONG)  # which only calls on a GPU ask
     a, b = torch.ones(4, 8), torch.ones(8, 4)
     expected = torch.full((4, 4), 8.0)
@@ -90,14 +91,14 @@ def test_products_go_on(environment, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_store_of_no_place_is_left_out(environment):
-    gpu = next(iter(lookup.transfer.read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
+def test_the_store_of_no_place_is_left_out(environment) -> None:
+    gpu = next(iter(read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
     known = lookup.Knowledge(gpu)
     assert known.known
     assert not [each for each in known.known if each.origin in (lookup.HERE, lookup.MODEL)]
 
 
-def test_a_mode_that_is_none_is_told_in_short():
+def test_a_mode_that_is_none_is_told_in_short() -> None:
     with pytest.raises(ValueError, match="OUTBLAS_TUNE is '") as caught:
         lookup.mode(None, f"\x1b[31m{LONG}")
     assert len(str(caught.value)) < 300
@@ -105,7 +106,7 @@ def test_a_mode_that_is_none_is_told_in_short():
 
 
 @pytest.mark.parametrize("text", ["soon", LONG, "nan", "-1", "0", "1e", "\x1b"])
-def test_a_budget_that_is_none_is_told(monkeypatch, text):
+def test_a_budget_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", text)
     with pytest.raises(
         ValueError, match=r"OUTBLAS_TUNE_BUDGET is .*, expected a number of s"
@@ -114,14 +115,14 @@ def test_a_budget_that_is_none_is_told(monkeypatch, text):
     assert len(str(it.value)) < 300
 
 
-def test_a_budget_is_a_number_of_seconds(monkeypatch):
+def test_a_budget_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "2.5")
     assert automatic.first_seconds() == 2.5
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", "")
     assert automatic.first_seconds() == automatic.FIRST_SECONDS
 
 
-def test_a_null_character_is_no_path(monkeypatch):
+def test_a_null_character_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's environment has none, but a program may put its own in place of os.environ."""
     monkeypatch.setattr(os, "environ", {**os.environ, "OUTBLAS_CACHE_DIR": "/tmp/a\0b"})
     with pytest.raises(ValueError, match=r"/tmp/a\\x00b', expected a path without NUL"):
@@ -130,7 +131,9 @@ def test_a_null_character_is_no_path(monkeypatch):
         cache.objects_folder()
 
 
-def test_without_a_home_nothing_is_written_to_where_one_is(tmp_path, monkeypatch):
+def test_without_a_home_nothing_is_written_to_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`~` stays where there is no home; it would be a folder of that name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OUTBLAS_CACHE_DIR")
@@ -146,7 +149,7 @@ def test_without_a_home_nothing_is_written_to_where_one_is(tmp_path, monkeypatch
     [(("cache", "ls"), "--store"), (("verify", "portable", "--shapes", "16"), "--save")],
     ids=["store", "save"],
 )
-def test_an_option_that_is_too_long_is_an_error_of_usage(command, option):
+def test_an_option_that_is_too_long_is_an_error_of_usage(command: str, option: str) -> None:
     done = invoke(*command, option, VALUES["long"], code=2)
     assert "File name too long" in done.output
     assert LONG[:1000] not in done.output
@@ -181,14 +184,16 @@ broken line
         ("/mnt/overlay/x", None),
     ],
 )
-def test_network_file_systems_are_recognised(tmp_path, monkeypatch, path, kind):
+def test_network_file_systems_are_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path, kind: str | None
+) -> None:
     (tmp_path / "mountinfo").write_text(MOUNTS)
     monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
     assert cache.network_filesystem(path) == kind
     assert cache.network_filesystem(Path(path)) == kind
 
 
-def test_a_link_lies_where_it_leads(tmp_path, monkeypatch):
+def test_a_link_lies_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mountinfo").write_text(
         f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path}/far rw - nfs x rw\n"
     )
@@ -199,7 +204,9 @@ def test_a_link_lies_where_it_leads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [None, "", "nonsense - \n - - -\n"])
-def test_where_the_system_does_not_say_nothing_is_a_network(tmp_path, monkeypatch, text):
+def test_where_the_system_does_not_say_nothing_is_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
     if text is not None:
         (tmp_path / "mountinfo").write_text(text)
     monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
@@ -208,12 +215,12 @@ def test_where_the_system_does_not_say_nothing_is_a_network(tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
-def test_this_system_says_what_df_says():
+def test_this_system_says_what_df_says() -> None:
     told = subprocess.run(["df", "--output=fstype", "/"], capture_output=True, text=True)
     if told.returncode == 0:
         assert filesystems.filesystem("/") == told.stdout.split()[-1]
 
 
-def test_doctor_names_the_network(monkeypatch):
+def test_doctor_names_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "network_filesystem", lambda path: "nfs4")
     assert "on nfs4" in invoke("doctor").output.replace("\n", " ")

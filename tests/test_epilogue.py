@@ -14,7 +14,7 @@ from test_portable_compile import check, copies, operand
 from test_simt import own, rung
 
 import outblas
-from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Extra, apply, halves
+from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, EpilogueArgs, apply, glu_split
 from outblas.core.problem import Problem, problem
 from outblas.device import grid
 from outblas.inspect.machine_code import read_cubin
@@ -101,9 +101,9 @@ def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n
     config = Config(16, block_n, 16, 2, 4, 1)
 
     def planned(a: Any, b: Any, c: Any, out: Any, *scales: Any, **extra: Any) -> None:
-        given = problem(a, b, out, extra=Extra(**extra))
+        given = problem(a, b, out, extra=EpilogueArgs(**extra))
         assert len(grid.pieces_of(given, config)) > 1
-        plan(given, config)(a, b, c, out, *scales[:2], *Extra(**extra)[1:])
+        plan(given, config)(a, b, c, out, *scales[:2], *EpilogueArgs(**extra)[1:])
 
     for activation in ("relu", "reglu"):
         case = Fused(
@@ -133,14 +133,16 @@ def form(
     addend: bool = False,
     tf32: bool = False,
 ) -> Problem:
-    wide, result = N * halves(activation), result or dtype
+    wide, result = N * glu_split(activation), result or dtype
     a, b, out = (
         operand(M, K, layout[0], dtype),
         operand(K, wide, layout[1], dtype),
         operand(M, N, "n", result),
     )
     x, c = operand(M, wide, "n", result), operand(M, wide, "n", dtype) if addend else None
-    return problem(a, b, out, c, tf32=tf32, scaled=addend, extra=Extra(activation, x[0], out, x))
+    return problem(
+        a, b, out, c, tf32=tf32, scaled=addend, extra=EpilogueArgs(activation, x[0], out, x)
+    )
 
 
 @pytest.mark.compile

@@ -3,6 +3,7 @@ has them.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sanitizer
@@ -13,14 +14,14 @@ from hypothesis import strategies as st
 
 from outblas import matmul
 from outblas.core import configs
-from outblas.core.epilogue import ACTIVATIONS, apply, halves
+from outblas.core.epilogue import ACTIVATIONS, apply, glu_split
 
 pytestmark = pytest.mark.gpu
 EXTENTS = st.sampled_from([1, 2, 17, 64, 128, 200, 256, 333, 520])
 
 
 @st.composite
-def calls(draw):
+def calls(draw: Any) -> Fused:
     """Batches have no addend, which is addmm's; a product in fp32 of 16-bit operands has none
     either.
     """
@@ -57,10 +58,10 @@ HOPPER = pytest.param("hopper.gemm", 90, marks=pytest.mark.sm90)
 @pytest.mark.parametrize(
     ("kernel", "examples"), [(None, 90), ("portable", 90), ("turing.cp_async", 30), HOPPER]
 )
-def test_any_combination(kernel, examples):
+def test_any_combination(kernel: str | None, examples: int) -> None:
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
     @given(call=calls())
-    def right(call):
+    def right(call: Fused) -> None:
         try:
             call.check(kernel, "cuda")
         except ValueError as error:
@@ -98,7 +99,7 @@ for way in WAYS:
 """
 
 
-def check(way, steps, options, times):
+def check(way, steps, options, times) -> None:
     """A call made so many times: right, and the same bits each time, over the addend too."""
     from outblas.hopper import gemm
 
@@ -123,14 +124,14 @@ def check(way, steps, options, times):
 @pytest.mark.sm90
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", STEPS)
-def test_jittered_calls_give_equal_bits(way, steps):
+def test_jittered_calls_give_equal_bits(way: str, steps) -> None:
     check(way, steps, ",jitter=True", 100)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("activation", ["gelu", "silu", "swiglu"])
 def test_rows_have_the_same_bits_in_all_batches(activation, dtype):
-    columns = 776 * halves(activation)
+    columns = 776 * glu_split(activation)
     x, w = (torch.randn(n, 520, device="cuda").bfloat16() for n in (1024, columns))
     bias, residual = (
         torch.randn(shape, device="cuda").to(dtype) for shape in ((columns,), (1024, 776))
@@ -148,7 +149,7 @@ def test_rows_have_the_same_bits_in_all_batches(activation, dtype):
 
 
 @pytest.mark.parametrize("kernel", ["portable", HOPPER.values[0]])
-def test_more_than_two_to_the_31_elements(kernel):
+def test_more_than_two_to_the_31_elements(kernel) -> None:
     M, N, K = 2**16 + 8, 2**15 + 8, 16
     a, b, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in ((M, K), (N, K), N))
     residual = torch.randn(M, N, device="cuda", dtype=torch.bfloat16)
@@ -164,5 +165,5 @@ def test_more_than_two_to_the_31_elements(kernel):
 @pytest.mark.sm90
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
-def test_sanitizers_find_nothing(tool):
+def test_sanitizers_find_nothing(tool: str) -> None:
     sanitizer.finds_nothing(tool, PROGRAM, len(WAYS))

@@ -30,7 +30,7 @@ SHAPES = {
 class OnDevice:
     """Memory of the host under the address at which the GPU reads it."""
 
-    def __init__(self, pinned):
+    def __init__(self, pinned) -> None:
         self.pinned = pinned
         self.__cuda_array_interface__ = {
             "version": 3,
@@ -55,7 +55,7 @@ def integers(*shape, most=3):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_an_addend_that_comes_late_is_added_and_never_multiplied(name, where):
+def test_an_addend_that_comes_late_is_added_and_never_multiplied(name, where: str) -> None:
     (M, N, K), layout, config = SHAPES[name]
     torch.manual_seed(0)
     a, b = integers(M, K), integers(N, K).t() if layout == "nt" else integers(K, N)
@@ -69,7 +69,7 @@ def test_an_addend_that_comes_late_is_added_and_never_multiplied(name, where):
         assert torch.equal(got, want)
 
 
-def test_an_addend_in_place_that_comes_late():
+def test_an_addend_in_place_that_comes_late() -> None:
     (M, N, K), _, config = SHAPES["8192x8192x1024 nn"]
     a, b, c = integers(M, K), integers(K, N), integers(M, N, most=100)
     want = (torch.mm(a.float(), b.float()) + c.float()).to(torch.bfloat16)

@@ -4,6 +4,7 @@ share do to it.
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +15,20 @@ from outblas.autotune.measure.race import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS
 TIE = {"one": 50.0, "other": 50.0}
 
 
-def run(us, *, seed=0, noise=0.0, common=(1.0,) * MOST_ROUNDS, until=MOST_ROUNDS):
+def run(
+    us: Mapping[str, float],
+    *,
+    seed: int = 0,
+    noise: float = 0.0,
+    common: Sequence[float] = (1.0,) * MOST_ROUNDS,
+    until: int = MOST_ROUNDS,
+) -> Race[str]:
     """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of
     each one's own.
     """
     dice, race = random.Random(seed), Race(list(us))
 
-    def measured(name, round):
+    def measured(name: str, round: int) -> float:
         return us.get(name, 100.0) * common[round] * math.exp(dice.gauss(0, noise))
 
     while race.alive and not race.over and race.rounds < until:
@@ -32,7 +40,7 @@ def run(us, *, seed=0, noise=0.0, common=(1.0,) * MOST_ROUNDS, until=MOST_ROUNDS
     return race
 
 
-def test_a_clear_winner_is_found_at_once():
+def test_a_clear_winner_is_found_at_once() -> None:
     race = run({"slow": 55.0, "fast": 50.0, "slower": 60.0}, noise=0.005)
     assert race.rounds == ROUNDS
     assert race.alive == ["fast"]
@@ -46,7 +54,7 @@ def test_a_clear_winner_is_found_at_once():
     assert lead.median == pytest.approx(1.1, rel=0.01)
 
 
-def test_nobody_is_dropped_on_few_rounds():
+def test_nobody_is_dropped_on_few_rounds() -> None:
     race = run({"fast": 50.0, "slow": 100.0}, until=BATCH)
     assert race.rounds == BATCH < ROUNDS
     assert not race.over
@@ -54,7 +62,7 @@ def test_nobody_is_dropped_on_few_rounds():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.0005])
-def test_ties_are_as_fast_after_all_rounds(noise):
+def test_ties_are_as_fast_after_all_rounds(noise: float) -> None:
     race = run(TIE, noise=noise, seed=1)
     assert race.rounds == MOST_ROUNDS
     assert sorted(race.alive) == ["one", "other"]
@@ -63,7 +71,7 @@ def test_ties_are_as_fast_after_all_rounds(noise):
     assert race.confidence(race.leader, race.times) < 0.98
 
 
-def test_what_the_race_cannot_resolve_is_not_separated():
+def test_what_the_race_cannot_resolve_is_not_separated() -> None:
     race = run(TIE, noise=0.05, seed=1)
     assert race.rounds == MOST_ROUNDS
     assert len(race.alive) == 2
@@ -72,13 +80,13 @@ def test_what_the_race_cannot_resolve_is_not_separated():
     assert not race.ahead(race.leader, race.alive)
 
 
-def test_ties_are_not_separated_before_the_end():
+def test_ties_are_not_separated_before_the_end() -> None:
     race = run(TIE, until=MOST_ROUNDS - BATCH)
     assert not race.over
     assert not race.separated
 
 
-def test_small_leads_take_more_rounds():
+def test_small_leads_take_more_rounds() -> None:
     rounds = [
         run({"fast": 50.0, "slow": 50.0 * lead}, noise=0.01, seed=2).rounds
         for lead in (1.05, 1.006)
@@ -87,7 +95,7 @@ def test_small_leads_take_more_rounds():
     assert ROUNDS < rounds[1] < MOST_ROUNDS
 
 
-def test_a_rival_that_cannot_go_on():
+def test_a_rival_that_cannot_go_on() -> None:
     race = Race(["one", "other", "broken"])
     race.add([100.0] * BATCH, [[50.0] * BATCH, [51.0] * BATCH, [1.0] * BATCH])
     race.remove("broken")
@@ -99,7 +107,7 @@ def test_a_rival_that_cannot_go_on():
         race.add([100.0], [[50.0], [51.0]])
 
 
-def test_alone():
+def test_alone() -> None:
     race = run({"only": 50.0})
     assert race.rounds == ROUNDS
     assert race.separated
@@ -108,7 +116,7 @@ def test_alone():
     assert race.order() == ["only"]
 
 
-def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran():
+def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran() -> None:
     """Drift of the clock after they left does not count for or against them."""
     race = run(
         TIE | {"third": 60.0, "fourth": 70.0},
@@ -128,7 +136,9 @@ def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran():
     drift=st.floats(-0.02, 0.02),
     jumps=st.floats(0.0, 0.5),
 )
-def test_what_all_share_changes_nothing(seed, leads, drift, jumps):
+def test_what_all_share_changes_nothing(
+    seed: int, leads: list[float], drift: float, jumps: float
+) -> None:
     """A clock that drifts, and rounds that are slower than others by half."""
     us = {"best": 50.0} | {f"r{i}": 50.0 * lead for i, lead in enumerate(leads)}
     dice = random.Random(seed)
@@ -141,7 +151,7 @@ def test_what_all_share_changes_nothing(seed, leads, drift, jumps):
     assert race.confidence("best", race.times) > 0.99
 
 
-def test_equal_rivals_are_rarely_called_different():
+def test_equal_rivals_are_rarely_called_different() -> None:
     """A rival as fast as the leader drops out by chance: looks every few rounds make 95% intervals
     err more often.
     """

@@ -43,7 +43,7 @@ def in_child(function):
 class Holder:
     """A thread that holds a lock until it is told to let go."""
 
-    def __init__(self, lock):
+    def __init__(self, lock) -> None:
         self._let_go, self._holding = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold, args=(lock,), daemon=True)
 
@@ -52,21 +52,21 @@ class Holder:
         assert self._holding.wait(SECONDS)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.let_go()
         self._thread.join(SECONDS)
 
-    def let_go(self):
+    def let_go(self) -> None:
         self._let_go.set()
 
-    def _hold(self, lock):
+    def _hold(self, lock) -> None:
         with lock:
             self._holding.set()
             self._let_go.wait(4 * SECONDS)
 
 
 @pytest.mark.interpreter
-def test_fork_while_another_thread_runs_the_interpreter():
+def test_fork_while_another_thread_runs_the_interpreter() -> None:
     a, b = torch.randn(16, 32), torch.randn(32, 16)
 
     def call():
@@ -107,7 +107,7 @@ def taken(lock, seconds=5.0):
     return got == [True]
 
 
-def test_a_lock_that_another_thread_holds_is_free_in_the_child():
+def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
     lock = forks.Lock()
     with Holder(lock):
         assert in_child(lambda: taken(lock))
@@ -115,7 +115,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child():
     assert taken(lock)
 
 
-def test_what_the_forking_thread_holds_it_holds_in_the_child_too():
+def test_what_the_forking_thread_holds_it_holds_in_the_child_too() -> None:
     """It forked in the midst of it, and the child goes on there."""
     lock = forks.Lock()
 
@@ -132,12 +132,12 @@ def test_what_the_forking_thread_holds_it_holds_in_the_child_too():
 
 
 @pytest.fixture
-def held(monkeypatch):
+def held(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(forks, "_held", [])
     return forks.Lock(held=True)
 
 
-def test_a_fork_waits_for_who_holds_a_lock(held):
+def test_a_fork_waits_for_who_holds_a_lock(held) -> None:
     states = []
     with Holder(held) as holder:
         threading.Timer(0.2, lambda: (states.append("let go"), holder.let_go())).start()
@@ -145,7 +145,7 @@ def test_a_fork_waits_for_who_holds_a_lock(held):
     assert taken(held)
 
 
-def test_a_fork_does_not_wait_for_ever(held, monkeypatch):
+def test_a_fork_does_not_wait_for_ever(held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1)
     with Holder(held):
         assert in_child(lambda: taken(held))
@@ -153,7 +153,7 @@ def test_a_fork_does_not_wait_for_ever(held, monkeypatch):
     assert taken(held)
 
 
-def test_who_holds_a_lock_can_fork(held):
+def test_who_holds_a_lock_can_fork(held) -> None:
     """Triton starts programs while it compiles."""
     with held:
         assert in_child(lambda: True)
@@ -161,7 +161,7 @@ def test_who_holds_a_lock_can_fork(held):
     assert taken(held)
 
 
-def test_no_module_has_a_lock_that_a_child_may_find_held():
+def test_no_module_has_a_lock_that_a_child_may_find_held() -> None:
     """Locks of modules are `forks.Lock`; those of objects that a child makes anew may be others."""
     bad = []
     for folder in ("src/outblas", "autotune", "hopper", "kernels", "turing"):

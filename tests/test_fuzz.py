@@ -15,7 +15,7 @@ A, B, C = tensor(3, 4), tensor(4, 5), tensor(3, 5)
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_the_fuzz")]
 
 
-def test_random_calls_are_those_of_torch():
+def test_random_calls_are_those_of_torch() -> None:
     found = runner.run(SEED, 0, CALLS, "cpu", light=True)
     unlisted = [row for row in found["rows"] if row["known"] is None]
     assert unlisted == []
@@ -23,7 +23,7 @@ def test_random_calls_are_those_of_torch():
     assert {"same", "both raise", "listed"} <= counted
 
 
-def test_a_description_makes_the_same_call_again():
+def test_a_description_makes_the_same_call_again() -> None:
     for index in range(200):
         made = spec.make(SEED, index)
         assert made == spec.make(SEED, index)
@@ -45,7 +45,7 @@ FAULTS = {  # what a wrong product might do, and the difference that says so
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_is_seen(kind, monkeypatch):
+def test_a_fault_is_seen(kind, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty, gradients = FAULTS[kind]
     made = call("matmul", {"a": A, "b": B}) | ({"gradients": gradients} if gradients else {})
     assert runner.once(made)[2] == []
@@ -67,14 +67,14 @@ class Wrong(torch.autograd.Function):
         return g @ b.t(), 2 * (a.t() @ g)
 
 
-def test_a_wrong_gradient_is_seen(monkeypatch):
+def test_a_wrong_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outblas, "matmul", Wrong.apply)
     gradients = {"of": ["a", "b"], "layout": "transposed", "seed": 1}
     rows = runner.once(call("matmul", {"a": A, "b": B}, gradients=gradients))[2]
     assert [(row["kind"], row["detail"][:13]) for row in rows] == [("values", "gradient of b")]
 
 
-def test_what_is_written_although_a_call_raises_is_seen(monkeypatch):
+def test_what_is_written_although_a_call_raises_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(a, b, out):
         out.fill_(0)
         raise RuntimeError("too late")
@@ -84,7 +84,7 @@ def test_what_is_written_although_a_call_raises_is_seen(monkeypatch):
     assert "out is modified, although the call raises" in {row["detail"] for row in rows}
 
 
-def test_what_is_written_beside_out_is_seen(monkeypatch):
+def test_what_is_written_beside_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(a, b, out):
         out._base.zero_()
         return torch.matmul(a, b, out=out)
@@ -95,7 +95,7 @@ def test_what_is_written_beside_out_is_seen(monkeypatch):
     assert "memory around out is modified" in {row["detail"] for row in rows}
 
 
-def test_an_error_that_torchs_users_do_not_catch_is_seen(monkeypatch):
+def test_an_error_that_torchs_users_do_not_catch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(a, b):
         raise ValueError("no RuntimeError")
 
@@ -104,7 +104,7 @@ def test_an_error_that_torchs_users_do_not_catch_is_seen(monkeypatch):
     assert [row["kind"] for row in rows] == ["another type of error"]
 
 
-def test_bounds_hold_for_torch_itself_and_not_for_half_the_precision():
+def test_bounds_hold_for_torch_itself_and_not_for_half_the_precision() -> None:
     """Of an epilogue in bfloat16: the exact result rounded once passes, one rounded twice as
     coarsely does not.
     """

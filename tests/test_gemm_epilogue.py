@@ -3,17 +3,20 @@ machine code.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from outblas.core import configs
 from outblas.core import problem as operands
-from outblas.core.epilogue import Extra, halves
+from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
-from outblas.hopper.gemm import epilogue_load
-from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.gemm import epilogue_load, epilogue_tile
+from outblas.hopper.gemm.compile import compile_variant
+from outblas.hopper.gemm.variant import example_variant
 
 BF16 = torch.bfloat16
 BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
@@ -23,18 +26,20 @@ SMALL = (
 STEPS = {"bias": "pairs", "residual": "staged", "aux": "staged"}
 
 
-def problem(*shape, activation="", turned="", formats="", **extra):
+def problem(
+    *shape: int, activation: str = "", turned: str = "", formats: str = "", **extra: Any
+) -> Any:
     """Of M, N, K, with a row of bias and matrices; those in `turned` by columns, `extra` instead of
     others.
     """
     M, N, K = shape
 
-    def made(name, *size):
+    def made(name: str, *size: int) -> torch.Tensor:
         size = size[::-1] if name in turned else size
         t = torch.empty(size, dtype=BF16, device="meta")
         return t.t() if name in turned else t
 
-    wide = N * halves(activation)
+    wide = N * glu_split(activation)
     found = {
         "bias": made("bias", wide),
         "residual": made("residual", M, N),
@@ -43,12 +48,12 @@ def problem(*shape, activation="", turned="", formats="", **extra):
     scales = (torch.empty(M, 1, device="meta"), torch.empty((), device="meta")) if formats else None
     a, b, out = made("a", M, K), made("b" if "b" in turned else "w", wide, K).t(), made("out", M, N)
     return operands.problem(
-        a, b, out, extra=Extra(activation, **found), scales=scales, formats=formats
+        a, b, out, extra=EpilogueArgs(activation, **found), scales=scales, formats=formats
     )
 
 
 def variant(given, text=BASE):
-    return gemm_host.example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
+    return example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def variant(given, text=BASE):
     ],
 )
 def test_how_tensors_come(given, text, want):
-    form = variant(problem(64, 64, 64, **given), text).form
+    form = variant(problem(64, 64, 64, **given), text).traits
     assert {name: getattr(form, name) for name in want} == want
 
 
@@ -108,7 +113,7 @@ def test_how_tensors_come(given, text, want):
         ),
     ],
 )
-def test_what_is_refused(given, text, reason):
+def test_what_is_refused(given: dict[str, Any], text: str, reason: str) -> None:
     config = configs.from_text(gemm.Config, text)
     assert reason in str(gemm.unsupported(problem(64, 64, 64, **given), config))
     assert gemm.unsupported(problem(64, 64, 64, **given)) is None
@@ -124,12 +129,12 @@ def test_what_is_refused(given, text, reason):
     ],
 )
 def test_gelu_is_a_fit_where_sums_are_less_exact(K, activation, want):
-    assert variant(problem(64, 64, K, activation=activation)).form.function == want
+    assert variant(problem(64, 64, K, activation=activation)).traits.function == want
 
 
-def test_x_of_one_row_is_no_vector():
+def test_x_of_one_row_is_no_vector() -> None:
     """Vectors are read, never written."""
-    form = variant(problem(1, 63, 64, activation="gelu")).form
+    form = variant(problem(1, 63, 64, activation="gelu")).traits
     assert (form.bias, form.residual, form.aux) == ("columns", "columns", "matrix")
 
 
@@ -151,36 +156,35 @@ def test_x_of_one_row_is_no_vector():
     ],
 )
 def test_when_consumers_take_turns(shape, given, text, want):
-    assert variant(problem(*shape, **given), text).form.in_turn == want
+    assert variant(problem(*shape, **given), text).traits.staggered_tail == want
 
 
-def test_any_gated_columns_of_a_c_by_columns():
+def test_any_gated_columns_of_a_c_by_columns() -> None:
     form = variant(
         problem(64, 17, 64, activation="swiglu", turned="out", bias=None, residual=None, aux=None)
-    ).form
+    ).traits
     assert form.staged
     assert form.by_columns
     assert form.granule("nt", 2) == 1
     assert replace(form, by_columns=False).granule("nt", 2) == 8
 
 
-def test_pairs_in_rows_come_in_whole_granules():
+def test_pairs_in_rows_come_in_whole_granules() -> None:
     assert "multiples of 8 columns" in gemm.unsupported(
         problem(64, 60, 64, activation="swiglu", turned="b", aux=None)
     )
 
 
-def test_slabs_fit_the_slots_that_carry_them():
+def test_subtiles_of_the_source_fit_the_stages_that_carry_them():
+    dtype = compile.NUMERIC[BF16]
     for text in (BASE, TALL, f"{SMALL},tile_n=16"):
         config = configs.from_text(gemm.Config, text)
-        per = epilogue_load.per_slot(config, config, compile.NUMERIC[BF16])
-        assert (
-            per * config.sharing * epilogue_load.slab_bytes(config, compile.NUMERIC[BF16])
-            <= config.slot_bytes
-        )
-        assert epilogue_load.slots(config, config, compile.NUMERIC[BF16]) * per >= len(
-            gemm.epilogue.places(config, compile.NUMERIC[BF16], config.tile_n)
-        )
+        per_stage = epilogue_load.subtiles_per_stage(config, config, dtype)
+        size = epilogue_load.subtile_bytes(config, dtype)
+        assert per_stage * config.sharing * size <= config.slot_bytes
+        subtiles = epilogue_tile.subtiles(config, dtype, config.tile_n)
+        stages = epilogue_load.stages_per_tile(config, config, dtype)
+        assert stages * per_stage >= len(subtiles)
 
 
 @pytest.mark.compile
@@ -199,10 +203,12 @@ def test_slabs_fit_the_slots_that_carry_them():
         ),
     ],
 )
-def test_machine_code(given, text, code, tmp_path):
+def test_machine_code(
+    given: dict[str, Any], text: str, code: tuple[str, ...], tmp_path: Path
+) -> None:
     asked = variant(problem(4096, 4096, 4096, **given), text)
     remarks = tmp_path / "remarks.yaml"
-    made = gemm_host.compile_variant(
+    made = compile_variant(
         gemm.Gemm,
         asked,
         f"--keep-ptx --dump-dir={tmp_path} --remark-output={remarks} remarks{{ptx}}",
@@ -213,6 +219,6 @@ def test_machine_code(given, text, code, tmp_path):
     ptx = str(made.__ptx__)
     assert all(found in ptx for found in code)
     if (
-        asked.form.function == "silu"
+        asked.traits.function == "silu"
     ):  # a product and a sum are two roundings, whatever is between them
         assert "fma.rn.f32" not in ptx

@@ -9,8 +9,10 @@ import itertools
 import random
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import precompiled
 import pytest
@@ -18,19 +20,21 @@ import sanitizer
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from precompiled import KERNEL, SMS, by_default, by_rule, of_case
+from precompiled import KERNEL, SMS, Ahead, Asked, by_default, by_rule, of_case
 
 import outblas
 from outblas.core import configs, machines
 from outblas.core.artifact import example
 from outblas.core.problem import problem
 from outblas.core.shapes import LAYOUTS
+from outblas.core.space import Space
 from outblas.hopper import gemm
+from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import host, workspace
-from outblas.verify.call import prepare
+from outblas.verify.call import Call, Run, prepare
 from outblas.verify.cases import ADDENDS, Case
 from outblas.verify.kernels import caller, check
-from outblas.verify.oracle import Exact, against, bounded, exact
+from outblas.verify.oracle import Exact, Result, against, bounded, exact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -64,7 +68,7 @@ LEVERS = {
 }
 
 
-def config_of(way, case):
+def config_of(way: str, case: Case) -> HopperConfig | None:
     """`way`: a lever, "rule", or "default", what a call takes that names no kernel. None: the
     rule's config.
     """
@@ -73,8 +77,8 @@ def config_of(way, case):
     return by_default(of_case(case)) if way == "default" else None
 
 
-def runner(way, case):
-    def unnamed(a, b, c, out, alpha, beta):
+def runner(way: str, case: Case) -> Run:
+    def unnamed(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
         if c is None:
             outblas.matmul(a, b, out=out, out_dtype=None if out.dtype == a.dtype else out.dtype)
         else:
@@ -84,18 +88,18 @@ def runner(way, case):
 
 
 @pytest.fixture(scope="session")
-def ahead():
+def ahead() -> Iterator[Ahead]:
     with precompiled.compilers() as compile_ahead:
         yield compile_ahead
 
 
 @pytest.fixture
-def late(monkeypatch):
+def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Kernels that were not compiled ahead, which is for GPUs of 132 SMs."""
     found = []
     real = host.compile_variant
 
-    def noted(gemm, variant, *options):
+    def noted(gemm: Any, variant: Any, *options: str) -> Any:
         found.append(variant.name)
         return real(gemm, variant, *options)
 
@@ -157,16 +161,16 @@ TUNED = (
 
 
 @st.composite
-def examples(draw):
+def examples(draw: st.DrawFn) -> tuple[Case, str]:
     """Any options of a call, sizes at the edges of tiles and between them; where `matmul` is to
     choose ("default"), a little below tuned ones. Half of the calls are such as TMA takes: all is
     in multiples of 8 elements.
     """
 
-    def pick(*values):
+    def pick(*values: Any) -> Any:
         return draw(st.sampled_from(values))
 
-    def size(longest):
+    def size(longest: int) -> int:
         n = draw(
             st.one_of(st.sampled_from(EDGES), st.integers(1, 1000), st.integers(1000, longest))
         )
@@ -215,7 +219,7 @@ def examples(draw):
     return case, pick(*LEVERS) if way == "lever" else way
 
 
-def sampled():
+def sampled() -> list[tuple[Case, str]]:
     """The same ones every time. What would take another kernel by default, or cannot have a lever,
     takes the rule.
     """
@@ -230,14 +234,14 @@ def sampled():
         suppress_health_check=list(HealthCheck),
     )
     @given(examples())
-    def collect(example):
+    def collect(example: tuple[Case, str]) -> None:
         found.append(example)
 
     collect()
     return [(case, way if is_taken(case, way) else "rule") for case, way in found[::REPEATS]]
 
 
-def is_taken(case, way):
+def is_taken(case: Case, way: str) -> bool:
     """Whether the kernel takes the call, and with that config: K may have fewer slices than a
     cluster has parts.
     """
@@ -245,7 +249,7 @@ def is_taken(case, way):
     return way == "rule" or (config is not None and gemm.unsupported(of_case(case), config) is None)
 
 
-def one_chain(call):
+def one_chain(call: Call) -> torch.Tensor:
     """The product in fp32 by the ladder's first rung, which adds all of K in one chain of
     wgmmas.
     """
@@ -261,7 +265,7 @@ def one_chain(call):
     return torch.stack(products).reshape(*case.batch, case.M, case.N)
 
 
-def near(run, case):
+def near(run: Run, case: Case) -> Result:
     """Rounded to 16 bits, an error is held to torch's. In fp32 it shows how the tensor cores add:
     to the error of the same instructions; torch's may be a seventh of it (WORKLOG.md).
     """
@@ -272,7 +276,7 @@ def near(run, case):
     return bounded(run, case, "cuda")
 
 
-def test_sampled_calls_are_right(ahead, late):
+def test_sampled_calls_are_right(ahead: Ahead, late: list[str]) -> None:
     calls = sampled()
     compiles = ahead((of_case(case), config_of(way, case)) for case, way in calls)
     faults = []
@@ -300,7 +304,7 @@ AWKWARD = (
 SAMPLE = 48  # configs of a shape, beside the extremes of every field
 
 
-def sample(space):
+def sample(space: Space[HopperConfig]) -> list[HopperConfig]:
     """Configs at even distances, and for every field the first ones that have its least and its
     greatest value.
     """
@@ -313,7 +317,7 @@ def sample(space):
     return list(dict.fromkeys(chosen))
 
 
-def space_of(case):
+def space_of(case: Case) -> Space[HopperConfig]:
     return gemm.space(
         example(case.dtype, case.out_dtype, case.layout, (case.M, case.N, case.K)),
         machines.reference(90),
@@ -321,7 +325,7 @@ def space_of(case):
 
 
 @pytest.mark.parametrize("case", AWKWARD, ids=str)
-def test_configs_of_the_space_are_right(case, ahead, late):
+def test_configs_of_the_space_are_right(case: Case, ahead: Ahead, late: list[str]) -> None:
     chosen = sample(space_of(case))
     compiles = ahead((of_case(case), config) for config in chosen)
     exact, faults = Exact(case, "cuda"), []
@@ -349,7 +353,7 @@ OVERFLOW = Case(300, 264, 1024, F16, layout="nt")
 
 
 @pytest.fixture(scope="session")
-def _special(ahead):
+def _special(ahead: Ahead) -> None:
     ahead(
         (of_case(case), config_of(way, case))
         for case in (*SPECIAL, OVERFLOW)
@@ -365,13 +369,13 @@ PLACED = {
 }
 
 
-def filled(case, places):
+def filled(case: Case, places: str) -> Call:
     """Normal data with NaN and Inf in the operands named. A and B have a 0 each where the other may
     have Inf.
     """
 
-    def fill(name):
-        def fill_one(t, generator):
+    def fill(name: str) -> Any:
+        def fill_one(t: torch.Tensor, generator: torch.Generator) -> None:
             t.normal_(generator=generator)
             if name != "c":
                 t[..., 0 if name == "a" else -1, 0] = 0.0
@@ -387,7 +391,7 @@ def filled(case, places):
     return prepare(case, "cuda", fill("a"), fill("b"), fill("c"))
 
 
-def by_torch(call):
+def by_torch(call: Call) -> torch.Tensor:
     """In fp32."""
     a, b, case = call.a.armed.float(), call.b.armed.float(), call.case
     if call.c is None:
@@ -395,7 +399,7 @@ def by_torch(call):
     return torch.addmm(call.c.armed.float(), a, b, alpha=case.alpha, beta=case.beta)
 
 
-def kinds(t):
+def kinds(t: torch.Tensor) -> torch.Tensor:
     """0 where a value is finite, else which of NaN, Inf and -Inf it is."""
     return t.isnan() * 1 + t.isposinf() * 2 + t.isneginf() * 3
 
@@ -403,7 +407,7 @@ def kinds(t):
 @pytest.mark.usefixtures("_special")
 @pytest.mark.parametrize("way", ["rule", *LEVERS])
 @pytest.mark.parametrize("case", SPECIAL, ids=str)
-def test_nan_and_inf_stand_where_torch_has_them(case, way):
+def test_nan_and_inf_stand_where_torch_has_them(case: Case, way: str) -> None:
     for places in ("", "a", "b", "c", "ab", "abc"):
         call = filled(case, places)
         call.run(runner(way, case))
@@ -421,7 +425,7 @@ def test_nan_and_inf_stand_where_torch_has_them(case, way):
 
 @pytest.mark.usefixtures("_special")
 @pytest.mark.parametrize("way", ["rule", *LEVERS])
-def test_fp16_becomes_inf_where_torch_rounds_to_it(way):
+def test_fp16_becomes_inf_where_torch_rounds_to_it(way: str) -> None:
     """Sums of integers, exact in fp32, some of them too large for fp16."""
     integers = [lambda t, generator: t.random_(-64, 65, generator=generator)] * 3
     call = prepare(OVERFLOW, "cuda", *integers)
@@ -460,7 +464,7 @@ MIXED = (
 class Mixed:
     """Calls of many kinds on several streams, whose results are compared where they are."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         normal = [lambda t, generator: t.normal_(generator=generator)] * 3
         self.calls = [prepare(case, "cuda", *normal) for case, _ in MIXED]
         self.runs = [runner(way, case) for case, way in MIXED]
@@ -468,7 +472,7 @@ class Mixed:
         self.wrong = torch.zeros(STREAMS, len(MIXED), dtype=torch.bool, device="cuda")
         self.first = [self.once(kind).clone() for kind in range(len(MIXED))]
 
-    def once(self, kind):
+    def once(self, kind: int) -> torch.Tensor:
         """The bits of a result in new memory, which held NaN."""
         call, case = self.calls[kind], MIXED[kind][0]
         room = call.out.end - call.out.start + case.offset
@@ -479,11 +483,11 @@ class Mixed:
         )
         return view.view(torch.int16 if view.element_size() == 2 else torch.int32)
 
-    def compared(self, stream, kind):
+    def compared(self, stream: int, kind: int) -> None:
         with torch.cuda.stream(self.streams[stream]):
             self.wrong[stream, kind].logical_or_((self.once(kind) != self.first[kind]).any())
 
-    def work(self, streams, calls, until):
+    def work(self, streams: range, calls: int, until: float) -> int:
         """How many of so many calls, each of any kind on any of these streams, were made
         by then.
         """
@@ -496,7 +500,7 @@ class Mixed:
 
 
 @pytest.mark.parametrize("threads", [1, STREAMS])
-def test_ten_thousand_mixed_calls_on_four_streams(threads, ahead):
+def test_ten_thousand_mixed_calls_on_four_streams(threads: int, ahead: Ahead) -> None:
     ahead((of_case(case), config_of(way, case)) for case, way in MIXED)
     mixed = Mixed()
     torch.cuda.synchronize()
@@ -547,7 +551,7 @@ def stream_of_a_thread():
 @pytest.mark.parametrize(
     "kind", ["one stream", "the default stream", "streams of threads", "streams that end"]
 )
-def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
+def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead) -> None:
     """Each with more of them than the last, on any one stream. Nothing is allocated but workspaces:
     the allocator takes a handle for a stream.
     """
@@ -571,7 +575,7 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
         "streams of threads": stream_of_a_thread,
         "streams that end": external,
     }[kind]
-    workspace._held.clear()
+    workspace._workspaces.clear()
     torch.cuda.synchronize()
     together = threading.Barrier(THREADS)
 
@@ -596,7 +600,7 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind, ahead):
     assert not wrong, (
         f"{len(wrong)} wrong results, of thread, round, config and shape: {wrong[:10]}"
     )
-    streams = sum(held.done is not None for held in workspace._held.values())
+    streams = sum(held.done is not None for held in workspace._workspaces.values())
     assert (streams > 0) == (kind in ("streams of threads", "streams that end"))
     assert streams <= workspace.FOREIGN
 
@@ -609,7 +613,7 @@ EXTENTS = sorted(
 )
 
 
-def invariant(a, b):
+def invariant(a: torch.Tensor, b: torch.Tensor) -> Asked:
     out = torch.empty(len(a), b.shape[1], dtype=a.dtype, device=a.device)
     given = problem(a, b, out, batch_invariant=True)
     return given, by_rule(given)
@@ -617,7 +621,9 @@ def invariant(a, b):
 
 @pytest.mark.parametrize(("N", "K"), [(1024, 4096), (4104, 520)])
 @pytest.mark.parametrize("layout", ["nt", "nn"])
-def test_rows_have_the_same_bits_in_all_batches(layout, N, K, ahead, late):
+def test_rows_have_the_same_bits_in_all_batches(
+    layout: str, N: int, K: int, ahead: Ahead, late: list[str]
+) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     a = torch.randn(LARGEST, K, device="cuda", generator=generator).to(BF16)
     b = torch.randn(K, N, device="cuda", generator=generator).to(BF16)
@@ -649,7 +655,7 @@ HUGE = (
 
 
 @pytest.mark.parametrize("case", HUGE, ids=str)
-def test_more_than_two_to_the_31_aligned_elements(case):
+def test_more_than_two_to_the_31_aligned_elements(case: Case) -> None:
     result = check(KERNEL, case)
     assert result.ok, result.message
 
@@ -671,5 +677,5 @@ for way, text in {LEVERS}.items():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "synccheck", "racecheck"])
-def test_sanitizers_find_nothing(tool):
+def test_sanitizers_find_nothing(tool: str) -> None:
     sanitizer.finds_nothing(tool, SANITIZED, len(LEVERS))

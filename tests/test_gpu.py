@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +40,7 @@ TILES = {
 CLUSTER_TILE = (256, 256, 64)
 
 
-def cases_of(kernel, dtype):
+def cases_of(kernel: registry.Kernel, dtype: str) -> Iterator[Case]:
     """All around a kernel's tile; of a CUDA-core rung's 16-bit operands, which are widened on the
     way, a few.
     """
@@ -53,7 +56,7 @@ def cases_of(kernel, dtype):
     return cases.full(kind, config.block_m, config.block_n, max(8, 2 * config.block_k))
 
 
-def matrix():
+def matrix() -> Iterator[Any]:
     for kernel in registry.ladder():
         marks = [pytest.mark.sm90] if kernel.ladder == "hopper" else []
         for dtype in kernel.dtypes:
@@ -61,7 +64,7 @@ def matrix():
                 yield pytest.param(kernel.name, case, marks=marks, id=f"{kernel.name}-{case}")
 
 
-def tma_takes(case):
+def tma_takes(case: Case) -> bool:
     """Whether TMA can stride over A and B, said independently of the kernel's own rule."""
     if case.addend or (case.batch_a and case.batch_b) or case.batch_b or case.offset % 8:
         return False
@@ -79,7 +82,7 @@ def tma_takes(case):
 
 
 @pytest.mark.parametrize(("kernel", "case"), list(matrix()))
-def test_oracles(kernel, case):
+def test_oracles(kernel: str, case: Case) -> None:
     for oracle in oracles(kernel):
         try:
             result = check(kernel, case, oracle)
@@ -92,7 +95,7 @@ def test_oracles(kernel, case):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_default_is_right_without_a_fallback(dtype):
+def test_default_is_right_without_a_fallback(dtype: torch.dtype) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         for shapes in (
@@ -112,11 +115,11 @@ def test_default_is_right_without_a_fallback(dtype):
         assert torch.equal(outblas.addmm(c, a, b, alpha=-2, beta=0.5), want)
 
 
-def test_tf32_only_when_torch_asks_for_it():
+def test_tf32_only_when_torch_asks_for_it() -> None:
     a, b = torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda")
     want = a.double() @ b.double()
 
-    def error():
+    def error() -> float:
         return float((outblas.matmul(a, b) - want).norm() / want.norm())
 
     assert error() < 1e-6
@@ -137,7 +140,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_runs_on_the_current_stream(kernel):
+def test_runs_on_the_current_stream(kernel: str) -> None:
     a, b = (
         torch.randn(512, 512, device="cuda").bfloat16(),
         torch.randn(512, 512, device="cuda").bfloat16(),
@@ -155,7 +158,7 @@ def test_runs_on_the_current_stream(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_captured_in_a_cuda_graph(kernel):
+def test_captured_in_a_cuda_graph(kernel: str) -> None:
     a, b = (
         torch.randn(256, 256, device="cuda").bfloat16(),
         torch.randn(256, 256, device="cuda").bfloat16(),
@@ -172,7 +175,7 @@ def test_captured_in_a_cuda_graph(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_captured_where_operands_lie_elsewhere_in_lines(kernel):
+def test_captured_where_operands_lie_elsewhere_in_lines(kernel: str) -> None:
     flat, out = (
         torch.randint(-3, 4, (2, 2**22 + 64), device="cuda").to(BF16),
         torch.empty(2048, 2048, device="cuda"),
@@ -189,13 +192,13 @@ def test_captured_where_operands_lie_elsewhere_in_lines(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_deterministic_alone_and_beside_other_streams(kernel):
+def test_deterministic_alone_and_beside_other_streams(kernel: str) -> None:
     result = check(kernel, Case(1000, 520, 2048, BF16, layout="nt"), "determinism")
     assert result.ok, result.message
 
 
 @pytest.mark.parametrize("config", CANDIDATES, ids=str)
-def test_every_portable_preset_runs_or_says_why_not(config):
+def test_every_portable_preset_runs_or_says_why_not(config: Any) -> None:
     for dtype in (BF16, torch.float32):
         case = Case(
             config.block_m + 9, 2 * config.block_n - 3, 3 * config.block_k + 8, dtype, layout="nt"
@@ -231,7 +234,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("case", range(len(BAD)))
-def test_bad_input_on_the_gpu(case):
+def test_bad_input_on_the_gpu(case: int) -> None:
     kind, message, call = BAD[case]
     a = torch.ones(64, 64, device="cuda", dtype=BF16)
     with pytest.raises(kind, match=message):
@@ -242,7 +245,7 @@ def test_bad_input_on_the_gpu(case):
 
 @pytest.mark.sm90
 @pytest.mark.parametrize("kernel", HOPPER[:-1])  # hopper.gemm copies what TMA cannot take
-def test_what_tma_cannot_take_is_refused_by_name(kernel):
+def test_what_tma_cannot_take_is_refused_by_name(kernel: str) -> None:
     a = torch.ones(64, 63, device="cuda", dtype=BF16)
     with pytest.raises(
         ValueError, match=rf"kernel '{kernel}': TMA needs .* a has strides \(63, 1\)"
@@ -256,7 +259,7 @@ def test_what_tma_cannot_take_is_refused_by_name(kernel):
         outblas.matmul(a.float(), a.float().t(), kernel=kernel)
 
 
-def test_kernels_for_other_architectures_are_refused():
+def test_kernels_for_other_architectures_are_refused() -> None:
     major, minor = torch.cuda.get_device_capability()
     arch = 10 * major + minor
     for kernel in registry.ladder():
@@ -266,7 +269,7 @@ def test_kernels_for_other_architectures_are_refused():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_runs_on_the_operands_device(kernel):
+def test_runs_on_the_operands_device(kernel: str) -> None:
     a = torch.randn(256, 256, device="cuda:1").bfloat16()
     with torch.cuda.device(0):
         assert torch.equal(
@@ -290,7 +293,7 @@ HUGE = (
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.values[0] in HUGE])
 @pytest.mark.parametrize("case", list(cases.huge(BF16)), ids=str)
-def test_more_than_two_to_the_31_elements(case, kernel):
+def test_more_than_two_to_the_31_elements(case: Case, kernel: str) -> None:
     try:
         result = check(kernel, case)
     except Refused as refusal:
@@ -300,7 +303,7 @@ def test_more_than_two_to_the_31_elements(case, kernel):
     assert result.ok, result.message
 
 
-def run(code, cache):
+def run(code: str, cache: Path) -> str:
     # Byte code must be kept: without it every start compiles its imports.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["OUTBLAS_CACHE_DIR"] = str(cache)
@@ -313,7 +316,7 @@ def run(code, cache):
 
 @pytest.mark.sm90
 @pytest.mark.parametrize("kernel", ["hopper.tma_wgmma", "hopper.gemm"])
-def test_first_call_of_a_process_with_a_warm_cache(kernel, tmp_path):
+def test_first_call_of_a_process_with_a_warm_cache(kernel: str, tmp_path: Path) -> None:
     code = f"""
 import time, torch, cutlass, outblas
 a = torch.randn(64, 64, device="cuda").bfloat16()
@@ -328,7 +331,7 @@ print(1000 * (time.perf_counter() - start))
 
 
 @pytest.mark.sm90
-def test_eight_cold_processes_compile_each_key_once(tmp_path):
+def test_eight_cold_processes_compile_each_key_once(tmp_path: Path) -> None:
     code = f"""
 import torch, outblas
 from outblas.hopper.core import host

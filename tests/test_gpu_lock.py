@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import filelock
 import pytest
@@ -51,7 +52,7 @@ while True:
 
 
 @pytest.fixture
-def driver(tmp_path):
+def driver(tmp_path: Path):
     """Starts drivers, which begin together."""
     drivers = []
 
@@ -68,7 +69,7 @@ def driver(tmp_path):
         process.stdout.close()
 
 
-def begin(folder, drivers):
+def begin(folder, drivers) -> None:
     for process in drivers:
         assert process.stdout.readline() == b"ready\n"
     (folder / "go").touch()
@@ -79,7 +80,7 @@ def log(folder):
     return file.read_text().split() if file.exists() else []
 
 
-def test_ten_drivers_share_a_gpu(driver, tmp_path):
+def test_ten_drivers_share_a_gpu(driver, tmp_path: Path) -> None:
     drivers = [driver(trials=120) for _ in range(10)]
     begin(tmp_path, drivers)
     for process in drivers:
@@ -90,7 +91,7 @@ def test_ten_drivers_share_a_gpu(driver, tmp_path):
     assert sum(one == other for one, other in itertools.pairwise(turns)) < 40
 
 
-def test_a_driver_that_is_killed_frees_the_lock(driver, tmp_path):
+def test_a_driver_that_is_killed_frees_the_lock(driver, tmp_path: Path) -> None:
     """Whoever holds it, and whoever is next."""
     holder = driver("keep")
     begin(tmp_path, [holder])
@@ -105,7 +106,7 @@ def test_a_driver_that_is_killed_frees_the_lock(driver, tmp_path):
         assert reason == ""
 
 
-def test_a_driver_that_is_stuck_is_passed_by_and_that_is_said(driver, tmp_path):
+def test_a_driver_that_is_stuck_is_passed_by_and_that_is_said(driver, tmp_path: Path) -> None:
     holder = driver("keep")
     begin(tmp_path, [holder])
     assert soon(lambda: log(tmp_path))
@@ -118,7 +119,7 @@ def test_a_driver_that_is_stuck_is_passed_by_and_that_is_said(driver, tmp_path):
         assert reason == ""
 
 
-def test_a_stuck_turnstile_does_not_keep_the_gpu(tmp_path):
+def test_a_stuck_turnstile_does_not_keep_the_gpu(tmp_path: Path) -> None:
     with (
         filelock.FileLock(tmp_path / "gpu.lock.next"),
         GpuLock(tmp_path / "gpu.lock").hold(0.2) as reason,
@@ -126,7 +127,7 @@ def test_a_stuck_turnstile_does_not_keep_the_gpu(tmp_path):
         assert reason == ""
 
 
-def test_threads_of_one_process_take_turns(tmp_path):
+def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
     inside, most = [], []
 
     def run():
@@ -147,7 +148,7 @@ def test_threads_of_one_process_take_turns(tmp_path):
     assert most == [1] * 20
 
 
-def test_the_lock_is_free_after_an_error(tmp_path):
+def test_the_lock_is_free_after_an_error(tmp_path: Path) -> None:
     lock = GpuLock(tmp_path / "gpu.lock")
     for error in (ValueError, KeyboardInterrupt):
         with pytest.raises(error), lock.hold(5):
@@ -156,7 +157,7 @@ def test_the_lock_is_free_after_an_error(tmp_path):
         assert reason == ""
 
 
-def test_waiting_can_be_cancelled(tmp_path):
+def test_waiting_can_be_cancelled(tmp_path: Path) -> None:
     holder, other = (GpuLock(tmp_path / "gpu.lock") for _ in range(2))
     with holder.hold(5), pytest.raises(LockCancelled), other.hold(900, lambda: True):
         pytest.fail("it has the lock")
@@ -164,12 +165,14 @@ def test_waiting_can_be_cancelled(tmp_path):
 
 # As a bench uses it.
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def test_a_bench_that_measures_without_the_lock_says_so_once(folder, monkeypatch):
+def test_a_bench_that_measures_without_the_lock_says_so_once(
+    folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(isolated, "LOCK_SECONDS", 0.1)
     bench = Bench("0")
     with bench._locked():
@@ -186,7 +189,7 @@ def test_a_bench_that_measures_without_the_lock_says_so_once(folder, monkeypatch
     assert "another process has kept" in other.unlocked
 
 
-def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch):
+def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "unusable_reason", lambda path: f"{path} can be written by others")
     with (
         pytest.warns(RuntimeWarning, match="no lock can be had: .* can be written by others"),
@@ -200,12 +203,12 @@ def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch):
         pass
 
 
-def _no_locks(*_, **__):
+def _no_locks(*_, **__) -> None:
     raise OSError(38, "Function not implemented")
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_bench_that_is_abandoned_does_not_wait_for_the_lock():
+def test_a_bench_that_is_abandoned_does_not_wait_for_the_lock() -> None:
     bench, other = Bench("0"), Bench("0")
     with bench._locked():
         threading.Timer(0.2, other.abandon).start()

@@ -5,6 +5,8 @@ in memory, and the kernel of an activation's derivative.
 import contextlib
 import random
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +27,11 @@ from outblas.torch_ops.activation_backward import formula
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 
-def grown(*shapes, dtype=torch.float64):
+def grown(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-def fused(activation):
+def fused(activation: str | None) -> Callable[..., Any]:
     return lambda x, w, bias, residual: linear(x, w, bias, activation=activation, residual=residual)
 
 
@@ -68,13 +70,28 @@ CASES["gemm_aux"] = (
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_first_and_second_derivatives(name, dtype):
+def test_first_and_second_derivatives(name: str, dtype) -> None:
     call, shapes = CASES[name]
     tensors = grown(*shapes, dtype=dtype)
     if dtype.is_complex and not torchs_own(call, tensors):
         return
     assert gradcheck(call, tensors)
     assert gradgradcheck(call, tensors)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((0, 4), (4, 2)), ((3, 0), (0, 2)), ((0, 3, 4), (4, 2))],
+    ids=["no rows", "no terms", "no batch"],
+)
+def test_empty_products_have_torchs_gradients(shapes: tuple[tuple[int, ...], ...]) -> None:
+    tensors = grown(*shapes)
+    got, want = matmul(*tensors), torch.matmul(*tensors)
+    torch.testing.assert_close(got, want)
+    weight = torch.ones_like(want)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, tensors, weight), torch.autograd.grad(want, tensors, weight)
+    )
 
 
 def torchs_own(call, tensors):
@@ -90,7 +107,7 @@ def torchs_own(call, tensors):
     return True
 
 
-def test_a_wide_product_has_gradients_of_its_operands_dtype():
+def test_a_wide_product_has_gradients_of_its_operands_dtype() -> None:
     a, b, bias = *grown((9, 16), (16, 8), dtype=torch.bfloat16), *grown((8,), dtype=torch.float32)
     wide = [t.detach().float().requires_grad_() for t in (a, b, bias)]
     matmul(a, b, out_dtype=torch.float32, bias=bias, activation="silu").square().sum().backward()
@@ -103,14 +120,14 @@ def test_a_wide_product_has_gradients_of_its_operands_dtype():
 
 
 @pytest.fixture
-def launched(monkeypatch):
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[torch.Size, ...]]]:
     """Shapes of A and B, and of x where it was stored, of each product."""
     seen = []
 
-    def by_torch(*given, made=dispatch._fallback_plan):
+    def by_torch(*given: Any, made: Any = dispatch._fallback_plan) -> Any:
         run = made(*given)
 
-        def execute(*tensors):
+        def execute(*tensors: Any) -> Any:
             seen.append(tuple(t.shape for t in (*tensors[:2], *tensors[8:]) if t is not None))
             return run(*tensors)
 
@@ -123,7 +140,7 @@ def launched(monkeypatch):
 
 
 @pytest.mark.parametrize("needed", ["", "x", "w", "bias", "x w bias"])
-def test_nothing_needless_is_multiplied_or_kept(needed, launched):
+def test_nothing_needless_is_multiplied_or_kept(needed: str, launched: list[Any]) -> None:
     tensors = {"x": torch.randn(2, 3, 4), "w": torch.randn(5, 4), "bias": torch.randn(5)}
     for name, t in tensors.items():
         t.requires_grad_(name in needed.split())
@@ -141,7 +158,7 @@ def test_nothing_needless_is_multiplied_or_kept(needed, launched):
             assert launched == [backward[name] for name in needed.split() if name in backward]
 
 
-def test_warm_calls_go_on_having_gradients():
+def test_warm_calls_go_on_having_gradients() -> None:
     a, b = grown((6, 5), (5, 4), dtype=torch.float32)
     for i in range(4):
         (first,) = torch.autograd.grad(matmul(a, b).square().sum(), a, create_graph=i % 2 == 0)
@@ -159,7 +176,7 @@ def test_warm_calls_go_on_having_gradients():
         ops.matmul_out(a, b, torch.empty(6, 4))
 
 
-def test_checkpointed():
+def test_checkpointed() -> None:
     tensors = grown((6, 5), (4, 5), (4,), (4,))
     y = torch.utils.checkpoint.checkpoint(fused("gelu"), *tensors, use_reentrant=False)
     want = apply(torch.nn.functional.linear(*tensors[:3]), "gelu", tensors[3])
@@ -251,7 +268,7 @@ class Draw(random.Random):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-def test_random_calls_have_torchs_gradients(dtype):
+def test_random_calls_have_torchs_gradients(dtype) -> None:
     """Of first and second order, for random shapes, views, subsets of leaves that need gradients,
     and strided g.
     """
@@ -283,7 +300,7 @@ def test_random_calls_have_torchs_gradients(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
-def test_of_two_outputs_one_may_have_no_gradient(used, dtype):
+def test_of_two_outputs_one_may_have_no_gradient(used, dtype) -> None:
     tensors = grown((3, 4), (4, 2), (2,), (3, 2), dtype=dtype)
     a, b, bias, residual = tensors
     activation = "" if dtype.is_complex else "gelu"
@@ -313,7 +330,7 @@ COMPLEX = {
 
 
 @pytest.mark.parametrize("name", COMPLEX)
-def test_complex_gradients_are_conjugated(name):
+def test_complex_gradients_are_conjugated(name) -> None:
     """Cold, warm, without gradients in between, compiled, and transformed."""
     ours, torchs = COMPLEX[name]
     tensors = grown((3, 4), (4, 2), (2,), dtype=torch.complex64)
@@ -331,7 +348,7 @@ def test_complex_gradients_are_conjugated(name):
     torch.testing.assert_close(*(torch.func.grad(loss)(plain[0]) for loss in losses))
 
 
-def test_integers_have_no_gradients():
+def test_integers_have_no_gradients() -> None:
     a, b = torch.randint(-9, 9, (3, 4)), torch.randint(-9, 9, (4, 2))
     for call in (matmul, ops.matmul, lambda a, b: addmm(b[0], a, b) - b[0]):
         y = call(a, b)
@@ -339,7 +356,7 @@ def test_integers_have_no_gradients():
         assert not y.requires_grad
 
 
-def test_complex_gradients_say_who_computes_them(monkeypatch):
+def test_complex_gradients_say_who_computes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = grown((3, 4), (4, 2), dtype=torch.complex64)
     with pytest.warns(FallbackWarning, match="gradients of complex64 tensors"):
         matmul(a, b)
@@ -357,7 +374,7 @@ def test_complex_gradients_say_who_computes_them(monkeypatch):
         matmul(a, b)
 
 
-def test_operators_have_forward_mode_gradients():
+def test_operators_have_forward_mode_gradients() -> None:
     a, b, bias = (t.detach() for t in grown((3, 4), (4, 2), (2,)))
     pairs = [
         (lambda a: ops.matmul(a, b), lambda a: a @ b),
@@ -393,7 +410,9 @@ def test_operators_have_forward_mode_gradients():
     torch.testing.assert_close(*tangents)
 
 
-def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(monkeypatch):
+def test_a_gradient_that_negates_when_read_is_resolved_for_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Kernels read memory, where such a view has the other sign."""
     seen = []
 
@@ -454,7 +473,7 @@ def kept(call, w):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", PLACES)
-def test_a_gradient_is_written_where_it_stays(name, transposed):
+def test_a_gradient_is_written_where_it_stays(name, transposed: bool) -> None:
     call, shape_x, shape_w = PLACES[name]
     x = torch.randn(shape_x)
     w = (
@@ -467,7 +486,7 @@ def test_a_gradient_is_written_where_it_stays(name, transposed):
         assert kept(lambda: call(x, w), w)
 
 
-def test_its_memory_is_the_products(monkeypatch):
+def test_its_memory_is_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
 
     def by_torch(*given, made=dispatch._fallback_plan):
@@ -491,7 +510,7 @@ def test_its_memory_is_the_products(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_program_copies_no_gradient(backend):
+def test_a_compiled_program_copies_no_gradient(backend: str) -> None:
     torch._dynamo.reset()
     x, w = torch.randn(6, 5), torch.randn(4, 5).requires_grad_()
     compiled = torch.compile(
@@ -501,7 +520,7 @@ def test_a_compiled_program_copies_no_gradient(backend):
         assert kept(lambda: compiled(x, w), w)
 
 
-def test_a_compiled_backward_pass_has_no_copies():
+def test_a_compiled_backward_pass_has_no_copies() -> None:
     torch._dynamo.reset()
     called = []
 
@@ -518,7 +537,7 @@ def test_a_compiled_backward_pass_has_no_copies():
     assert not [name for name in called if re.search("clone|copy|contiguous", name)], called
 
 
-def test_torch_has_the_names_that_gradients_take_from_it():
+def test_torch_has_the_names_that_gradients_take_from_it() -> None:
     """Whichever is missing here has to be found anew; without some of them, gradients but
     torch.func go on.
     """
@@ -531,7 +550,9 @@ def test_torch_has_the_names_that_gradients_take_from_it():
     assert torch.autograd.forward_ad._set_fwd_grad_enabled
 
 
-def test_without_the_class_for_one_level_only_transforms_fail(monkeypatch):
+def test_without_the_class_for_one_level_only_transforms_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(autograd_levels, "_ONE_LEVEL", torch.autograd.Function)
     monkeypatch.setattr(autograd, "_record", autograd_levels.recorder(autograd.Product))
     a, b = grown((3, 4), (4, 2))
@@ -544,7 +565,7 @@ def test_without_the_class_for_one_level_only_transforms_fail(monkeypatch):
 # ---- the activation's derivative
 @pytest.mark.interpreter
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_its_kernel(activation, monkeypatch):
+def test_its_kernel(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kernels, "_value_and_slope", InterpretedFunction(kernels._value_and_slope.fn)
     )
@@ -563,7 +584,7 @@ def test_its_kernel(activation, monkeypatch):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
-def test_its_kernel_moves_16_bytes_at_a_time(arch):
+def test_its_kernel_moves_16_bytes_at_a_time(arch: int) -> None:
     for pointer in ("*bf16", "*fp32"):
         assert (
             "ld.global.v4"
@@ -583,7 +604,9 @@ def test_its_kernel_moves_16_bytes_at_a_time(arch):
         lambda a, b, **how: linear(a, b.t(), activation="gelu", **how),
     ],
 )
-def test_a_batch_invariant_call_has_batch_invariant_gradients_on_the_cpu(call, monkeypatch):
+def test_a_batch_invariant_call_has_batch_invariant_gradients_on_the_cpu(
+    call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the kernel that the CPU has: what was named for the forward pass is for the backward pass
     too.
     """
@@ -608,7 +631,7 @@ def test_a_batch_invariant_call_has_batch_invariant_gradients_on_the_cpu(call, m
 
 
 @pytest.mark.parametrize("activation", ["relu", "reglu"])
-def test_relu_has_a_second_derivative_which_is_zero(activation):
+def test_relu_has_a_second_derivative_which_is_zero(activation: str) -> None:
     """As torch's: zeros that reach A and B, and NaN where those hold NaN."""
     for special in (1.0, torch.nan):
         a, b, bias = grown((3, 4), (4, 2), (2,))
@@ -630,7 +653,7 @@ def test_relu_has_a_second_derivative_which_is_zero(activation):
 
 
 @pytest.mark.parametrize("activation", ["", "gelu", "swiglu"])
-def test_aux_needs_no_gradient_where_only_the_residual_does(activation):
+def test_aux_needs_no_gradient_where_only_the_residual_does(activation: str) -> None:
     a, b, residual = torch.randn(3, 4), torch.randn(4, 2), torch.randn(3, 1).requires_grad_()
     y, x = ops.gemm_aux(a, b, None, None, residual, 1, 1, activation)
     assert (y.requires_grad, x.requires_grad, x.is_leaf, x.grad_fn) == (True, False, True, None)
@@ -643,7 +666,7 @@ def test_aux_needs_no_gradient_where_only_the_residual_does(activation):
     ].requires_grad
 
 
-def test_forward_mode_through_a_view_that_negates():
+def test_forward_mode_through_a_view_that_negates() -> None:
     a, b, bias = (t.detach() for t in grown((3, 4), (4, 2), (2,)))
     for call in (matmul, lambda a, b, bias: ops.gemm(a, b, None, bias)):
         named = {"bias": bias} if call is matmul else {}
@@ -655,7 +678,7 @@ def test_forward_mode_through_a_view_that_negates():
 
 
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_a_derivative_of_a_sparse_tensor_is_refused(layout):
+def test_a_derivative_of_a_sparse_tensor_is_refused(layout: str) -> None:
     """As torch's dispatcher does for operators, also where gradients are asked for."""
     x = getattr(torch.randn(3, 4), layout)()
     for given in (x, x.clone().requires_grad_()):
@@ -665,7 +688,7 @@ def test_a_derivative_of_a_sparse_tensor_is_refused(layout):
 
 @pytest.mark.parametrize("shape", [(13, 32), (1, 13, 32), (32,)])
 @pytest.mark.parametrize("columns", [False, True])
-def test_the_gradient_of_a_shared_a_is_one_sum(shape, columns):
+def test_the_gradient_of_a_shared_a_is_one_sum(shape, columns: bool) -> None:
     """Parts of it, of matrices of the batch, are beyond what fp16 holds, and it is not."""
     if columns and len(shape) == 1:
         return

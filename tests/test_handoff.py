@@ -39,11 +39,11 @@ class Wrapper(torch.Tensor):
             cls, held.shape, dtype=held.dtype, device=held.device
         )
 
-    def __init__(self, held):
+    def __init__(self, held) -> None:
         self.held = held
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> None:
         raise NotImplementedError(f"{cls.__name__} has no {func}")
 
 
@@ -101,7 +101,7 @@ class Dispatched(Wrapper):
 class Duck:
     """No tensor at all."""
 
-    def __init__(self, known=()):
+    def __init__(self, known=()) -> None:
         self.known = known
 
     @classmethod
@@ -116,41 +116,41 @@ class Plain(torch.Tensor):
 
 # ---- weights that know F.linear and nothing else
 @pytest.mark.parametrize("kind", [Quantized, Refusing])
-def test_a_quantized_weight_reaches_the_linear_of_torch(kind):
+def test_a_quantized_weight_reaches_the_linear_of_torch(kind) -> None:
     with pytest.warns(FallbackWarning, match=f"tensor subclass {kind.__name__}"):
         got = linear(X, kind(W))
     assert torch.equal(got, F.linear(X, W / 2))
 
 
 @pytest.mark.parametrize("kind", [Quantized, Refusing])
-def test_the_bias_goes_along(kind):
+def test_the_bias_goes_along(kind) -> None:
     assert torch.equal(linear(X, kind(W), BIAS), F.linear(X, W / 2, BIAS))
 
 
 @pytest.mark.parametrize("kind", [Quantized, Refusing])
-def test_an_epilogue_follows_the_linear_of_a_quantized_weight(kind):
+def test_an_epilogue_follows_the_linear_of_a_quantized_weight(kind) -> None:
     got = linear(X, kind(W), BIAS, activation="gelu", residual=C)
     assert torch.equal(got, F.gelu(F.linear(X, W / 2, BIAS)) + C)
 
 
-def test_a_bias_that_broadcasts_is_added_to_the_linear_of_a_quantized_weight():
+def test_a_bias_that_broadcasts_is_added_to_the_linear_of_a_quantized_weight() -> None:
     assert torch.equal(linear(X, Quantized(W), C[:, :1]), F.linear(X, W / 2) + C[:, :1])
 
 
-def test_the_linear_of_a_quantized_weight_goes_to_out():
+def test_the_linear_of_a_quantized_weight_goes_to_out() -> None:
     out = torch.full((6, 4), torch.nan)
     assert linear(X, Quantized(W), out=out) is out
     assert torch.equal(out, F.linear(X, W / 2))
 
 
-def test_out_of_a_wrong_shape_is_not_written():
+def test_out_of_a_wrong_shape_is_not_written() -> None:
     out = torch.full((1, 4), 7.0)
     with pytest.raises(outblas.OperandError, match=r"out\.shape is \(1, 4\), expected \(6, 4\)"):
         linear(X[:1].expand(6, 5), Quantized(W), out=out)
     assert torch.equal(out, torch.full((1, 4), 7.0))
 
 
-def test_a_patched_layer_takes_a_quantized_weight():
+def test_a_patched_layer_takes_a_quantized_weight() -> None:
     layer = torch.nn.Linear(5, 4)
     del layer.weight
     layer.weight = Quantized(W)
@@ -159,7 +159,7 @@ def test_a_patched_layer_takes_a_quantized_weight():
     assert torch.equal(layer(X), want)
 
 
-def test_a_type_may_call_our_function_for_torchs():
+def test_a_type_may_call_our_function_for_torchs() -> None:
     class Own(Wrapper):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -171,7 +171,7 @@ def test_a_type_may_call_our_function_for_torchs():
     assert torch.equal(linear(X, Own(W)), F.linear(X, W))
 
 
-def test_functions_that_the_caller_disabled_stay_disabled():
+def test_functions_that_the_caller_disabled_stay_disabled() -> None:
     with (
         torch._C.DisableTorchFunctionSubclass(),
         pytest.raises(NotImplementedError, match=r"Quantized has no aten"),
@@ -179,7 +179,7 @@ def test_functions_that_the_caller_disabled_stay_disabled():
         linear(X, Quantized(W))
 
 
-def test_a_named_kernel_refuses_a_quantized_weight():
+def test_a_named_kernel_refuses_a_quantized_weight() -> None:
     with pytest.raises(
         ValueError,
         match="kernel 'portable' needs plain tensors, and was given tensor subclass Quant",
@@ -187,25 +187,25 @@ def test_a_named_kernel_refuses_a_quantized_weight():
         linear(X, Quantized(W), kernel="portable")
 
 
-def test_strict_mode_refuses_a_quantized_weight(monkeypatch):
+def test_strict_mode_refuses_a_quantized_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     with pytest.raises(RuntimeError, match=r"OUTBLAS_STRICT=1 forbids.*tensor subclass Quantized"):
         linear(X, Quantized(W))
 
 
-def test_batch_invariance_is_not_promised_for_a_quantized_weight():
+def test_batch_invariance_is_not_promised_for_a_quantized_weight() -> None:
     with pytest.raises(ValueError, match="batch_invariant is True, and torch would take this call"):
         linear(X, Quantized(W), batch_invariant=True)
 
 
-def test_a_wrong_activation_is_refused_before_torch_is_called():
+def test_a_wrong_activation_is_refused_before_torch_is_called() -> None:
     with pytest.raises(ValueError, match="activation is 'tanh', expected"):
         linear(X, Quantized(W), activation="tanh")
 
 
 # ---- types that override our functions
 @strict_warning
-def test_a_type_may_override_our_function():
+def test_a_type_may_override_our_function() -> None:
     w = Knowing(W)
     what, args, kwargs = linear(X, w, BIAS, activation="gelu", residual=C)
     assert (what, args) == ("ours", (X, w))
@@ -213,7 +213,7 @@ def test_a_type_may_override_our_function():
 
 
 @strict_warning
-def test_a_residual_may_override_our_function():
+def test_a_residual_may_override_our_function() -> None:
     assert linear(X, W, residual=Knowing(C))[0] == "ours"
 
 
@@ -221,7 +221,7 @@ def test_a_residual_may_override_our_function():
 @pytest.mark.parametrize(
     ("ours", "given"), [(matmul, (X, None)), (addmm, (C, X, None)), (linear, (X, None))]
 )
-def test_what_is_no_tensor_may_override_our_functions(ours, given):
+def test_what_is_no_tensor_may_override_our_functions(ours, given) -> None:
     duck = Duck(known=[ours])
     assert ours(*given[:-1], duck) == (ours, (*given[:-1], duck), {})
 
@@ -230,7 +230,7 @@ THEIRS = {matmul: torch.matmul, addmm: torch.addmm, linear: F.linear}
 
 
 @pytest.mark.parametrize("ours", THEIRS)
-def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(ours):
+def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(ours) -> None:
     duck = Duck(known=[THEIRS[ours]])
     given = (C, X, duck) if ours is addmm else (X, duck)
     with pytest.warns(FallbackWarning, match="operands of type Duck"):
@@ -239,13 +239,13 @@ def test_what_is_no_tensor_reaches_torch_where_it_knows_torch(ours):
     assert args[: len(given)] == given
 
 
-def test_what_knows_neither_is_a_type_error():
+def test_what_knows_neither_is_a_type_error() -> None:
     with pytest.raises(TypeError, match=r"torch\.matmul.* returned NotImplemented"):
         matmul(X, Duck())
 
 
 # ---- other subclasses
-def test_a_subclass_by_dispatch_is_multiplied_by_torch():
+def test_a_subclass_by_dispatch_is_multiplied_by_torch() -> None:
     assert torch.equal(linear(X, Dispatched(W), BIAS), PRODUCT)
     assert torch.equal(matmul(X, Dispatched(W.t().contiguous())), X @ W.t())
     assert torch.equal(
@@ -254,7 +254,7 @@ def test_a_subclass_by_dispatch_is_multiplied_by_torch():
     assert torch.equal(linear(X, Dispatched(W), BIAS, activation="gelu", residual=C), EPILOGUE)
 
 
-def test_a_subclass_by_dispatch_is_seen_by_linear_itself():
+def test_a_subclass_by_dispatch_is_seen_by_linear_itself() -> None:
     seen = []
 
     class Sees(Dispatched):
@@ -268,20 +268,20 @@ def test_a_subclass_by_dispatch_is_seen_by_linear_itself():
     assert seen == [torch.ops.aten.linear.default]
 
 
-def test_a_plain_subclass_stays_what_it_is():
+def test_a_plain_subclass_stays_what_it_is() -> None:
     assert type(matmul(X.as_subclass(Plain), W.t())) is Plain
     assert type(linear(X, W.as_subclass(Plain), BIAS, activation="relu")) is Plain
     assert type(addmm(C, X, W.t().as_subclass(Plain))) is Plain
 
 
-def test_a_plain_subclass_warns_where_it_is_called():
+def test_a_plain_subclass_warns_where_it_is_called() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         linear(X, W.as_subclass(Plain))
     assert [(w.category, w.filename) for w in caught] == [(FallbackWarning, __file__)]
 
 
-def test_a_plain_subclass_has_gradients():
+def test_a_plain_subclass_has_gradients() -> None:
     w = W.clone().as_subclass(Plain).requires_grad_()
     linear(X, w).sum().backward()
     assert torch.equal(w.grad, X.sum(0).expand(4, 5))
@@ -350,7 +350,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 @pytest.mark.parametrize("kind", [torch.Tensor, Plain])
-def test_subclasses_are_checked_as_plain_tensors(kind, message):
+def test_subclasses_are_checked_as_plain_tensors(kind, message: str) -> None:
     out = written()
     with pytest.raises((OperandError, TypeError), match=message):
         REFUSED[message](X.as_subclass(kind), out)
@@ -358,7 +358,7 @@ def test_subclasses_are_checked_as_plain_tensors(kind, message):
     assert bool((INFERENCE == 7).all())
 
 
-def test_an_odd_number_of_columns_is_refused_before_anything_is_computed():
+def test_an_odd_number_of_columns_is_refused_before_anything_is_computed() -> None:
     seen = []
 
     class Sees(Plain):
@@ -372,7 +372,7 @@ def test_an_odd_number_of_columns_is_refused_before_anything_is_computed():
     assert F.linear not in seen
 
 
-def test_no_type_is_asked_about_traits():
+def test_no_type_is_asked_about_traits() -> None:
     out, x = written(), X.as_subclass(Sealed)
     assert torch.equal(linear(x, W, out=out).as_subclass(torch.Tensor), X @ W.t())
     assert torch.equal(out, X @ W.t())
@@ -380,7 +380,7 @@ def test_no_type_is_asked_about_traits():
         linear(x, W[:3], out=out)
 
 
-def test_what_says_nothing_of_its_product_is_checked_after_it():
+def test_what_says_nothing_of_its_product_is_checked_after_it() -> None:
     class Shapeless(Quantized):
         """As a packed weight, whose shape is not that of the matrix."""
 
@@ -398,7 +398,7 @@ def test_what_says_nothing_of_its_product_is_checked_after_it():
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Plain])
-def test_autocast_of_subclasses_is_that_of_plain_tensors(kind):
+def test_autocast_of_subclasses_is_that_of_plain_tensors(kind) -> None:
     x = (X / 3).as_subclass(kind)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert matmul(x, W.t()).dtype == torch.bfloat16
@@ -420,7 +420,7 @@ def test_autocast_of_subclasses_is_that_of_plain_tensors(kind):
     assert torch.equal(summed, F.linear(X / 3, W, BIAS))
 
 
-def test_forward_mode_gradients_under_autocast_have_the_dtype_that_is_asked_for():
+def test_forward_mode_gradients_under_autocast_have_the_dtype_that_is_asked_for() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wide, tangent = torch.func.jvp(
             lambda x: matmul(x, W.t(), out_dtype=torch.float32), (X / 3,), (X,)
@@ -444,7 +444,7 @@ def mesh():
     dist.destroy_process_group()
 
 
-def test_distributed_tensors_are_multiplied_by_torch(mesh):
+def test_distributed_tensors_are_multiplied_by_torch(mesh) -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     x, w = distribute_tensor(X, mesh, [Replicate()]), distribute_tensor(W, mesh, [Shard(0)])
@@ -456,7 +456,7 @@ def test_distributed_tensors_are_multiplied_by_torch(mesh):
     assert torch.equal(addmm(c, x, w.t()).full_tensor(), torch.addmm(C, X, W.t()))
 
 
-def test_distributed_tensors_have_gradients(mesh):
+def test_distributed_tensors_have_gradients(mesh) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     layer = outblas.Linear(5, 4, bias=False)
@@ -465,7 +465,7 @@ def test_distributed_tensors_have_gradients(mesh):
     assert torch.equal(layer.weight.grad.full_tensor(), X.sum(0).expand(4, 5))
 
 
-def test_nested_tensors_are_checked_too():
+def test_nested_tensors_are_checked_too() -> None:
     x = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
     for a, b in ((x, W.t()), (X, x)):
         with pytest.raises(
@@ -480,7 +480,7 @@ def test_nested_tensors_are_checked_too():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_multiplied_by_torch(layout):
+def test_nested_tensors_are_multiplied_by_torch(layout: str) -> None:
     x = torch.nested.nested_tensor([X, X[:2]], layout=layout)
     want = [F.linear(t, W, BIAS) for t in (X, X[:2])]
     assert all(map(torch.equal, linear(x, W, BIAS).unbind(), want))
@@ -495,7 +495,7 @@ def graph_of(function):
 
 
 @strict_warning
-def test_symbolic_trace_records_our_functions():
+def test_symbolic_trace_records_our_functions() -> None:
     def model(x, w, c):
         y = linear(x, w, c[0], activation="gelu", residual=c)
         return addmm(c, matmul(y, w), w.t(), beta=0.5)
@@ -512,7 +512,7 @@ def test_symbolic_trace_records_our_functions():
 
 
 @strict_warning
-def test_symbolic_trace_records_a_layer_as_one_call():
+def test_symbolic_trace_records_a_layer_as_one_call() -> None:
     layer = outblas.Linear(5, 4, activation="relu")
     graph, targets = graph_of(torch.nn.Sequential(layer))
     assert targets == [linear]
@@ -521,21 +521,20 @@ def test_symbolic_trace_records_a_layer_as_one_call():
         assert torch.equal(graph(X), layer(X))
 
 
-def test_a_traced_call_keeps_what_it_was_given():
+def test_a_traced_call_keeps_what_it_was_given() -> None:
     graph, _ = graph_of(lambda a, b: matmul(a, b, kernel="portable", batch_invariant=True))
     (node,) = [node for node in graph.graph.nodes if node.op == "call_function"]
     assert node.kwargs == {"kernel": "portable", "batch_invariant": True}
 
 
-def test_a_traced_graph_has_code_that_runs():
+def test_a_traced_graph_has_code_that_runs() -> None:
     graph, _ = graph_of(lambda a, b: matmul(a, b))
     copy = torch.fx.GraphModule({}, graph.graph)
     assert torch.equal(copy(X, W.t()), X @ W.t())
 
 
-def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch):
-    # Or the graph breaks to look at the context.
-    monkeypatch.setattr(invariance, "_ever", False)
+def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance, "_ever", False)  # or the graph breaks to look at the context
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(lambda x, w: linear(x, w), backend=backend, fullgraph=True)
     got = compiled(X, W.as_subclass(Plain))
@@ -543,7 +542,7 @@ def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch):
     assert torch.equal(got.as_subclass(torch.Tensor), X @ W.t())
 
 
-def test_compiled_calls_under_a_default_device_keep_the_operator():
+def test_compiled_calls_under_a_default_device_keep_the_operator() -> None:
     backend = EagerAndRecordGraphs()
     compiled = torch.compile(
         lambda x, w: linear(x, w, activation="relu"), backend=backend, fullgraph=True
@@ -554,7 +553,7 @@ def test_compiled_calls_under_a_default_device_keep_the_operator():
     assert torch.ops.outblas.gemm.default in [node.target for node in graph.graph.nodes]
 
 
-def test_fake_and_functional_tensors_reach_our_operators():
+def test_fake_and_functional_tensors_reach_our_operators() -> None:
     with FakeTensorMode() as mode, warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         assert isinstance(linear(mode.from_tensor(X), mode.from_tensor(W)), FakeTensor)
@@ -567,7 +566,7 @@ def test_fake_and_functional_tensors_reach_our_operators():
         assert isinstance(linear(x, W), FunctionalTensor)
 
 
-def test_a_fake_out_that_negates_is_written():
+def test_a_fake_out_that_negates_is_written() -> None:
     with FakeTensorMode() as mode:
         x, w = mode.from_tensor(X), mode.from_tensor(W)
         out = torch._neg_view(torch.empty(13, 8)[1::2, 1::2])
@@ -576,7 +575,7 @@ def test_a_fake_out_that_negates_is_written():
 
 # ---- function modes
 class Counting(TorchFunctionMode):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.seen = []
 
@@ -588,13 +587,13 @@ class Counting(TorchFunctionMode):
 @pytest.mark.parametrize(
     "given", [{}, {"activation": "gelu"}, {"out": torch.empty(6, 4)}, {"kernel": "portable"}]
 )
-def test_a_function_mode_sees_one_call(given):
+def test_a_function_mode_sees_one_call(given) -> None:
     with Counting() as mode:
         linear(X, W, **given)
     assert mode.seen == [linear]
 
 
-def test_a_function_mode_sees_the_call_of_a_quantized_weight():
+def test_a_function_mode_sees_the_call_of_a_quantized_weight() -> None:
     w = Quantized(W)
     with Counting() as mode:
         got = linear(X, w)
@@ -602,12 +601,12 @@ def test_a_function_mode_sees_the_call_of_a_quantized_weight():
     assert torch.equal(got, F.linear(X, W / 2))
 
 
-def test_a_missing_operand_is_a_type_error_under_a_function_mode():
+def test_a_missing_operand_is_a_type_error_under_a_function_mode() -> None:
     with Counting(), pytest.raises(TypeError, match=r"input is NoneType, expected a torch\.Tensor"):
         addmm(None, X, W.t())
 
 
-def test_a_function_mode_may_replace_our_function():
+def test_a_function_mode_may_replace_our_function() -> None:
     class Replacing(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             return "replaced" if func is matmul else func(*args, **(kwargs or {}))
@@ -616,7 +615,7 @@ def test_a_function_mode_may_replace_our_function():
         assert matmul(X, W.t()) == "replaced"
 
 
-def test_a_default_device_keeps_quantized_weights_whole():
+def test_a_default_device_keeps_quantized_weights_whole() -> None:
     with torch.device("meta"):
         assert torch.equal(linear(X, Quantized(W)), F.linear(X, W / 2))
 
@@ -628,7 +627,7 @@ needs_cow = pytest.mark.skipif(
 
 
 @needs_cow
-def test_inputs_stay_lazy_clones():
+def test_inputs_stay_lazy_clones() -> None:
     x, w, c = map(torch._lazy_clone, (X, W, C))
     for _ in range(3):
         for call in (
@@ -644,7 +643,7 @@ def test_inputs_stay_lazy_clones():
 
 @needs_cow
 @pytest.mark.parametrize("b", [W.t(), W.t().double()])
-def test_lazy_clones_without_elements_stay_lazy(b):
+def test_lazy_clones_without_elements_stay_lazy(b) -> None:
     held = torch.zeros(30, dtype=b.dtype)
     a, c = torch.empty(0, 5, dtype=b.dtype), torch.zeros(4, dtype=b.dtype)
     for call in (
@@ -659,7 +658,7 @@ def test_lazy_clones_without_elements_stay_lazy(b):
 
 
 @needs_cow
-def test_a_lazy_clone_stays_lazy_where_an_empty_out_shares_its_memory():
+def test_a_lazy_clone_stays_lazy_where_an_empty_out_shares_its_memory() -> None:
     w = torch._lazy_clone(W)
     out = torch.empty(0).set_(w.untyped_storage(), 0, (0, 4))
     for _ in range(3):
@@ -668,7 +667,7 @@ def test_a_lazy_clone_stays_lazy_where_an_empty_out_shares_its_memory():
 
 
 @needs_cow
-def test_a_lazy_clone_that_is_written_has_memory_of_its_own():
+def test_a_lazy_clone_that_is_written_has_memory_of_its_own() -> None:
     c = C.clone()
     out = torch._lazy_clone(c)
     addmm(c, X, W.t(), out=out)
@@ -677,7 +676,7 @@ def test_a_lazy_clone_that_is_written_has_memory_of_its_own():
     assert torch.equal(addmm(out, X, W.t(), out=torch._lazy_clone(out)), torch.addmm(out, X, W.t()))
 
 
-def test_the_wrong_type_of_a_scale_is_said_before_shapes_of_a_subclass():
+def test_the_wrong_type_of_a_scale_is_said_before_shapes_of_a_subclass() -> None:
     class Tagged(torch.Tensor):
         pass
 

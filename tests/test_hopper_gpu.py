@@ -4,6 +4,7 @@ phases, sanitizers.
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sanitizer
@@ -11,6 +12,7 @@ import torch
 
 import outblas
 from outblas.core import registry
+from outblas.hopper.core.config import HopperConfig
 from outblas.verify.cases import Case
 from outblas.verify.kernels import caller, check
 from outblas.verify.oracle import determinism
@@ -51,12 +53,12 @@ VALUES = {
 SETMAXNREG = ((0, 0), (24, 240), (40, 232), (32, 160), (32, 240), (72, 216))
 
 
-def own(kernel, **changes):
+def own(kernel: str, **changes: Any) -> HopperConfig:
     return replace(registry.load(kernel).Config(), **changes)
 
 
 @pytest.mark.parametrize("kernel", NAMES)
-def test_two_hundred_jittered_calls_give_equal_bits(kernel):
+def test_two_hundred_jittered_calls_give_equal_bits(kernel: str) -> None:
     """More tiles than SMs, so that persistent CTAs have several each."""
     case = Case(3000, 3400, 456, BF16, layout="nt")
     assert check(kernel, case, config=own(kernel, jitter=True)).ok
@@ -65,7 +67,7 @@ def test_two_hundred_jittered_calls_give_equal_bits(kernel):
 
 
 @pytest.mark.parametrize("kernel", NAMES)
-def test_configs_run_or_say_why_not(kernel):
+def test_configs_run_or_say_why_not(kernel: str) -> None:
     """Every valid config of a sample, a few fields away from the rung's own, is exact on ragged
     sizes.
     """
@@ -94,7 +96,7 @@ def test_configs_run_or_say_why_not(kernel):
     pytest.fail(f"only {valid} valid configs in 2000")
 
 
-def ragged(draw, config):
+def ragged(draw: random.Random, config: HopperConfig) -> Case:
     """A product of a few cluster tiles in sizes that TMA takes."""
     rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
     M, N, K = (
@@ -116,7 +118,7 @@ def ragged(draw, config):
 
 @pytest.mark.parametrize("kernel", PERSISTENT)
 @pytest.mark.parametrize("sms", [1, 2, 5, 0])
-def test_few_sms_compute_all_tiles(kernel, sms):
+def test_few_sms_compute_all_tiles(kernel: str, sms: int) -> None:
     config = own(kernel)
     few = replace(config, sms=max(sms, config.cluster) if sms else 0)
     result = check(kernel, Case(900, 1800, 200, BF16, layout="nt"), config=few)
@@ -124,7 +126,7 @@ def test_few_sms_compute_all_tiles(kernel, sms):
 
 
 @pytest.mark.parametrize("kernel", NAMES[:-1])  # hopper.gemm has no stopwatch
-def test_phases_add_up(kernel):
+def test_phases_add_up(kernel: str) -> None:
     module = registry.load(kernel)
     a, b = (torch.randn(1024, 1024, device="cuda").to(BF16) for _ in range(2))
     out = torch.empty_like(a)
@@ -167,5 +169,5 @@ for kernel in registry.ladder("hopper"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["synccheck", "racecheck"])
-def test_sanitizers_find_nothing(tool):
+def test_sanitizers_find_nothing(tool: str) -> None:
     sanitizer.finds_nothing(tool, SANITIZED, len(NAMES))

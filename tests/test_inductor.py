@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import torch, outblas
@@ -28,7 +29,7 @@ print(list(called[-1]))
 """
 
 
-def test_inductor_measures_and_takes_it(tmp_path):
+def test_inductor_measures_and_takes_it(tmp_path: Path) -> None:
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -5,6 +5,8 @@ when they should.
 import functools
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -55,11 +57,11 @@ KIB = 1024
         ("H200", "bfloat16", 989.5),
     ],
 )
-def test_peaks_are_those_of_the_data_sheets(name, dtype, data_sheet):
+def test_peaks_are_those_of_the_data_sheets(name: str, dtype: str, data_sheet: float) -> None:
     assert machines.find(name).peak_tflops(dtype) == pytest.approx(data_sheet, rel=0.006)
 
 
-def test_peak_and_utilisation_at_another_clock():
+def test_peak_and_utilisation_at_another_clock() -> None:
     h100 = machines.find("h100")
     assert h100.peak_tflops("float32", 1980) == pytest.approx(67, rel=0.01)
     assert h100.peak_tflops("bfloat16", 1500) == pytest.approx(811.0, rel=1e-3)
@@ -80,12 +82,12 @@ def test_peak_and_utilisation_at_another_clock():
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
-def test_machine_of_a_device(device, name):
+def test_machine_of_a_device(device: str, name: str | None) -> None:
     found = machines.of_device(device)
     assert (found.name if found else None) == name
 
 
-def test_machines():
+def test_machines() -> None:
     assert all(key == machine.name and machine.source for key, machine in machines.MACHINES.items())
     assert [machines.reference(arch).name for arch in (75, 80, 90)] == ["T4", "A100", "H100"]
     with pytest.raises(
@@ -120,13 +122,15 @@ def test_machines():
         ("H100", 32, 0, 1056, (0, 0, "threads")),
     ],
 )
-def test_occupancy(machine, registers, smem_bytes, threads, expected):
+def test_occupancy(
+    machine: str, registers: int, smem_bytes: int, threads: int, expected: tuple[int, int, str]
+) -> None:
     found = occupancy(machines.find(machine), registers, smem_bytes, threads)
     assert (found.ctas_per_sm, found.warps_per_sm, found.limiter) == expected
     assert found.share == expected[1] / machines.find(machine).warps_per_sm
 
 
-def test_occupancy_refuses_nonsense():
+def test_occupancy_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="threads is 0, expected at least 1"):
         occupancy(machines.find("T4"), 32, 0, 0)
 
@@ -154,7 +158,7 @@ FFMA = """
 """
 
 
-def test_sass_of_wgmma():
+def test_sass_of_wgmma() -> None:
     code = sass.parse(WGMMA)
     wgmma = "HGMMA.64x128x16.F32.BF16"
     assert [i.name for i in code] == ["BRA", wgmma, wgmma, "BRA", "LDS.128", "EXIT"]
@@ -167,7 +171,7 @@ def test_sass_of_wgmma():
     assert sass.unit(code) == "float16"
 
 
-def test_sass_of_ffma():
+def test_sass_of_ffma() -> None:
     code = sass.parse(FFMA)
     loop = sass.hot_loop(code)
     assert len(loop) == 7
@@ -192,12 +196,12 @@ def test_sass_of_ffma():
         ("HFMA2.MMA", 0, "float32"),  # how constants are made
     ],
 )
-def test_flops_and_unit(name, flops, unit):
+def test_flops_and_unit(name: str, flops: int, unit: str) -> None:
     instruction = sass.Instruction(0, name, "R0, R2, R4, R6")
     assert (sass.flops(instruction), sass.unit([instruction])) == (flops, unit)
 
 
-def test_roofline_by_hand():
+def test_roofline_by_hand() -> None:
     found = roofline.intensity((4096, 4096, 4096), (128, 256, 64), 2, 2, sass.parse(WGMMA))
     assert found.dram == pytest.approx(4096 / 3)
     assert found.l2 == pytest.approx(2 * 128 * 256 / ((128 + 256) * 2))
@@ -214,7 +218,7 @@ def test_roofline_by_hand():
     assert faster.ceilings["compute"] == pytest.approx(h100.peak_tflops("float16", 1980))
 
 
-def test_roofline_of_thin_matrices_and_of_code_without_shared_memory():
+def test_roofline_of_thin_matrices_and_of_code_without_shared_memory() -> None:
     none = sass.parse("        /*0000*/                   FFMA R0, R1, R2, R0 ;")
     found = roofline.intensity((16, 4096, 4096), (16, 64, 64), 2, 4, none)
     assert found.shared is None
@@ -250,7 +254,7 @@ LAB_WAIT: mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], %r2;
 """
 
 
-def test_ptx_opcodes():
+def test_ptx_opcodes() -> None:
     assert machine_code.ptx_instructions(PTX) == {
         "mov.u32": 1,
         "bra": 1,
@@ -265,7 +269,7 @@ def test_ptx_opcodes():
         cta_threads(".version 8.8")
 
 
-def test_warnings_of_the_assembler():
+def test_warnings_of_the_assembler() -> None:
     serialized = "Potential Performance Loss: wgmma.mma_async instructions are serialized in 'k'"
     log = f"""ptxas info    : (C7511) {serialized}
 ptxas-blackwell info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored
@@ -282,7 +286,7 @@ ptxas info    : Used 58 registers, used 1 barriers
     ]
 
 
-def said(log):
+def said(log: str) -> tuple[int, ...]:
     """Registers, bytes of stack, of spill stores and of spill loads, as ptxas -v says them."""
     used = re.search(r"Used (\d+) registers", log)
     frame = re.search(
@@ -299,7 +303,7 @@ def said(log):
 @pytest.mark.parametrize(
     "name", [k.name for k in registry.ladder() if k not in registry.ladder("hopper")[1:-1]]
 )
-def test_the_log_is_that_of_the_machine_code(name, arch):
+def test_the_log_is_that_of_the_machine_code(name: str, arch: int) -> None:
     kernel = registry.find(name)
     if not kernel.min_arch <= arch <= (kernel.max_arch or arch):
         pytest.skip(f"{name} does not run on sm_{arch}")
@@ -318,7 +322,7 @@ def test_the_log_is_that_of_the_machine_code(name, arch):
     found.require(no_warnings=not old_ptxas(name), stack=0, lacks=("LDL", "STL"))
 
 
-def old_ptxas(name):
+def old_ptxas(name: str) -> bool:
     """Triton 3.6's assembler serialises the portable kernel's wgmma (C7515); CuTe DSL brings its
     own.
     """
@@ -330,7 +334,7 @@ def old_ptxas(name):
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_portable_multiplies_where_it_should(arch, dtype):
+def test_portable_multiplies_where_it_should(arch: int, dtype: str) -> None:
     found = inspect("portable", arch=arch, dtype=dtype, layout="nn")
     mma = {75: "FFMA", 80: "HMMA.16816.F32", 90: "HGMMA"}[arch] if dtype == "float16" else "FFMA"
     found.require(
@@ -343,7 +347,7 @@ def test_portable_multiplies_where_it_should(arch, dtype):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_a_gluon_kernel(arch):
+def test_a_gluon_kernel(arch: int) -> None:
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
@@ -362,7 +366,7 @@ def test_a_gluon_kernel(arch):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 80, 90])
-def test_spills_fail_the_gate(arch):
+def test_spills_fail_the_gate(arch: int) -> None:
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(max_registers=32), arch)
@@ -379,7 +383,7 @@ def test_spills_fail_the_gate(arch):
 
 
 @pytest.mark.compile
-def test_bank_conflicts():
+def test_bank_conflicts() -> None:
     from triton.experimental.gluon import language as gl
 
     from outblas.device.triton_artifact import bank_conflicts
@@ -404,7 +408,7 @@ def test_bank_conflicts():
 
 
 @pytest.mark.compile
-def test_gates_name_every_failure():
+def test_gates_name_every_failure() -> None:
     """A Hopper tile beyond the register budget: spills, and wgmma that the assembler serialises."""
     found = inspect("hopper.tma_wgmma", config="tile_m=128,tile_n=256")
     with pytest.raises(GateError) as caught:
@@ -461,7 +465,7 @@ def test_gates_name_every_failure():
         ),
     ],
 )
-def test_bad_arguments_compile_nothing(arguments, message):
+def test_bad_arguments_compile_nothing(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         inspect(**{"kernel": "hopper.tma_wgmma", **arguments})
 
@@ -470,7 +474,7 @@ invoke = functools.partial(commands.invoke, "inspect")
 
 
 @pytest.mark.compile
-def test_command_prints_json(tmp_path, monkeypatch):
+def test_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [
         registry.find(name)
         for name in ("portable", "turing.ldmatrix", "turing.cp_async", "hopper.tma_wgmma")
@@ -493,7 +497,7 @@ def test_command_prints_json(tmp_path, monkeypatch):
 
 
 @pytest.mark.compile
-def test_command_prints_ffma_where_there_are_some(monkeypatch):
+def test_command_prints_ffma_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("--arch", "80", "--layout", "nn", "--shapes", "1024x512x256")
     result = invoke("portable", *arguments, "--dtype", "float32")
     assert re.search(r"\d\d\.\d%, \d\d\.\d%\s+.*\.reuse", result.stdout, re.DOTALL), result.stdout
@@ -502,7 +506,7 @@ def test_command_prints_ffma_where_there_are_some(monkeypatch):
 
 
 @pytest.mark.compile
-def test_command_prints_tables():
+def test_command_prints_tables() -> None:
     options = (
         "--arch",
         "75,80",
@@ -528,7 +532,7 @@ def test_command_prints_tables():
 
 
 @pytest.mark.compile
-def test_command_prints_code():
+def test_command_prints_code() -> None:
     result = invoke("hopper.tma_wgmma", "--sass", "--config", "tile_n=128")
     assert "HGMMA.64x128x16.F32.BF16 R" in result.stdout
     assert "wgmma" not in result.stdout.replace("tma_wgmma", "")
@@ -549,5 +553,5 @@ def test_command_prints_code():
         (("--save", "/nowhere/file.json"), "--save is"),
     ],
 )
-def test_usage_errors(arguments, message):
+def test_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     commands.refuses(message, "inspect", *arguments)

@@ -1,8 +1,9 @@
 """Memory instructions in ncu's source page, and the operands that their source lines name.
 
-`data/ncu_source_h100.csv` has rows of what ncu 2025.3.1 printed on an H100 at 2048³ in fp32, less
-columns that are not read: cuBLAS, a kernel that loads A in rows of 32 bytes and B in lines, and one
-that copies both asynchronously.
+`data/ncu_source_h100.csv` has rows, with 24 columns, of what ncu 2025.3.1 printed on an H100 at
+2048³ in fp32: cuBLAS, a kernel that loads A in rows of 32 bytes and B in lines, and one that copies
+both asynchronously. Of these columns the reader needs eight; others are what ncu derives from them,
+by which the reader is checked.
 """
 
 import csv
@@ -23,11 +24,11 @@ from outblas.inspect.profiled import Request
 PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 
 
-def launches():
+def launches() -> list[Code]:
     return parse(PAGE.read_text())
 
 
-def page_of(code, without=()):
+def page_of(code: list[str], without: tuple[str, ...] = ()) -> str:
     """A source page in which every instruction runs 4 times, as a load of 16 lines and 32 sectors
     would.
     """
@@ -41,7 +42,7 @@ def page_of(code, without=()):
     return out.getvalue()
 
 
-def test_the_page_of_three_launches():
+def test_the_page_of_three_launches() -> None:
     found = parse(f"==PROF== Connected\n{PAGE.read_text()}")
     cublas = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)"
     assert [(code.kernel, len(code.mnemonics)) for code in found] == [
@@ -66,7 +67,7 @@ def test_the_page_of_three_launches():
     assert (copy.space, copy.operation, copy.bytes) == ("global", "copy", 4)
 
 
-def test_instructions_that_no_thread_ran_are_left_out():
+def test_instructions_that_no_thread_ran_are_left_out() -> None:
     cublas = launches()[0]
     assert "LDG.E.64" in cublas.mnemonics, "never executed"
     assert "LDG.E" in cublas.mnemonics, "executed, and every thread predicated off"
@@ -74,7 +75,7 @@ def test_instructions_that_no_thread_ran_are_left_out():
     assert cublas.accesses[-1].sass == "@P1 STG.E [R146+0x80], R65"
 
 
-def test_generic_addresses_are_global_where_lines_were_looked_up():
+def test_generic_addresses_are_global_where_lines_were_looked_up() -> None:
     """As in epilogues of cuBLAS's fp32 kernels."""
     text = page_of(["ST.E.64 [R2], R4", "LD.E R0, [R2]"])
     (code,) = parse(text)
@@ -86,7 +87,7 @@ def test_generic_addresses_are_global_where_lines_were_looked_up():
     assert {each.space for each in code.accesses} == {"shared"}
 
 
-def test_totals_by_space_and_operation():
+def test_totals_by_space_and_operation() -> None:
     loads = launches()[1].totals()
     of_loads = loads[None, "global", "load"]
     assert of_loads.executed == 4 * (1024 + 262144)
@@ -96,7 +97,7 @@ def test_totals_by_space_and_operation():
     assert loads[None, "shared", "store"].wavefronts == 3 * 1024 - 1024 + 4096 + 262144 + 1048576
 
 
-def test_records_say_only_what_an_access_has():
+def test_records_say_only_what_an_access_has() -> None:
     _, loads, copies = launches()
     assert list(loads.accesses[0].record().items()) == [
         ("sass", "LDG.E.128 R12, desc[UR10][R2.64]"),
@@ -128,19 +129,53 @@ def test_records_say_only_what_an_access_has():
     assert total["excess"] == total["wavefronts"] - total["ideal"] > 0
 
 
-def test_efficiency_of_one_request():
+def printed_rows():
+    """The rows of each launch as ncu printed them, by the names of their columns."""
+    launches = []
+    for row in csv.reader(io.StringIO(PAGE.read_text())):
+        if row[0] == "Kernel Name":
+            launches.append([])
+        elif row[0] == "Address":
+            columns = row
+        else:
+            launches[-1].append(dict(zip(columns, row, strict=True)))
+    return launches
+
+
+@pytest.mark.parametrize("launch", range(3))
+def test_spaces_operations_and_excess_are_those_that_ncu_prints(launch: int) -> None:
+    rows = printed_rows()[launch]
+    named = {
+        ("global", "load"): ("Global", "Load"),
+        ("global", "store"): ("Global", "Store"),
+        ("global", "copy"): ("Global,Shared", "Load,Store"),
+        ("shared", "load"): ("Shared", "Load"),
+        ("shared", "store"): ("Shared", "Store"),
+    }
+    found = launches()[launch].accesses
+    assert found
+    for access in found:
+        row = rows[access.index]
+        kind = row["Address Space"], row["Access Operation"]
+        assert kind == named[access.space, access.operation], access.sass
+        if access.space == "shared" or access.operation == "copy":
+            excessive = int(row["L1 Wavefronts Shared Excessive"])
+            assert access.counts.excess == excessive, access.sass
+
+
+def test_efficiency_of_one_request() -> None:
     efficiencies = [
         Counts(1, 32 * 4, transactions, 32, 0, 0).efficiency for transactions in (32, 1, 0)
     ]
     assert efficiencies == [1 / 32, 1, None]
 
 
-def test_a_page_that_lacks_a_column():
+def test_a_page_that_lacks_a_column() -> None:
     with pytest.raises(ValueError, match="the source page lacks L1 Tag Requests Global"):
         parse(PAGE.read_text().replace("L1 Tag Requests Global", "L1 Tags"))
 
 
-def test_output_without_launches():
+def test_output_without_launches() -> None:
     assert parse("==ERROR== no such report\n") == []
 
 
@@ -153,9 +188,10 @@ def test_output_without_launches():
         ("gl.store(out_ptr, acc)", "out"),
         ("copy(a_ptr, b_ptr)", None),
         ("gl.load(data_ptr + a_ptrs)", None),
+        ("", None),
     ],
 )
-def test_the_operand_that_a_line_names(line, expected):
+def test_the_operand_that_a_line_names(line: str, expected: str | None) -> None:
     assert lines.operand(line) == expected
 
 
@@ -200,7 +236,7 @@ line 99
 """.replace("line", '\t//## File ".nv_debug_ptx_txt", line')
 
 
-def test_lines_of_ptx_and_of_a_listing():
+def test_lines_of_ptx_and_of_a_listing() -> None:
     rung, tile = Location("/k/rung.py", 5), Location("/k/tile.py", 43)
     inlined = (tile, Location("/k/rung.py", 9))
     of_ptx = lines.places(PTX)
@@ -211,7 +247,9 @@ def test_lines_of_ptx_and_of_a_listing():
     assert len(sass.parse(LISTING)) == len(found)
 
 
-def test_operands_by_line_and_where_it_is_inlined(tmp_path, monkeypatch):
+def test_operands_by_line_and_where_it_is_inlined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rung = tmp_path / "rung.py"
     rung.write_text("\n" * 4 + "gl.load(a_ptr)\ngl.load(b_ptr)\n" + "\n" * 2 + "copy(b_ptr)\n")
     monkeypatch.setattr(lines, "with_ptx_lines", lambda cubin: LISTING)
@@ -224,7 +262,9 @@ def test_operands_by_line_and_where_it_is_inlined(tmp_path, monkeypatch):
     )
 
 
-def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path, monkeypatch):
+def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = {ladder: str(tmp_path / "here" / ladder / "rung.py") for ladder in ("simt", "turing")}
     for ladder, file in here.items():
         module = ModuleType(f"{ladder}.rung")
@@ -241,7 +281,7 @@ def test_a_source_is_the_loaded_module_that_its_path_ends_like_most(tmp_path, mo
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [75, 90])
-def test_operands_of_a_compiled_kernel(arch):
+def test_operands_of_a_compiled_kernel(arch: int) -> None:
     import gluon_tile
 
     artifact = gluon_tile.artifact(gluon_tile.TileConfig(), arch)
@@ -272,7 +312,7 @@ def test_operands_of_a_compiled_kernel(arch):
 
 
 @pytest.mark.compile
-def test_the_artifact_of_a_request():
+def test_the_artifact_of_a_request() -> None:
     request = Request("portable", (256, 256, 64), "float16", "nn", "block_m=64")
     found = instructions.artifact(request, 80)
     assert found is not None
@@ -281,11 +321,11 @@ def test_the_artifact_of_a_request():
     assert instructions.artifact(request, 70) is None, "no artifact for this architecture"
 
 
-def test_code_without_accesses():
+def test_code_without_accesses() -> None:
     assert Code("k", ("EXIT",), ()).totals() == {}
 
 
-def test_a_kernel_without_shared_memory_lacks_its_columns():
+def test_a_kernel_without_shared_memory_lacks_its_columns() -> None:
     code = ["LDG.E R0, desc[UR4][R2.64]", "STG.E desc[UR4][R2.64], R0"]
     (launch,) = parse(page_of(code, without=("wavefronts", "ideal")))
     assert [(each.counts.executed, each.counts.wavefronts) for each in launch.accesses] == [

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import lease_model
 import pytest
@@ -18,7 +19,7 @@ from sweeps import soon
 from outblas.autotune.store import leases, queries
 from outblas.autotune.store.leases import Claim, Holder, Observer, Owner
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep.job_view import JobView
+from outblas.autotune.sweeps.job_view import JobView
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -34,12 +35,12 @@ ROUGH = (
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_each_config_is_measured_once_where_nobody_dies(seed):
+def test_each_config_is_measured_once_where_nobody_dies(seed: int) -> None:
     lease_model.run(seed, CALM)
 
 
 @pytest.mark.parametrize("faults", ROUGH, ids=str)
-def test_whoever_dies_costs_no_config(faults):
+def test_whoever_dies_costs_no_config(faults) -> None:
     lease_model.run_many(range(8), faults)
 
 
@@ -88,7 +89,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_the_model_finds_what_is_left_out(fault, monkeypatch):
+def test_the_model_finds_what_is_left_out(fault, monkeypatch: pytest.MonkeyPatch) -> None:
     target, name, broken, faults = BROKEN[fault]
     monkeypatch.setattr(target, name, broken)
     if name == "life":
@@ -113,7 +114,7 @@ def two(path):
         yield store, beside
 
 
-def test_a_lease_is_for_one(two, path):
+def test_a_lease_is_for_one(two, path: Path) -> None:
     store, beside = two
     assert store.claim(*PLACE) == Claim(granted=True)
     assert store.claim(*PLACE) == beside.claim(*PLACE) == Claim(held=True)
@@ -128,7 +129,7 @@ def test_a_lease_is_for_one(two, path):
     assert store.claim(*PLACE) == Claim(granted=True)
 
 
-def test_a_trial_ends_the_lease(two, path):
+def test_a_trial_ends_the_lease(two, path: Path) -> None:
     store, beside = two
     done = trial(config="x=1")
     store.claim(*PLACE)
@@ -140,7 +141,7 @@ def test_a_trial_ends_the_lease(two, path):
     assert store.claim(*PLACE, again=True) == Claim(held=True)
 
 
-def test_a_store_that_was_never_closed_holds_nothing(path):
+def test_a_store_that_was_never_closed_holds_nothing(path: Path) -> None:
     forgotten = Store(path)
     forgotten.claim(*PLACE)
     del forgotten
@@ -171,7 +172,9 @@ def other(path):
 
 
 @linux
-def test_the_lease_of_a_killed_process_is_free_at_once(other, path, monkeypatch):
+def test_the_lease_of_a_killed_process_is_free_at_once(
+    other, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases, "LEASE_SECONDS", 1e9)
     with Store(path) as store:
         assert store.claim(*PLACE) == Claim(held=True)
@@ -183,7 +186,9 @@ def test_the_lease_of_a_killed_process_is_free_at_once(other, path, monkeypatch)
 
 
 @linux
-def test_the_lease_of_a_stopped_process_lapses(other, path, monkeypatch):
+def test_the_lease_of_a_stopped_process_lapses(
+    other, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after Ctrl-Z; its own trial, when it goes on, comes late and changes nothing."""
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.5)
     with Store(path) as store:
@@ -203,7 +208,7 @@ def test_the_lease_of_a_stopped_process_lapses(other, path, monkeypatch):
         assert store.claim(*PLACE).held  # by this one: the other gave back only what was its own
 
 
-def claimed_by(path, owner):
+def claimed_by(path, owner) -> None:
     """The lease of PLACE, as another owner would have it."""
     with Store(path) as store:
         store.claim(*PLACE)
@@ -215,7 +220,7 @@ def another(**changes):
     return Owner(**vars(Owner.here()) | {"nonce": "another"} | changes)
 
 
-def watching(store, monkeypatch, seconds, beat=False):
+def watching(store, monkeypatch: pytest.MonkeyPatch, seconds, beat=False):
     """What a claim says after others have watched a lease for so long."""
     at = [1000.0]
     monkeypatch.setattr(store._leases.observer, "clock", lambda: at[0])
@@ -232,7 +237,9 @@ def watching(store, monkeypatch, seconds, beat=False):
 @pytest.mark.parametrize(
     "elsewhere", [{"host": "node7"}, {"pid_namespace": "pid:[1]"}, {"boot": ""}]
 )
-def test_an_owner_that_cannot_be_asked_lives_while_its_heart_beats(path, monkeypatch, elsewhere):
+def test_an_owner_that_cannot_be_asked_lives_while_its_heart_beats(
+    path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere
+) -> None:
     claimed_by(path, another(**elsewhere))
     with Store(path) as store:
         assert watching(store, monkeypatch, 100, beat=True).held
@@ -243,7 +250,9 @@ def test_an_owner_that_cannot_be_asked_lives_while_its_heart_beats(path, monkeyp
         )
 
 
-def test_a_lease_that_is_taken_again_is_watched_anew(path, monkeypatch):
+def test_a_lease_that_is_taken_again_is_watched_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its owner, with no beat in between: as the first one, that one may live for a while
     without.
     """
@@ -256,7 +265,7 @@ def test_a_lease_that_is_taken_again_is_watched_anew(path, monkeypatch):
                 connection.execute("DELETE FROM leases")
 
 
-def test_a_leap_of_the_clock_proves_no_death(path, monkeypatch):
+def test_a_leap_of_the_clock_proves_no_death(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed_by(path, another(host="node7"))
     with Store(path) as store:
         at = [0.0]
@@ -268,7 +277,7 @@ def test_a_leap_of_the_clock_proves_no_death(path, monkeypatch):
 
 
 @linux
-def test_a_machine_that_goes_down_is_counted(path, monkeypatch):
+def test_a_machine_that_goes_down_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else: a driver that died elsewhere, or here, says nothing."""
     for losses in (1, 2):
         claimed_by(path, another(boot=f"boot-{losses}"))
@@ -283,13 +292,13 @@ def test_a_machine_that_goes_down_is_counted(path, monkeypatch):
 
 @linux
 @pytest.mark.parametrize("gone", [{"pid": 1 << 22}, {"started": "1"}, {"nonce": "closed"}])
-def test_a_dead_owner_of_this_machine(path, gone):
+def test_a_dead_owner_of_this_machine(path: Path, gone) -> None:
     claimed_by(path, another(**gone))
     with Store(path) as store:
         assert store.claim(*PLACE) == Claim(granted=True, taken_over=True)
 
 
-def test_damaged_leases_are_taken_over(path, monkeypatch):
+def test_damaged_leases_are_taken_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed_by(path, "nobody")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE leases SET beat = 'x', machine_losses = 'many'")
@@ -299,7 +308,9 @@ def test_damaged_leases_are_taken_over(path, monkeypatch):
         )
 
 
-def test_the_heart_beats_while_there_is_a_lease(path, monkeypatch):
+def test_the_heart_beats_while_there_is_a_lease(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases.Heart.__init__, "__defaults__", (0.02,))
 
     def beat():
@@ -317,7 +328,7 @@ def test_the_heart_beats_while_there_is_a_lease(path, monkeypatch):
     assert soon(lambda: not heart._thread.is_alive())
 
 
-def test_what_the_disk_refuses_is_not_claimed_later(path):
+def test_what_the_disk_refuses_is_not_claimed_later(path: Path) -> None:
     """A claim is about this moment: only results are made up for."""
     with Store(path) as store:
         store.add(trial(0))
@@ -368,7 +379,7 @@ def drivers(path, count):
     ], lambda: log.read_text().split() if log.exists() else []
 
 
-def test_ten_drivers_measure_each_config_once(path):
+def test_ten_drivers_measure_each_config_once(path: Path) -> None:
     processes, measured = drivers(path, 10)
     assert [process.wait(60) for process in processes] == [0] * 10
     assert sorted(measured()) == sorted(f"x={i}" for i in range(40))
@@ -378,7 +389,7 @@ def test_ten_drivers_measure_each_config_once(path):
 
 
 @linux
-def test_drivers_that_are_killed_cost_no_config(path):
+def test_drivers_that_are_killed_cost_no_config(path: Path) -> None:
     processes, measured = drivers(path, 8)
     for victim, count in zip(processes[:5], (3, 8, 13, 18, 23), strict=True):
         assert soon(lambda count=count: len(measured()) >= count)
@@ -392,7 +403,7 @@ def test_drivers_that_are_killed_cost_no_config(path):
     assert leases_of(path) == []
 
 
-def test_a_clusters_view_counts_the_workers_that_died(two):
+def test_a_clusters_view_counts_the_workers_that_died(two) -> None:
     """The driver's view counts them; the worker's, which asks it, hands on what it says."""
     driver = JobView(two[0], WORKLOAD)
     for deaths in range(3):

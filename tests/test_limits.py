@@ -3,6 +3,7 @@ have them.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ V1 = (
 
 
 @pytest.fixture
-def system(tmp_path, monkeypatch):
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A file system that has these files, on a machine with 64 cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(
@@ -36,7 +37,7 @@ def system(tmp_path, monkeypatch):
     return make
 
 
-def test_version_2(system):
+def test_version_2(system) -> None:
     """The tightest of a group and those that contain it."""
     root = system(
         V2,
@@ -55,7 +56,7 @@ def test_version_2(system):
     assert limits.memory(root) == 6 * GIB
 
 
-def test_a_container_of_version_2(system):
+def test_a_container_of_version_2(system) -> None:
     """Whose own group is mounted, and is called /."""
     root = system(
         V2,
@@ -69,7 +70,7 @@ def test_a_container_of_version_2(system):
     assert limits.memory(root) == 4 * GIB
 
 
-def test_version_1(system):
+def test_version_1(system) -> None:
     root = system(
         V1,
         "9:name=systemd:/\n5:memory:/slurm/job\n4:cpu,cpuacct:/slurm\n",
@@ -86,7 +87,7 @@ def test_version_1(system):
     assert limits.memory(root) == 10 * GIB
 
 
-def test_a_container_of_version_1(system):
+def test_a_container_of_version_1(system) -> None:
     """Which sees its group by the host's name of it, and has only that mounted."""
     mounts = "35 25 0:30 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     root = system(
@@ -100,7 +101,7 @@ def test_a_container_of_version_1(system):
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "0 0", "max", "-5 100000"])
-def test_what_cannot_be_read_bounds_nothing(system, text):
+def test_what_cannot_be_read_bounds_nothing(system, text: str) -> None:
     root = system(
         V2,
         "0::/\n",
@@ -110,13 +111,13 @@ def test_what_cannot_be_read_bounds_nothing(system, text):
     assert limits.memory(root) in (MACHINE, 0)
 
 
-def test_without_control_groups(tmp_path, system):
+def test_without_control_groups(tmp_path: Path, system) -> None:
     system("", "")
     assert limits.cores(tmp_path / "nothing") == 64
     assert limits.memory(tmp_path / "nothing") == MACHINE
 
 
-def test_compile_processes_keep_within_them(monkeypatch):
+def test_compile_processes_keep_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "cores", lambda: 3)
     monkeypatch.setattr(limits, "memory", lambda: 100 * GIB)
     assert compile_pool.default_workers() == 2

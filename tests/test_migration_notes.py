@@ -21,13 +21,13 @@ def noted():
     return {name: " ".join(reason.split()) for name, reason in items}
 
 
-def test_the_notes_list_what_the_fuzz_lets_pass():
+def test_the_notes_list_what_the_fuzz_lets_pass() -> None:
     assert len({entry.name for entry in KNOWN}) == len(KNOWN)
     assert noted() == {entry.name: entry.reason for entry in KNOWN}
 
 
 @pytest.mark.parametrize("entry", KNOWN, ids=lambda entry: entry.name)
-def test_an_entry_is_a_difference(entry):
+def test_an_entry_is_a_difference(entry) -> None:
     ours, theirs, rows = runner.once(entry.example)
     found = {row["known"] for row in rows}
     assert found == {entry.name}, f"outblas: {ours}, torch: {theirs}, {rows}"

@@ -12,14 +12,14 @@ from outblas.core.artifact import example
 from outblas.core.epilogue import ACTIVATIONS
 from outblas.hopper import gemm, hilbert, tma_wgmma, two_consumers
 from outblas.hopper.core import compile, host
-from outblas.hopper.core.config import HopperConfig, unscheduled
-from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.core.config import HopperConfig, compile_key
 from outblas.hopper.gemm import traits
+from outblas.hopper.gemm.variant import Variant as GemmVariant
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
-PLAIN = traits.Form(8, False, True, False, False, False, False, False)
-OWN = gemm_host.Variant(unscheduled(gemm.Config()), PLAIN, BF16, BF16, "nt")
-RUNG = host.Variant("hopper.hilbert", unscheduled(hilbert.Config()), BF16, BF16, "nt", True, 8)
+PLAIN = traits.KernelTraits(8, False, True, False, False, False, False, False)
+OWN = GemmVariant(compile_key(gemm.Config()), PLAIN, BF16, BF16, "nt")
+RUNG = host.Variant("hopper.hilbert", compile_key(hilbert.Config()), BF16, BF16, "nt", True, 8)
 KINDS = ("", "columns", "pairs", "rows", "matrix", "batch", "staged")
 
 
@@ -33,7 +33,7 @@ def other(value):
 
 
 def changed(variant):
-    """A variant for each field, of it, its config and its form, in which that one is another."""
+    """A variant for each field, of it, its config and its traits, in which that one is another."""
     for field in fields(variant):
         value = getattr(variant, field.name)
         if dataclasses.is_dataclass(value):
@@ -46,20 +46,20 @@ def changed(variant):
 
 @pytest.mark.parametrize("variant", [OWN, RUNG], ids=["gemm", "rung"])
 def test_every_field_takes_part(variant):
-    """One that is added to a config or a form does too."""
+    """One that is added to a config or to traits does too."""
     names = {name: made.name for name, made in changed(variant)}
     assert len({variant.name, *names.values()}) == 1 + len(names)
     assert {name.split(".")[0] for name in names} == {field.name for field in fields(variant)}
     assert {f"config.{field.name}" for field in fields(HopperConfig)} <= set(names)
 
 
-def test_a_field_that_is_added_takes_part():
+def test_a_field_that_is_added_takes_part() -> None:
     @dataclasses.dataclass(frozen=True)
-    class More(traits.Form):
+    class More(traits.KernelTraits):
         added: int = 0
 
     values = {field.name: getattr(PLAIN, field.name) for field in fields(PLAIN)}
-    first, second = (replace(OWN, form=More(**values, added=added)).name for added in (0, 1))
+    first, second = (replace(OWN, traits=More(**values, added=added)).name for added in (0, 1))
     assert len({OWN.name, first, second}) == 3
 
 
@@ -71,7 +71,7 @@ def forms():
             width=width,
             by_columns=by_columns,
             staged=staged,
-            crossed=crossed,
+            transposed=crossed,
             batched=batched,
         )
         for width, by_columns, staged, crossed, batched in itertools.product(
@@ -88,8 +88,8 @@ def forms():
         )
     yield from (
         replace(PLAIN, ordered=True),
-        replace(PLAIN, once=True),
-        replace(PLAIN, in_turn=True),
+        replace(PLAIN, single_wave=True),
+        replace(PLAIN, staggered_tail=True),
     )
 
 
@@ -107,26 +107,26 @@ def distinct(variants):
 
 
 def test_names_and_compiles_of_the_space_are_one_to_one():
-    """Every compile of two search spaces, in a few forms, and every form in a few configs."""
+    """Every compile of two search spaces, with a few traits, and all traits with a few configs."""
     machine, compiles = machines.reference(90), set()
     for shape, layout in (((4096, 4096, 4096), "nt"), ((16, 4096, 4096), "nn")):
         space = gemm.space(example(BF16, None, layout, shape), machine)
         compiles |= {
-            unscheduled(config)
+            compile_key(config)
             for config in space.configs()
             if space.invalid_reason(config) is None
         }
     compiles = sorted(compiles, key=str)
     few = list(forms())
-    variants = {replace(OWN, config=c, form=f) for c in compiles for f in few[:: len(few) // 2]}
+    variants = {replace(OWN, config=c, traits=f) for c in compiles for f in few[:: len(few) // 2]}
     variants |= {
-        replace(OWN, config=c, form=f) for c in compiles[:: len(compiles) // 20] for f in few
+        replace(OWN, config=c, traits=f) for c in compiles[:: len(compiles) // 20] for f in few
     }
     variants |= {replace(v, out_dtype=FP32, layout="tn") for v in list(variants)[::50]}
     assert len(distinct(variants)) == len(variants) > 1000
 
 
-def test_names_and_compiles_of_the_rungs_are_one_to_one():
+def test_names_and_compiles_of_the_rungs_are_one_to_one() -> None:
     variants = set()
     for rung, kind in (
         (tma_wgmma, "hopper.tma_wgmma"),
@@ -137,22 +137,22 @@ def test_names_and_compiles_of_the_rungs_are_one_to_one():
         for config in space.configs():
             for row_major, width in ((True, 8), (True, 2), (False, 1)):
                 made = replace(
-                    RUNG, kernel=kind, config=unscheduled(config), row_major=row_major, width=width
+                    RUNG, kernel=kind, config=compile_key(config), row_major=row_major, width=width
                 )
                 variants.add(made)
     assert len(distinct(variants)) == len(variants) > 100
 
 
-def test_what_is_read_comes_first():
+def test_what_is_read_comes_first() -> None:
     assert OWN.name.startswith("outblas_hopper_gemm_128x256x64x4_2x1x1_nt_bf16_bf16_serpentine_")
     assert RUNG.name.startswith("outblas_hopper_hilbert_128x256x64_2x1_nt_bf16_bf16_")
     stored = replace(
         PLAIN, function="gelu_tanh", bias="pairs", formats="e4m3 e5m2 promoted", scale_a="one"
     )
-    assert "_bias_pairs_gelu_tanh_e4m3_e5m2_promoted_" in replace(OWN, form=stored).name
+    assert "_bias_pairs_gelu_tanh_e4m3_e5m2_promoted_" in replace(OWN, traits=stored).name
 
 
-def test_a_long_name_is_cut_off_and_still_its_own():
+def test_a_long_name_is_cut_off_and_still_its_own() -> None:
     everything = dict.fromkeys(
         ("addend", "bias", "residual", "aux", "scale_a", "scale_b"), "columns"
     )
@@ -160,16 +160,24 @@ def test_a_long_name_is_cut_off_and_still_its_own():
         PLAIN,
         function="gelu_tanh",
         formats="e4m3 e5m2 promoted",
-        in_turn=True,
+        staggered_tail=True,
         gated=True,
         **everything,
     )
     long = replace(
-        long, by_columns=True, crossed=True, batched=True, ordered=True, once=True, scaled=True
+        long,
+        by_columns=True,
+        transposed=True,
+        batched=True,
+        ordered=True,
+        single_wave=True,
+        scaled=True,
     )
     config = replace(
         OWN.config, jitter=True, stream_k=True, pdl=True, elastic=True, pingpong=True, cluster_k=2
     )
-    names = {replace(OWN, config=c, form=long).name for c in (config, replace(config, in_flight=0))}
+    names = {
+        replace(OWN, config=c, traits=long).name for c in (config, replace(config, in_flight=0))
+    }
     assert {len(name) for name in names} == {compile.LONGEST_NAME}
     assert len(names) == 2

@@ -18,18 +18,18 @@ X = torch.randn(3, 8)
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
         self.tied = self.up
         self.back = nn.Linear(16, 8)
         self.back.weight = self.down.weight
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.back(torch.relu(self.up(self.down(torch.relu(self.tied(x))))))
 
 
-def test_a_linear_layer():
+def test_a_linear_layer() -> None:
     for activation, bias in ((None, True), ("gelu", False), ("swiglu", True)):
         layer, torchs = Linear(8, 6, bias, activation=activation), nn.Linear(8, 6, bias)
         torchs.load_state_dict(layer.state_dict())
@@ -39,7 +39,7 @@ def test_a_linear_layer():
         )
 
 
-def test_only_the_class_changes():
+def test_only_the_class_changes() -> None:
     net = Net()
     held, want, state = net.up, net(X), {k: v.clone() for k, v in net.state_dict().items()}
     parameters = [id(p) for p in net.parameters()]
@@ -64,7 +64,36 @@ def test_only_the_class_changes():
     assert torch.equal(net(X), want)
 
 
-def test_copies_files_and_compilers_keep_it():
+def test_an_optimizer_goes_on() -> None:
+    torch.manual_seed(0)
+    nets = [Net(), Net()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-2) for net in nets]
+    for i in range(10):
+        if i == 5:
+            patch(nets[1])
+        losses = []
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            loss = (net(X) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_a_transformer_layer_stays_the_same() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    x = torch.randn(2, 5, 16)
+    want = layer(x)
+    assert patch(layer).swapped == ("linear1", "linear2")
+    torch.testing.assert_close(layer(x), want)
+    layer.eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), want)
+
+
+def test_copies_files_and_compilers_keep_it() -> None:
     torch._dynamo.reset()
     net = Net()
     patch(net)
@@ -79,7 +108,7 @@ def test_copies_files_and_compilers_keep_it():
     assert net.double()(X.double()).dtype == torch.float64
 
 
-def test_what_is_not_swapped_says_why():
+def test_what_is_not_swapped_says_why() -> None:
     class Lora(nn.Linear):
         pass
 
@@ -132,7 +161,7 @@ def test_what_is_not_swapped_says_why():
 
 
 @pytest.fixture
-def by_ours(monkeypatch):
+def by_ours(monkeypatch: pytest.MonkeyPatch):
     """Activations of the calls of `outblas.linear` that layers make."""
     calls = []
 
@@ -174,7 +203,7 @@ def bound(layer, function):
     return layer
 
 
-def unbound(layer):
+def unbound(layer) -> None:
     """Takes the wrapper off, as accelerate does: the bound method stays with the instance."""
     layer.forward = layer._old_forward
     del layer._old_forward
@@ -185,7 +214,7 @@ def leftovers(model):
     return [name for name, module in model.named_modules() if Linear in type(module).__mro__]
 
 
-def test_its_arguments_are_torchs_and_an_activation():
+def test_its_arguments_are_torchs_and_an_activation() -> None:
     ours, torchs = (
         list(inspect.signature(kind).parameters.values()) for kind in (Linear, nn.Linear)
     )
@@ -196,7 +225,7 @@ def test_its_arguments_are_torchs_and_an_activation():
     assert Linear(8, 6, False, "meta", torch.bfloat16).weight.is_meta
 
 
-def test_skip_init_makes_one():
+def test_skip_init_makes_one() -> None:
     assert (
         nn.utils.skip_init(Linear, 8, 6, activation="gelu", dtype=torch.float64).weight.dtype
         is torch.float64
@@ -229,14 +258,14 @@ def test_skip_init_makes_one():
         ),
     ],
 )
-def test_a_weight_that_torch_takes_is_not_swapped(name, make, why):
+def test_a_weight_that_torch_takes_is_not_swapped(name: str, make, why: str) -> None:
     layer = nn.Linear(8, 6)
     setattr(layer, name, make(getattr(layer, name).detach()))
     assert patch(layer).kept == {"(root)": f"its {name} {why}"}
     assert type(layer) is nn.Linear
 
 
-def test_a_quantized_weight_is_not_swapped():
+def test_a_quantized_weight_is_not_swapped() -> None:
     layer = nn.Linear(8, 6)
     layer.weight = nn.Parameter(
         torch.quantize_per_tensor(layer.weight.detach(), 0.1, 0, torch.qint8), False
@@ -244,7 +273,7 @@ def test_a_quantized_weight_is_not_swapped():
     assert patch(layer).kept == {"(root)": "has a weight of torch.qint8, which no kernel takes"}
 
 
-def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one():
+def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one() -> None:
     layer = nn.Linear(8, 6)
     layer.activation = "gelu"
     want = layer(X)
@@ -256,13 +285,15 @@ def test_an_attribute_that_would_become_the_activation_is_not_taken_for_one():
 
 @pytest.mark.parametrize("name", ["weight", "bias"])
 @pytest.mark.parametrize("activation", [None, "swiglu"])
-def test_a_weight_quantized_afterwards_goes_to_torch_whole(name, activation):
+def test_a_weight_quantized_afterwards_goes_to_torch_whole(
+    name: str, activation: str | None
+) -> None:
     layer = Linear(8, 6, activation=activation)
     want = layer(X)
     assert torch.equal(quantized(layer, name)(X), want)
 
 
-def test_patch_says_of_a_weight_quantized_afterwards_who_takes_it():
+def test_patch_says_of_a_weight_quantized_afterwards_who_takes_it() -> None:
     layer = nn.Linear(8, 6)
     patch(layer)
     assert patch(quantized(layer)).remarks == {
@@ -270,7 +301,7 @@ def test_patch_says_of_a_weight_quantized_afterwards_who_takes_it():
     }
 
 
-def test_a_quantized_weight_is_a_fallback_like_others(monkeypatch):
+def test_a_quantized_weight_is_a_fallback_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = quantized(Linear(8, 6))
     with pytest.warns(outblas.FallbackWarning, match="tensor subclass Quantized"):
         layer(X)
@@ -282,7 +313,7 @@ def test_a_quantized_weight_is_a_fallback_like_others(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_input_goes_to_torch_whole(layout):
+def test_nested_input_goes_to_torch_whole(layout: str) -> None:
     layer = nn.Linear(8, 6)
     x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(5, 8)], layout=layout)
     want = layer(x).unbind()
@@ -291,12 +322,12 @@ def test_nested_input_goes_to_torch_whole(layout):
         assert torch.equal(got, expected)
 
 
-def test_what_is_no_tensor_is_an_error():
+def test_what_is_no_tensor_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"is list, expected a torch\.Tensor"):
         Linear(8, 6)([1.0])
 
 
-def test_a_transformers_fast_path_is_remarked():
+def test_a_transformers_fast_path_is_remarked() -> None:
     def remarks(**how):
         return patch(nn.TransformerEncoderLayer(8, 2, 16, **how)).remarks["linear1"]
 
@@ -305,7 +336,7 @@ def test_a_transformers_fast_path_is_remarked():
     assert "fast path" not in remarks(batch_first=True, activation=torch.tanh)
 
 
-def test_unpatch_leaves_nothing_behind():
+def test_unpatch_leaves_nothing_behind() -> None:
     net = Net()
     net.up.register_forward_hook(lambda module, given, y: y)
     before = [(type(m), dict(vars(m)), list(m._forward_hooks)) for m in net.modules()]
@@ -317,14 +348,14 @@ def test_unpatch_leaves_nothing_behind():
         assert [(type(m), dict(vars(m)), list(m._forward_hooks)) for m in net.modules()] == before
 
 
-def test_a_layer_made_as_ours_goes_there_and_back():
+def test_a_layer_made_as_ours_goes_there_and_back() -> None:
     layer = Linear(8, 6)
     unpatch(layer)
     assert vars(layer).keys() == vars(nn.Linear(8, 6)).keys()
     assert patch(layer).swapped == ("(root)",)
 
 
-def test_unpatch_reaches_a_forward_wrapped_after_patch(by_ours):
+def test_unpatch_reaches_a_forward_wrapped_after_patch(by_ours) -> None:
     net = Net()
     patch(net)
     bound(net.up, lambda y: 2 * y)
@@ -336,7 +367,7 @@ def test_unpatch_reaches_a_forward_wrapped_after_patch(by_ours):
     assert net.up._old_forward.__func__ is net.up.forward.__wrapped__.__func__ is nn.Linear.forward
 
 
-def test_a_wrapper_taken_off_after_unpatch_leaves_torchs_forward(by_ours):
+def test_a_wrapper_taken_off_after_unpatch_leaves_torchs_forward(by_ours) -> None:
     layer = nn.Linear(8, 6)
     want = layer(X)
     patch(layer)
@@ -347,7 +378,7 @@ def test_a_wrapper_taken_off_after_unpatch_leaves_torchs_forward(by_ours):
     assert by_ours == []
 
 
-def test_a_wrapper_that_holds_our_forward_out_of_reach_calls_torchs_after_unpatch(by_ours):
+def test_a_wrapper_that_holds_our_forward_out_of_reach_calls_torchs_after_unpatch(by_ours) -> None:
     layer = nn.Linear(8, 6)
     patch(layer)
     ours = layer.forward
@@ -359,7 +390,7 @@ def test_a_wrapper_that_holds_our_forward_out_of_reach_calls_torchs_after_unpatc
     assert by_ours == []
 
 
-def test_torchs_own_forward_with_the_instance_is_no_replacement(by_ours):
+def test_torchs_own_forward_with_the_instance_is_no_replacement(by_ours) -> None:
     layer = nn.Linear(8, 6)
     unbound(bound(layer, lambda y: y))
     assert patch(layer).swapped == ("(root)",)
@@ -369,7 +400,7 @@ def test_torchs_own_forward_with_the_instance_is_no_replacement(by_ours):
     assert layer.forward.__func__ is nn.Linear.forward
 
 
-def test_unpatch_restores_a_layer_parametrized_after_patch(by_ours):
+def test_unpatch_restores_a_layer_parametrized_after_patch(by_ours) -> None:
     net = Net()
     patch(net)
     nn.utils.parametrizations.weight_norm(net.up)
@@ -390,7 +421,7 @@ def test_unpatch_restores_a_layer_parametrized_after_patch(by_ours):
     assert torch.equal(net(X), want)
 
 
-def test_patch_computes_no_parametrization():
+def test_patch_computes_no_parametrization() -> None:
     class Counted(nn.Module):
         calls = 0
 
@@ -407,7 +438,7 @@ def test_patch_computes_no_parametrization():
     assert layer.parametrizations.weight[0].calls == 0
 
 
-def test_a_parametrization_taken_off_before_unpatch_leaves_ours():
+def test_a_parametrization_taken_off_before_unpatch_leaves_ours() -> None:
     layer = nn.Linear(8, 6)
     patch(layer)
     nn.utils.parametrizations.orthogonal(layer)
@@ -417,7 +448,7 @@ def test_a_parametrization_taken_off_before_unpatch_leaves_ours():
     assert type(layer) is nn.Linear
 
 
-def test_unpatch_keeps_what_it_cannot_restore_and_says_so():
+def test_unpatch_keeps_what_it_cannot_restore_and_says_so() -> None:
     class Mine(Linear):
         pass
 
@@ -435,7 +466,7 @@ def test_unpatch_keeps_what_it_cannot_restore_and_says_so():
     assert leftovers(model) == list(report.kept)
 
 
-def test_a_compiled_model_follows_patch_and_unpatch():
+def test_a_compiled_model_follows_patch_and_unpatch() -> None:
     torch._dynamo.reset()
     seen = []
 
@@ -457,7 +488,7 @@ def test_a_compiled_model_follows_patch_and_unpatch():
     assert torch.equal(compiled(X), want)
 
 
-def test_an_unpatched_model_is_saved_as_torchs():
+def test_an_unpatched_model_is_saved_as_torchs() -> None:
     net = Net()
     patch(net)
     bound(net.up, lambda y: y)

@@ -23,7 +23,7 @@ X = torch.randn(3, 8)
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
 
@@ -43,33 +43,33 @@ def targets(graph):
     return [node.target for node in graph.nodes if node.op in ("call_function", "call_module")]
 
 
-def test_a_symbolic_trace_has_a_call_of_ours_for_a_layer(net):
+def test_a_symbolic_trace_has_a_call_of_ours_for_a_layer(net) -> None:
     traced = torch.fx.symbolic_trace(net)
     assert targets(traced.graph) == [outblas.linear, torch.relu, outblas.linear]
     assert traced.state_dict().keys() == net.state_dict().keys()
     assert torch.equal(traced(X), net(X))
 
 
-def test_a_symbolic_trace_trains(net):
+def test_a_symbolic_trace_trains(net) -> None:
     traced = torch.fx.symbolic_trace(net)
     traced(X).sum().backward()
     assert net.up.weight.grad is not None
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_symbolic_trace_keeps_the_activation(activation):
+def test_a_symbolic_trace_keeps_the_activation(activation) -> None:
     layer = Linear(8, 6, activation=activation)
     traced = torch.fx.symbolic_trace(nn.Sequential(layer))
     assert targets(traced.graph) == [outblas.linear]
     assert torch.equal(traced(X), layer(X))
 
 
-def test_hooks_of_a_layer_are_traced_once(net):
+def test_hooks_of_a_layer_are_traced_once(net) -> None:
     net.up.register_forward_hook(lambda module, given, y: 3 * y)
     assert torch.equal(torch.fx.symbolic_trace(net)(X), net(X))
 
 
-def test_a_tracer_that_names_the_layer_a_leaf_keeps_it(net):
+def test_a_tracer_that_names_the_layer_a_leaf_keeps_it(net) -> None:
     """As torchvision's create_feature_extractor with `leaf_modules`."""
 
     class Tracer(torch.fx.Tracer):
@@ -82,7 +82,7 @@ def test_a_tracer_that_names_the_layer_a_leaf_keeps_it(net):
     assert unpatch(traced).swapped == ("up", "down")
 
 
-def test_features_are_extracted_by_the_layers_names(net):
+def test_features_are_extracted_by_the_layers_names(net) -> None:
     """As torchvision's create_feature_extractor: the last node of a module is its output."""
 
     class Tracer(torch.fx.Tracer):
@@ -104,7 +104,7 @@ def test_features_are_extracted_by_the_layers_names(net):
     assert torch.equal(features["down"], net(X))
 
 
-def test_unpatch_says_that_a_graph_calls_ours(net):
+def test_unpatch_says_that_a_graph_calls_ours(net) -> None:
     model = nn.ModuleDict({"traced": torch.fx.symbolic_trace(net)})
     why = "its graph calls outblas.linear: trace the model after unpatch"
     assert unpatch(model).kept == {"traced": why}
@@ -113,7 +113,7 @@ def test_unpatch_says_that_a_graph_calls_ours(net):
 
 
 @pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
-def test_graph_mode_quantization_quantizes_a_layer(activation):
+def test_graph_mode_quantization_quantizes_a_layer(activation: str | None) -> None:
     layer = Linear(8, 16, activation=activation)
     model = nn.Sequential(layer).eval()
     prepared = quantize_fx.prepare_fx(
@@ -127,7 +127,7 @@ def test_graph_mode_quantization_quantizes_a_layer(activation):
     )
 
 
-def test_dynamic_quantization_leaves_a_layer_and_the_report_says_so(net):
+def test_dynamic_quantization_leaves_a_layer_and_the_report_says_so(net) -> None:
     notes = patch(net).notes
     assert any("quantize_dynamic" in note and "unpatch first" in note for note in notes)
     assert str(patch(net)).splitlines()[-len(notes) :] == list(notes)
@@ -136,11 +136,11 @@ def test_dynamic_quantization_leaves_a_layer_and_the_report_says_so(net):
     assert type(quantization.quantize_dynamic(net).up) is torch.ao.nn.quantized.dynamic.Linear
 
 
-def test_notes_are_of_swapped_layers_only():
+def test_notes_are_of_swapped_layers_only() -> None:
     assert patch(nn.Sequential(nn.ReLU())).notes == ()
 
 
-def test_a_scripted_model_computes_the_same(net):
+def test_a_scripted_model_computes_the_same(net) -> None:
     file = io.BytesIO()
     torch.jit.save(torch.jit.script(net), file)
     assert b"outblas::" not in file.getvalue()
@@ -150,23 +150,23 @@ def test_a_scripted_model_computes_the_same(net):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_scripted_layer_has_its_activation(activation):
+def test_a_scripted_layer_has_its_activation(activation) -> None:
     layer = Linear(8, 6, activation=activation)
     torch.testing.assert_close(torch.jit.script(layer)(X), layer(X))
 
 
-def test_a_jit_trace_computes_the_same(net):
+def test_a_jit_trace_computes_the_same(net) -> None:
     torch.testing.assert_close(torch.jit.trace(net, X)(X), net(X))
 
 
-def test_an_exported_program_has_our_operators(net):
+def test_an_exported_program_has_our_operators(net) -> None:
     program = torch.export.export(net, (X,))
     operators = {node.target for node in program.graph.nodes}
     assert {torch.ops.outblas.gemm.default, torch.ops.outblas.matmul.default} < operators
     torch.testing.assert_close(program.module()(X), net(X))
 
 
-def test_a_functional_call_takes_other_weights(net):
+def test_a_functional_call_takes_other_weights(net) -> None:
     state = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     assert not torch.func.functional_call(net, state, (X,)).any()
 
@@ -183,7 +183,7 @@ def test_a_functional_call_takes_other_weights(net):
     ],
     ids=["prune", "weight_norm", "spectral_norm"],
 )
-def test_hooks_that_compute_the_weight_hold(put_on, take_off):
+def test_hooks_that_compute_the_weight_hold(put_on, take_off) -> None:
     model = Net().eval()
     put_on(model.up)
     want = model(X)
@@ -196,7 +196,7 @@ def test_hooks_that_compute_the_weight_hold(put_on, take_off):
     assert dict(model.up.named_parameters()).keys() == {"bias", "weight"}
 
 
-def test_a_wrapper_with_a_base_layer_holds(net):
+def test_a_wrapper_with_a_base_layer_holds(net) -> None:
     """As LoRA's of peft."""
 
     class Lora(nn.Module):
@@ -232,11 +232,13 @@ class TestSharded:
         yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
         torch.distributed.destroy_process_group()
 
-    def test_a_sharded_weight_is_not_swapped(self, mesh):
+    def test_a_sharded_weight_is_not_swapped(self, mesh) -> None:
         layer = torch.distributed.tensor.distribute_module(nn.Linear(8, 6), mesh)
         assert patch(layer).kept == {"(root)": "its weight is a DTensor, which torch takes"}
 
-    def test_a_weight_sharded_afterwards_goes_to_torch_whole(self, net, mesh, monkeypatch):
+    def test_a_weight_sharded_afterwards_goes_to_torch_whole(
+        self, net, mesh, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         want = net(X)
         torch.distributed.tensor.distribute_module(net, mesh)
         weights, by_torch = [], nn.functional.linear
@@ -253,7 +255,7 @@ class TestSharded:
             for weight, layer in zip(weights, (net.up, net.down), strict=True)
         ] == [True] * 2
 
-    def test_a_layer_of_fully_shard_is_restored(self, net, mesh):
+    def test_a_layer_of_fully_shard_is_restored(self, net, mesh) -> None:
         want = net(X)
         torch.distributed.fsdp.fully_shard(net.up, mesh=mesh)
         torch.distributed.fsdp.fully_shard(net, mesh=mesh)
@@ -267,7 +269,7 @@ class TestSharded:
         y.sum().backward()
         assert net.up.weight.grad is not None
 
-    def test_other_models_of_fully_shard_stay_ours(self, net, mesh):
+    def test_other_models_of_fully_shard_stay_ours(self, net, mesh) -> None:
         other = Net()
         patch(other)
         for model in (net, other):

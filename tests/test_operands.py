@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.core import problem
+from outblas.core import problem, tensor_memory
 
 
-def check(a, b, c=None):
+def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """What a kernel does with a Problem, by its definition, is torch's product: every element
     through explicit strides.
     """
@@ -22,7 +22,7 @@ def check(a, b, c=None):
     out = torch.full_like(want, torch.nan)
     p = problem.problem(a, b, out, c)
 
-    def element(t, strides, *index):
+    def element(t: torch.Tensor, strides: tuple[int, ...], *index: int) -> torch.Tensor:
         offset = t.storage_offset() + sum(i * s for i, s in zip(index, strides, strict=True))
         return t.as_strided((), (), offset)
 
@@ -56,7 +56,9 @@ def check(a, b, c=None):
     ],
 )
 @pytest.mark.parametrize("transposed", [False, True])
-def test_problem_describes_torch_matmul(shape_a, shape_b, transposed):
+def test_problem_describes_torch_matmul(
+    shape_a: tuple[int, ...], shape_b: tuple[int, ...], transposed: bool
+) -> None:
     a, b = (torch.arange(1.0, 1 + math.prod(shape)).reshape(shape) for shape in (shape_a, shape_b))
     if transposed:
         a, b = (
@@ -68,12 +70,12 @@ def test_problem_describes_torch_matmul(shape_a, shape_b, transposed):
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_problem_describes_any_strides(data):
+def test_problem_describes_any_strides(data: st.DataObject) -> None:
     sizes = st.integers(1, 3)
     batch = data.draw(st.lists(sizes, max_size=3))
     M, N, K = (data.draw(sizes) for _ in range(3))
 
-    def operand(rows, columns):
+    def operand(rows: int, columns: int) -> torch.Tensor:
         shape = [
             data.draw(st.sampled_from([1, size]))
             for size in batch[data.draw(st.integers(0, len(batch))) :]
@@ -92,7 +94,7 @@ def test_problem_describes_any_strides(data):
 
 
 @pytest.mark.parametrize("addend", [(3, 2), (2,), (1, 2), (3, 1), (1,), ()])
-def test_addend_broadcasts(addend):
+def test_addend_broadcasts(addend: tuple[int, ...]) -> None:
     check(*(torch.randint(-8, 9, shape).float() for shape in ((3, 4), (4, 2), addend)))
 
 
@@ -110,7 +112,9 @@ def test_addend_broadcasts(addend):
         (torch.empty(7, 5, 6, 4), (5, 4, 3), (7, 5), 6),
     ],
 )
-def test_batches_merge_and_fold(a, shape_b, batch, M):
+def test_batches_merge_and_fold(
+    a: torch.Tensor, shape_b: tuple[int, ...], batch: tuple[int, ...], M: int
+) -> None:
     b = torch.empty(shape_b)
     p = problem.problem(a, b, torch.matmul(a, b))
     assert (p.batch, p.M) == (batch, M)
@@ -130,13 +134,15 @@ def test_batches_merge_and_fold(a, shape_b, batch, M):
         ((1, 1), (1, 1), False),
     ],
 )
-def test_out_that_overlaps_itself(shape, strides, overlaps):
+def test_out_that_overlaps_itself(
+    shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool
+) -> None:
     out = torch.empty(100).as_strided(shape, strides)
     with pytest.raises(ValueError, match="out has strides") if overlaps else nullcontext():
         problem.check_out(out, shape, out.dtype, out.device)
 
 
-def test_interleaved_columns_do_not_overlap():
+def test_interleaved_columns_do_not_overlap() -> None:
     buffer = torch.empty(4, 10)
     problem.check_overlap(buffer[:, :5], a=buffer[:, 5:])
     problem.check_overlap(buffer[::2], a=buffer[1::2])
@@ -144,14 +150,14 @@ def test_interleaved_columns_do_not_overlap():
         problem.check_overlap(buffer[:, :5], a=buffer[:, 5:], b=buffer[:, 4:9])
 
 
-def test_alignment_of_each_operand():
+def test_alignment_of_each_operand() -> None:
     buffer = torch.empty(256, dtype=torch.float16)
     buffer = buffer[-buffer.data_ptr() % 256 // 2 :]
     a, b, out = buffer[0:4].view(2, 2), buffer[9:13].view(2, 2), buffer[36:40].view(2, 2)
-    assert problem.problem(a, b, out).alignment == (problem.LINE, 2, 8) == (128, 2, 8)
+    assert problem.problem(a, b, out).alignment == (tensor_memory.LINE, 2, 8) == (128, 2, 8)
 
 
-def test_fake_tensors_share_no_memory():
+def test_fake_tensors_share_no_memory() -> None:
     """Their addresses are offsets into nothing."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -3,6 +3,8 @@ computed them.
 """
 
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +27,13 @@ LEAST = 256
 
 
 @functools.cache
-def operator(name):
+def operator(name: str) -> Any:
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
     return next(op for op in op_db if op.name == name and not op.variant_test_name)
 
 
-def scaled(t):
+def scaled(t: Tensor) -> Tensor:
     """At least LEAST rows and columns, laid out as it is: the same order of strides, repeats, gaps
     and ones.
     """
@@ -57,7 +59,7 @@ def widened(t):
     return t.detach().to(torch.complex128 if t.is_complex() else torch.float64).requires_grad_()
 
 
-def compare(name, given, how):
+def compare(name: str, given: list[Any], how: dict[str, Any]) -> None:
     """Values and gradients, of the same gradient of the output: near to those of the widest dtype
     if torch's are.
     """
@@ -87,7 +89,9 @@ def compare(name, given, how):
             assert error <= max(2 * theirs, unit * max(1.0, largest))
 
 
-def share(name, device, dtype, change=lambda t: t):
+def share(
+    name: str, device: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor] = lambda t: t
+) -> float:
     """Of a name's samples, how many were right and, where OUTBLAS_STRICT=1, ran on kernels
     of ours.
     """
@@ -109,7 +113,7 @@ def share(name, device, dtype, change=lambda t: t):
 
 
 @pytest.fixture
-def _strict(monkeypatch):
+def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On the CPU, `portable` takes all, as some kernel does on a GPU."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     real = launcher.no_kernel_reason
@@ -124,19 +128,19 @@ def _strict(monkeypatch):
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64, *COMPLEX], ids=str)
 @pytest.mark.parametrize("name", OURS)
-def test_samples_by_torch(name, dtype):
+def test_samples_by_torch(name: str, dtype: torch.dtype) -> None:
     assert share(name, "cpu", dtype) == 1
 
 
 @pytest.mark.interpreter
 @pytest.mark.usefixtures("_strict")
 @pytest.mark.parametrize("name", OURS)
-def test_samples_by_kernels(name):
+def test_samples_by_kernels(name: str) -> None:
     for dtype in DTYPES[:2]:
         assert share(name, "cpu", dtype) == 1
 
 
-def test_scaling_keeps_the_pattern():
+def test_scaling_keeps_the_pattern() -> None:
     t = torch.empty(3, 1, 10, 5).transpose(0, 3)[:, :, ::2].expand(5, 4, 5, 3)
     large = scaled(t)
     assert large.shape == (5, 4, 260, 258)
@@ -149,5 +153,7 @@ def test_scaling_keeps_the_pattern():
 @pytest.mark.parametrize("change", [lambda t: t, scaled], ids=["as they are", "scaled"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OURS)
-def test_samples_on_a_gpu(name, dtype, change):
+def test_samples_on_a_gpu(
+    name: str, dtype: torch.dtype, change: Callable[[Tensor], Tensor]
+) -> None:
     assert share(name, "cuda", dtype, change) == 1

@@ -35,7 +35,7 @@ CALLS = {
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("grown", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_opcheck(name, grown):
+def test_opcheck(name: str, grown: bool) -> None:
     op, arguments = CALLS[name]
     if grown and "_out" not in name:
         arguments = tuple(
@@ -44,7 +44,7 @@ def test_opcheck(name, grown):
     torch.library.opcheck(op, arguments)
 
 
-def test_fake_checks_like_the_real_one():
+def test_fake_checks_like_the_real_one() -> None:
     with FakeTensorMode() as mode:
         a, b = mode.from_tensor(A), mode.from_tensor(B)
         assert ops.matmul(a, b).shape == (6, 4)
@@ -67,7 +67,7 @@ OUTS = {
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("kind", ["real", "fake", "meta"])
 @pytest.mark.parametrize("name", OUTS)
-def test_versions_of_what_is_written_grow(name, kind):
+def test_versions_of_what_is_written_grow(name, kind: str) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else contextlib.nullcontext():
         out, aux = (torch.empty(6, 4, device="meta" if kind == "meta" else "cpu") for _ in range(2))
         before = out._version, aux._version
@@ -79,7 +79,7 @@ def test_versions_of_what_is_written_grow(name, kind):
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("kind", ["real", "fake", "meta"])
 @pytest.mark.parametrize("operator", ["gemm", "gemm_aux", "gemm_out"])
-def test_a_name_that_is_no_activation(operator, kind):
+def test_a_name_that_is_no_activation(operator: str, kind: str) -> None:
     with FakeTensorMode() as mode:
         make = {"fake": mode.from_tensor, "meta": lambda t: t.to("meta"), "real": lambda t: t}[kind]
     a, b, c, out, aux = map(make, (A, B, C, torch.full((6, 4), 7.0), torch.full((6, 4), 7.0)))
@@ -98,7 +98,7 @@ def test_a_name_that_is_no_activation(operator, kind):
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("written", [False, True])
-def test_an_operator_without_an_epilogue(written):
+def test_an_operator_without_an_epilogue(written: bool) -> None:
     """Its call brings an epilogue of nothing, with which a kernel is planned as for a bare
     product.
     """
@@ -111,7 +111,7 @@ def test_an_operator_without_an_epilogue(written):
     torch.testing.assert_close(found, a @ b)
 
 
-def test_torchs_errors_are_caught_as_its_own():
+def test_torchs_errors_are_caught_as_its_own() -> None:
     x, out = A.clone().requires_grad_(), torch.full((6, 4), 7.0)
     calls = [
         lambda: ops.matmul_out(x, B, out),
@@ -134,7 +134,7 @@ def test_torchs_errors_are_caught_as_its_own():
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("lazy", ["neg", "conj", "neg conj"])
-def test_operators_write_through_lazy_views(lazy):
+def test_operators_write_through_lazy_views(lazy: str) -> None:
     dtype = torch.complex64 if "conj" in lazy else torch.float32
     a, b, c = (t.to(dtype) for t in (A, B, C))
     if dtype.is_complex:
@@ -169,7 +169,7 @@ def test_operators_write_through_lazy_views(lazy):
     assert torch.equal(out, want)
 
 
-def test_a_lazy_view_that_does_not_fit_is_not_written():
+def test_a_lazy_view_that_does_not_fit_is_not_written() -> None:
     out = torch.full((6, 4), 7.0)
     for wrong in (A[:, :4], A[:5]):
         with pytest.raises(OperandError):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import broken
 import pytest
@@ -41,7 +42,7 @@ NORMAL = 3 * [lambda t, generator: t.normal_(generator=generator)]
 
 @pytest.mark.parametrize("oracle", ORACLES.values(), ids=list(ORACLES))
 @each_dtype
-def test_right_kernel_passes(oracle, dtype):
+def test_right_kernel_passes(oracle, dtype) -> None:
     failed = [
         result for case in cases.quick(dtype) if not (result := oracle(broken.right, case)).ok
     ]
@@ -211,7 +212,7 @@ CAUGHT = [
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_broken_kernel_is_caught(kernel, oracle, case, message):
+def test_broken_kernel_is_caught(kernel, oracle, case, message: str) -> None:
     result = oracle(kernel, case)
     assert not result.ok
     assert re.search(message, result.message), result.message
@@ -222,7 +223,7 @@ def test_broken_kernel_is_caught(kernel, oracle, case, message):
 @pytest.mark.parametrize(
     ("kernel", "K", "dtype"), [(broken.one_unit_off, 64, BF16), (broken.tf32, 16, FP32)]
 )
-def test_allclose_misses_what_exact_catches(kernel, K, dtype):
+def test_allclose_misses_what_exact_catches(kernel, K: int, dtype) -> None:
     """The check that the exact oracle replaces: normal data, bf16's usual tolerances."""
     case = Case(64, 64, K, dtype)
     call = prepare(case, "cpu", *NORMAL)
@@ -235,7 +236,7 @@ def test_allclose_misses_what_exact_catches(kernel, K, dtype):
 
 @each_dtype
 @torch.backends.mkldnn.flags(enabled=False)  # which pads K of bf16 with what lies behind a row
-def test_torch_matmul_has_the_masks_of_nonfinite(dtype):
+def test_torch_matmul_has_the_masks_of_nonfinite(dtype) -> None:
     def run(a, b, c, out, alpha, beta):
         out.copy_(a @ b if c is None else torch.addmm(c, a, b, alpha=alpha, beta=beta))
 
@@ -253,7 +254,7 @@ def test_torch_matmul_has_the_masks_of_nonfinite(dtype):
     tf32=st.booleans(),
     scale=st.sampled_from([(1.0, 0.0), (2.0, -0.5), (0.25, 3.0), (-1.0, 1.0), (0.0, 1.0)]),
 )
-def test_integer_ranges_keep_every_sum_exact(K, dtype, tf32, scale):
+def test_integer_ranges_keep_every_sum_exact(K: int, dtype, tf32: bool, scale) -> None:
     alpha, beta = scale
     case = Case(
         8, 8, K, dtype, addend="matrix", alpha=alpha, beta=beta, tf32=tf32 and dtype == FP32
@@ -267,7 +268,7 @@ def test_integer_ranges_keep_every_sum_exact(K, dtype, tf32, scale):
         assert float(torch.tensor(float(r)).to(dtype)) == r
 
 
-def test_integer_ranges_as_large_as_they_may_be():
+def test_integer_ranges_as_large_as_they_may_be() -> None:
     largest = {
         Case(1, 1, 64, BF16): (256, 256),
         Case(1, 1, 4096, BF16): (63, 63),
@@ -284,7 +285,7 @@ def test_integer_ranges_as_large_as_they_may_be():
 
 
 @each_dtype
-def test_fp16_sums_stay_finite_and_none_is_trivial(dtype):
+def test_fp16_sums_stay_finite_and_none_is_trivial(dtype) -> None:
     sums = []
 
     def run(a, b, c, out, alpha, beta):
@@ -298,7 +299,7 @@ def test_fp16_sums_stay_finite_and_none_is_trivial(dtype):
 
 
 @each_dtype
-def test_ulp_is_the_distance_to_the_next_number(dtype):
+def test_ulp_is_the_distance_to_the_next_number(dtype) -> None:
     info = torch.finfo(dtype)
     x = torch.tensor([info.smallest_normal, 1.0, 1.5, 2.0, 4096.0, 3.0, info.max / 4], dtype=dtype)
     x = torch.cat(
@@ -315,7 +316,7 @@ def test_ulp_is_the_distance_to_the_next_number(dtype):
 
 @pytest.mark.parametrize("oracle", [exact, bounded, nonfinite], ids=lambda o: o.__name__)
 @pytest.mark.parametrize("kernel", [broken.right, broken.lost_k_tail, broken.unwritten_tile])
-def test_slabs_change_nothing(kernel, oracle, monkeypatch):
+def test_slabs_change_nothing(kernel, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product judged a few rows at a time gets the verdict of one judged whole."""
     chosen = [
         RAGGED,
@@ -329,7 +330,7 @@ def test_slabs_change_nothing(kernel, oracle, monkeypatch):
         assert (part.ok, part.message.split(";")[0]) == (one.ok, one.message.split(";")[0])
 
 
-def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw():
+def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw() -> None:
     """Its 162 is the largest of 4096² errors of products that have nothing to do with each
     other.
     """
@@ -339,7 +340,7 @@ def test_swapped_addresses_give_errors_of_the_size_that_document_003_saw():
 
 
 @pytest.mark.parametrize("kernel", [broken.plain_sum, broken.truncated_sum])
-def test_sums_much_worse_than_torch_s_are_told_apart(kernel):
+def test_sums_much_worse_than_torch_s_are_told_apart(kernel) -> None:
     """In-order sums, rounded term by term or truncated every 16: within the bound, but twice
     torch's error and more.
     """
@@ -350,7 +351,7 @@ def test_sums_much_worse_than_torch_s_are_told_apart(kernel):
     assert "wrong" not in long.message
 
 
-def test_kernels_see_the_case():
+def test_kernels_see_the_case() -> None:
     """Strides, offsets and expansion are those that the case names."""
     case = Case(
         6,
@@ -374,7 +375,7 @@ def test_kernels_see_the_case():
     assert call.out.view.isnan().all()
 
 
-def test_case_generators():
+def test_case_generators() -> None:
     everything = list(cases.full(BF16, 128, 256, 64))
     small = list(cases.quick(BF16))
     assert 200 < len(everything) < 400
@@ -404,7 +405,7 @@ def test_case_generators():
         ({"addend": "out"}, "expected beta other than 0"),
     ],
 )
-def test_cases_that_mean_nothing_are_refused(options, message):
+def test_cases_that_mean_nothing_are_refused(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Case(8, 8, 8, BF16, **options)
 
@@ -436,7 +437,7 @@ def guarded_views(draw):
 
 @given(guarded_views(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_guards_find_any_changed_bit_outside_the_view(buffer, data):
+def test_guards_find_any_changed_bit_outside_the_view(buffer, data) -> None:
     inside = {
         buffer.start + sum(i * s for i, s in zip(index, buffer.strides, strict=True))
         for index in itertools.product(*map(range, buffer.shape))
@@ -477,7 +478,7 @@ def _python(*arguments, **options):
     )
 
 
-def test_watchdog_ends_a_hang_that_holds_the_gil():
+def test_watchdog_ends_a_hang_that_holds_the_gil() -> None:
     """The inner watchdog ended in time, and the outer one still bites."""
     code = """
 import ctypes, time
@@ -500,7 +501,7 @@ print("not reached")
     assert "quick" not in ended.stderr
 
 
-def test_watchdog_is_heard_through_pytests_capture(tmp_path):
+def test_watchdog_is_heard_through_pytests_capture(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "from outblas.verify.watchdog import real_stderr\ndef pytest_configure(config):\n    "
         "real_stderr()\n"

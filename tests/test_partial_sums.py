@@ -1,5 +1,5 @@
 """Workspaces of split-K among host threads, streams and contexts: a model of their life around the
-real `borrow`.
+real `get_workspace`.
 
 Host threads take turns at every step that others may come between, in an order drawn at random;
 kernels end at any time after their launch, in the order of their stream. The model knows what is
@@ -28,7 +28,7 @@ class Stream:
     """One that is really one, whatever its handle: how many kernels it was given, and those that
     have not ended."""
 
-    def __init__(self, handle, number=0):
+    def __init__(self, handle, number=0) -> None:
         self.cuda_stream, self.number, self.stream_id = handle, number, handle
         self.given, self.running, self.gone = 0, [], False
         if handle > 1000:
@@ -38,7 +38,7 @@ class Stream:
 class World:
     """Host threads, of which one runs at a time, and a GPU."""
 
-    def __init__(self, seed):
+    def __init__(self, seed) -> None:
         self.draw, self.faults, self.steps, self.streams = random.Random(seed), [], 0, []
         self.turns, self.ready, self.state = {}, [], threading.local()
         self.special = defaultdict(lambda: self.stream(0))  # of a context, or of a thread in it
@@ -49,7 +49,7 @@ class World:
         self.streams.append(Stream(handle, self.made))
         return self.streams[-1]
 
-    def run(self, *bodies):
+    def run(self, *bodies) -> None:
         """Each body in a thread of its own."""
 
         def work(body):
@@ -87,7 +87,7 @@ class World:
             thread.join(30)
             assert not thread.is_alive()
 
-    def pause(self):
+    def pause(self) -> None:
         """Others may do something here."""
         self.steps += 1
         assert self.steps < STEPS, "the threads wait for each other"
@@ -101,7 +101,7 @@ class World:
             self.turns[own].acquire()
 
     # host threads
-    def on(self, handle, real=None):
+    def on(self, handle, real=None) -> None:
         """Makes a stream the thread's own. `real`: of a handle that is not one in every context or
         thread."""
         if handle == 0:
@@ -125,7 +125,7 @@ class World:
         return next((s for s in self.streams if s.cuda_stream == handle and not s.gone), None)
 
     def call(self, floats, counters):
-        lent = workspace.borrow(0, floats, counters)
+        lent = workspace.get_workspace(0, floats, counters)
         self.pause()
         real, blocks = self.state.real, (lent.sums.block, lent.counters.block)
         if lent.sums.numel() < floats or lent.counters.numel() < counters:
@@ -153,7 +153,7 @@ class World:
         handle = self.handles.pop() if self.handles else 100 + 2 * self.made
         return self.stream(handle)
 
-    def destroyed(self, stream):
+    def destroyed(self, stream) -> None:
         """Its kernels run on."""
         stream.gone = True
         self.handles.append(stream.cuda_stream)
@@ -174,7 +174,7 @@ class World:
         made[1].block.zero = True
         return made
 
-    def freed(self, block):
+    def freed(self, block) -> None:
         """Its last tensor is gone: it waits for the streams that were recorded, and for no
         other."""
         if any(stream is None or stream.gone for stream in block.recorded):
@@ -191,46 +191,46 @@ class World:
 class Block:
     """Memory, and the streams that the allocator waits for before it gives it to others."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.recorded, self.zero = [], False
 
 
 class Tensor:
-    def __init__(self, world, elements):
+    def __init__(self, world, elements) -> None:
         self.world, self.elements, self.block = world, elements, Block()
 
     def numel(self):
         self.world.pause()
         return self.elements
 
-    def record_stream(self, stream):
+    def record_stream(self, stream) -> None:
         self.world.pause()
         self.block.recorded.append(self.world.real(stream))
 
-    def __del__(self):
+    def __del__(self) -> None:
         self.world.freed(self.block)
 
 
 class Lock:
-    def __init__(self, world):
+    def __init__(self, world) -> None:
         self.world, self.taken = world, False
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self.world.pause()
         while self.taken:
             self.world.pause()
         self.taken = True
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.taken = False
         self.world.pause()
 
 
 class Event:
-    def __init__(self, world):
+    def __init__(self, world) -> None:
         self.world, self.of, self.after = world, None, 0
 
-    def record(self, stream):
+    def record(self, stream) -> None:
         self.world.pause()
         real = self.world.real(stream)
         assert real is self.world.state.real, (
@@ -254,14 +254,14 @@ def shared(stream):
     return body
 
 
-def alone(world):
+def alone(world) -> None:
     """A stream of each thread's own, which ends with it."""
     world.on(driver.PER_THREAD)
     for size in (100, 300):
         world.call(size, 10)
 
 
-def short(world):
+def short(world) -> None:
     """Streams that are destroyed when all is launched."""
     for size in (100, 300, 100):
         stream = world.created()
@@ -271,7 +271,7 @@ def short(world):
         world.destroyed(stream)
 
 
-def elsewhere(world):
+def elsewhere(world) -> None:
     """The stream 0 of another context."""
     for context in ("green", "primary", "blue"):
         world.state.context = context
@@ -290,7 +290,7 @@ SCENES = {
 }
 
 
-def faults(monkeypatch, bodies, seed, broken=lambda monkeypatch: None):
+def faults(monkeypatch: pytest.MonkeyPatch, bodies, seed, broken=lambda monkeypatch: None):
     world = World(seed)
     world.stream(POOL)
     with monkeypatch.context() as patched:
@@ -304,50 +304,52 @@ def faults(monkeypatch, bodies, seed, broken=lambda monkeypatch: None):
             workspace, "_tensors", lambda index, *sizes: tuple(Tensor(world, n) for n in sizes)
         )
         patched.setattr(workspace, "_making", Lock(world))
-        patched.setattr(workspace, "_held", {})
+        patched.setattr(workspace, "_workspaces", {})
         patched.setattr(workspace, "FOREIGN", MOST)
         workspace._retired.clear()
         broken(patched)
         world.run(*bodies)
         found = list(world.faults)
-        if sum(kept.done is not None for kept in workspace._held.values()) > MOST:
+        if sum(kept.done is not None for kept in workspace._workspaces.values()) > MOST:
             found.append("workspaces of streams that are gone are kept")
         for stream in world.streams:
             stream.running.clear()
             stream.gone = False
         world.draw.choice = lambda among: among[0]
-        workspace._held.clear()
+        workspace._workspaces.clear()
         workspace._retired.clear()
     return found
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_no_two_streams_share_and_nothing_is_freed_early(scene, monkeypatch):
+def test_no_two_streams_share_and_nothing_is_freed_early(
+    scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(SEEDS):
         assert not (found := faults(monkeypatch, SCENES[scene], seed)), f"seed {seed}: {found}"
 
 
-def _forgetful(patched):
+def _forgetful(patched) -> None:
     """Nobody tells the allocator which stream uses the memory."""
     patched.setattr(Tensor, "record_stream", lambda self, stream: None)
 
 
 def _by_handle(patched):
-    patched.setattr(workspace, "_key", lambda index, stream: (index, stream.cuda_stream))
+    patched.setattr(workspace, "_stream_key", lambda index, stream: (index, stream.cuda_stream))
 
 
-def _unbounded(patched):
+def _unbounded(patched) -> None:
     patched.setattr(workspace, "FOREIGN", 1000)
 
 
-def _unmarked(patched):
+def _unmarked(patched) -> None:
     """No event follows a kernel."""
     patched.setattr(workspace.Workspace, "launched", lambda self: None)
 
 
-def _impatient(patched):
+def _impatient(patched) -> None:
     """What was let go of is freed whether or not its event has come to pass."""
-    patched.setattr(workspace, "_collect", workspace._retired.clear)
+    patched.setattr(workspace, "_free_retired", workspace._retired.clear)
 
 
 @pytest.mark.parametrize(
@@ -364,24 +366,26 @@ def _impatient(patched):
     ids=lambda value: value if isinstance(value, str) else value.__name__.strip("_"),
 )
 def test_the_model_sees_what_is_missing(scene, broken, fault, monkeypatch):
-    """Each of these is what an earlier `borrow` did, or what this one would do with a line less."""
+    """Each of these is what an earlier `get_workspace` did, or what this one would do with a line
+    less.
+    """
     assert any(fault in faults(monkeypatch, SCENES[scene], seed, broken) for seed in range(SEEDS))
 
 
 # ---- one thread
 class Fake:
-    def __init__(self, elements):
+    def __init__(self, elements) -> None:
         self.elements, self.recorded = elements, []
 
     def numel(self):
         return self.elements
 
-    def record_stream(self, stream):
+    def record_stream(self, stream) -> None:
         self.recorded.append(stream)
 
 
 @pytest.fixture
-def host(monkeypatch):
+def host(monkeypatch: pytest.MonkeyPatch):
     """Tensors without a GPU; `made` of each workspace, kept or not; `stream` is the current one."""
     given = SimpleNamespace(
         made=[], kept=0, capturing=False, stream=SimpleNamespace(cuda_stream=POOL, stream_id=3)
@@ -399,23 +403,23 @@ def host(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: given.capturing)
     monkeypatch.setattr(workspace, "_tensors", tensors)
     monkeypatch.setattr(workspace.memory, "for_good", for_good)
-    monkeypatch.setattr(workspace, "_held", {})
+    monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(driver, "stream_id", lambda handle: None)
     monkeypatch.setattr(driver, "context", lambda: None)
     return given
 
 
 def test_a_workspace_is_kept_and_grows(host):
-    first = workspace.borrow(0, 100, 10)
-    assert workspace.borrow(0, 60, 10) is first
-    second = workspace.borrow(0, 50, 20)
+    first = workspace.get_workspace(0, 100, 10)
+    assert workspace.get_workspace(0, 60, 10) is first
+    second = workspace.get_workspace(0, 50, 20)
     assert (second.sums.numel(), second.counters.numel()) == (100, 20)
-    assert workspace.borrow(0, 100, 20) is second
+    assert workspace.get_workspace(0, 100, 20) is second
     assert (len(host.made), host.kept) == (2, 2)
     assert all(tensor.recorded == [host.stream] for pair in host.made for tensor in pair)
 
 
-def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch):
+def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find none; whoever is second looks again under the lock."""
     together, looked, found = threading.Barrier(2), set(), []
 
@@ -427,9 +431,9 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch):
                 together.wait(10)
             return held
 
-    monkeypatch.setattr(workspace, "_held", Held())
+    monkeypatch.setattr(workspace, "_workspaces", Held())
     threads = [
-        threading.Thread(target=lambda: found.append(workspace.borrow(0, 100, 10)))
+        threading.Thread(target=lambda: found.append(workspace.get_workspace(0, 100, 10)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -440,17 +444,17 @@ def test_threads_that_come_at_once_get_one_workspace(host, monkeypatch):
     assert host.kept == 1
 
 
-def test_a_graph_has_memory_of_its_own(host):
+def test_a_graph_has_memory_of_its_own(host) -> None:
     """And so has a call on a stream that the driver cannot tell from others."""
     host.capturing = True
-    workspace.borrow(0, 100, 10)
+    workspace.get_workspace(0, 100, 10)
     host.capturing, host.stream = False, SimpleNamespace(cuda_stream=4096, stream_id=4096)
-    workspace.borrow(0, 100, 10)
-    assert (len(host.made), host.kept, workspace._held) == (2, 0, {})
+    workspace.get_workspace(0, 100, 10)
+    assert (len(host.made), host.kept, workspace._workspaces) == (2, 0, {})
     assert not any(tensor.recorded for pair in host.made for tensor in pair)
 
 
-def test_threads_have_numbers_of_their_own():
+def test_threads_have_numbers_of_their_own() -> None:
     """Also those that begin when others have ended, which Python's and the system's numbers do not
     tell apart."""
     found = [driver.thread(), driver.thread()]
@@ -461,14 +465,16 @@ def test_threads_have_numbers_of_their_own():
     assert len(set(found)) == 4
 
 
-def test_without_a_driver_nothing_is_known_and_nothing_fails(monkeypatch):
+def test_without_a_driver_nothing_is_known_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(driver, "_function", lambda name: None)
     assert (driver.context(), driver.stream_id(4096)) == (None, None)
     with driver.relaxed_capture():
         pass
 
 
-def test_a_refusal_of_the_driver_is_no_answer(monkeypatch):
+def test_a_refusal_of_the_driver_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mode of captures is set and set back, and not where it could not be set."""
     asked = []
 

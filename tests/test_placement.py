@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,13 +14,12 @@ from outblas.device import raster
 from outblas.hopper import gemm
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.gemm import gpc_placement
-from outblas.hopper.gemm import host as gemm_host
 from outblas.hopper.gemm.kernel import Config
 
 DEVICE = torch.device("cuda", 0)
 
 
-def panels(tiles, columns, gpc):
+def panels(tiles: Sequence[int], columns: int, gpc: Sequence[int]) -> int:
     """Rows and columns of tiles that GPCs ask L2 for, each GPC for its own."""
     of = list(zip(tiles, gpc, strict=True))
     return len({(home, tile // columns) for tile, home in of}) + len(
@@ -27,18 +27,18 @@ def panels(tiles, columns, gpc):
     )
 
 
-def test_a_gpc_asks_for_as_little_as_it_can():
+def test_a_gpc_asks_for_as_little_as_it_can() -> None:
     sms = random.Random(0).sample(range(128), 128)  # which SM has which cluster
     gpc = [sm % 8 for sm in sms]
     order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
-    made = gpc_placement.dealt(order, list(zip(gpc, sms, strict=True)))
+    made = gpc_placement.assigned(order, list(zip(gpc, sms, strict=True)))
     assert sorted(made) == sorted(order)
     assert panels(made, 8, gpc) == 8 * (4 + 4)
     assert panels(raster.order("column", 16, 8), 8, gpc) > 2 * 8 * (4 + 4)
 
 
 def test_sms_that_clusters_connect_are_one_gpc():
-    assert gpc_placement.joined([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
+    assert gpc_placement.connected([[5, 3], [6, 5], [0, 30]]) == {0: 0, 3: 3, 5: 3, 6: 3, 30: 0}
 
 
 COUNT = 20  # SMs of the fakes' GPU
@@ -50,11 +50,11 @@ class Fake:
     `capturing`, `now` are the caller's.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.order, self.busy, self.groups = list(range(COUNT)), 0, [*range(16)]
         self.context, self.capturing, self.now, self.made, self.probes = 1, False, 0.0, [], 0
 
-    def seen(self, device, cluster, ctas, jitter):
+    def sm_of_each_cta(self, device, cluster, ctas, *, jitter):
         assert not self.capturing, "a probe in a capture"
         self.probes += 1
         if self.busy:
@@ -68,9 +68,9 @@ class Fake:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch: pytest.MonkeyPatch):
     fake = Fake()
-    monkeypatch.setattr(gpc_placement, "_seen", fake.seen)
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", fake.sm_of_each_cta)
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -81,33 +81,33 @@ def gpu(monkeypatch):
     monkeypatch.setattr(gpc_placement.driver, "context", lambda: fake.context)
     monkeypatch.setattr(gpc_placement, "capturing", lambda device: fake.capturing)
     monkeypatch.setattr(tile_order, "kept", fake.kept)
-    monkeypatch.setattr(gpc_placement, "_boards", {})
+    monkeypatch.setattr(gpc_placement, "_context_maps", {})
     return fake
 
 
 ASKED = Config(cluster_m=1), 4, 5, DEVICE
 BY_COLUMNS = raster.order("column", 4, 5)
-WARNING = "tiles are dealt out to SMs as they come"
+WARNING = "tiles are assigned to SMs in the order of CTAs"
 
 
-def test_sms_that_no_cluster_had_cut_no_gpc():
+def test_sms_that_no_cluster_had_cut_no_gpc() -> None:
     sms = [9, 0, 19, 17, 8, 30]
-    homes = gpc_placement.joined([[*range(8)], [*range(8, 16)]])
-    found = gpc_placement.Look(sms, homes).places()
+    homes = gpc_placement.connected([[*range(8)], [*range(8, 16)]])
+    found = gpc_placement.Observation(sms, homes).locations()
     assert [sm for *_, sm in sorted(found)] == [17, 19, 30, 0, 8, 9]
     assert [home for _, home, _ in sorted(found)][3:] == [0, 8, 8]
 
 
-def test_a_probe_that_was_disturbed_is_made_again(monkeypatch):
+def test_a_probe_that_was_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [[0, 0, 1, 2], [3, 0, 1, 2], [3, 0, 1, 2], [0, 3, 1, 2], [3, 2, 1, 0], [3, 2, 1, 0]]
-    monkeypatch.setattr(gpc_placement, "_seen", lambda *_: seen.pop(0))
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", lambda *_, jitter: seen.pop(0))
     monkeypatch.setattr(gpc_placement.time, "sleep", lambda seconds: None)
-    assert gpc_placement._agreed(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
+    assert gpc_placement._first_sms(DEVICE, 2, 2, gpc_placement.TRIES) == [3, 1]
     assert not seen
 
 
 def test_tiles_of_a_gpc_are_neighbours(gpu):
-    """On a GPU of its own one look is enough, for all plans of the kind."""
+    """On a GPU of its own one observation is enough, for all plans of the kind."""
     gpu.order = random.Random(0).sample(range(COUNT), COUNT)
     first = gpc_placement.table(*ASKED)
     assert sorted(first) == sorted(BY_COLUMNS)
@@ -116,7 +116,7 @@ def test_tiles_of_a_gpc_are_neighbours(gpu):
     assert gpc_placement.table(*ASKED) == first
     assert gpu.probes == made
     launch = object()
-    assert gpc_placement.watched(launch, gpc_placement.Placed(*ASKED), pytest.fail) is launch
+    assert gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*ASKED)) is launch
 
 
 @pytest.fixture
@@ -124,18 +124,17 @@ def planned(gpu):
     """Plans a call; returns it, and the table of each launch."""
 
     def plan(*asked):
-        tables, state = [], {}
-        placed = gpc_placement.Placed(*(asked or ASKED))
-        state["table"] = placed.table
+        tables = []
         run = gpc_placement.watched(
-            lambda: tables.append(state["table"]), placed, lambda t: state.update(table=t)
+            lambda table: lambda: tables.append(table),
+            gpc_placement.Placement(*(asked or ASKED)),
         )
         return run, tables
 
     return plan
 
 
-def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
+def test_where_probes_fail_once_the_next_call_is_right(gpu, planned) -> None:
     gpu.busy = 1 + 2 * gpc_placement.TRIES
     with pytest.warns(RuntimeWarning, match=WARNING):
         run, tables = planned()
@@ -149,7 +148,7 @@ def test_where_probes_fail_once_the_next_call_is_right(gpu, planned):
     assert others == [good] * 3  # what one plan sees is every plan's
 
 
-def test_a_plan_of_a_failure_gets_better(gpu, planned):
+def test_a_plan_of_a_failure_gets_better(gpu, planned) -> None:
     """Its calls until then go by the columns, in memory of its own, which is never written
     again."""
     gpu.busy = 1000
@@ -166,7 +165,7 @@ def test_a_plan_of_a_failure_gets_better(gpu, planned):
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned):
+def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned) -> None:
     gpu.busy = 10**9
     run, tables = planned()
     first = gpu.probes
@@ -183,20 +182,20 @@ def test_a_gpu_that_is_always_busy_is_probed_so_often(gpu, planned):
 
 
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
-def test_nobody_looks_in_a_capture(gpu, planned):
+def test_nobody_looks_in_a_capture(gpu, planned) -> None:
     gpu.busy = 1000
     run, tables = planned()
     gpu.busy, gpu.capturing, gpu.now = 0, True, 100.0
     made = gpu.probes
     run()
-    gpc_placement.Placed(*ASKED)
+    gpc_placement.Placement(*ASKED)
     assert gpu.probes == made
     gpu.capturing = False
     run()
     assert tables[0] == BY_COLUMNS != tables[1]
 
 
-def test_contexts_have_sms_of_their_own(gpu, planned):
+def test_contexts_have_sms_of_their_own(gpu, planned) -> None:
     """A plan goes on with the table of the context in which it was made, and looks again there
     alone."""
     first = gpc_placement.table(*ASKED)
@@ -218,20 +217,22 @@ def test_contexts_have_sms_of_their_own(gpu, planned):
     assert gpc_placement.table(*ASKED) == first
 
 
-def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
+def test_gpcs_that_were_seen_in_part_are_completed(
+    gpu, planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clusters of eight that had two halves of one GPC, and none of its other SMs, while something
     else ran there."""
     gpu.order, gpu.groups = list(range(COUNT))[::-1], [*range(8), *range(8, 16)]
-    free, before = gpc_placement._free, [False]
+    free, before = gpc_placement._all_free, [False]
     monkeypatch.setattr(
-        gpc_placement, "_free", lambda *asked: before.pop() if before else free(*asked)
+        gpc_placement, "_all_free", lambda *asked: before.pop() if before else free(*asked)
     )
     run, tables = planned()
     gpu.groups = [*range(4, 12)]
     run()
-    board = gpc_placement._boards[DEVICE, 1]
-    assert set(board.homes.values()) == {0}
-    assert board.known
+    found_map = gpc_placement._context_maps[DEVICE, 1]
+    assert set(found_map.gpcs.values()) == {0}
+    assert found_map.complete
     assert sorted(tables[0]) == sorted(BY_COLUMNS)
     assert gpc_placement.table(*ASKED) == tables[0]
     made = gpu.probes
@@ -240,20 +241,24 @@ def test_gpcs_that_were_seen_in_part_are_completed(gpu, planned, monkeypatch):
     assert gpu.probes == made
 
 
-def test_a_launch_that_fails_costs_speed_only(gpu, planned, monkeypatch):
+def test_a_launch_that_fails_costs_speed_only(
+    gpu, planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        gpc_placement, "_seen", lambda *_: (_ for _ in ()).throw(RuntimeError("no such kernel"))
+        gpc_placement,
+        "_sm_of_each_cta",
+        lambda *_, jitter: (_ for _ in ()).throw(RuntimeError("no such kernel")),
     )
     with pytest.warns(RuntimeWarning, match="no such kernel"):
         run, tables = planned()
     run()
-    monkeypatch.setattr(gpc_placement, "_seen", gpu.seen)
+    monkeypatch.setattr(gpc_placement, "_sm_of_each_cta", gpu.sm_of_each_cta)
     gpu.now = 1.0
     run()
     assert tables[0] == BY_COLUMNS != tables[1]
 
 
-def test_a_plan_takes_the_better_table(monkeypatch, gpu):
+def test_a_plan_takes_the_better_table(monkeypatch: pytest.MonkeyPatch, gpu) -> None:
     """The launch of `hopper.gemm` hands over what is known by then."""
     handed, config = (
         [],
@@ -269,7 +274,7 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
         ),
     )
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
-    monkeypatch.setattr(gemm_host.host, "load", lambda *_: lambda *given: handed.append(given[3]))
+    monkeypatch.setattr(compile, "load", lambda *_: lambda *given: handed.append(given[3]))
     gpu.busy = 1000
     a, b, out = torch.empty(256, 64), torch.empty(320, 64).t(), torch.empty(256, 320)
     with pytest.warns(RuntimeWarning, match=WARNING):
@@ -283,7 +288,7 @@ def test_a_plan_takes_the_better_table(monkeypatch, gpu):
     assert sorted(handed[1]) == sorted(BY_COLUMNS)
 
 
-def test_a_table_is_kept_for_its_order(monkeypatch):
+def test_a_table_is_kept_for_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is called: the order that stands for a failure is not in the way of the right
     one."""
     monkeypatch.setattr(tile_order.memory, "for_good", lambda device, make: make())
@@ -297,12 +302,12 @@ def test_a_table_is_kept_for_its_order(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.sm90
-def test_probes_see_gpcs_and_every_sm_once():
+def test_probes_see_gpcs_and_every_sm_once() -> None:
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    placed = gpc_placement.Placed(Config(cluster_m=2), 1, count // 2, DEVICE)
-    sizes = Counter(placed.look.homes.values())
+    placed = gpc_placement.Placement(Config(cluster_m=2), 1, count // 2, DEVICE)
+    sizes = Counter(placed.observation.gpcs.values())
     assert sum(size for size in sizes.values() if 12 <= size <= 18) >= 0.8 * count
-    assert {sm // 2 for sm in placed.look.sms} == set(range(count // 2))
+    assert {sm // 2 for sm in placed.observation.sms} == set(range(count // 2))
     assert placed.final
     assert sorted(gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE).tolist()) == list(
         range(64)
@@ -337,7 +342,7 @@ def crowd():
 @pytest.mark.sm90
 @pytest.mark.filterwarnings(f"ignore:outblas. {WARNING}")
 def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatch):
-    monkeypatch.setattr(gpc_placement, "_boards", {})
+    monkeypatch.setattr(gpc_placement, "_context_maps", {})
     config = Config(
         tile_m=64,
         tile_n=128,
@@ -350,8 +355,8 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatc
     a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))
     want, out = (a.double() @ b.double()).bfloat16(), torch.empty_like(a)
     launch = gemm.plan(problem(a, b, out), config)
-    board = gpc_placement._boards[DEVICE, gpc_placement.driver.context()]
-    (look,) = board.looks.values()
+    found_map = gpc_placement._context_maps[DEVICE, gpc_placement.driver.context()]
+    (observation,) = found_map.observations.values()
 
     def call():
         out.fill_(torch.nan)
@@ -362,12 +367,12 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatc
         call()
     crowd.set()
     until = time.monotonic() + 60
-    while not look.final and time.monotonic() < until:
+    while not observation.final and time.monotonic() < until:
         call()
     call()
-    assert look.final
-    found = look.places()
-    monkeypatch.setattr(gpc_placement, "_boards", {})
-    again = gpc_placement.Placed(config, 16, 8, DEVICE)
+    assert observation.final
+    found = observation.locations()
+    monkeypatch.setattr(gpc_placement, "_context_maps", {})
+    again = gpc_placement.Placement(config, 16, 8, DEVICE)
     assert again.final
-    assert again.look.places() == found
+    assert again.observation.locations() == found

@@ -4,6 +4,8 @@ integers.
 
 import dataclasses
 import functools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,16 +25,16 @@ SMALL = Config(16, 16, 16, 2, 1, 1)
 BF16, FP16, FP32 = DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 
-def integers(*shape, dtype=BF16, seed=0):
+def integers(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, shape, generator=generator).to(dtype)
 
 
-def pair(M, N, K, dtype=BF16):
+def pair(M: int, N: int, K: int, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, torch.Tensor]:
     return integers(M, K, dtype=dtype), integers(K, N, dtype=dtype, seed=1)
 
 
-def stored(t, letter):
+def stored(t: torch.Tensor, letter: str) -> torch.Tensor:
     """The same matrix, stored as rows ("n"), columns ("t"), or with gaps both ways ("s")."""
     if letter == "n":
         return t.contiguous()
@@ -45,7 +47,16 @@ def stored(t, letter):
     return gaps[..., 1::3, 1::2]
 
 
-def check(a, b, *, out=None, c=None, alpha=1, beta=0, config=SMALL):
+def check(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    alpha: float = 1,
+    beta: float = 0,
+    config: Config | None = SMALL,
+) -> torch.Tensor:
     """Plans, runs twice into NaN, compares each time with the float64 result rounded once."""
     exact = alpha * (a.double() @ b.double())
     if c is not None and beta != 0:
@@ -64,7 +75,9 @@ def check(a, b, *, out=None, c=None, alpha=1, beta=0, config=SMALL):
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (16, 16, 16), (17, 15, 33), (1, 40, 7), (40, 1, 16), (48, 32, 80)], ids=str
 )
-def test_shapes_with_outputs_of_either_dtype(shape, dtype):
+def test_shapes_with_outputs_of_either_dtype(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     a, b = pair(*shape, dtype)
     check(a, b)
     check(a, b, out=torch.empty(*shape[:2]))
@@ -73,13 +86,13 @@ def test_shapes_with_outputs_of_either_dtype(shape, dtype):
 @pytest.mark.parametrize(
     "block", [Config(32, 16, 32, 1, 4, 2), Config(16, 64, 16, 8, 2, 3), None], ids=str
 )
-def test_configs(block):
+def test_configs(block: Config | None) -> None:
     check(*pair(70, 90, 40), config=block)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt", "ss"])
 @pytest.mark.parametrize("out_letter", ["n", "t", "s"])
-def test_layouts(layout, out_letter):
+def test_layouts(layout: str, out_letter: str) -> None:
     a, b = map(stored, pair(20, 18, 35, FP16), layout)
     out = stored(torch.empty(20, 18, dtype=FP16), out_letter)
     check(a, b, out=out)
@@ -91,7 +104,7 @@ def test_layouts(layout, out_letter):
 @pytest.mark.parametrize(
     ("terms", "rounded"), [(129, 1160), (133, 1200), (-129, -1160), (-133, -1200)]
 )
-def test_sums_beyond_the_output_precision_round_to_nearest(terms, rounded):
+def test_sums_beyond_the_output_precision_round_to_nearest(terms: int, rounded: int) -> None:
     """bf16 holds every eighth number between 1024 and 2048."""
     b = torch.full((abs(terms), 20), 3.0, dtype=BF16)
     a = b.t() if terms > 0 else -b.t()
@@ -99,12 +112,12 @@ def test_sums_beyond_the_output_precision_round_to_nearest(terms, rounded):
     assert check(a, b, out=torch.empty(20, 20))[0, 0] == 9 * terms
 
 
-def test_stride_zero_operands():
+def test_stride_zero_operands() -> None:
     for a, b in (pair(1, 1, 24, FP32), pair(19, 21, 1, FP32)):
         check(a.expand(19, 24), b.expand(24, 21))
 
 
-def test_vectors():
+def test_vectors() -> None:
     a, b = pair(19, 21, 24)
     check(a[0], b)
     check(a, b[:, 0])
@@ -126,7 +139,9 @@ def test_vectors():
     ],
     ids=str,
 )
-def test_batches(batch_a, batch_b, dims, launches):
+def test_batches(
+    batch_a: tuple[int, ...], batch_b: tuple[int, ...], dims: int, launches: int
+) -> None:
     a, b = integers(*batch_a, 17, 20), integers(*batch_b, 20, 9, seed=1)
     given = problem(a, b, check(a, b))
     assert len(given.batch) == dims
@@ -134,7 +149,9 @@ def test_batches(batch_a, batch_b, dims, launches):
 
 
 @pytest.mark.parametrize(("limit", "launches"), [(30, 1), (20, 2), (14, 2), (4, 8), (3, 12)])
-def test_batches_split_to_keep_the_grid_small(monkeypatch, limit, launches):
+def test_batches_split_to_keep_the_grid_small(
+    monkeypatch: pytest.MonkeyPatch, limit: int, launches: int
+) -> None:
     monkeypatch.setattr(grid, "MAX_PROGRAMS", limit)
     a, b = integers(4, 1, 17, 20), integers(4, 3, 20, 9, seed=1)
     pieces = pieces_of(problem(a, b, check(a, b)), SMALL)
@@ -145,18 +162,18 @@ def test_batches_split_to_keep_the_grid_small(monkeypatch, limit, launches):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, -2), (2, 0)])
-def test_alpha_and_beta(alpha, beta, dtype):
+def test_alpha_and_beta(alpha: float, beta: float, dtype: torch.dtype) -> None:
     matrix, row = integers(18, 33, dtype=dtype, seed=2), integers(33, dtype=dtype, seed=3)
     for c in (matrix, row, stored(matrix, "t")):
         check(*pair(18, 33, 20, dtype), c=c, alpha=alpha, beta=beta)
 
 
-def test_beta_zero_does_not_read_c():
+def test_beta_zero_does_not_read_c() -> None:
     c = torch.full((18, 33), float("nan"))
     check(*pair(18, 33, 20, FP32), c=c, alpha=3, beta=0)
 
 
-def test_in_place_addend():
+def test_in_place_addend() -> None:
     a, b = pair(18, 33, 20, FP32)
     c = integers(18, 33, dtype=FP32, seed=2)
     want = (a.double() @ b.double() + 2 * c.double()).float()
@@ -164,7 +181,7 @@ def test_in_place_addend():
     assert torch.equal(c, want)
 
 
-def test_nan_and_inf_stay_in_their_rows():
+def test_nan_and_inf_stay_in_their_rows() -> None:
     a, b = (t.abs() + 1 for t in pair(18, 17, 20, FP32))
     a[3, 4], a[5, 6] = float("nan"), float("inf")
     out = torch.empty(18, 17)
@@ -173,13 +190,13 @@ def test_nan_and_inf_stay_in_their_rows():
     assert torch.equal(out.isinf().all(1).nonzero()[:, 0], torch.tensor([5]))
 
 
-def test_slices_at_any_offset_leave_their_surroundings_alone():
+def test_slices_at_any_offset_leave_their_surroundings_alone() -> None:
     whole = torch.full((40, 50), float("nan"), dtype=BF16)
     check(integers(21, 40)[:, 3:22], integers(30, 40, seed=1)[5:24, 1:28], out=whole[7:28, 11:38])
     assert int(whole.isnan().sum()) == whole.numel() - 21 * 27
 
 
-def test_a_slab_wider_than_its_strides(tmp_path):
+def test_a_slab_wider_than_its_strides(tmp_path: Path) -> None:
     """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start
     at element 64.
     """
@@ -194,7 +211,7 @@ def test_a_slab_wider_than_its_strides(tmp_path):
     assert outblas.matmul(a, b, kernel="portable").eq(K).all()
 
 
-def test_unsupported_says_what_it_needs_and_what_it_was_given():
+def test_unsupported_says_what_it_needs_and_what_it_was_given() -> None:
     a = torch.empty(16, 16, dtype=torch.float64)
     assert unsupported(problem(a, a, a)) == (
         "needs bfloat16, float16 or float32, and was given float64 operands for float64 outputs"
@@ -225,7 +242,7 @@ def test_unsupported_says_what_it_needs_and_what_it_was_given():
     ],
     ids=str,
 )
-def test_invalid_configs_say_why(change, complaint):
+def test_invalid_configs_say_why(change: dict[str, int], complaint: str) -> None:
     assert invalid_reason(Config(), FP16, 227 * KIB) is None
     assert complaint in str(
         invalid_reason(dataclasses.replace(Config(), **change), FP16, 227 * KIB)
@@ -234,7 +251,7 @@ def test_invalid_configs_say_why(change, complaint):
 
 @pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
 @pytest.mark.parametrize("limit", [limit for _, _, limit in DEVICES.values()])
-def test_every_preset_fits_or_says_why(limit, dtype):
+def test_every_preset_fits_or_says_why(limit: int, dtype: torch.dtype) -> None:
     for config in CANDIDATES:
         reason = invalid_reason(config, dtype, limit)
         if config.shared_memory(dtype) <= limit:
@@ -252,7 +269,9 @@ H100 = DEVICES[90]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("pad", [0, 1, 2, 4])
-def test_choose_finds_a_cheap_preset_that_fits(device, dtype, tf32, pad):
+def test_choose_finds_a_cheap_preset_that_fits(
+    device: tuple[int, int, int], dtype: torch.dtype, tf32: bool, pad: int
+) -> None:
     for shape in [
         (1, 1, 1),
         (16, 4096, 4096),
@@ -274,8 +293,8 @@ def test_choose_finds_a_cheap_preset_that_fits(device, dtype, tf32, pad):
         )
 
 
-def test_choose_by_shape():
-    def tile(*shape):
+def test_choose_by_shape() -> None:
+    def tile(*shape: int) -> tuple[int, int]:
         config = choose(row_major(*shape), *H100)
         return config.block_m, config.block_n
 
@@ -288,8 +307,10 @@ def test_choose_by_shape():
         choose(row_major(64, 64, 64), 1, 90, KIB)
 
 
-def test_vector_widths():
-    def width(name, dtype=BF16, N=64, arch=90, **storage):
+def test_vector_widths() -> None:
+    def width(
+        name: str, dtype: torch.dtype = BF16, N: int = 64, arch: int = 90, **storage: Any
+    ) -> int:
         return vector(row_major(64, N, 64, dtype, **storage), name, arch)
 
     assert width("a") == 8
@@ -307,5 +328,5 @@ def test_vector_widths():
     assert vector(problem(gaps, gaps, gaps), "a", 90) == 1
 
 
-def test_fields_of_a_config_are_integers():
+def test_fields_of_a_config_are_integers() -> None:
     assert all(type(field.default) is int for field in dataclasses.fields(Config))

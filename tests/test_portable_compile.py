@@ -5,11 +5,13 @@ is told.
 import dataclasses
 import re
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from outblas.core.problem import problem
+from outblas.core.problem import Problem, problem
 from outblas.inspect.machine_code import read_cubin
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, choose, compile_for, plan
@@ -30,25 +32,35 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 LARGE, SQUARE = Config(128, 256, 64, 8, 8, 3), Config(64, 64, 64, 8, 4, 2)
 
 
-def operand(rows, columns, letter, dtype, pad=0):
+def operand(rows: int, columns: int, letter: str, dtype: torch.dtype, pad: int = 0) -> torch.Tensor:
     if letter == "t":
         return operand(columns, rows, "n", dtype, pad).mT
     return torch.empty(rows, columns + pad, dtype=dtype, device="meta")[:, :columns]
 
 
-def form(M=4096, N=4096, K=4096, dtype=BF16, *, layout="nt", pad=0, addend=False, tf32=False):
+def form(
+    M: int = 4096,
+    N: int = 4096,
+    K: int = 4096,
+    dtype: torch.dtype = BF16,
+    *,
+    layout: str = "nt",
+    pad: int = 0,
+    addend: bool = False,
+    tf32: bool = False,
+) -> Problem:
     a, b = operand(M, K, layout[0], dtype, pad), operand(K, N, layout[1], dtype, pad)
     out = operand(M, N, "n", dtype, pad)
     return problem(a, b, out, out if addend else None, tf32=tf32, scaled=addend)
 
 
-def copies(compiled):
+def copies(compiled: Any) -> Counter[int]:
     """cp.async instructions by their bytes."""
     found = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], (0x\w+)", compiled.asm["ptx"])
     return Counter(int(n, 16) for n in found)
 
 
-def check(given, config=None, arch=90):
+def check(given: Problem, config: Config | None = None, arch: int = 90) -> Any:
     """Compiles (without a config, what is chosen); no spills, no local memory, the dot the
     architecture should use, shared memory within the budget.
     """
@@ -67,7 +79,7 @@ def check(given, config=None, arch=90):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sm90_presets(layout):
+def test_sm90_presets(layout: str) -> None:
     """Each layout takes every fourth tile; presets that differ in stages alone count once."""
     given = form(layout=layout)
     assert candidates(given, *DEVICES[90][1:]) == TENSOR_CORE, "a preset fits no H100"
@@ -82,12 +94,12 @@ def test_sm90_presets(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_edges_keep_wide_copies(layout):
+def test_edges_keep_wide_copies(layout: str) -> None:
     """1000 is a multiple of 8 elements (16 bytes), not of any tile."""
     assert set(copies(check(form(1000, 1000, 1000, layout=layout, addend=True), LARGE))) == {16}
 
 
-def test_the_loop_is_pipelined():
+def test_the_loop_is_pipelined() -> None:
     compiled = compile_for(form(), LARGE, 90)
     tile = (LARGE.block_m + LARGE.block_n) * LARGE.block_k * 2
     assert copies(compiled)[16] == LARGE.num_stages * tile // (16 * LARGE.threads)
@@ -109,7 +121,7 @@ def test_the_loop_is_pipelined():
     ],
     ids=str,
 )
-def test_sm80(arch, shape):
+def test_sm80(arch: int, shape: tuple[int, int, int]) -> None:
     compiled = check(form(*shape, torch.float16, layout="nn", addend=True), arch=arch)
     assert set(copies(compiled)) == {16}
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in compiled.asm["ptx"]
@@ -119,12 +131,12 @@ def test_sm80(arch, shape):
 @pytest.mark.parametrize(
     "shape", [(4096, 4096, 4096), (1000, 1000, 1000), (16, 4096, 4096)], ids=str
 )
-def test_sm75(shape, dtype):
+def test_sm75(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     assert not copies(check(form(*shape, dtype), arch=75)), "cp.async begins with sm_80"
 
 
 @pytest.mark.parametrize(("arch", "layout"), [(80, "nn"), (80, "tt"), (90, "nn"), (90, "nt")])
-def test_fp32_is_ieee_unless_tf32_is_asked_for(arch, layout):
+def test_fp32_is_ieee_unless_tf32_is_asked_for(arch: int, layout: str) -> None:
     for tf32 in (False, True):
         ptx = check(form(dtype=torch.float32, layout=layout, tf32=tf32), arch=arch).asm["ptx"]
         assert ("tf32" in ptx) == tf32
@@ -134,11 +146,11 @@ def test_fp32_is_ieee_unless_tf32_is_asked_for(arch, layout):
 @pytest.mark.parametrize(
     ("K", "pad", "widest"), [(1000, 1, 0), (1000, 2, 4), (1000, 4, 8), (1001, 7, 0)]
 )
-def test_unaligned_rows_get_narrower_copies_and_no_spills(K, pad, widest):
+def test_unaligned_rows_get_narrower_copies_and_no_spills(K: int, pad: int, widest: int) -> None:
     assert max(copies(check(form(1001, 1001, K, pad=pad, addend=True))), default=0) == widest
 
 
-def test_an_unaligned_address_is_never_copied_wide():
+def test_an_unaligned_address_is_never_copied_wide() -> None:
     buffer = torch.empty(64 * 64 + 8, dtype=BF16)
     shifted, aligned = buffer[4:-4].view(64, 64), torch.empty(64, 64, dtype=BF16)
     for a, widths in ((aligned, {16}), (shifted, {8, 16})):
@@ -146,7 +158,7 @@ def test_an_unaligned_address_is_never_copied_wide():
         assert set(copies(compile_for(given, SQUARE, 90))) == widths
 
 
-def test_launches_that_start_inside_a_tensor_are_unaligned():
+def test_launches_that_start_inside_a_tensor_are_unaligned() -> None:
     """The third batch dimension is walked on the host, in steps of 4 elements (8 bytes)."""
     a = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16).as_strided(
         (2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1)
@@ -167,27 +179,29 @@ def test_launches_that_start_inside_a_tensor_are_unaligned():
     ],
     ids=str,
 )
-def test_offsets_are_64_bit_only_where_they_must_be(shape, wide):
+def test_offsets_are_64_bit_only_where_they_must_be(shape: tuple[int, ...], wide: bool) -> None:
     compiled = check(form(*shape), SQUARE)
     assert bool(re.search(r"tensor<\d+x\d+xi64>", compiled.asm["ttir"])) == wide
 
 
-def test_a_stride_beyond_32_bits():
+def test_a_stride_beyond_32_bits() -> None:
     a = torch.empty(1, device="meta", dtype=BF16).as_strided((64, 64), (2**33, 1))
     b = torch.empty(64, 64, device="meta", dtype=BF16)
     check(problem(a, b, b), SQUARE)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 64), (64, 1, 64), (64, 64, 1)], ids=str)
-def test_sizes_of_one(shape):
+def test_sizes_of_one(shape: tuple[int, int, int]) -> None:
     check(form(*shape), Config(16, 16, 16, 8, 4, 2))
 
 
-def test_kernel_name_tells_tile_and_dtype():
+def test_kernel_name_tells_tile_and_dtype() -> None:
     assert compile_for(form(), LARGE, 90).metadata.name == "outblas_portable_128x256x64_bf16"
 
 
-def test_interpreting_does_not_change_what_compiles(tmp_path, monkeypatch):
+def test_interpreting_does_not_change_what_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = Config(32, 32, 32, 8, 4, 2)
     texts, ones, out = [], torch.ones(32, 32), torch.empty(32, 32)
     for folder in ("before", "after"):

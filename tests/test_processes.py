@@ -56,7 +56,7 @@ def scripted(worker, frames, cut=None, end="", seconds=SECONDS):
 
 
 # Frames.
-def test_frames_arrive_in_pieces_of_any_length():
+def test_frames_arrive_in_pieces_of_any_length() -> None:
     frames = [
         Frame(READY, 0),
         Frame(CALL, 1, b"call"),
@@ -71,7 +71,7 @@ def test_frames_arrive_in_pieces_of_any_length():
 
 
 @pytest.mark.parametrize("damaged", [b"\0" * 17, b"\x06" + b"\0" * 16, b"\x04" + b"\xff" * 16])
-def test_a_damaged_frame_is_refused(damaged):
+def test_a_damaged_frame_is_refused(damaged) -> None:
     reader, sound = Reader(), Frame(RESULT, 1, b"x")
     assert reader.feed(bytes(sound) + damaged) == [sound]
     assert reader.damaged
@@ -80,7 +80,7 @@ def test_a_damaged_frame_is_refused(damaged):
 
 # Every boundary.
 @pytest.mark.parametrize("end", ["kill", "exit", "close", "hang", "garbage"])
-def test_a_worker_ends_at_any_byte_of_its_answer(end, monkeypatch):
+def test_a_worker_ends_at_any_byte_of_its_answer(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before ACCEPTED is whole the call was not begun; after the answer is whole it counts,
     whatever comes then.
     """
@@ -119,7 +119,7 @@ def test_a_worker_ends_at_any_byte_of_its_answer(end, monkeypatch):
         list(threads.map(run, every))
 
 
-def test_late_answers_are_never_taken_for_those_of_the_call():
+def test_late_answers_are_never_taken_for_those_of_the_call() -> None:
     """All runs of two frames that belong to another call, before and between those of the call
     itself.
     """
@@ -141,7 +141,9 @@ def test_late_answers_are_never_taken_for_those_of_the_call():
 
 
 @pytest.mark.parametrize("step", range(4))
-def test_an_interrupt_of_the_driver_ends_the_worker(worker, step, monkeypatch):
+def test_an_interrupt_of_the_driver_ends_the_worker(
+    worker, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else its late answer would be on the line when the next call is made."""
     steps, wait = itertools.count(), worker._wait
 
@@ -164,7 +166,7 @@ def test_an_interrupt_of_the_driver_ends_the_worker(worker, step, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["str", "spite", "surrogate", "name", "interrupt", "exit", "generator"]
 )
-def test_whatever_a_function_raises_is_told_in_plain_text(worker, name):
+def test_whatever_a_function_raises_is_told_in_plain_text(worker, name: str) -> None:
     process = worker.call(SECONDS, os.getpid)
     with pytest.raises(RemoteError) as told:
         worker.call(SECONDS, chores.raises, name)
@@ -173,7 +175,7 @@ def test_whatever_a_function_raises_is_told_in_plain_text(worker, name):
     assert worker.call(SECONDS, os.getpid) == process
 
 
-def test_results_that_cannot_be_sent_are_errors(worker):
+def test_results_that_cannot_be_sent_are_errors(worker) -> None:
     with pytest.raises(RemoteError, match="stays here"):
         worker.call(SECONDS, chores.returns_spite)
     with pytest.raises(AttributeError):  # said here, of what cannot be pickled here
@@ -185,7 +187,7 @@ def test_results_that_cannot_be_sent_are_errors(worker):
 @pytest.mark.parametrize(
     "how", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV", "SIGABRT", "SIGBUS", 0, 3]
 )
-def test_how_a_worker_ended(worker, how):
+def test_how_a_worker_ended(worker, how) -> None:
     how = how if isinstance(how, int) else signal.Signals[how]
     with pytest.raises(WorkerDied) as died:
         worker.call(SECONDS, chores.end, how)
@@ -197,7 +199,7 @@ def test_how_a_worker_ended(worker, how):
     )
 
 
-def test_a_worker_that_dies_when_nothing_is_asked(worker):
+def test_a_worker_that_dies_when_nothing_is_asked(worker) -> None:
     worker.call(SECONDS, chores.end_soon, 0.1)
     assert soon(lambda: worker.exit is not None)
     with pytest.raises(WorkerDied) as died:
@@ -205,7 +207,9 @@ def test_a_worker_that_dies_when_nothing_is_asked(worker):
     assert not died.value.accepted
 
 
-def test_a_worker_that_is_stuck_when_nothing_is_asked(worker, monkeypatch):
+def test_a_worker_that_is_stuck_when_nothing_is_asked(
+    worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not read a long call, of which the sending must not wait for it either."""
     monkeypatch.setattr(processes, "ACCEPT_SECONDS", 0.5)
     process = worker.call(SECONDS, os.getpid)
@@ -217,7 +221,9 @@ def test_a_worker_that_is_stuck_when_nothing_is_asked(worker, monkeypatch):
 
 
 # What a worker is given.
-def test_a_worker_is_a_fresh_process_in_a_session_of_its_own(monkeypatch):
+def test_a_worker_is_a_fresh_process_in_a_session_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ctrl-C does not reach it, and it has none of the driver's ways with signals."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
@@ -234,7 +240,7 @@ def test_a_worker_is_a_fresh_process_in_a_session_of_its_own(monkeypatch):
     assert facts["path"] == processes._search_path()
 
 
-def test_the_drivers_main_module_stays_where_it_is():
+def test_the_drivers_main_module_stays_where_it_is() -> None:
     """Other threads pickle what is defined there, while workers start."""
     main, seen, done = sys.modules["__main__"], [], threading.Event()
 
@@ -250,7 +256,7 @@ def test_the_drivers_main_module_stays_where_it_is():
     assert all(seen)
 
 
-def test_a_worker_outlives_the_thread_that_started_it():
+def test_a_worker_outlives_the_thread_that_started_it() -> None:
     with ThreadPoolExecutor(1) as thread:
         worker = thread.submit(started).result()
     with worker:
@@ -258,7 +264,7 @@ def test_a_worker_outlives_the_thread_that_started_it():
         assert worker.call(SECONDS, os.getpid) > 0
 
 
-def test_workers_that_cannot_start(tmp_path, monkeypatch):
+def test_workers_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerStartError, match="exit status 1"):
         started(modules=["no_such_module"])
     with pytest.raises(WorkerStartError):
@@ -279,7 +285,7 @@ def _script(folder, code):
 
 
 # Memory.
-def test_a_worker_that_eats_memory_is_ended():
+def test_a_worker_that_eats_memory_is_ended() -> None:
     with (
         started(memory=200 << 20) as worker,
         pytest.raises(WorkerDied, match=r"out of memory: it held 0\.\d GiB") as died,
@@ -288,27 +294,27 @@ def test_a_worker_that_eats_memory_is_ended():
     assert not died.value.exit.from_outside
 
 
-def test_what_a_worker_starts_counts_too():
+def test_what_a_worker_starts_counts_too() -> None:
     code = "import time; x = b'x' * (400 << 20); time.sleep(1000)"
     with started(memory=200 << 20) as worker, pytest.raises(WorkerDied, match="out of memory"):
         worker.call(SECONDS, subprocess.run, [sys.executable, "-S", "-c", code])
 
 
 # Ends.
-def test_nothing_of_a_worker_is_left_when_it_ends(worker):
+def test_nothing_of_a_worker_is_left_when_it_ends(worker) -> None:
     family = worker.call(SECONDS, chores.family)
     worker.close()
     assert all(map(gone, family))
 
 
-def test_nothing_of_a_worker_is_left_when_it_dies(worker):
+def test_nothing_of_a_worker_is_left_when_it_dies(worker) -> None:
     family = worker.call(SECONDS, chores.family)
     os.kill(family[0], signal.SIGKILL)
     assert soon(lambda: all(map(gone, family)), 5)
 
 
 @pytest.mark.parametrize("which", ["guard", "supervisor", "both"])
-def test_nothing_is_left_where_a_supervising_process_is_killed(worker, which):
+def test_nothing_is_left_where_a_supervising_process_is_killed(worker, which: str) -> None:
     """It looks like the kernel's killer, not like a config's doing. Where both are killed only the
     worker is sure.
     """
@@ -336,7 +342,7 @@ def test_nothing_is_left_where_a_supervising_process_is_killed(worker, which):
 
 
 @pytest.mark.parametrize("phase", ["start", "call", "idle"])
-def test_another_thread_ends_a_worker(phase):
+def test_another_thread_ends_a_worker(phase: str) -> None:
     with WorkerProcess(modules=["json"]) as worker, ThreadPoolExecutor(3) as threads:
         if phase != "start":
             worker.await_ready(SECONDS)
@@ -374,7 +380,7 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, signal.SIGTERM, None], ids=["killed", "terminated", "ended"]
 )
-def test_nothing_of_a_worker_is_left_when_its_driver_goes(busy, how):
+def test_nothing_of_a_worker_is_left_when_its_driver_goes(busy: str, how) -> None:
     if busy == "gil" and how is None:
         how = signal.SIGHUP
     command = [sys.executable, "-S", "-c", DRIVER, busy]
@@ -391,7 +397,9 @@ def test_nothing_of_a_worker_is_left_when_its_driver_goes(busy, how):
 
 
 # Deadlines.
-def test_a_deadline_is_not_moved_by_what_this_process_does_not_see(monkeypatch):
+def test_a_deadline_is_not_moved_by_what_this_process_does_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [100.0]
     monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
     deadline = Deadline(20.0)
@@ -405,7 +413,9 @@ def test_a_deadline_is_not_moved_by_what_this_process_does_not_see(monkeypatch):
     assert left == 0
 
 
-def test_a_driver_that_was_stopped_takes_the_answer_that_came_meanwhile(worker, monkeypatch):
+def test_a_driver_that_was_stopped_takes_the_answer_that_came_meanwhile(
+    worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The deadline is over when it looks again, and the answer is there."""
     wait = worker._wait
 
@@ -419,7 +429,7 @@ def test_a_driver_that_was_stopped_takes_the_answer_that_came_meanwhile(worker, 
 
 
 # The supervisor's own parts.
-def test_children_are_found_with_and_without_the_kernels_lists():
+def test_children_are_found_with_and_without_the_kernels_lists() -> None:
     child = chores.start_child()
     try:
         assert child in supervisor._listed_children(os.getpid())
@@ -430,7 +440,7 @@ def test_children_are_found_with_and_without_the_kernels_lists():
         os.kill(child, signal.SIGKILL)
 
 
-def test_the_scripts_import_nothing_of_the_package():
+def test_the_scripts_import_nothing_of_the_package() -> None:
     """They start in milliseconds, and where the package itself cannot be imported."""
     for module in (serve, supervisor):
         code = (

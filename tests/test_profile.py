@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import commands
@@ -26,7 +27,7 @@ from outblas.core import registry
 from outblas.hopper.core import phase_profile
 from outblas.inspect import counters, instructions, lines, ncu
 from outblas.inspect.profiled import Request
-from outblas.report import compare, phases, profiles
+from outblas.report import lookup, phases, profiles
 
 PAGE = Path(__file__).parent / "data" / "ncu_source_h100.csv"
 
@@ -59,21 +60,21 @@ elif (here / "page").exists():
 invoke = functools.partial(commands.invoke, "profile")
 
 
-def printed(*arguments):
+def printed(*arguments: str) -> str:
     return invoke(*arguments, code=0).stdout
 
 
-def results(*arguments):
+def results(*arguments: str) -> Any:
     return json.loads(printed(*arguments, "--json"))["results"]
 
 
-def stops(code, message, *arguments):
+def stops(code: int, message: str, *arguments: str) -> None:
     result = invoke(*arguments, code=code)
     assert message in result.stderr
     assert "µs" not in result.stdout
 
 
-def cells(output):
+def cells(output: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.split("│")[1:-1]]
         for line in output.splitlines()
@@ -81,12 +82,12 @@ def cells(output):
     ]
 
 
-def calls(log):
+def calls(log: Path) -> list[list[str]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 @pytest.fixture
-def h100(monkeypatch):
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch tells what it would tell of an H100. No GPU is touched: the fake ncu starts nothing."""
     told = {
         "is_available": True,
@@ -103,7 +104,7 @@ def h100(monkeypatch):
 
 
 @pytest.fixture
-def fake(h100, tmp_path, monkeypatch):
+def fake(h100: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program called ncu, first on PATH, for tests to write."""
     program = tmp_path / "ncu"
     program.touch(mode=0o755)
@@ -112,7 +113,7 @@ def fake(h100, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def replay(fake):
+def replay(fake: Path) -> Path:
     """The log of calls of an ncu that replays the copy of the recording beside it."""
     shutil.copy(RECORDING, fake.with_name("recording"))
     fake.write_text(FAKE + REPLAY)
@@ -120,7 +121,7 @@ def replay(fake):
 
 
 @pytest.fixture
-def page(tmp_path):
+def page(tmp_path: Path) -> Path:
     """What the source page of 4096³ by cublas and portable would be, with the rows of two other
     kernels.
     """
@@ -136,8 +137,8 @@ def page(tmp_path):
     return made
 
 
-def test_the_configuration_that_runs_is_said_where_it_is_known():
-    def resolved(kernel, config=""):
+def test_the_configuration_that_runs_is_said_where_it_is_known() -> None:
+    def resolved(kernel: str, config: str = "") -> str:
         return Request(kernel, (64, 64, 64), "bfloat16", "nt", config).resolved()
 
     assert [resolved(by_shape) for by_shape in ("cublas", "portable", "hopper.gemm")] == [
@@ -149,7 +150,7 @@ def test_the_configuration_that_runs_is_said_where_it_is_known():
     assert "tile_m=128,tile_n=256" in resolved("hopper.hilbert")
 
 
-def test_the_command_that_ncu_gets(replay):
+def test_the_command_that_ncu_gets(replay: Path) -> None:
     assert printed(
         "hopper.tma_wgmma",
         "--layout",
@@ -183,7 +184,7 @@ def test_the_command_that_ncu_gets(replay):
     assert call[16] == "C"
 
 
-def test_of_a_product_with_an_addend(replay, tmp_path):
+def test_of_a_product_with_an_addend(replay: Path, tmp_path: Path) -> None:
     """alpha A B + beta C: asked for, said in the record, and no profile of A B for reports."""
     saved = tmp_path / "profile.json"
     assert "alpha A B + beta C" in printed("hopper.tma_wgmma", "--addend", "--save", str(saved))
@@ -192,11 +193,11 @@ def test_of_a_product_with_an_addend(replay, tmp_path):
     assert [entry["addend"] for entry in json.loads(saved.read_text())["results"]] == [True, True]
     found = profiles.load([saved])
     asked = (found, "hopper.tma_wgmma", (4096, 4096, 4096), "bfloat16", "H100")
-    assert compare.profiled(*asked) is None
-    assert compare.profiled(*asked, addend=True) == found[1]
+    assert lookup.profiled(*asked) is None
+    assert lookup.profiled(*asked, addend=True) == found[1]
 
 
-def test_tables(replay):
+def test_tables(replay: Path) -> None:
     output = printed("hopper.tma_wgmma")
     rows = {name: rest for name, *rest in cells(output)}
     expected = {
@@ -223,7 +224,7 @@ def test_tables(replay):
     assert "outblas bench" in output
 
 
-def test_json_of_two_shapes(replay, tmp_path):
+def test_json_of_two_shapes(replay: Path, tmp_path: Path) -> None:
     saved = tmp_path / "profile.json"
     report = json.loads(
         printed("portable", "--shapes", "4096,16x4096x4096", "--json", "--save", str(saved))
@@ -242,19 +243,22 @@ def test_json_of_two_shapes(replay, tmp_path):
     square, split = found[1:3]
     assert square["launches"][0]["kernel"] == "outblas_portable_256x128x64_bf16"
     assert square["shared"]["ld"] == {"wavefronts": 262_144, "excess": 0}
+    assert square["tensor_active"] == pytest.approx(0.8303)
+    assert square["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 3)
     assert square["tile_flop_per_l2_byte"] is None, "it chooses by shape"
+    assert split["us"] == pytest.approx(15.936 + 4.448)
     assert split["launches"][1]["grid"] == [128, 1, 1]
     assert len(calls(replay)) == 2
 
 
-def test_intensity_by_the_tile(replay):
+def test_intensity_by_the_tile(replay: Path) -> None:
     cublas, ours = results("portable", "--config", "block_m=128,block_n=64", "--dtype", "float32")
     assert ours["tile_flop_per_l2_byte"] == pytest.approx(2 * 128 * 64 / ((128 + 64) * 4))
     assert ours["compulsory_flop_per_dram_byte"] == pytest.approx(4096 / 6)
     assert cublas["tile_flop_per_l2_byte"] is None
 
 
-def test_instructions(replay, page, monkeypatch):
+def test_instructions(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = Mock(return_value=SimpleNamespace(cubin=b"cubin", ptx="ptx"))
     monkeypatch.setattr(instructions, "artifact", artifact)
     monkeypatch.setattr(lines, "operands", lambda *_: [None, "A", "A", "B", "B", *[None] * 14])
@@ -294,7 +298,7 @@ def test_instructions(replay, page, monkeypatch):
     assert third == ["--import", f"{second[9]}.ncu-rep", "--csv", "--page", "source", "C"]
 
 
-def test_instructions_in_a_table(replay, page, monkeypatch):
+def test_instructions_in_a_table(replay: Path, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instructions, "artifact", lambda *_: None)
     rows = cells(printed("portable", "--instructions"))
     assert [
@@ -343,17 +347,19 @@ def test_instructions_in_a_table(replay, page, monkeypatch):
         ('"Kernel Name"', '"Name"', "counted nothing"),
     ],
 )
-def test_instructions_that_cannot_be_read(replay, page, old, new, message):
+def test_instructions_that_cannot_be_read(
+    replay: Path, page: Path, old: str, new: str, message: str
+) -> None:
     page.write_text(page.read_text().replace(old, new))
     stops(3, message, "portable", "--instructions")
 
 
-def test_a_second_run_without_a_report(replay):
+def test_a_second_run_without_a_report(replay: Path) -> None:
     stops(3, "ncu ended with exit code 0 and counted nothing", "portable", "--instructions")
     assert len(calls(replay)) == 2, "a report that is missing is not imported"
 
 
-def answer(**what):
+def answer(**what: Any) -> str:
     """What an act does for the profiled process."""
     return f"status.write_text({json.dumps(what)!r})\n"
 
@@ -397,13 +403,13 @@ UNPROFILED = "print('==WARNING== No kernels were profiled.')\n"
         (answer(refused="K is 7, expected 8") + "sys.exit(2)", 2, "K is 7, expected 8"),
     ],
 )
-def test_refusals(fake, act, code, message):
+def test_refusals(fake: Path, act: str, code: int, message: str) -> None:
     fake.write_text(FAKE + act)
     stops(code, message, "portable")
     assert fake.with_name("calls").exists()
 
 
-def test_a_provider_without_launches(replay):
+def test_a_provider_without_launches(replay: Path) -> None:
     replay.with_name("recording").write_text(
         "".join(RECORDING.read_text().splitlines(keepends=True)[:6])
     )
@@ -411,12 +417,12 @@ def test_a_provider_without_launches(replay):
     stops(3, "counted nothing", "portable")
 
 
-def test_output_that_cannot_be_read(replay):
+def test_output_that_cannot_be_read(replay: Path) -> None:
     replay.with_name("recording").write_text(RECORDING.read_text().replace('"ns"', '"fortnight"'))
     stops(3, "the unit of gpu__time_duration.sum is 'fortnight'", "portable")
 
 
-def test_a_run_that_takes_too_long_is_ended(fake, monkeypatch):
+def test_a_run_that_takes_too_long_is_ended(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 3.0)
     sleep = "[sys.executable, '-S', '-c', 'import time; time.sleep(100)']"
     fake.write_text(
@@ -432,7 +438,7 @@ def test_a_run_that_takes_too_long_is_ended(fake, monkeypatch):
     )
 
 
-def test_without_ncu(h100, monkeypatch, tmp_path):
+def test_without_ncu(h100: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     if Path("/usr/local/cuda/bin/ncu").exists():
@@ -445,7 +451,7 @@ def test_without_ncu(h100, monkeypatch, tmp_path):
     assert ncu.find() == str(program)
 
 
-def test_without_a_gpu(replay, monkeypatch):
+def test_without_a_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     stops(3, "cannot measure here: there is no NVIDIA GPU", "portable")
     assert not replay.exists()
@@ -455,6 +461,7 @@ def test_without_a_gpu(replay, monkeypatch):
     ("arguments", "message"),
     [
         (("nothing",), "kernel is 'nothing', expected one of: cublas, "),
+        (("portable", "--shapes", "4x4"), "--shapes is '4x4'"),
         (("portable", "--shapes", "4,0x4x4"), "--shapes has 0x4x4, expected sizes of at least 1"),
         (
             ("hopper.tma_wgmma", "--dtype", "float32"),
@@ -477,18 +484,20 @@ def test_without_a_gpu(replay, monkeypatch):
         (("hopper.large_tile", "--phases", "--addend"), "--phases and --addend are both given"),
     ],
 )
-def test_usage_errors(replay, arguments, message):
+def test_usage_errors(replay: Path, arguments: tuple[str, ...], message: str) -> None:
     stops(2, message, *arguments)
     assert not replay.exists(), "ncu has been started"
 
 
-def test_a_kernel_for_another_gpu(replay, monkeypatch):
+def test_a_kernel_for_another_gpu(replay: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     stops(2, "kernel 'hopper.tma_wgmma' needs sm_90, and H100 is sm_80", "hopper.tma_wgmma")
     assert not replay.exists()
 
 
-def test_phases_in_a_table_and_in_json(replay, tmp_path, monkeypatch):
+def test_phases_in_a_table_and_in_json(
+    replay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is shown of counted cycles; the kernels count theirs in the GPU tests."""
     module = registry.load("hopper.large_tile")
     role = phase_profile.Role(
@@ -521,7 +530,9 @@ def test_phases_in_a_table_and_in_json(replay, tmp_path, monkeypatch):
         ("RuntimeError('illegal address')", 1, {"failed": "RuntimeError: illegal address"}),
     ],
 )
-def test_what_the_profiled_process_answers(tmp_path, error, code, answer):
+def test_what_the_profiled_process_answers(
+    tmp_path: Path, error: str, code: int, answer: dict[str, str]
+) -> None:
     """Its own output stays out of ncu's."""
     status = tmp_path / "status.json"
     request = Request("portable", (8, 8, 7), "bfloat16", "nt").to_text()

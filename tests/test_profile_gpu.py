@@ -12,7 +12,7 @@ from outblas.inspect import ncu
 @pytest.mark.parametrize(
     "kernel", ["portable", pytest.param("hopper.tma_wgmma", marks=pytest.mark.sm90)]
 )
-def test_on_a_gpu(kernel, monkeypatch):
+def test_on_a_gpu(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "TIMEOUT_SECONDS", 100.0)
     result = invoke(kernel, "--shapes", "1024", "--json")
     if result.exit_code == 3:
@@ -36,7 +36,7 @@ def test_on_a_gpu(kernel, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_instructions_on_a_gpu():
+def test_instructions_on_a_gpu() -> None:
     result = invoke(
         "portable", "--shapes", "1024", "--dtype", "float32", "--instructions", "--json"
     )

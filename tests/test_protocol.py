@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from protocol.faults import FAULTS, TURN_EARLY
-from protocol.launch import Case, form_of, simulate, simulate_rung
+from protocol.launch import Case, simulate, simulate_rung, traits_of
 from protocol.machine import Barrier, NamedBarrier, ProtocolFault
 
 from outblas.core.registry import LADDERS
@@ -94,7 +94,7 @@ def runs_clean(case, seed, **how):
 
 
 # ---- the model itself
-def test_a_parity_passes_in_the_phase_after_it_and_again_two_phases_later():
+def test_a_parity_passes_in_the_phase_after_it_and_again_two_phases_later() -> None:
     barrier = Barrier("barrier")
     barrier.init(1)
     assert [barrier.passes(parity) for parity in (0, 1)] == [
@@ -110,7 +110,7 @@ def test_a_parity_passes_in_the_phase_after_it_and_again_two_phases_later():
     ]  # who missed phase 0 waits for phase 2
 
 
-def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order():
+def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order() -> None:
     barrier = Barrier("barrier")
     barrier.init(2)
     barrier.landed(64)  # before anyone has announced it
@@ -122,7 +122,7 @@ def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order():
     assert barrier.idle
 
 
-def test_an_arrival_too_many_is_a_fault():
+def test_an_arrival_too_many_is_a_fault() -> None:
     barrier = Barrier("barrier")
     barrier.init(1)
     barrier.arrive(1, 16)
@@ -132,7 +132,7 @@ def test_an_arrival_too_many_is_a_fault():
 
 # ---- every schedule
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_runs_clean_in_every_timing(name):
+def test_a_schedule_runs_clean_in_every_timing(name) -> None:
     config, words = SCHEDULES[name]
     for k_tiles in (1, 2, config.slots, 2 * config.slots + 1):
         k_tiles = max(k_tiles, config.cluster_k)
@@ -145,7 +145,7 @@ def test_a_schedule_runs_clean_in_every_timing(name):
 
 
 @pytest.mark.parametrize("name", ["cooperative", "multicast", "pingpong", "split-K", "cluster-K"])
-def test_a_batch_runs_clean(name):
+def test_a_batch_runs_clean(name: str) -> None:
     config, words = SCHEDULES[name]
     for seed in range(4):
         runs_clean(
@@ -156,7 +156,7 @@ def test_a_batch_runs_clean(name):
 @pytest.mark.parametrize(
     "name", ["cooperative", "pingpong", "elastic columns", "cluster-K", "split-K", "stream-K"]
 )
-def test_sums_are_added_in_one_order_in_every_timing(name):
+def test_sums_are_added_in_one_order_in_every_timing(name: str) -> None:
     config, words = SCHEDULES[name]
     case = case_of(config, words, columns=4, k_tiles=7, clusters=3)
     orders = [runs_clean(case, seed).order for seed in range(6)]
@@ -164,7 +164,7 @@ def test_sums_are_added_in_one_order_in_every_timing(name):
 
 
 @pytest.mark.parametrize("slow", ["load A", "load B", "load addend", "wgmma", "store", "wake"])
-def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(slow):
+def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(slow: str) -> None:
     """As with an addend in host memory, which takes longer to come than a tile to multiply."""
     for config in (PINGPONG, COOPERATIVE, ELASTIC):
         case = case_of(config, "addend", rows=3, k_tiles=8, clusters=1)
@@ -173,7 +173,7 @@ def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(slow):
 
 
 @pytest.mark.parametrize("rung", LADDERS["hopper"][:-1])
-def test_a_rung_of_the_ladder_runs_clean(rung):
+def test_a_rung_of_the_ladder_runs_clean(rung) -> None:
     name = rung.removeprefix("hopper.")
     config = importlib.import_module(f"outblas.hopper.{name}").Config()
     M, N = config.tile_m * config.cluster_m * 2, config.tile_n * 2
@@ -215,7 +215,7 @@ def sampled(number):
             for options in (
                 search_space._TILES,
                 ((1, 1), (2, 1), (1, 2), (2, 2)),
-                search_space._CUTS,
+                search_space._PARTITIONS,
             )
         )
         words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
@@ -255,7 +255,7 @@ def sampled(number):
 
 
 @pytest.mark.parametrize("eighth", range(8))
-def test_samples_of_the_space_run_clean(eighth):
+def test_samples_of_the_space_run_clean(eighth: int) -> None:
     for number in range(eighth, SAMPLES, 8):
         case = sampled(number)
         runs_clean(case, number + 1, calls=2 if case.config.split else 1)
@@ -278,7 +278,7 @@ SEEDS = range(1, 61)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
-def test_a_planted_fault_is_found(fault):
+def test_a_planted_fault_is_found(fault) -> None:
     case = MORE.get(fault.schedule) or case_of(
         *SCHEDULES[fault.schedule], rows=3, columns=4, k_tiles=9
     )
@@ -292,7 +292,7 @@ def test_a_planted_fault_is_found(fault):
     pytest.fail(f"{len(SEEDS)} timings of {case} are clean")
 
 
-def test_the_turn_that_passed_early_reads_an_addend_as_an_operand():
+def test_the_turn_that_passed_early_reads_an_addend_as_an_operand() -> None:
     """The fault that was shipped gave wrong results, silently: products of an addend's bytes."""
     case = case_of(PINGPONG, "addend", rows=3, k_tiles=8, clusters=1)
     kinds = set()
@@ -309,24 +309,24 @@ def test_the_turn_that_passed_early_reads_an_addend_as_an_operand():
     assert "early read" in kinds
 
 
-def test_no_k_tile_is_no_product():
+def test_no_k_tile_is_no_product() -> None:
     """A tile without k tiles waits for a stage that never comes; the host refuses K = 0."""
     with pytest.raises(ProtocolFault, match="deadlock"):
         simulate(case_of(COOPERATIVE, k_tiles=0), 0)
 
 
-def test_forms_of_the_cases_are_those_that_they_say():
-    assert form_of(case_of(*SCHEDULES["pingpong, addend fetched"])).fetched == "addend"
-    assert form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).in_turn
-    assert (
-        form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).fetched
-        == "residual"
-    )
-    assert form_of(case_of(*SCHEDULES["staggered turns, gated pairs"], k_tiles=9)).aux == "staged"
-    assert form_of(MORE["cooperative, one tile"]).once
+def test_traits_of_the_cases_are_those_that_they_say():
+    def traits(name):
+        return traits_of(case_of(*SCHEDULES[name], k_tiles=9))
+
+    assert traits("pingpong, addend fetched").source == "addend"
+    assert traits("staggered turns, residual fetched").staggered_tail
+    assert traits("staggered turns, residual fetched").source == "residual"
+    assert traits("staggered turns, gated pairs").aux == "staged"
+    assert traits_of(MORE["cooperative, one tile"]).single_wave
 
 
-def test_a_named_barrier_takes_no_more_threads_than_it_is_for():
+def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
     class Few:
         threads, observed = 128, set()
 

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import time
+from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -25,20 +27,23 @@ TILE = (128, 256)
 
 
 @given(KINDS, SIDES, SIDES, GROUPS, GROUPS)
-def test_every_order_visits_each_tile_once(kind, rows, columns, group_m, group_n):
+def test_every_order_visits_each_tile_once(
+    kind: str, rows: int, columns: int, group_m: int, group_n: int
+) -> None:
     assert sorted(order(kind, rows, columns, group_m, group_n)) == list(range(rows * columns))
 
 
-def test_orders_of_a_small_grid():
+def test_orders_of_a_small_grid() -> None:
     assert order("row", 2, 3) == order("consecutive", 2, 3) == [0, 1, 2, 3, 4, 5]
     assert order("column", 2, 3) == [0, 3, 1, 4, 2, 5]
     # 3 x 3 in groups of 2 x 2: m fastest inside, n fastest over groups, cut off at the edges.
     assert order("grouped", 3, 3, 2, 2) == [0, 3, 1, 4, 2, 5, 6, 7, 8]
+    assert order("serpentine", 4, 3, 2) == [0, 3, 1, 4, 2, 5, 8, 11, 7, 10, 6, 9]
     assert order("hilbert", 2, 2) == [0, 2, 3, 1]
 
 
 @given(SIDES, SIDES, GROUPS)
-def test_serpentine_bands(rows, columns, group_m):
+def test_serpentine_bands(rows: int, columns: int, group_m: int) -> None:
     tiles = []
     for band, first in enumerate(range(0, rows, group_m)):
         swept = sorted(range(columns), reverse=band % 2 == 1)
@@ -46,7 +51,7 @@ def test_serpentine_bands(rows, columns, group_m):
     assert order("serpentine", rows, columns, group_m) == tiles
 
 
-def test_hilbert_steps_to_neighbours():
+def test_hilbert_steps_to_neighbours() -> None:
     """One step in all is diagonal where the longer side is odd and the shorter even and above 2;
     none is elsewhere.
     """
@@ -59,7 +64,7 @@ def test_hilbert_steps_to_neighbours():
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32, 64])
-def test_hilbert_fills_one_quadrant_after_the_other(side):
+def test_hilbert_fills_one_quadrant_after_the_other(side: int) -> None:
     tiles = [divmod(tile, side) for tile in order("hilbert", side, side)]
     size = side // 2
     while size:
@@ -69,7 +74,9 @@ def test_hilbert_fills_one_quadrant_after_the_other(side):
 
 
 @given(KINDS, SIDES, SIDES, st.integers(1, 200), GROUPS, GROUPS)
-def test_schedules_are_balanced(kind, rows, columns, workers, group_m, group_n):
+def test_schedules_are_balanced(
+    kind: str, rows: int, columns: int, workers: int, group_m: int, group_n: int
+) -> None:
     steps, count = schedule(kind, rows, columns, workers, group_m, group_n), rows * columns
     dealt = [tile for step in steps for tile in step]
     runs = [[tile for tile in worker if tile != PAD] for worker in zip(*steps, strict=True)]
@@ -83,7 +90,12 @@ def test_schedules_are_balanced(kind, rows, columns, workers, group_m, group_n):
         assert dealt[:count] == order(kind, rows, columns, group_m, group_n)
 
 
-def test_longer_runs_come_first():
+def test_a_small_schedule() -> None:
+    assert schedule("row", 2, 3, 4) == [[0, 1, 2, 3], [4, 5, PAD, PAD]]
+    assert schedule("row", 1, 2, 132) == [[0, 1]]
+
+
+def test_longer_runs_come_first() -> None:
     assert schedule("consecutive", 2, 3, 4) == [[0, 2, 4, 5], [1, 3, PAD, PAD]]
 
 
@@ -98,12 +110,18 @@ def test_longer_runs_come_first():
         (("grouped", 2, 2, 1, 1, 0.5), "group_n is 0.5"),
     ],
 )
-def test_orders_refuse(arguments, message):
+def test_orders_refuse(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         schedule(*arguments)
 
 
-def traffic(kind, capacity, workers=128, cluster=(1, 1), multicast=True):
+def traffic(
+    kind: str,
+    capacity: float,
+    workers: int = 128,
+    cluster: tuple[int, int] = (1, 1),
+    multicast: bool = True,
+) -> l2.Traffic:
     steps = schedule(kind, *l2.grid(N8192, TILE, cluster), workers)
     return l2.simulate(steps, N8192, TILE, cluster, capacity=capacity, multicast=multicast)
 
@@ -116,7 +134,14 @@ def traffic(kind, capacity, workers=128, cluster=(1, 1), multicast=True):
     st.integers(1, 1 << 20),
     st.booleans(),
 )
-def test_the_model_on_any_product(kind, shape, cluster, workers, capacity, multicast):
+def test_the_model_on_any_product(
+    kind: str,
+    shape: tuple[int, int, int],
+    cluster: tuple[int, int],
+    workers: int,
+    capacity: int,
+    multicast: bool,
+) -> None:
     tile = (48, 64)
     steps = schedule(kind, *l2.grid(shape, tile, cluster), workers, 3, 2)
     small, whole = (
@@ -135,7 +160,7 @@ def test_the_model_on_any_product(kind, shape, cluster, workers, capacity, multi
         assert small.requested_bytes == (M * columns + N * rows) * K * 2
 
 
-def test_neighbours_in_time_share_panels():
+def test_neighbours_in_time_share_panels() -> None:
     half = 25 * 2**20
     grouped = traffic("grouped", half)
     # A wave is one group: 16 panels of A and 8 of B, none of which outlives it.
@@ -150,7 +175,7 @@ def test_neighbours_in_time_share_panels():
     )
 
 
-def test_multicast_halves_requests_of_the_shared_operand():
+def test_multicast_halves_requests_of_the_shared_operand() -> None:
     alone, shared = (
         traffic("grouped", math.inf, 64, (2, 1), multicast) for multicast in (False, True)
     )
@@ -159,7 +184,7 @@ def test_multicast_halves_requests_of_the_shared_operand():
     assert alone.missed_bytes == shared.missed_bytes
 
 
-def test_orders_and_the_model_are_fast():
+def test_orders_and_the_model_are_fast() -> None:
     start = time.perf_counter()
     assert len(order("hilbert", 250, 400)) == 100_000
     traffic("consecutive", 50 * 2**20)
@@ -177,13 +202,13 @@ def test_orders_and_the_model_are_fast():
         ({"halves": 0}, "halves is 0, expected it above 0"),
     ],
 )
-def test_the_model_refuses(changes, message):
+def test_the_model_refuses(changes: dict[str, Any], message: str) -> None:
     known = {"steps": [[0, 1], [2, 3]], "shape": (4, 4, 4), "tile": (2, 2), "capacity": 1}
     with pytest.raises(ValueError, match=re.escape(message)):
         l2.simulate(**(known | changes))
 
 
-def entry(hit_rate, config="", **changes):
+def entry(hit_rate: float, config: str = "", **changes: Any) -> dict[str, Any]:
     known = {
         "provider": report.PROVIDER,
         "shape": [8192] * 3,
@@ -196,17 +221,17 @@ def entry(hit_rate, config="", **changes):
     return known | changes
 
 
-def profiled(*entries):
+def profiled(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"environment": {"gpu": "NVIDIA H100 80GB HBM3"}, "results": list(entries)}
 
 
-def write(path, value):
+def write(path: Path, value: Any) -> Path:
     path.write_text(json.dumps(value))
     return path
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Path:
     return write(
         tmp_path / "profiles.json",
         profiled(
@@ -232,9 +257,9 @@ def file(tmp_path):
 invoke = functools.partial(commands.invoke, "report", "raster")
 
 
-def test_settings_are_those_that_ran_or_those_asked_for(file):
+def test_settings_are_those_that_ran_or_those_asked_for(file: Path) -> None:
     base, _, asked, ran, *_ = profiles.load([file])
-    assert base.settings == {}
+    assert (base.provider, base.gpu, base.settings) == ("cublas", "H100", {})
     assert asked.settings == {"order": "hilbert", "group_m": "2"}
     assert ran.settings == {"tile_m": "128", "tile_n": "256", "order": "row", "sms": "128"}
 
@@ -257,14 +282,14 @@ def test_settings_are_those_that_ran_or_those_asked_for(file):
         (profiled(entry(0.5, shape=[1])), "results[0].shape is [1]"),
     ],
 )
-def test_malformed_profiles_name_file_and_field(value, message, tmp_path):
+def test_malformed_profiles_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "bad.json", value)
     with pytest.raises(ValueError, match=re.escape(f"bad.json: {message}")):
         profiles.load([path])
     invoke("--results", path, code=2)
 
 
-def test_profiles_and_benches_are_told_apart(file, monkeypatch):
+def test_profiles_and_benches_are_told_apart(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = write(file.with_name("bench.json"), {"environment": {"gpu": "x"}, "results": []})
     write(file.with_name("other.json"), [1])
     monkeypatch.setattr(results, "FOLDER", file.parent)
@@ -272,7 +297,7 @@ def test_profiles_and_benches_are_told_apart(file, monkeypatch):
     assert profiles.default_files() == [file]
 
 
-def test_raster_command(file, tmp_path):
+def test_raster_command(file: Path, tmp_path: Path) -> None:
     saved, chart = tmp_path / "r.json", tmp_path / "r.svg"
     done = invoke("--results", file, "--json", "--save", saved, "--chart", chart, code=0)
     value = json.loads(done.stdout)
@@ -298,7 +323,7 @@ def test_raster_command(file, tmp_path):
     assert "The model beside ncu" in invoke("--results", file).stdout
 
 
-def test_raster_command_without_profiles(tmp_path):
+def test_raster_command_without_profiles(tmp_path: Path) -> None:
     empty = write(tmp_path / "none.json", profiled())
     done = invoke("--shapes", "1000x700x320", "--cluster", "2x1", "--results", empty, code=0)
     assert "No profile of hopper.persistent in these settings" in done.stdout
@@ -317,11 +342,13 @@ def test_raster_command_without_profiles(tmp_path):
         (("--chart", "x.bmp"), "--chart is 'x.bmp'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(arguments, message):
+def test_bad_arguments_are_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     commands.refuses(message, "report", "raster", *arguments)
 
 
-def test_rank_correlation():
+def test_rank_correlation() -> None:
+    assert report.spearman([(1, 10), (2, 20), (3, 400)]) == pytest.approx(1)
+    assert report.spearman([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
     # Equal values share a rank: 1.5, 1.5, 3 against 1, 2, 3.
     assert report.spearman([(1, 1), (1, 2), (3, 3)]) == pytest.approx(math.sqrt(3) / 2)
     assert report.spearman([(1, 1), (2, 2)]) is None
@@ -329,7 +356,7 @@ def test_rank_correlation():
 
 
 @pytest.mark.parametrize(("sms", "orders"), [(128, 3), (132, 2)])
-def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms, orders):
+def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms: int, orders: int) -> None:
     """DRAM reads of the checked-in profiles to 1%, hit rates to a few points; one cache of 50 MB is
     far off.
     """
@@ -341,7 +368,7 @@ def test_the_model_of_two_halves_is_what_ncu_counts_at_4096(sms, orders):
     assert halves.error < 0.03 < 0.1 < whole.error
 
 
-def test_what_one_cluster_alone_needs_one_half_misses():
+def test_what_one_cluster_alone_needs_one_half_misses() -> None:
     """A single tile: everything is brought in, and no other half asks for it."""
     alone = l2.simulate([[0]], (128, 256, 64), TILE, capacity=1 << 20, halves=2)
     assert alone.hit_rate == 0

@@ -9,7 +9,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_examples_of_a_pytorch_program(monkeypatch):
+def test_examples_of_a_pytorch_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what offers Inductor a choice for good."""
     import outblas
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_record_read_from_source_is_the_module_s(name):
+def test_record_read_from_source_is_the_module_s(name: str) -> None:
     module = registry.load(name)
     assert registry.find(name) == module.KERNEL
     config = module.Config()
@@ -26,7 +26,7 @@ def test_record_read_from_source_is_the_module_s(name):
 
 
 @pytest.mark.parametrize("name", [kernel.name for kernel in registry.ladder()])
-def test_rung_opens_with_its_idea(name):
+def test_rung_opens_with_its_idea(name: str) -> None:
     doc = registry.load(name).__doc__
     assert doc is not None
     assert doc.startswith(name)
@@ -34,7 +34,7 @@ def test_rung_opens_with_its_idea(name):
     assert headings == ["Idea", "Parent", "Changes", "Why it pays", "Source"]
 
 
-def test_parents_come_first():
+def test_parents_come_first() -> None:
     seen = set()
     for kernel in outblas.ladder():
         assert kernel.parent is None or kernel.parent in seen
@@ -42,12 +42,12 @@ def test_parents_come_first():
     assert outblas.ladder("hopper")[0].name == "hopper.tma_wgmma"
 
 
-def test_records_are_frozen():
+def test_records_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         registry.find("portable").name = "other"
 
 
-def test_config_text():
+def test_config_text() -> None:
     kind = registry.load("hopper.tma_wgmma").Config
     assert configs.from_text(kind, "tile_m=128,jitter=True") == kind(tile_m=128, jitter=True)
     for text, message in (
@@ -59,25 +59,25 @@ def test_config_text():
             configs.from_text(kind, text)
 
 
-def test_every_package_is_declared():
+def test_every_package_is_declared() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     src = ROOT / "src"
     found = {".".join(p.parent.relative_to(src).parts) for p in src.rglob("__init__.py")}
-    for name in ("autotune", "hopper", "kernels", "turing"):
-        inits = (ROOT / name).rglob("__init__.py")
-        found |= {".".join(("outblas", *p.parent.relative_to(ROOT).parts)) for p in inits}
+    for ladder in ("autotune", "hopper", "kernels", "turing"):
+        packages = [path.parent for path in (ROOT / ladder).rglob("__init__.py")]
+        found |= {".".join(("outblas", *path.relative_to(ROOT).parts)) for path in packages}
     assert set(settings["packages"]) == found
     for package, folder in settings["package-dir"].items():
         assert package == "" or (ROOT / folder / "__init__.py").exists()
 
 
-def run(code):
+def run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_import_is_light():
+def test_import_is_light() -> None:
     code = (
         "import json, sys, time, torch; start = time.perf_counter(); import outblas;"
         "print(json.dumps([time.perf_counter() - start, 'triton' in sys.modules, 'cutlass' in "
@@ -92,7 +92,7 @@ def test_import_is_light():
     pytest.fail(f"{seconds:.2f} s")
 
 
-def test_works_without_triton_and_cutlass():
+def test_works_without_triton_and_cutlass() -> None:
     out = run(
         """
 import sys, warnings
@@ -109,7 +109,7 @@ assert Linear is outblas.nn.Linear and tune is outblas.autotune.automatic.tune
 from outblas.core import registry
 for name, missing in (("portable", "triton"), ("hopper.tma_wgmma", "nvidia-cutlass-dsl")):
     try:
-        registry.load(name)
+        outblas.core.registry.load(name)
     except ImportError as error:
         assert f"pip install '{missing}" in str(error), error
     else:
@@ -124,3 +124,9 @@ app(["doctor"], standalone_mode=False)
     )
     assert "kernel 'portable' needs triton, which is not installed: pip install 'triton" in out
     assert "hopper.tma_wgmma" in out
+
+
+def test_each_ladder_is_measured_in_its_layout() -> None:
+    names = ("hopper.hilbert", "portable", "turing.wmma", "cublas")
+    assert [registry.layout_of(name) for name in ("simt", "simt.warptile")] == ["nn", "nn"]
+    assert [registry.layout_of(name) for name in names] == ["nt"] * 4

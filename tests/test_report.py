@@ -13,23 +13,10 @@ from tempfile import TemporaryDirectory
 
 import commands
 import pytest
+import seed_claims
 
 from outblas.core import machines, registry
-from outblas.report import (
-    arithmetic,
-    claims,
-    compare,
-    ladder,
-    measured,
-    measured_001,
-    measured_simt,
-    phases,
-    profiles,
-    readme,
-    results,
-    rungs,
-    seeds,
-)
+from outblas.report import evidence, ladder, lookup, readme, results, rungs, seed_figures
 
 ROOT = Path(__file__).parents[1]
 RUNGS = {
@@ -93,15 +80,12 @@ def loaded(*entries, **environment):
         paths = [
             write(Path(folder, f"{i}.json"), each, **environment) for i, each in enumerate(entries)
         ]
-        files = results.by_kind(paths)
-        return claims.Evidence(
-            results.load(files.bench), profiles.load(files.profiles), phases.load(files.phases)
-        )
+        return evidence.load(paths)
 
 
 def findings(*entries):
     """Of every claim, by its text."""
-    return {s.claim.text: s.finding for s in claims.settled(loaded(*entries))}
+    return {s.claim.text: s.finding for s in seed_claims.settled(loaded(*entries))}
 
 
 def finding(part, *entries):
@@ -147,53 +131,21 @@ def test_every_planned_rung_has_its_place():
     assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
     assert [rung.name for rung in rungs.climb()] == sorted(built, key=rungs.names().index)
-    assert sorted([*{figure.rung for figure in seeds.FIGURES}, *seeds.WITHOUT_FIGURE]) == sorted(
-        rungs.names()
-    )
+    assert sorted(
+        [*{figure.rung for figure in seed_figures.FIGURES}, *seed_figures.WITHOUT_FIGURE]
+    ) == sorted(rungs.names())
     with pytest.raises(ValueError, match="--ladder is 'nothing'"):
         rungs.climb("nothing")
 
 
 def test_the_seeds_figures():
-    first = {figure.rung: figure for figure in reversed(seeds.FIGURES)}
+    first = {figure.rung: figure for figure in reversed(seed_figures.FIGURES)}
     assert first["hopper.tma_wgmma"].tflops == (317.0, 317.0)
     assert first["hopper.hilbert"].ratio == pytest.approx((764 / 716,) * 2)
     assert first["simt.warptile"].ratio == pytest.approx((41.496 / 50.058,) * 2)
-    assert all(f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seeds.FIGURES)
-
-
-def test_claims_that_arithmetic_settles():
-    assert verdict("4 times the MACs per byte") == ("refuted", 2.0)
-    assert verdict("takes 37 KB") == ("refuted", 14.0)
-    assert verdict("0.25 FLOP per byte it loads") == ("confirmed", 0.25)
-    assert verdict("two CTAs an SM, 49.4%") == ("confirmed", 2)
-    assert verdict("105% of the bandwidth ceiling") == ("refuted", pytest.approx(0.3209, rel=1e-3))
-    assert verdict("165 registers a thread") == ("confirmed", 0.1875)
-    assert verdict("64512, just under")[0] == "confirmed"
-    assert len(arithmetic.CLAIMS) >= 30
-    assert {found.verdict for found in findings().values()} <= set(claims.VERDICTS)
-
-
-def test_claims_without_a_measurement_have_no_number():
-    for claim in (*measured.CLAIMS, *measured_simt.CLAIMS, *measured_001.CLAIMS):
-        assert claim.test(claims.Evidence()) == claims.NOT_MEASURED
-
-
-def test_claims_that_a_measurement_settles():
-    found = findings(*MEASURED)
-    speed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
-    assert (speed.verdict, speed.value) == ("confirmed", pytest.approx(319.8))
-    share = found["hopper.tma_wgmma reaches 44% of cuBLAS at 4096"]
-    assert (share.verdict, share.value) == ("differs", 0.41)
-    assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
-
-
-def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
-    changed = {"config": "tile_m=128"}, {"mode": "sustained"}, {"layout": "nn"}
-    other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
-    elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
-    for claim in measured.CLAIMS:
-        assert claim.test(claims.Evidence(other + elsewhere)).verdict == claims.OPEN
+    assert all(
+        f.tflops is None or 0 < f.tflops[0] <= f.tflops[1] < 1000 for f in seed_figures.FIGURES
+    )
 
 
 def test_ladder():
@@ -464,7 +416,7 @@ def test_figures_come_from_the_seeds_gpu():
 
 def test_the_newest_measurement_counts():
     both = loaded(entry("portable", 0.8), entry("portable", 0.9)).measurements
-    found = compare.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
+    found = lookup.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
     assert found is not None
     assert found.ratio == 0.9
 
@@ -489,64 +441,24 @@ def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
     assert (checkout / "README.md").read_text() == text
 
 
-def test_saved_charts_keep_their_words(tmp_path):
-    from outblas import charts
+def drawn(path):
+    """A chart's text in a file of its own."""
+    from outblas.bench import plotting
 
-    figure, (axis,) = charts.canvas(1, (3.0, 2.0))
-    axis.plot([0, 1 / 3], [0, 1 / 7])
+    figure, (axis,) = plotting.canvas(1, (3.0, 2.0))
+    axis.plot([0, 1 / 3], [0, 1 / 7], marker="o")
     axis.set_title("1.00345 × cuBLAS")
-    charts.save(figure, tmp_path / "c.svg", note="0.12345")
-    drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
-    assert "1.00345 × cuBLAS" in drawn
-    assert "0.12345" in drawn
-    steps = re.findall(r' d="([^"]*)"', drawn)
-    assert any("." in each for each in steps)
-    assert not any(re.search(r"\.\d{3}|\n", each) for each in steps)
+    plotting.save(figure, path, note="0.12345")
+    return path.read_text(encoding="utf-8")
 
 
-def test_compact_charts_draw_the_same():
-    from outblas import svg
+def test_saved_charts_keep_their_words(tmp_path):
+    text = drawn(tmp_path / "c.svg")
+    assert "1.00345 × cuBLAS" in text
+    assert "<dc:description>0.12345</dc:description>" in text
 
-    head = (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        'width="9pt">'
-    )
-    white, clear = "fill: #ffffff; stroke: none", "fill: #ffffff; opacity: 0.5"
-    bar = (
-        '<g id="b">\n <path d="M {} 8.04 \nL 4 2.26 \nL 5.26 2.26 \nL 5.3 3 \nz \n" '
-        'style="{}"/>\n</g>'
-    )
-    small = '<text style="font-size: 5px">1</text>'
-    drawn = (
-        f'{head}<metadata>long</metadata><defs><style>*{{a: b}}</style><path id="m" d="M 0.126 0 L '
-        '1 1"/></defs>'
-        f"{bar.format(0, white)}{bar.format(4, white)}{bar.format(4, clear) * 2}"
-        '<text y="2.04" transform="rotate(-0 1 2)"> 1.00345 </text>'
-        f'<g clip-path="url(#box)"><use x="1.26" style="{white}" xlink:href="#m"/></g><clipPath '
-        'id="box"/>'
-        f"{small * 3}</svg>"
-    )
-    assert svg.compact(drawn, "note").splitlines() == [
-        '<svg width="9pt" xmlns="http://www.w3.org/2000/svg" '
-        'xmlns:xlink="http://www.w3.org/1999/xlink">',
-        "<metadata>note</metadata>",
-        "<defs>",
-        "<style>*{a:b}",
-        "text{font-family:'DejaVu Sans', sans-serif;}",
-        ".a{fill:#ffffff;stroke:none}",
-        ".b{fill:#ffffff;opacity:0.5}",
-        ".c{font-size:5px}</style>",
-        '<path id="i1" d="M.13 0l.87 1"/>',
-        "</defs>",
-        '<path d="M0 8l4-5.7h1.3v.7zM4 8v-5.7h1.3v.7z" class="a"/>',
-        *['<path d="M4 8v-5.7h1.3v.7z" class="b"/>'] * 2,
-        '<g clip-path="url(#i0)">',
-        '<use x="1.3" class="a" xlink:href="#i1"/>',
-        "</g>",
-        '<clipPath id="i0"/>',
-        '<text y="2"> 1.00345 </text>',
-        '<g class="c">',
-        *["<text>1</text>"] * 3,
-        "</g>",
-        "</svg>",
-    ]
+
+def test_one_figure_is_one_file_whenever_it_is_drawn(tmp_path):
+    first, second = drawn(tmp_path / "a.svg"), drawn(tmp_path / "b.svg")
+    assert first == second
+    assert "<dc:date>" not in first

@@ -5,6 +5,9 @@ the last rung.
 import json
 
 import pytest
+import seed_claims
+from seed_claims import compare
+from seed_claims.measured import hopper
 from test_report import (
     counted,
     entry,
@@ -19,17 +22,8 @@ from test_report import (
 )
 
 from outblas.core import configs, registry
-from outblas.report import (
-    claims,
-    compare,
-    ladder,
-    ladder_chart,
-    measured_001,
-    phases,
-    readme,
-    rungs,
-    sizes,
-)
+from outblas.report import ladder, ladder_chart, phases, readme, rungs, sizes
+from outblas.report.evidence import Evidence
 
 CLIMB = rungs.names("hopper")[:10]
 
@@ -86,6 +80,14 @@ def test_every_rung_at_every_size():
     assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
 
 
+@pytest.mark.parametrize("field", ["slots", "stages"])
+def test_stages_are_read_by_both_names_of_their_field(field):
+    counted = profile("hopper.persistent", 0.84, resolved=f"tile_m=128,{field}=3")
+    row = rows_of("hopper", (4096,), *CLIMBED, counted)["hopper.persistent"]
+    assert row.cells()[ladder.columns("hopper").index("stages")] == "3"
+    assert row.record()["profile"]["slots"] == "3"
+
+
 def test_commands(files, tmp_path):
     bench, ncu = files
     options = ("--results", bench, "--profiles", ncu, "--ladder", "hopper")
@@ -122,7 +124,6 @@ def test_readme_parts(files, tmp_path):
         "ladder hopper",
         "ladder hopper 8192",
         "sizes hopper.hilbert",
-        "claims",
         "climb hopper results/climb.svg",
     )
     changed, text = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
@@ -175,10 +176,10 @@ def test_runs_of_different_campaigns_are_not_compared():
     other = entry(B.provider, 1.0, config=B.config)
     first = loaded(entry(A.provider, 1.1), date="2026-01-03").measurements
     second = loaded(other, date="2026-01-02").measurements
-    assert claim.test(claims.Evidence(first + second)) == claims.NOT_MEASURED
+    assert claim.test(Evidence(first + second)) == seed_claims.NOT_MEASURED
     both = loaded(entry(A.provider, 1.2), other).measurements
     for every in (first + second + both, both + second + first):
-        assert claim.test(claims.Evidence(every)).value == pytest.approx(0.2)
+        assert claim.test(Evidence(every)).value == pytest.approx(0.2)
 
 
 def test_claims_of_the_climb():
@@ -187,7 +188,7 @@ def test_claims_of_the_climb():
         text: finding for text, finding in found.items() if " gains " in text and " on " in text
     }
     assert len(steps) == 9
-    assert all(finding.verdict != claims.OPEN for finding in steps.values())
+    assert all(finding.verdict != seed_claims.OPEN for finding in steps.values())
     barriers = steps["hopper.lean_barriers gains 6.7% on persistent: 704 TFLOP/s after 660"]
     assert (barriers.verdict, barriers.value) == ("differs", pytest.approx(0.75 / 0.68 - 1))
     assert found["the order in groups of 16×8 hits L2 83% of the time"].verdict == "confirmed"
@@ -195,7 +196,7 @@ def test_claims_of_the_climb():
     assert found["groups of 16×8 hit L2 more often than cuBLAS"].value == pytest.approx(0.14)
     clock = found["power bounds large products: at 8192 the clock falls"]
     assert (clock.verdict, clock.ours) == ("confirmed", "1600 MHz, at 1024 1780 (cublas)")
-    assert found["groups of 16×8 beat 2×2"] == claims.NOT_MEASURED
+    assert found["groups of 16×8 beat 2×2"] == seed_claims.NOT_MEASURED
 
 
 @pytest.mark.parametrize(
@@ -215,9 +216,8 @@ def test_power(watts, n, expected):
 
 def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     pytest.importorskip("cutlass")
-    for run in sorted(
-        {run for _, _, *pair, _ in measured_001.COMPARISONS for run in pair}, key=str
-    ):
+    runs = {run for c in hopper.COMPARISONS for run in (c.faster, c.slower)}
+    for run in sorted(runs, key=str):
         config = configs.from_text(registry.load(run.provider).Config, run.config)
         assert configs.brief(config) == run.config
 
@@ -245,7 +245,7 @@ def test_cycles_by_phase_beside_the_seeds():
         "001 kernel 3",
     ]
     found = findings(phase())
-    assert found["the load phase of a slice of K takes 1415 cycles"].verdict == "confirmed"
+    assert found["the load phase of a k tile takes 1415 cycles"].verdict == "confirmed"
     assert found["storing a tile takes 4572 cycles"].verdict == "differs"
 
 

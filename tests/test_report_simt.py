@@ -6,21 +6,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import seed_claims
+from seed_claims import compare
+from seed_claims.arithmetic import doc_000, formulas
+from seed_claims.measured import simt_runs, simt_speed
 from test_report import counted, finding, findings, rendered, rows_of, shown, verdict, write
 from test_report import entry as timing
 
 from outblas.core import configs, machines, registry
-from outblas.report import (
-    arithmetic,
-    claims,
-    compare,
-    ladder,
-    measured_simt,
-    profiles,
-    results,
-    roofline,
-    rungs,
-)
+from outblas.report import ladder, profiles, results, roofline, rungs
+from outblas.report.evidence import Evidence
 
 CLIMB = rungs.names("simt")
 V06 = (
@@ -28,7 +23,7 @@ V06 = (
     "prefetch=False"
 )
 FIRST, SPLIT, PADDED = "pad=0,piece_n=8", "pad=0", "piece_n=8"
-OPEN = (claims.OPEN, None)
+OPEN = (seed_claims.OPEN, None)
 
 
 def entry(provider, ratio, n=4096, **changes):
@@ -144,12 +139,12 @@ def test_command(files):
 
 
 def test_texts_of_claims_are_unique():
-    texts = Counter((s.claim.source, s.claim.text) for s in claims.settled(claims.Evidence()))
+    texts = Counter((s.claim.source, s.claim.text) for s in seed_claims.settled(Evidence()))
     assert max(texts.values()) == 1
 
 
 def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
-    named = vars(measured_simt).values()
+    named = vars(simt_runs).values()
     runs = {run for run in named if isinstance(run, compare.Run) and run.provider != "cublas"}
     assert len(runs) == 18
     for run in sorted(runs, key=str):
@@ -162,22 +157,18 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     [(1, 0, 1), (1, 1, 1), (1, 2, 2), (1, 32, 32), (1, 33, 1), (4, 4, 1), (4, 8, 2)],
 )
 def test_bank_conflicts(words, stride, ways):
-    assert arithmetic.ways((lane * stride for lane in range(32)), words) == ways
+    assert formulas.conflict_ways((lane * stride for lane in range(32)), words) == ways
 
 
 def test_arithmetic_of_the_cuda_cores():
-    assert [arithmetic.transposed_ways(k, stride) for k in (8, 16) for stride in (128, 132)] == [
+    assert [doc_000.transposed_ways(k, stride) for k in (8, 16) for stride in (128, 132)] == [
         2,
         1,
         4,
         2,
     ]
-    assert [arithmetic.strided_lines(stride) for stride in (0, 4, 8, 16384)] == [1, 1, 2, 32]
-    assert (
-        arithmetic.tile_traffic(2048, 64, 64)
-        == 2 * arithmetic.tile_traffic(2048, 128, 128)
-        == 2**30
-    )
+    assert [formulas.strided_lines(stride) for stride in (0, 4, 8, 16384)] == [1, 1, 2, 32]
+    assert formulas.tile_traffic(2048, 64, 64) == 2 * formulas.tile_traffic(2048, 128, 128) == 2**30
     assert verdict("a warp loads A in lines of 128 bytes") == ("refuted", 32)
     assert verdict("6352 GFLOP/s are nearly 12 times") == (
         "differs",
@@ -197,21 +188,22 @@ def test_arithmetic_of_the_cuda_cores():
 
 
 def test_steps_of_002_by_its_own_forms():
-    steps = [c for c in measured_simt.COMPARISONS if c[0].startswith("002")]
-    assert [stated for *_, stated in steps][::5] == [(6.3522, 0.5025), (41.496, 31.4208)]
+    steps = [c for c in simt_speed.COMPARISONS if c.source.startswith("002")]
+    assert [step.stated for step in steps][::5] == [(6.3522, 0.5025), (41.496, 31.4208)]
     assert len(steps) == 6
-    for _, text, *runs, stated in steps:
+    for step in steps:
+        runs = step.faster, step.slower
         at = [
             entry(run.provider, value / 50, config=run.config)
-            for run, value in zip(runs, stated, strict=True)
+            for run, value in zip(runs, step.stated, strict=True)
         ]
-        assert verdict(text, *at)[0] == "confirmed"
-        assert verdict(text, *(e | {"layout": "nt"} for e in at)) == OPEN
+        assert verdict(step.text, *at)[0] == "confirmed"
+        assert verdict(step.text, *(e | {"layout": "nt"} for e in at)) == OPEN
         backwards = [
             entry(run.provider, ratio, config=run.config)
             for run, ratio in zip(runs, (0.3, 0.5), strict=True)
         ]
-        assert verdict(text, *backwards) == ("refuted", pytest.approx(-0.4))
+        assert verdict(step.text, *backwards) == ("refuted", pytest.approx(-0.4))
 
 
 def test_a_gain_of_several_times_is_said_in_times():
@@ -376,16 +368,16 @@ def test_no_rung_is_faster_than_its_roofline():
 
 
 def test_claims_by_ladder():
-    every = claims.settled(claims.Evidence())
+    every = seed_claims.settled(Evidence())
     sources = {
-        ladder: {s.claim.source for s in claims.of_ladder(every, ladder)}
+        ladder: {s.claim.source for s in seed_claims.of_ladder(every, ladder)}
         for ladder in rungs.LADDERS
     }
     assert {"000 kernel 6", "002 float4", "003 v06", "004 introduction"} <= sources["simt"]
     assert not {"003 v07", "001 kernel 3"} & sources["simt"]
     assert sources["portable"] == set()
     assert set().union(*sources.values()) == {s.claim.source for s in every}
-    assert claims.of_ladder(every, None) == every
+    assert seed_claims.of_ladder(every, None) == every
 
 
 def test_claims_of_hopper_keep_their_layout():
@@ -393,7 +385,7 @@ def test_claims_of_hopper_keep_their_layout():
         entry(f"hopper.{name}", ratio, dtype="bfloat16")
         for name, ratio in (("large_tile", 0.6), ("tma_wgmma", 0.4))
     ]
-    assert finding("hopper.large_tile gains", *at) == claims.NOT_MEASURED
+    assert finding("hopper.large_tile gains", *at) == seed_claims.NOT_MEASURED
     assert (
         finding("hopper.large_tile gains", *(e | {"layout": "nt"} for e in at)).verdict
         == "confirmed"

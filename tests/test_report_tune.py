@@ -15,14 +15,15 @@ from rich.console import Console
 from stored import FINALIST, H100, H200, WORKLOAD, failed
 from test_report import Page
 
-from outblas import charts
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.rank import ranks, spearman
 from outblas.autotune.store import transfer
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
+from outblas.bench import plotting
 from outblas.cli import tune_view
-from outblas.report import tune
+from outblas.report.tuning import chart, model, tables
+from outblas.report.tuning.page import html
 
 
 def timed(config, ratio, predicted=None, **changes):
@@ -63,7 +64,7 @@ def winner(**changes):
 
 
 def build(trials, *winners, **options):
-    return tune.build(
+    return model.build(
         trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options
     )
 
@@ -74,7 +75,7 @@ def report():
 
 
 def lines(report, heading):
-    (rows,) = (rows for title, _, rows in report.tables() if heading in title)
+    (rows,) = (rows for title, _, rows in tables.tables(report) if heading in title)
     return [" | ".join(row) for row in rows]
 
 
@@ -114,7 +115,7 @@ def test_the_best_and_where_their_figures_come_from():
         "tile_m=1",
         "3 | tile_m=128, tile_n=256, slots=2 | 168.3 | 1.040 | screen | 4 | tile_m=1",
     ]
-    assert "Common to the 10 best: tile_k=64, order=hilbert, group_m=8." in report.notes()
+    assert "Common to the 10 best: tile_k=64, order=hilbert, group_m=8." in tables.notes(report)
     assert [line.count("|") for line in lines(build(SPACE), "best")] == [5] * 10
 
 
@@ -155,7 +156,7 @@ def test_tiles_stages_and_failures(report):
     ]
     assert lines(report, "by slots")[0] == "128×256 | 1.040 | 1.050 | 1.040 | 1.030"
     assert lines(report, "Failures") == ["hang | 3 | not done in 30 s", "crash | 1 | –"]
-    assert "20 configs tried: 16 right, 4 failed." in report.notes()
+    assert "20 configs tried: 16 right, 4 failed." in tables.notes(report)
 
 
 def predicting(us):
@@ -260,7 +261,7 @@ SPACES = {
 @pytest.mark.parametrize("name", SPACES)
 def test_pages(name):
     report = build(SPACES[name])
-    text = tune.html(report)
+    text = html(report)
     page = Page(text)
     assert {"svg", "table"} <= set(page.seen)
     assert "hopper.hilbert, 4096 bfloat16 nt" in page.text
@@ -271,16 +272,16 @@ def test_pages(name):
 
 def test_nothing_right_is_a_page_without_a_chart():
     report = build([trial for trial in SPACE if not trial.ok])
-    assert [heading for heading, *_ in report.tables()] == ["Failures"]
-    page = Page(tune.html(report))
+    assert [heading for heading, *_ in tables.tables(report)] == ["Failures"]
+    page = Page(html(report))
     assert "svg" not in page.seen
     assert "4 configs tried: 0 right, 4 failed." in page.text
     with pytest.raises(ValueError, match="there is nothing to draw of hopper"):
-        tune.draw(report)
+        chart.draw(report)
 
 
 def test_the_chart_says_what_it_shows(report, tmp_path):
-    charts.save(tune.draw(report), tmp_path / "c.svg")
+    plotting.save(chart.draw(report), tmp_path / "c.svg")
     drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
     for text in (
         "hopper.hilbert, 4096 bfloat16 nt: 1.047 × cuBLAS",

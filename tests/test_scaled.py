@@ -4,6 +4,7 @@ kernel is made of.
 
 import contextlib
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -26,24 +27,26 @@ SHAPES = (
 gpu = [pytest.mark.gpu, pytest.mark.sm90]
 
 
-def operands(M, N, K, a=E4M3, b=E4M3, device="cpu", most=0):
+def operands(
+    M: int, N: int, K: int, a: Any = E4M3, b: Any = E4M3, device: str = "cpu", most: int = 0
+) -> Any:
     """Normal values, or integers up to `most`; B as a transposed weight."""
     generator = torch.Generator(device).manual_seed(M + N + K)
 
-    def made(rows, dtype):
+    def made(rows: int, dtype: torch.dtype) -> torch.Tensor:
         t = torch.randn(rows, K, generator=generator, device=device)
         return (t.round().clamp(-most, most) if most else t).to(dtype)
 
     return made(M, a), made(N, b).t()
 
 
-def error(y, x):
+def error(y: torch.Tensor, x: torch.Tensor) -> float:
     return float((y.double() - x).norm() / x.norm())
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
-def test_scales_and_epilogues(device):
+def test_scales_and_epilogues(device: str) -> None:
     M, N, K = 96, 160, 256
     a, b = operands(M, N, K, E5M2, device=device, most=2)  # sums that the tensor cores hold
     x = a.double() @ b.double()
@@ -69,7 +72,9 @@ def test_scales_and_epilogues(device):
 @pytest.mark.sm90
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_small_integers_are_exact(shape, fast, monkeypatch):
+def test_small_integers_are_exact(
+    shape: tuple[int, int, int], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sums below 2¹³, which the tensor cores hold."""
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     one = torch.ones((), device="cuda")
@@ -83,14 +88,14 @@ def test_small_integers_are_exact(shape, fast, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.sm90
 @pytest.mark.parametrize("K", [1024, 4096, 16384])
-def test_precision_of_sums(K):
+def test_precision_of_sums(K: int) -> None:
     """Promoted, the error does not grow with K; in the tensor cores it does, no faster than
     torch's.
     """
     a, b = operands(512, 512, K, device="cuda")
     one, x = torch.ones((), device="cuda"), a.double() @ b.double()
 
-    def ours(fast):
+    def ours(fast: bool) -> float:
         return error(scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast), x)
 
     theirs = error(
@@ -115,7 +120,9 @@ def as_stored(t, how):
 @pytest.mark.parametrize(
     "shape", [(1, 48, 64), (3, 264, 128), (7, 9, 33), (300, 16, 272), (264, 300, 2), (5, 7, 1)]
 )
-def test_scales_belong_to_rows_and_columns_however_they_lie(shape, how, monkeypatch):
+def test_scales_belong_to_rows_and_columns_however_they_lie(
+    shape, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the host swaps the operands, as it does for few rows, and for rows of one or two
     values.
     """
@@ -130,7 +137,7 @@ def test_scales_belong_to_rows_and_columns_however_they_lie(shape, how, monkeypa
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("stride", ["packed", "overlapping", "odd"])
-def test_pairs_of_rows_hold_the_same_values(K, stride):
+def test_words_of_rows_hold_the_same_values(K: int, stride: str) -> None:
     """fp8 rows reach the kernel as pairs of 16 bits: two at least, at even strides, with zeros
     where a row ends.
     """
@@ -151,23 +158,23 @@ def test_pairs_of_rows_hold_the_same_values(K, stride):
 
 @pytest.mark.compile
 @pytest.mark.parametrize("K", [1, 2])
-def test_rows_of_one_pair_compile(K):
+def test_rows_of_one_pair_compile(K: int) -> None:
     """Both operands of an fp8 product lie along K, which rows of a single pair would not say."""
     pytest.importorskip("cutlass")
     from outblas.core import problem as described
-    from outblas.core.epilogue import Extra
+    from outblas.core.epilogue import EpilogueArgs
     from outblas.hopper import gemm
     from outblas.hopper.gemm import heuristic
 
     a, b = operands(64, 3, K)
     one, out = torch.ones(()), torch.empty(64, 3, dtype=torch.bfloat16)
     first, second = scaled._as_16_bit_pairs(a), scaled._as_16_bit_pairs(b.t()).t()
-    how = {"extra": Extra(), "scales": (one, one), "formats": "e4m3 e4m3"}
+    how = {"extra": EpilogueArgs(), "scales": (one, one), "formats": "e4m3 e4m3"}
     problem = described.problem(first, second, out, **how)
     gemm.precompile(problem, heuristic.config(problem, 132, gemm.Config()), 90)
 
 
-def test_torch_takes_it_without_a_gpu_and_says_so():
+def test_torch_takes_it_without_a_gpu_and_says_so() -> None:
     a, b = operands(4, 6, 8)
     one = torch.ones(())
     fallback._seen.discard("fp8 CPU tensors")
@@ -208,7 +215,7 @@ def test_torch_takes_it_without_a_gpu_and_says_so():
         ({"bias": torch.ones(6)}, "bias.dtype is torch.float32, expected torch.bfloat16"),
     ],
 )
-def test_bad_input_names_the_argument(change, message):
+def test_bad_input_names_the_argument(change: dict[str, Any], message: str) -> None:
     a, b = operands(4, 6, 8)
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
     for kind in (OperandError, ValueError, RuntimeError):
@@ -232,7 +239,7 @@ def test_bad_input_names_the_argument(change, message):
         ({"weight": torch.ones(())}, r"scaled_mm\(\) got an unexpected keyword argument 'weight'"),
     ],
 )
-def test_arguments_of_a_wrong_type(change, message):
+def test_arguments_of_a_wrong_type(change, message: str) -> None:
     a, b = operands(4, 6, 8)
     given = {"input": a, "mat2": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())} | change
     with pytest.raises(TypeError, match=message):
@@ -240,7 +247,7 @@ def test_arguments_of_a_wrong_type(change, message):
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-def test_arguments_have_the_names_of_torchs():
+def test_arguments_have_the_names_of_torchs() -> None:
     a, b = operands(16, 32, 16, most=2)
     one, bias = torch.ones(()), torch.ones(32).bfloat16()
     want = torch._scaled_mm(
@@ -253,7 +260,7 @@ def test_arguments_have_the_names_of_torchs():
     assert names[:5] == ["input", "mat2", "scale_a", "scale_b", "bias"]
 
 
-def test_an_operator_names_its_own_arguments():
+def test_an_operator_names_its_own_arguments() -> None:
     a, b = operands(4, 6, 8)
     one = torch.ones(())
     with pytest.raises(OperandError, match=r"a.shape\[1\] is 6 but b.shape\[0\] is 8"):
@@ -286,7 +293,7 @@ class Duck:
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-def test_types_override_the_function():
+def test_types_override_the_function() -> None:
     a, b = operands(4, 6, 8)
     one = torch.ones(())
     found = scaled_mm(a, b.as_subclass(Knowing), one, one, activation="relu")
@@ -300,7 +307,7 @@ def test_types_override_the_function():
 
 
 @pytest.mark.parametrize("kind", ["fake", "meta"])
-def test_fakes_check_alike(kind):
+def test_fakes_check_alike(kind: str) -> None:
     mode = FakeTensorMode()
     given = *operands(4, 6, 8), torch.ones(())
     a, b, one = (mode.from_tensor(t) if kind == "fake" else t.to("meta") for t in given)
@@ -337,7 +344,7 @@ def differentiated(activation, dtype, device="cpu"):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_bias_and_residual_have_gradients(activation, dtype, device):
+def test_bias_and_residual_have_gradients(activation, dtype, device) -> None:
     torch._dynamo.reset()
     ours, torchs, leaves = differentiated(activation, dtype, device)
     g = torch.randn(16, 6, device=device).to(dtype).t()
@@ -359,7 +366,7 @@ def test_bias_and_residual_have_gradients(activation, dtype, device):
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("activation", [None, "gelu_tanh", "swiglu"])
-def test_second_derivatives_and_transforms(activation):
+def test_second_derivatives_and_transforms(activation: str | None) -> None:
     ours, torchs, leaves = differentiated(activation, torch.float32)
     plain = [t.detach() for t in leaves]
     results = []
@@ -378,7 +385,7 @@ def test_second_derivatives_and_transforms(activation):
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 @pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b"])
-def test_no_gradient_is_cut_in_silence(name):
+def test_no_gradient_is_cut_in_silence(name: str) -> None:
     torch._dynamo.reset()
     a, b = operands(4, 6, 8)
     given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())}

@@ -8,6 +8,7 @@ import random
 import threading
 from collections import Counter
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ import outblas
 from outblas.core import registry
 from outblas.core.artifact import example
 from outblas.core.configs import from_text
-from outblas.device import grid, simt
-from outblas.device.mapping import by_rows, copies, outputs
+from outblas.core.problem import Problem
+from outblas.device import access, grid, simt
+from outblas.device.mapping import Mapping, by_rows, copies, outputs
 from outblas.inspect import inspect
 from outblas.kernels import simt_access
 from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
@@ -63,7 +65,7 @@ VALUES = {
 }
 
 
-def valid_configs(count, seed=0):
+def valid_configs(count: int, seed: int = 0) -> list[SimtConfig]:
     draw = random.Random(seed)
     found = []
     while len(found) < count:
@@ -73,30 +75,32 @@ def valid_configs(count, seed=0):
     return found
 
 
-def bodies(config):
+def bodies(config: SimtConfig) -> list[str]:
     """A rung of every kernel body that takes the config."""
     return ["simt.naive"] if config.block_k == 1 else ["simt.shared", "simt.pipelined"]
 
 
-def fitted(kernel, config):
+def fitted(kernel: str, config: SimtConfig) -> SimtConfig:
     """The config as a rung's own, where its body does not read a field with the rung's value."""
     read = {f.name for f in fields(SimtConfig)}.difference(rung(kernel).unread)
     return own(kernel, **{name: getattr(config, name) for name in read})
 
 
-def own(kernel, **changes):
+def own(kernel: str, **changes: Any) -> Any:
     return replace(registry.load(kernel).Config(), **changes)
 
 
-def rung(kernel):
+def rung(kernel: str) -> Any:
     return registry.load(kernel).plan.__self__
 
 
-def problem(layout="nn", shape=(4096, 4096, 4096), dtype=FP32):
+def problem(
+    layout: str = "nn", shape: tuple[int, int, int] = (4096, 4096, 4096), dtype: torch.dtype = FP32
+) -> Problem:
     return example(dtype, None, layout, shape)
 
 
-def holders(mapping):
+def holders(mapping: Mapping) -> Counter[tuple[int, int]]:
     """How often each element is held."""
     bits = len(mapping.registers), len(mapping.lanes), len(mapping.warps)
     return Counter(
@@ -105,7 +109,7 @@ def holders(mapping):
 
 
 @pytest.mark.parametrize("config", valid_configs(25), ids=str)
-def test_maps_hold_every_element_and_outputs_once(config):
+def test_maps_hold_every_element_and_outputs_once(config: SimtConfig) -> None:
     held = maps(config, problem("nt", (256, 256, 256)))
     tile = set(itertools.product(range(config.block_m), range(config.block_n)))
     assert holders(held.outputs) == Counter(tile)
@@ -121,7 +125,7 @@ def test_maps_hold_every_element_and_outputs_once(config):
         )
 
 
-def test_a_warp_owns_its_tile_and_a_thread_its_pieces():
+def test_a_warp_owns_its_tile_and_a_thread_its_pieces() -> None:
     mapping = outputs((128, 128), (64, 64), (8, 16), (8, 4), False)
     warp = {mapping.element(register, lane, 3) for register in range(128) for lane in range(32)}
     assert warp == set(itertools.product(range(64, 128), range(64, 128)))
@@ -137,12 +141,12 @@ def test_a_warp_owns_its_tile_and_a_thread_its_pieces():
     ]
 
 
-def test_neighbouring_lanes_alternate_where_they_interleave():
+def test_neighbouring_lanes_alternate_where_they_interleave() -> None:
     mapping = outputs((128, 128), (64, 64), (8, 16), (4, 4), True)
     assert [mapping.element(0, lane) for lane in (1, 2, 4)] == [(0, 4), (4, 0), (0, 8)]
 
 
-def test_copies_go_along_rows_and_repeat_where_threads_are_left():
+def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
     assert [copies((128, 8), 4, 4).element(0, lane) for lane in (1, 2, 31)] == [
         (0, 4),
         (1, 0),
@@ -179,13 +183,13 @@ def test_copies_go_along_rows_and_repeat_where_threads_are_left():
         ("block_k=128", "block_m x block_k is 128 elements a thread, expected at most 64"),
     ],
 )
-def test_what_a_config_is_refused_for(text, reason):
+def test_what_a_config_is_refused_for(text: str, reason: str) -> None:
     assert str(invalid_reason(from_text(registry.load("simt.warptile").Config, text))).startswith(
         reason
     )
 
 
-def test_shared_memory_is_limited_and_is_what_the_formula_says():
+def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
     for name in STAGED:
         artifact = registry.load(name).artifact()
         buffers = 2 if name == "simt.pipelined" else 1
@@ -199,7 +203,7 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says():
 
 @pytest.mark.parametrize("arch", [75, 80, pytest.param(90, marks=pytest.mark.compile)])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_rung_touches_a_tensor_core_or_spills(name, arch):
+def test_no_rung_touches_a_tensor_core_or_spills(name: str, arch: int) -> None:
     found, config = inspect(name, arch=arch), own(name)
     found.require(lacks=TENSOR_CORE)
     assert found.count("FFMA") >= config.accumulators * config.block_k
@@ -209,19 +213,19 @@ def test_no_rung_touches_a_tensor_core_or_spills(name, arch):
     ("dtype", "layout"), [("float32", "nt"), ("bfloat16", "nn"), ("float16", "tn")]
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_machine_code_of_other_dtypes_and_layouts(name, dtype, layout):
+def test_machine_code_of_other_dtypes_and_layouts(name: str, dtype: str, layout: str) -> None:
     inspect(name, dtype=dtype, layout=layout).require(lacks=TENSOR_CORE)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_compile(name):
+def test_presets_compile(name: str) -> None:
     kernel, text = PRESETS[name]
     inspect(kernel, config=text).require(lacks=TENSOR_CORE)
 
 
 @pytest.mark.compile
-def test_the_idea_of_a_rung_is_in_its_machine_code():
+def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     found = {name.removeprefix("simt."): inspect(name) for name in NAMES}
     for name in ("naive", "coalesced"):
         found[name].require(lacks=("LDS", "STS", "BAR"))
@@ -240,7 +244,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code():
     assert reuse["pipelined"] > reuse["warptile"] + 0.05
 
 
-def test_neighbouring_ffmas_share_an_operand():
+def test_neighbouring_ffmas_share_an_operand() -> None:
     text, constraints, count = simt.snake(4, 8)
     assert count == 8
     assert constraints.split(",") == ["=f"] * 8 + ["f"] * 24
@@ -254,7 +258,7 @@ def test_neighbouring_ffmas_share_an_operand():
     assert all(m == p or n == q for (m, n), (p, q) in itertools.pairwise(rows_and_columns))
 
 
-def test_what_a_rung_refuses():
+def test_what_a_rung_refuses() -> None:
     module = registry.load("simt.pipelined")
     assert "needs CUDA tensors" in str(module.unsupported(problem()))
     with pytest.raises(ValueError, match="dtype is int8, expected float32 or bfloat16"):
@@ -280,7 +284,7 @@ def test_what_a_rung_refuses():
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_configs_travel_between_processes(name):
+def test_configs_travel_between_processes(name: str) -> None:
     config, base = own(name), rung(name).base
     assert pickle.loads(pickle.dumps(config)) == config
     home = base.__module__ if name in ("simt.naive", "turing.wmma") else registry.module_name(name)
@@ -288,14 +292,14 @@ def test_configs_travel_between_processes(name):
     assert {field.name for field in fields(config)} == {field.name for field in fields(base)}
 
 
-def specialized(name, given):
+def specialized(name: str, given: Problem) -> tuple[dict[str, Any], dict[str, str]]:
     """Constants of a rung's kernel and the types of its arguments."""
     constants = rung(name).constants(own(name), given, 90)
     return constants, dict(rung(name).specialization(own(name), given, constants, 90).signature)
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_wide_products_step_in_64_bits(name):
+def test_wide_products_step_in_64_bits(name: str) -> None:
     """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is
     near 2³¹.
     """
@@ -307,19 +311,19 @@ def test_wide_products_step_in_64_bits(name):
     assert grid.needs_int64(problem("nt", (1, 1, 2**31 - 8 * own(name).block_k), dtype), own(name))
 
 
-def test_narrow_products_step_in_32_bits():
+def test_narrow_products_step_in_32_bits() -> None:
     _, types = specialized("simt.shared", problem())
     assert {types[name] for name in ("M", "a_m", "b_k")} == {"i32"}
 
 
-def test_groups_of_tiles_are_counted_in_32_bits():
+def test_groups_of_tiles_are_counted_in_32_bits() -> None:
     config = own("simt.shared", group_m=1024)
     assert grid.group_m(config, problem(shape=(16, 2**26, 16))) == 1
     assert grid.group_m(config, problem(shape=(64, 2**26, 16))) == 2
     assert grid.group_m(config, problem(shape=(16, 2**20, 16))) == 1024
 
 
-def test_predictions_of_narrow_and_unaligned_accesses():
+def test_predictions_of_narrow_and_unaligned_accesses() -> None:
     """Rows of an odd number of words are read word by word; 16-bit outputs leave 4 at a time; plain
     loads singly.
     """
@@ -332,11 +336,11 @@ def test_predictions_of_narrow_and_unaligned_accesses():
 
 
 @pytest.mark.compile
-def test_compiling_beside_the_interpreter():
+def test_compiling_beside_the_interpreter() -> None:
     """It patches triton.language for every thread."""
     a, stop = torch.randn(96, 96), threading.Event()
 
-    def interpret():
+    def interpret() -> None:
         while not stop.is_set():
             outblas.matmul(a, a, kernel="portable")
 
@@ -351,12 +355,12 @@ def test_compiling_beside_the_interpreter():
 
 
 @pytest.mark.parametrize("config", valid_configs(4, seed=1), ids=str)
-def test_any_valid_config_compiles(config):
+def test_any_valid_config_compiles(config: SimtConfig) -> None:
     for name in bodies(config):
         assert registry.load(name).artifact(fitted(name, config)).cubin
 
 
-def test_vectors_only_where_operands_are_aligned():
+def test_vectors_only_where_operands_are_aligned() -> None:
     config = own("simt.vectorized")
     assert maps(config, problem()).a.registers[:2] == ((0, 1), (0, 2))
     assert maps(config, problem(shape=(128, 128, 126))).a.registers[:2] != ((0, 1), (0, 2))
@@ -364,18 +368,18 @@ def test_vectors_only_where_operands_are_aligned():
     assert transposed.a.registers[:2] == transposed.b.registers[:2] == ((1, 0), (2, 0))
 
 
-def by_access(kernel, **changes):
+def by_access(kernel: str, **changes: Any) -> dict[str, access.Shared]:
     return simt_access.in_shared(own(kernel, **changes), problem())
 
 
-def test_interleaved_lanes_read_in_half_the_passes():
+def test_interleaved_lanes_read_in_half_the_passes() -> None:
     for interleave, passes in ((False, 4), (True, 2)):
         reads = by_access("simt.pipelined", interleave=interleave)
         assert reads["B load"].wavefronts == passes * reads["B load"].instructions
         assert reads["A load"].wavefronts == 2 * reads["A load"].instructions
 
 
-def test_the_artifact_says_what_conflicts_cost():
+def test_the_artifact_says_what_conflicts_cost() -> None:
     found = registry.load("simt.vectorized").artifact(own("simt.vectorized", pad=0, piece_n=8))
     assert found.bank_conflicts == {"A store": 1, "B store": 0, "A load": 0, "B load": 4}
     assert found.passes == {"l1": 8 * (16 + 4), "shared": 8 * (4 * 2 + 4 + 16 * (2 + 8))}
@@ -384,13 +388,13 @@ def test_the_artifact_says_what_conflicts_cost():
 
 
 @pytest.mark.compile
-def test_a_kernel_is_inspected_as_its_documents_measure_it():
+def test_a_kernel_is_inspected_as_its_documents_measure_it() -> None:
     found = inspect("simt.vectorized")
     assert (found.dtype, found.layout) == ("float32", "nn")
     assert "simt_vectorized_128x128x8_fp32" in found.name
 
 
-def test_registers_are_those_of_the_ctas_asked_for():
+def test_registers_are_those_of_the_ctas_asked_for() -> None:
     assert own("simt.shared").max_registers == 32
     assert own("simt.warptile").max_registers == 255
     for name in ("simt.shared", "simt.register", "simt.vectorized"):

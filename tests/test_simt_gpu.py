@@ -12,7 +12,7 @@ from test_simt import NAMES, bodies, fitted, valid_configs
 import outblas
 from outblas.core import registry
 from outblas.core.configs import from_text
-from outblas.kernels.simt_config import PRESETS, invalid_reason
+from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
 from outblas.verify.cases import Case
 from outblas.verify.kernels import check
 
@@ -23,7 +23,7 @@ FP32 = torch.float32
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("shape", [(300, 200, 777), (129, 127, 1)])
-def test_every_rung_gives_the_same_bits(shape, layout):
+def test_every_rung_gives_the_same_bits(shape: tuple[int, int, int], layout: str) -> None:
     """All of them add the products of an output in order of K, in one chain of FMAs."""
     M, N, K = shape
     a = (
@@ -43,7 +43,7 @@ def test_every_rung_gives_the_same_bits(shape, layout):
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dtype", [FP32, torch.bfloat16], ids=str)
-def test_presets_are_right(preset, dtype):
+def test_presets_are_right(preset: str, dtype: torch.dtype) -> None:
     kernel, text = PRESETS[preset]
     config = from_text(registry.load(kernel).Config, text)
     for case in (Case(257, 130, 67, dtype, layout="nt"), Case(256, 256, 64, dtype)):
@@ -52,7 +52,7 @@ def test_presets_are_right(preset, dtype):
 
 
 @pytest.mark.parametrize("config", valid_configs(40, seed=7), ids=str)
-def test_a_config_that_is_valid_is_right(config):
+def test_a_config_that_is_valid_is_right(config: SimtConfig) -> None:
     draw = random.Random(str(config))
     for name in bodies(config):
         own = fitted(name, config)
@@ -71,7 +71,7 @@ def test_a_config_that_is_valid_is_right(config):
             assert result.ok, result.message
 
 
-def test_ieee_products_are_refused_as_tf32():
+def test_ieee_products_are_refused_as_tf32() -> None:
     a = torch.randn(64, 64, device="cuda")
     torch.set_float32_matmul_precision("high")
     try:
@@ -110,5 +110,5 @@ for kernel in registry.ladder("simt"):
 
 
 @pytest.mark.slow
-def test_memcheck_finds_nothing_at_the_edges():
+def test_memcheck_finds_nothing_at_the_edges() -> None:
     sanitizer.finds_nothing("memcheck", TAILS, len(NAMES))

@@ -9,6 +9,7 @@ import random
 import re
 import time
 from dataclasses import replace
+from typing import Any
 
 import faulty_kernel
 import pytest
@@ -18,10 +19,12 @@ from outblas.autotune.search.target import Subject, of
 from outblas.autotune.store.records import Workload
 from outblas.core import registry
 from outblas.core.configs import from_text, to_text
-from outblas.core.machines import MACHINES, find
+from outblas.core.machines import MACHINES, Machine, find
+from outblas.core.problem import Problem
+from outblas.core.space import Footprint, Space
 from outblas.hopper import gemm, hilbert
 from outblas.hopper.core import host
-from outblas.hopper.gemm import host as gemm_host
+from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
 NAMES = tuple(name for names in registry.LADDERS.values() for name in names)
@@ -39,41 +42,41 @@ SQUARE = Workload(*SHAPES[0])
 HILBERT, PORTABLE = of("hopper.hilbert"), of("portable")
 
 
-def runs_on(name):
+def runs_on(name: str) -> list[Machine]:
     record = registry.find(name)
     return [
         m for m in MACHINES.values() if record.min_arch <= m.arch <= (record.max_arch or m.arch)
     ]
 
 
-def machine_for(name):
+def machine_for(name: str) -> Machine:
     return H100 if H100 in runs_on(name) else runs_on(name)[0]
 
 
-def precisions(name, machine=H100):
+def precisions(name: str, machine: Machine = H100) -> tuple[str, ...]:
     """The dtypes of operands that a kernel takes on a machine, and tf32 where it takes that."""
     if name.startswith("turing.") and machine.arch < 80:
         return ("float16",)
     return (*registry.find(name).dtypes, *(["tf32"] if name == "portable" else []))
 
 
-def workload(name, shape=SHAPES[0], dtype=""):
+def workload(name: str, shape: tuple[int, int, int] = SHAPES[0], dtype: str = "") -> Workload:
     return Workload(*shape, dtype or precisions(name)[0], layout=registry.layout_of(name))
 
 
-def space(name, asked=None, machine=None):
+def space(name: str, asked: Workload | None = None, machine: Machine | None = None) -> Space[Any]:
     """By default at 4096, on an H100 where the kernel runs on one."""
     return (
         of(name).load().space(prune.problem(asked or workload(name)), machine or machine_for(name))
     )
 
 
-def valid(found):
+def valid(found: Space[Any]) -> list[Any]:
     """The configs that a sweep would try."""
     return [config for config in found.configs() if found.invalid_reason(config) is None]
 
 
-def some(name, found, most):
+def some(name: str, found: Space[Any], most: int) -> list[Any]:
     """A few of them."""
     return list(
         itertools.islice((c for c in _shuffled(name) if found.invalid_reason(c) is None), most)
@@ -81,13 +84,13 @@ def some(name, found, most):
 
 
 @functools.cache
-def _shuffled(name):
+def _shuffled(name: str) -> list[Any]:
     configs = list(space(name).configs())
     random.Random(name).shuffle(configs)
     return configs
 
 
-def fields_of(axis):
+def fields_of(axis: str | tuple[str, ...]) -> tuple[str, ...]:
     return (axis,) if isinstance(axis, str) else axis
 
 
@@ -95,7 +98,7 @@ def fields_of(axis):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_configs_say_why_not_or_pass_the_kernels_own_checks(name):
+def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str) -> None:
     """The space may refuse more than the kernel, never less."""
     machine, subject = machine_for(name), of(name).load()
     for shape, dtype in itertools.zip_longest(SHAPES, precisions(name), fillvalue=""):
@@ -114,7 +117,7 @@ def test_configs_say_why_not_or_pass_the_kernels_own_checks(name):
             assert from_text(subject.Config, to_text(config)) == config
 
 
-def own_reason(name, unsupported, config, given, machine):
+def own_reason(name: str, unsupported: Any, config: Any, given: Problem, machine: Machine) -> Any:
     """What the kernel itself has against a config; `unsupported`: its module's."""
     if name == "portable":
         return portable_config.invalid_reason(config, given.dtype, machine.shared_memory_per_cta)
@@ -126,7 +129,7 @@ def own_reason(name, unsupported, config, given, machine):
     )
 
 
-def _explains(reason):
+def _explains(reason: str) -> bool:
     """One line with a number, that says what was expected or what there is; no whole config."""
     wanted = re.search(
         r"expected .|, the device has \d|, an SM has at most \d|too few for \d|needs .*\d", reason
@@ -135,7 +138,7 @@ def _explains(reason):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_kernel_takes_by_itself_is_tried(name):
+def test_what_a_kernel_takes_by_itself_is_tried(name: str) -> None:
     """With few rows too, where a cluster cannot pay: a call without tuning takes it."""
     for machine in runs_on(name):
         for dtype, shape in itertools.product(precisions(name, machine), SHAPES[:2]):
@@ -143,7 +146,7 @@ def test_what_a_kernel_takes_by_itself_is_tried(name):
             assert found.invalid_reason(found.own) is None
 
 
-def test_footprints_say_what_configs_ask_for():
+def test_footprints_say_what_configs_ask_for() -> None:
     for name in NAMES:
         machine, found = machine_for(name), space(name)
         for config in some(name, found, 30):
@@ -160,13 +163,13 @@ def test_footprints_say_what_configs_ask_for():
                 assert f.shared_memory == config.shared_memory_bytes
 
 
-def test_hopper_footprints_count_the_producer():
+def test_hopper_footprints_count_the_producer() -> None:
     f = space("hopper.hilbert").footprint(hilbert.Config())
     assert (f.threads, f.cluster_m, f.cluster_n, f.persistent) == (384, 2, 1, True)
 
 
 @pytest.mark.parametrize("ladder", registry.LADDERS)
-def test_every_value_is_of_use_somewhere(ladder):
+def test_every_value_is_of_use_somewhere(ladder: str) -> None:
     unused = {}
     for name, shape in itertools.product(reversed(registry.LADDERS[ladder]), SHAPES[:2]):
         found = space(name, workload(name, shape))
@@ -182,11 +185,11 @@ def test_every_value_is_of_use_somewhere(ladder):
 
 
 def test_hopper_configs_of_one_compile():
-    """`compiled_as` is what the compile cache goes by: the order of tiles and the SMs are a
+    """`compile_key` is what the compile cache goes by: the order of tiles and the SMs are a
     table's.
     """
     found, given = space("hopper.hilbert"), prune.problem(SQUARE)
-    compiled = {config: found.compiled_as(config) for config in valid(found)}
+    compiled = {config: found.compile_key(config) for config in valid(found)}
     for config, shared in compiled.items():
         assert host._variant("hopper.hilbert", given, config).config == shared
         scheduled = {name: getattr(config, name) for name in ("order", "group_m", "group_n", "sms")}
@@ -203,16 +206,16 @@ def test_hopper_configs_of_one_compile():
     ],
     ids=str,
 )
-def test_gemm_configs_of_one_compile(asked):
+def test_gemm_configs_of_one_compile(asked: Workload) -> None:
     found, given = space("hopper.gemm", asked), prune.problem(asked)
     compiled = {}
     for config in valid(found):
-        variant = gemm_host.example_variant(gemm.plan.args[0], given, config)
-        assert compiled.setdefault(found.compiled_as(config), variant) == variant
+        variant = example_variant(gemm.plan.args[0], given, config)
+        assert compiled.setdefault(found.compile_key(config), variant) == variant
 
 
-def test_a_space_has_only_the_axes_that_a_rung_knows():
-    def axes(name):
+def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
+    def axes(name: str) -> set[str]:
         return {field for axis in space(name).axes for field in fields_of(axis)}
 
     assert axes("hopper.tma_wgmma") == {"tile_m", "tile_n"}
@@ -227,7 +230,7 @@ def test_a_space_has_only_the_axes_that_a_rung_knows():
 @pytest.mark.parametrize(
     "text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "store_buffers=1"]
 )
-def test_what_cannot_pay(text):
+def test_what_cannot_pay(text: str) -> None:
     """Configs that run, and cannot be the fastest."""
     config = from_text(hilbert.Config, f"cluster_m=1,sms=0,{text}")
     problem = prune.problem(Workload(64, 4096, 4096))
@@ -235,7 +238,7 @@ def test_what_cannot_pay(text):
     assert hilbert.space(problem, H100).invalid_reason(config) is not None
 
 
-def test_interpreted_portable_varies_what_the_interpreter_sees():
+def test_interpreted_portable_varies_what_the_interpreter_sees() -> None:
     found = PORTABLE.load().space(prune.problem(Workload(64, 64, 64, "float32", layout="nn")), None)
     assert set(found.axes) == {"block_m", "block_n", "block_k"}
     assert all(
@@ -248,11 +251,11 @@ def test_interpreted_portable_varies_what_the_interpreter_sees():
 # Pruning.
 
 
-def planned(*subjects, asked=SQUARE, trials=None):
+def planned(*subjects: Subject, asked: Workload = SQUARE, trials: int | None = None) -> prune.Plan:
     return prune.plan(subjects, asked, gpu.imagined("h100"), trials=trials)
 
 
-def test_ten_thousand_configs_in_seconds(monkeypatch):
+def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
     subjects = (HILBERT, PORTABLE, Subject("synthetic", "faulty_kernel"))
     for subject in subjects:
@@ -267,7 +270,7 @@ def test_ten_thousand_configs_in_seconds(monkeypatch):
     assert times == sorted(times)
 
 
-def test_plan_keeps_the_best_of_each_kernel_and_its_own():
+def test_plan_keeps_the_best_of_each_kernel_and_its_own() -> None:
     whole, few = planned(HILBERT, PORTABLE), planned(HILBERT, PORTABLE, trials=5)
     assert few.valid == whole.valid == len(whole.ranked)
     for subject in (HILBERT, PORTABLE):
@@ -278,7 +281,7 @@ def test_plan_keeps_the_best_of_each_kernel_and_its_own():
     assert [c for c in whole.ranked if c in few.ranked] == list(few.ranked)
 
 
-def test_rules_are_counted_with_an_example():
+def test_rules_are_counted_with_an_example() -> None:
     found = planned(HILBERT).pruned
     counts = [pruned.count for pruned in found]
     assert counts == sorted(counts, reverse=True)
@@ -289,7 +292,7 @@ def test_rules_are_counted_with_an_example():
     )
 
 
-def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
+def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
     """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may
     be tried.
     """
@@ -319,7 +322,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
         ),
     ],
 )
-def test_kernels_that_do_not_fit(name, machine, message):
+def test_kernels_that_do_not_fit(name: str, machine: str, message: str) -> None:
     target = gpu.imagined(machine) if machine else gpu.current()
     with pytest.raises(ValueError, match=message):
         prune.plan((of(name),), Workload(64, 64, 64, "float32"), target)
@@ -329,7 +332,7 @@ def test_kernels_that_do_not_fit(name, machine, message):
 
 
 @functools.cache
-def samples():
+def samples() -> list[tuple[Footprint, Workload, Machine]]:
     """A few of each kernel, on each machine, at each shape."""
     dice = random.Random(0)
     found = []
@@ -345,11 +348,11 @@ def samples():
     return found
 
 
-def us(f, asked, machine):
+def us(f: Footprint, asked: Workload, machine: Machine) -> float:
     return cost_model.predict(f, asked, machine).us
 
 
-def test_predictions_are_shares_and_times_that_a_machine_can_reach():
+def test_predictions_are_shares_and_times_that_a_machine_can_reach() -> None:
     assert len(samples()) > 1000
     for f, asked, machine in samples():
         found = cost_model.predict(f, asked, machine)
@@ -364,7 +367,7 @@ def test_predictions_are_shares_and_times_that_a_machine_can_reach():
         assert "waves" in found.limits
 
 
-def cut():
+def cut() -> list[tuple[Footprint, Workload, Machine]]:
     """Every fifth config whose CTAs share tiles, where such are tried."""
     found = []
     for shape in (*SHAPES[:2], (512, 512, 512), (128, 512, 8192)):
@@ -375,13 +378,13 @@ def cut():
     return found
 
 
-def without_sums(monkeypatch):
+def without_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on pieces of K are combined in no time."""
     monkeypatch.setattr(cost_model, "COMBINE", 0.0)
     monkeypatch.setattr(cost_model, "SUMS", math.inf)
 
 
-def test_half_the_terms_take_about_half_the_time(monkeypatch):
+def test_half_the_terms_take_about_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what combines pieces of K, and where L2 holds all operands of the smaller call."""
     without_sums(monkeypatch)
     shared = cut()
@@ -397,7 +400,7 @@ def test_half_the_terms_take_about_half_the_time(monkeypatch):
         )  # whatever does not depend on K left out
 
 
-def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch):
+def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where DRAM is not what takes the time. Nothing where no CTAs share a tile."""
     cases = [
         (f, replace(asked, K=K), replace(machine, dram_gbs=1e12))
@@ -412,22 +415,22 @@ def test_combining_takes_as_long_for_any_number_of_terms(monkeypatch):
         assert (long > 0.1) if f.split_k > 1 or f.stream_k else long == 0
 
 
-def test_fewer_stages_are_never_faster():
+def test_fewer_stages_are_never_faster() -> None:
     for f, asked, machine in samples():
         times = [us(replace(f, stages=stages), asked, machine) for stages in (1, 2, 3, 4, 6, 8)]
         assert all(fewer >= more * (1 - 1e-12) for fewer, more in itertools.pairwise(times)), times
 
 
-def test_rows_inside_of_lines_are_never_faster():
+def test_rows_inside_of_lines_are_never_faster() -> None:
     for f, asked, machine in samples():
         whole, one, both = (
-            us(replace(f, lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2))
+            us(replace(f, cache_lines=lines), asked, machine) for lines in ((1, 1), (1, 2), (2, 2))
         )
         assert whole <= one <= both
 
 
 @pytest.mark.parametrize(("size", "inside"), [(2048, False), (2056, True)])
-def test_clusters_pay_where_rows_begin_inside_of_lines(size, inside):
+def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool) -> None:
     """H100: 2048 takes 25.6 µs without clusters and 26.6 with; 2048 x 2048 x 2056 takes 35.5 and
     26.1.
     """
@@ -435,11 +438,11 @@ def test_clusters_pay_where_rows_begin_inside_of_lines(size, inside):
     found = space("hopper.gemm", asked)
     alone, pairs = (us(found.footprint(gemm.Config(cluster_m=m)), asked, H100) for m in (1, 2))
     assert (pairs < alone) is inside
-    lines = space("portable", asked).footprint(portable_config.PortableConfig()).lines
-    assert lines == found.footprint(gemm.Config()).lines == ((2, 2) if inside else (1, 1))
+    lines = space("portable", asked).footprint(portable_config.PortableConfig()).cache_lines
+    assert lines == found.footprint(gemm.Config()).cache_lines == ((2, 2) if inside else (1, 1))
 
 
-def test_a_larger_gpu_is_never_slower():
+def test_a_larger_gpu_is_never_slower() -> None:
     """With SMs, L2 and memory in proportion: SMs alone would share the same L2. Kernels without a
     pipeline are allowed a little, as fewer CTAs of an SM cover each other's waits then.
     """
@@ -452,7 +455,7 @@ def test_a_larger_gpu_is_never_slower():
         assert larger <= us(f, asked, machine) * allowed, (f, asked, machine.name)
 
 
-def test_clusters_take_no_more_from_l2():
+def test_clusters_take_no_more_from_l2() -> None:
     """Where L2 is all that counts, and both kinds of cluster fill the GPU alike."""
     found = space("hopper.hilbert")
     starved = replace(H100, l2_bytes_per_clock=8, sms=128)
@@ -463,14 +466,14 @@ def test_clusters_take_no_more_from_l2():
                 assert us(cluster, SQUARE, starved) < us(alone, SQUARE, starved)
 
 
-def test_a_config_that_leaves_sms_idle_is_slower():
+def test_a_config_that_leaves_sms_idle_is_slower() -> None:
     f = space("hopper.hilbert").footprint(hilbert.Config())
     assert us(replace(f, sms=64), SQUARE, H100) > 1.5 * us(f, SQUARE, H100)
     assert us(replace(f, issue=0.5), SQUARE, H100) > us(f, SQUARE, H100)
 
 
-def test_resident_ctas():
-    def resident(**changes):
+def test_resident_ctas() -> None:
+    def resident(**changes: Any) -> int:
         return cost_model.resident(
             replace(faulty_kernel.footprint(faulty_kernel.Config()), **changes), H100
         )
@@ -483,7 +486,13 @@ def test_resident_ctas():
     assert resident(shared_memory=0, registers=16, threads=32) == 32
 
 
-def test_predictions_that_are_all_equal_have_no_order():
+def test_a_config_that_no_kernel_runs_is_not_in_the_space() -> None:
+    config = from_text(hilbert.Config, "cluster_m=1,sms=0,tile_m=256,tile_n=256")
+    found = hilbert.space(prune.problem(Workload(64, 4096, 4096)), H100)
+    assert "accumulator registers" in str(found.invalid_reason(config))
+
+
+def test_predictions_that_are_all_equal_have_no_order() -> None:
     with pytest.raises(ValueError, match=r"predicted has 1\.0 only, expected values that differ"):
         rank.spearman([1.0, 1.0], [1.0, 2.0])
 
@@ -495,7 +504,7 @@ def test_predictions_that_are_all_equal_have_no_order():
 @pytest.mark.parametrize(
     "name", ["simt.pipelined", "portable", "turing.cp_async", "hopper.hilbert"]
 )
-def test_a_valid_config_compiles(name):
+def test_a_valid_config_compiles(name: str) -> None:
     found = space(name)
     config = min(some(name, found, 8), key=lambda config: found.footprint(config).registers)
     of(name).load().precompile(prune.problem(workload(name)), config, 90)

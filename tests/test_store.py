@@ -4,20 +4,23 @@ import contextlib
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
 from outblas.autotune.store import queries, sqlite, transfer, validation
-from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Workload, now
+from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Trial, Workload, now
 from outblas.autotune.store.store import Store, StoreError
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc")
 
 
 @pytest.fixture
-def store(path):
+def store(path: Path) -> Iterator[Store]:
     with Store(path) as store:
         yield store
 
@@ -25,7 +28,7 @@ def store(path):
 # What is stored comes back.
 
 
-def test_default_place(path, monkeypatch):
+def test_default_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
     with Store() as store:
         assert store.path == path
@@ -34,7 +37,7 @@ def test_default_place(path, monkeypatch):
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_trials_and_winners_come_back_by_date(path):
+def test_trials_and_winners_come_back_by_date(path: Path) -> None:
     trials = [
         trial(0),
         failed(1),
@@ -61,7 +64,7 @@ def test_trials_and_winners_come_back_by_date(path):
         assert store.verify() == []
 
 
-def test_the_first_of_an_identity_stays(store):
+def test_the_first_of_an_identity_stays(store: Store) -> None:
     assert store.add(trial(us=1.0))
     assert not store.add(trial(us=2.0))
     assert store.find(*PLACE, trial().config) == trial(us=1.0)
@@ -71,7 +74,7 @@ def test_the_first_of_an_identity_stays(store):
     assert len(store.trials()) == 2
 
 
-def test_the_winner_that_was_crowned_last_stays(store):
+def test_the_winner_that_was_crowned_last_stays(store: Store) -> None:
     """Whatever the clocks said: that of a machine may have been wrong once."""
     newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     for each in (winner(), newer, winner()):
@@ -81,7 +84,7 @@ def test_the_winner_that_was_crowned_last_stays(store):
     assert store.winners() == [winner(), winner(source="def", when=newer.when)]
 
 
-def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store):
+def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store: Store) -> None:
     wrong, right = winner(when="2099-01-01T00:00:00+00:00"), winner(ratio=1.2)
     store.crown(wrong)
     store.crown(right)
@@ -94,7 +97,7 @@ def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store):
     assert [each.source for each in store.winners()] == ["old", "abc"]  # as the oldest
 
 
-def test_what_may_have_been_circumstance_gives_way_to_what_is_known(store):
+def test_what_may_have_been_circumstance_gives_way_to_what_is_known(store: Store) -> None:
     for i, status in enumerate(sorted(CIRCUMSTANTIAL)):
         assert store.add(failed(i, status=status))
         assert not store.add(failed(i, status="hang", reason="another"))
@@ -105,7 +108,7 @@ def test_what_may_have_been_circumstance_gives_way_to_what_is_known(store):
     assert len(store.trials()) == len(CIRCUMSTANTIAL) + 1
 
 
-def test_a_result_ends_its_lease(path):
+def test_a_result_ends_its_lease(path: Path) -> None:
     lease = {"owner": "somebody", "beat": 1, "machine_losses": 0, "when": now()}
     with Store(path) as store:
         for i in range(2):
@@ -119,7 +122,7 @@ def test_a_result_ends_its_lease(path):
         assert [row["config"] for row in left] == [trial(1).config]
 
 
-def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store):
+def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store: Store) -> None:
     store.add(failed(0, reason="x" * 10000))
     store.add(failed(1, reason="na\udcffme\0 µs"))
     first, second = store.trials()
@@ -128,22 +131,34 @@ def test_long_and_odd_reasons_are_kept_as_far_as_they_can_be(store):
     assert store.verify() == []
 
 
+def test_undated_trials_are_dated(store: Store) -> None:
+    store.add(trial(when=""))
+    (found,) = store.trials()
+    assert now()[:10] >= found.when[:10] > "2026"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"us": float("nan")}, "trial.us is nan, expected a number above 0"),
         ({"us": None}, "trial.us is None"),
+        ({"status": "great"}, "trial.status is 'great'"),
+        ({"config": "drop table"}, "trial.config is 'drop table'"),
+        ({"kernel": "No Kernel"}, "trial.kernel is 'No Kernel'"),
+        ({"when": "yesterday"}, "trial.when is 'yesterday'"),
         ({"gpu": Gpu("", 90, 132)}, "trial.gpu.name"),
         ({"workload": Workload(1 << 60, 1, 1)}, "trial.workload.M"),
     ],
 )
-def test_what_could_not_be_read_again_is_refused(store, changes, message):
+def test_what_could_not_be_read_again_is_refused(
+    store: Store, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         store.add(trial(**changes))
     assert store.trials() == []
 
 
-def test_prune(store):
+def test_prune(store: Store) -> None:
     naive = (H200, WORKLOAD, "simt.naive", "abc", "x=1")
     for each in (
         trial(0),
@@ -170,7 +185,7 @@ def test_prune(store):
     assert store.trials() == store.winners() == store.verify() == []
 
 
-def test_prune_gives_the_disk_back(path):
+def test_prune_gives_the_disk_back(path: Path) -> None:
     fill(path, 1000)
     before = path.stat().st_size
     with Store(path) as store:
@@ -178,7 +193,7 @@ def test_prune_gives_the_disk_back(path):
         assert path.stat().st_size < before / 4
 
 
-def test_closed(store):
+def test_closed(store: Store) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreError, match="is closed"):
@@ -201,7 +216,7 @@ with Store(Path(sys.argv[1])) as store:
 """
 
 
-def adding(path, *batches):
+def adding(path: Path, *batches: list[Trial]) -> list[Any]:
     """Processes that add a batch of trials each, once all have imported what they need."""
     processes = []
     for batch in batches:
@@ -218,7 +233,7 @@ def adding(path, *batches):
     return processes
 
 
-def test_two_processes_add_the_same_trials(path):
+def test_two_processes_add_the_same_trials(path: Path) -> None:
     trials = [trial(i) for i in range(500)]
     processes = adding(path, trials, trials)
     outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
@@ -233,7 +248,7 @@ def test_two_processes_add_the_same_trials(path):
         assert store.verify() == []
 
 
-def test_what_a_killed_process_added_is_there(path):
+def test_what_a_killed_process_added_is_there(path: Path) -> None:
     batches = [[trial(i, source=who) for i in range(3000)] for who in "ab"]
     told = []
     for process, lines in zip(adding(path, *batches), (20, 300), strict=True):
@@ -252,8 +267,8 @@ def test_what_a_killed_process_added_is_there(path):
         assert store.add(trial())
 
 
-def test_threads(store):
-    def work(first):
+def test_threads(store: Store) -> None:
+    def work(first: int) -> list[tuple[bool, bool]]:
         found = []
         for i in range(first, first + 40):
             claim = store.claim(*PLACE, "x=1")
@@ -270,7 +285,7 @@ def test_threads(store):
     assert store.trials() == [trial(i) for i in range(100)]
 
 
-def test_a_store_locked_for_long_costs_no_result(path):
+def test_a_store_locked_for_long_costs_no_result(path: Path) -> None:
     fill(path, 1)
     with (
         Store(path) as store,

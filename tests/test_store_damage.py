@@ -6,16 +6,19 @@ import re
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stored import H100, WORKLOAD, fill, set_aside, silent, sql, trial, warned, winner
 
 from outblas.autotune.store import sqlite
+from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
 
 
-def snapshot(path):
+def snapshot(path: Path) -> dict[Path, tuple[int, bytes | None]]:
     """When what lies in a store's folder was changed, and what it holds."""
     return {
         p: (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else None)
@@ -23,7 +26,7 @@ def snapshot(path):
     }
 
 
-def kept(path, **options):
+def kept(path: Path, **options: bool) -> list[Trial]:
     """The trials of a store that nothing is wrong with."""
     with Store(path, **options) as store:
         assert store.warning is None
@@ -47,7 +50,7 @@ TRIALS = [trial(i) for i in range(100)]
         *CUTS,
     ]
 )
-def damaged(path, request):
+def damaged(path: Path, request: pytest.FixtureRequest) -> bytes:
     """What stands in place of a store of 100 trials."""
     fill(path, 100)
     if request.param == "no tables":
@@ -65,7 +68,7 @@ def damaged(path, request):
     return damages[request.param]
 
 
-def test_a_damaged_file_reads_as_empty_and_is_set_aside(path, damaged):
+def test_a_damaged_file_reads_as_empty_and_is_set_aside(path: Path, damaged: bytes) -> None:
     """Here or when it is first read from or written to."""
     before = snapshot(path)
     with silent(), Store(path, read_only=True) as store:
@@ -94,7 +97,7 @@ def test_a_damaged_file_reads_as_empty_and_is_set_aside(path, damaged):
 
 
 @pytest.mark.parametrize("way", ["read", "write"])
-def test_damage_that_comes_later(path, way):
+def test_damage_that_comes_later(path: Path, way: str) -> None:
     fill(path, 1000)
     with Store(path) as store, silent():
         assert store._file
@@ -112,7 +115,7 @@ def test_damage_that_comes_later(path, way):
     assert kept(path) == [trial(1)]
 
 
-def test_two_that_find_damage_set_it_aside_once(path):
+def test_two_that_find_damage_set_it_aside_once(path: Path) -> None:
     with Store(path) as first, Store(path) as second, silent():
         first.add(trial(0))
         with contextlib.closing(sqlite3.connect(path)) as rude:
@@ -128,7 +131,7 @@ def test_two_that_find_damage_set_it_aside_once(path):
     assert kept(path) == [trial(1), trial(2)]
 
 
-def test_what_only_seems_damaged_is_read_again(path):
+def test_what_only_seems_damaged_is_read_again(path: Path) -> None:
     trials = fill(path)
     with Store(path) as store:
         store._open(sqlite3.DatabaseError("malformed"))
@@ -146,7 +149,9 @@ def test_what_only_seems_damaged_is_read_again(path):
     ],
     ids=["deleted", "moved", "folder deleted"],
 )
-def test_a_file_that_goes_away_takes_no_new_result(path, lose):
+def test_a_file_that_goes_away_takes_no_new_result(
+    path: Path, lose: Callable[[Path], object]
+) -> None:
     with Store(path) as store:
         store.add(trial(0))
         lose(path)
@@ -155,7 +160,7 @@ def test_a_file_that_goes_away_takes_no_new_result(path, lose):
     assert kept(path) == [trial(1)]
 
 
-def test_a_deleted_file_leaves_no_log_that_two_share(path):
+def test_a_deleted_file_leaves_no_log_that_two_share(path: Path) -> None:
     """SQLite takes a log beside a fresh file for its own, while whoever has the deleted file writes
     to it.
     """
@@ -171,7 +176,9 @@ def test_a_deleted_file_leaves_no_log_that_two_share(path):
 @pytest.mark.parametrize(
     "problem", ["is of version 3, expected 2", "is a database of another program"]
 )
-def test_what_a_newer_version_or_another_program_has_is_not_touched(path, problem):
+def test_what_a_newer_version_or_another_program_has_is_not_touched(
+    path: Path, problem: str
+) -> None:
     if "version" in problem:
         fill(path)
         sql(path, "PRAGMA user_version = 3")
@@ -226,7 +233,9 @@ PLANTED = {
     ("table", "change", "problem"),
     [(table, *each) for table, planted in PLANTED.items() for each in planted.items()],
 )
-def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, change, problem):
+def test_verify_finds_planted_rows_and_reading_leaves_them_out(
+    path: Path, table: str, change: str, problem: str
+) -> None:
     leased = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
     fill(path, 1)
     with Store(path) as store:
@@ -256,7 +265,7 @@ def test_verify_finds_planted_rows_and_reading_leaves_them_out(path, table, chan
 
 
 @contextlib.contextmanager
-def unwritable(path):
+def unwritable(path: Path) -> Iterator[None]:
     """Root may write in spite of modes, but not to what has the attribute i; not every file system
     knows it.
     """
@@ -278,7 +287,7 @@ def unwritable(path):
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path, what):
+def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path: Path, what: str) -> None:
     trials = fill(path)
     with unwritable(path if what == "file" else path.parent):
         with warned("lost when the process ends", path) as store:
@@ -292,7 +301,7 @@ def test_what_cannot_be_written_is_read_and_goes_on_in_memory(path, what):
     assert kept(path) == trials
 
 
-def test_a_log_in_a_folder_that_cannot_be_written(path):
+def test_a_log_in_a_folder_that_cannot_be_written(path: Path) -> None:
     """A copy of a store in use, without the shared memory of those who use it: what is in the file
     proper is read.
     """
@@ -306,7 +315,7 @@ def test_a_log_in_a_folder_that_cannot_be_written(path):
         assert len(kept(folder / path.name, read_only=True)) >= 3
 
 
-def test_a_file_opened_for_reading_only(path, monkeypatch):
+def test_a_file_opened_for_reading_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = fill(path)
     real = sqlite._connection
     monkeypatch.setattr(sqlite, "_connection", lambda uri: real(uri.replace("mode=rwc", "mode=ro")))
@@ -316,7 +325,7 @@ def test_a_file_opened_for_reading_only(path, monkeypatch):
         assert store.add(trial(7))
 
 
-def test_a_place_that_cannot_be(path):
+def test_a_place_that_cannot_be(path: Path) -> None:
     path.parent.write_text("")
     with warned("lost when the process ends", path) as store:
         assert store.add(trial())
@@ -327,7 +336,7 @@ def test_a_place_that_cannot_be(path):
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("why", ["it is a folder", "can be written by others"])
-def test_a_place_that_is_not_used(path, why, read_only):
+def test_a_place_that_is_not_used(path: Path, why: str, read_only: bool) -> None:
     if why == "it is a folder":
         path.mkdir(parents=True)
     else:
@@ -340,7 +349,7 @@ def test_a_place_that_is_not_used(path, why, read_only):
     assert snapshot(path) == before
 
 
-def test_reading_only_leaves_no_trace(path):
+def test_reading_only_leaves_no_trace(path: Path) -> None:
     with Store(path, read_only=True) as store:
         assert store.warning is None
         assert store.trials() == store.winners() == store.verify() == []
@@ -358,7 +367,7 @@ def test_reading_only_leaves_no_trace(path):
     assert snapshot(path) == before
 
 
-def test_reading_only_sees_what_others_write(path):
+def test_reading_only_sees_what_others_write(path: Path) -> None:
     with Store(path, read_only=True) as reader:
         assert reader.trials() == []
         with Store(path) as store:
@@ -375,13 +384,13 @@ def test_reading_only_sees_what_others_write(path):
 # Full disks.
 
 
-def leave_room(store, pages=0):
+def leave_room(store: Store, pages: int = 0) -> None:
     assert store._file
     used = store._file.execute("PRAGMA page_count").fetchone()[0]
     store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
-def test_full_disk_costs_no_result(path):
+def test_full_disk_costs_no_result(path: Path) -> None:
     with Store(path) as store:
         store.add(trial(0))
         leave_room(store)
@@ -409,7 +418,7 @@ def test_full_disk_costs_no_result(path):
 
 
 @pytest.mark.parametrize("room", [0, 1_000_000])
-def test_closing_writes_what_waits_or_says_what_is_lost(path, room):
+def test_closing_writes_what_waits_or_says_what_is_lost(path: Path, room: int) -> None:
     with silent():
         store = Store(path)
         leave_room(store)
@@ -423,11 +432,11 @@ def test_closing_writes_what_waits_or_says_what_is_lost(path, room):
 
 
 @contextlib.contextmanager
-def refusing(message):
+def refusing(message: str) -> Iterator[None]:
     """Nothing can be written to a file."""
     at_once = sqlite.at_once
 
-    def refuse(connection, operations):
+    def refuse(connection: sqlite3.Connection, operations: Any) -> Any:
         if connection.execute("PRAGMA database_list").fetchone()["file"]:
             raise sqlite3.OperationalError(message)
         return at_once(connection, operations)
@@ -441,7 +450,7 @@ def refusing(message):
     "message",
     ["database or disk is full", "disk I/O error", "attempt to write a readonly database"],
 )
-def test_any_refusal_to_write_costs_no_result(path, message):
+def test_any_refusal_to_write_costs_no_result(path: Path, message: str) -> None:
     with silent(), Store(path) as store:
         with refusing(message):
             assert store.add(trial(0))
@@ -451,7 +460,7 @@ def test_any_refusal_to_write_costs_no_result(path, message):
     assert len(kept(path)) == 3
 
 
-def test_full_disk_at_opening(path):
+def test_full_disk_at_opening(path: Path) -> None:
     with (
         refusing("disk is full"),
         warned("disk is full; .* lost when the process ends", path) as store,

@@ -19,7 +19,7 @@ from outblas.autotune.store.store import Store, StoreError
 from outblas.core import filesystems
 
 
-def leave_room(store, pages=0):
+def leave_room(store, pages=0) -> None:
     used = store._file.execute("PRAGMA page_count").fetchone()[0]
     store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
@@ -33,7 +33,7 @@ def there(path):
 # What reaches the file.
 
 
-def test_a_store_in_order_is_persistent(path):
+def test_a_store_in_order_is_persistent(path: Path) -> None:
     with Store(path) as store:
         store.check_persistent()
         assert store.persistent
@@ -52,7 +52,7 @@ def test_a_store_in_order_is_persistent(path):
     assert not store.persistent
 
 
-def test_checking_keeps_what_others_do(path):
+def test_checking_keeps_what_others_do(path: Path) -> None:
     with Store(path) as one, Store(path) as other, Store(path, read_only=True) as reader:
         for i in range(20):
             assert one.add(trial(i))
@@ -60,7 +60,7 @@ def test_checking_keeps_what_others_do(path):
             assert len(reader.trials()) == len(other.trials()) == i + 1
 
 
-def test_a_full_disk_is_said_before_anything_is_measured(path):
+def test_a_full_disk_is_said_before_anything_is_measured(path: Path) -> None:
     with Store(path) as store:
         leave_room(store)
         with pytest.raises(StoreError, match=r"is full; results could not be kept"):
@@ -70,14 +70,14 @@ def test_a_full_disk_is_said_before_anything_is_measured(path):
         assert store.persistent
 
 
-def test_a_disk_with_little_room_is_full(path):
+def test_a_disk_with_little_room_is_full(path: Path) -> None:
     with Store(path) as store:
         leave_room(store, 8)
         with pytest.raises(StoreError, match="is full"):
             store.check_persistent()
 
 
-def test_what_is_only_read_is_not_persistent(path):
+def test_what_is_only_read_is_not_persistent(path: Path) -> None:
     fill(path)
     with Store(path, read_only=True) as store:
         assert not store.persistent
@@ -86,7 +86,7 @@ def test_what_is_only_read_is_not_persistent(path):
 
 
 @pytest.mark.parametrize("what", ["a folder", "below a file"])
-def test_what_cannot_be_a_file_is_not_persistent(path, what):
+def test_what_cannot_be_a_file_is_not_persistent(path: Path, what: str) -> None:
     if what == "a folder":
         path.mkdir(parents=True)
     else:
@@ -102,7 +102,7 @@ def test_what_cannot_be_a_file_is_not_persistent(path, what):
         store.close()
 
 
-def test_checking_finds_damage_and_goes_on_with_a_fresh_file(path):
+def test_checking_finds_damage_and_goes_on_with_a_fresh_file(path: Path) -> None:
     fill(path, 500)
     with silent(), Store(path) as store:
         store._file.execute("PRAGMA cache_size = 0")
@@ -116,7 +116,7 @@ def test_checking_finds_damage_and_goes_on_with_a_fresh_file(path):
     assert trial(1000) in there(path)
 
 
-def test_unsaved_results_are_counted_by_identity(path):
+def test_unsaved_results_are_counted_by_identity(path: Path) -> None:
     with silent(), Store(path) as store:
         leave_room(store)
         while store.persistent:
@@ -169,7 +169,7 @@ def refusing():
         yield
 
 
-def test_an_emergency_export_has_what_the_file_lacks(full, path, tmp_path):
+def test_an_emergency_export_has_what_the_file_lacks(full, path: Path, tmp_path: Path) -> None:
     assert full.unsaved == 3
     first, second = full.emergency_export(tmp_path), full.emergency_export(tmp_path)
     assert first != second
@@ -179,7 +179,7 @@ def test_an_emergency_export_has_what_the_file_lacks(full, path, tmp_path):
     assert not full.persistent
 
 
-def test_what_was_exported_is_not_said_to_be_lost(full, tmp_path):
+def test_what_was_exported_is_not_said_to_be_lost(full, tmp_path: Path) -> None:
     full.emergency_export(tmp_path)
     full.add(trial(3))
     with pytest.warns(UserWarning, match="the last 1 results are lost"):
@@ -187,8 +187,8 @@ def test_what_was_exported_is_not_said_to_be_lost(full, tmp_path):
 
 
 def test_an_emergency_export_goes_to_the_first_folder_that_can_be_written(
-    full, tmp_path, monkeypatch
-):
+    full, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = {name: tmp_path / name for name in ("current", "home", "temporary")}
     for folder in folders.values():
         folder.mkdir()
@@ -217,7 +217,7 @@ def test_an_emergency_export_goes_to_the_first_folder_that_can_be_written(
     assert not any(list(folder.iterdir()) for folder in folders.values())
 
 
-def test_results_on_a_disk_that_is_really_full(path, tmp_path):
+def test_results_on_a_disk_that_is_really_full(path: Path, tmp_path: Path) -> None:
     """A file system of a megabyte, where root may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -292,7 +292,7 @@ def open_folder():
 
 
 @pytest.fixture(params=["as this user", "as an ordinary user"])
-def user(request, open_folder):
+def user(request: pytest.FixtureRequest, open_folder):
     """The id of a user to be, and a folder of his."""
     folder = open_folder / "his"
     folder.mkdir()
@@ -305,7 +305,7 @@ def user(request, open_folder):
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o775, 0o2775])
-def test_a_store_in_a_folder_that_a_group_can_write_keeps_results(user, mode):
+def test_a_store_in_a_folder_that_a_group_can_write_keeps_results(user, mode: int) -> None:
     uid, folder = user
     folder.chmod(mode)
     for number, path in enumerate(
@@ -316,7 +316,7 @@ def test_a_store_in_a_folder_that_a_group_can_write_keeps_results(user, mode):
         assert store.trials() == [trial(0), trial(2)]
 
 
-def test_a_folder_that_anybody_can_write_is_refused(user):
+def test_a_folder_that_anybody_can_write_is_refused(user) -> None:
     uid, folder = user
     folder.chmod(0o777)
     kept, said = as_user(folder / "s.sqlite", uid=uid)
@@ -325,7 +325,7 @@ def test_a_folder_that_anybody_can_write_is_refused(user):
     assert not list(folder.iterdir())
 
 
-def test_a_sticky_folder_of_all_takes_a_store_of_ones_own_only(user):
+def test_a_sticky_folder_of_all_takes_a_store_of_ones_own_only(user) -> None:
     uid, folder = user
     folder.chmod(0o1777)
     path = folder / "s.sqlite"
@@ -338,7 +338,7 @@ def test_a_sticky_folder_of_all_takes_a_store_of_ones_own_only(user):
         assert "belongs to another user, in a folder that can be written by others" in said
 
 
-def test_members_of_a_group_share_a_store(open_folder):
+def test_members_of_a_group_share_a_store(open_folder) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can be others")
     folder = open_folder / "shared"
@@ -353,7 +353,7 @@ def test_members_of_a_group_share_a_store(open_folder):
     assert len(there(path)) == 2
 
 
-def test_a_folder_that_cannot_be_looked_into(open_folder):
+def test_a_folder_that_cannot_be_looked_into(open_folder) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can be another")
     folder = open_folder / "roots"
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_looked_into(open_folder):
     assert "Permission denied" in said
 
 
-def test_a_read_only_file_is_said_before_anything_is_measured(user):
+def test_a_read_only_file_is_said_before_anything_is_measured(user) -> None:
     uid, folder = user
     if uid == 0 and os.getuid() == 0:
         pytest.skip("root writes in spite of modes")
@@ -375,7 +375,7 @@ def test_a_read_only_file_is_said_before_anything_is_measured(user):
     assert "readonly" in said
 
 
-def test_a_link_to_a_store_has_its_log_beside_the_file(path, tmp_path):
+def test_a_link_to_a_store_has_its_log_beside_the_file(path: Path, tmp_path: Path) -> None:
     fill(path, 1)
     link = tmp_path / "link.sqlite"
     link.symlink_to(path)
@@ -388,7 +388,9 @@ def test_a_link_to_a_store_has_its_log_beside_the_file(path, tmp_path):
 # Network file systems.
 
 
-def test_a_store_on_a_network_file_system_is_warned_about_once(path, tmp_path, monkeypatch):
+def test_a_store_on_a_network_file_system_is_warned_about_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:40 / {tmp_path} rw - nfs server:/ rw\n")
     monkeypatch.setattr(filesystems, "_MOUNTS", mounts)
@@ -404,7 +406,7 @@ def test_a_store_on_a_network_file_system_is_warned_about_once(path, tmp_path, m
     places._warn_of_network.cache_clear()
 
 
-def test_json_of_an_emergency_export_can_be_read_by_others(full, tmp_path):
+def test_json_of_an_emergency_export_can_be_read_by_others(full, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in full.emergency_export(tmp_path).read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == [
         "format",
@@ -416,7 +418,7 @@ def test_json_of_an_emergency_export_can_be_read_by_others(full, tmp_path):
     ]
 
 
-def test_an_added_table_does_not_harm(path):
+def test_an_added_table_does_not_harm(path: Path) -> None:
     """As of a check that was killed between its two steps."""
     fill(path)
     sql(path, "CREATE TABLE probe (content)", "INSERT INTO probe VALUES (zeroblob(1000))")

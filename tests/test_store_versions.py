@@ -6,6 +6,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import stored
@@ -40,7 +41,7 @@ VERSION_1 = [
 TRIALS = [trial(i) for i in range(100)]
 
 
-def old(path, count=100):
+def old(path, count=100) -> None:
     """A store as version 1 of the tables has it."""
     path.parent.mkdir(exist_ok=True)
     sql(path, *VERSION_1)
@@ -71,7 +72,7 @@ def version(path):
 # Versions.
 
 
-def test_a_store_of_version_1_is_read_as_it_is(path):
+def test_a_store_of_version_1_is_read_as_it_is(path: Path) -> None:
     old(path)
     before = path.read_bytes()
     with Store(path, read_only=True) as store:
@@ -85,7 +86,7 @@ def test_a_store_of_version_1_is_read_as_it_is(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_store_of_version_1_is_migrated_when_it_is_written(path):
+def test_a_store_of_version_1_is_migrated_when_it_is_written(path: Path) -> None:
     old(path)
     with Store(path) as store:
         assert store.warning is None
@@ -99,7 +100,7 @@ def test_a_store_of_version_1_is_migrated_when_it_is_written(path):
     assert content(path) == ([*TRIALS, trial(100)], [winner()])
 
 
-def test_new_tables_are_what_migrations_lead_to(path, tmp_path):
+def test_new_tables_are_what_migrations_lead_to(path: Path, tmp_path: Path) -> None:
     old(path)
     fresh = tmp_path / "fresh.sqlite"
     for each in (path, fresh):
@@ -125,7 +126,9 @@ def test_new_tables_are_what_migrations_lead_to(path, tmp_path):
     assert facts(path) == facts(fresh)
 
 
-def test_a_migration_that_fails_changes_nothing_and_leaves_a_copy(path, monkeypatch):
+def test_a_migration_that_fails_changes_nothing_and_leaves_a_copy(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old(path)
 
     def failing(connection):
@@ -146,7 +149,9 @@ def test_a_migration_that_fails_changes_nothing_and_leaves_a_copy(path, monkeypa
     assert not kept.exists()
 
 
-def test_a_migration_without_room_for_a_copy_is_not_begun(path, monkeypatch):
+def test_a_migration_without_room_for_a_copy_is_not_begun(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old(path)
 
     class Full(sqlite3.Connection):
@@ -176,7 +181,7 @@ Store(Path(sys.argv[1]))
 """
 
 
-def test_a_migration_that_is_killed_is_done_by_the_next(path):
+def test_a_migration_that_is_killed_is_done_by_the_next(path: Path) -> None:
     old(path)
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60).returncode == -9
     assert version(path) == 1
@@ -197,7 +202,7 @@ with Store(Path(sys.argv[1])) as store:
 """
 
 
-def test_several_processes_migrate_once(path):
+def test_several_processes_migrate_once(path: Path) -> None:
     old(path)
     command = [sys.executable, "-c", OPENING, str(path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -209,7 +214,7 @@ def test_several_processes_migrate_once(path):
     assert [process.communicate(timeout=60)[0] for process in processes] == ["100 None\n"] * 4
 
 
-def test_a_newer_version_is_not_touched(path):
+def test_a_newer_version_is_not_touched(path: Path) -> None:
     fill(path)
     sql(path, f"PRAGMA user_version = {migrations.VERSION + 1}")
     before = path.read_bytes()
@@ -248,7 +253,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("change", HARMLESS)
 @pytest.mark.parametrize("version", [1, 2])
-def test_what_others_add_costs_nothing(path, change, version):
+def test_what_others_add_costs_nothing(path: Path, change, version: int) -> None:
     if version == 1:
         old(path)
     else:
@@ -281,7 +286,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("change", HARMFUL)
-def test_what_others_take_away_is_made_good(path, change):
+def test_what_others_take_away_is_made_good(path: Path, change) -> None:
     with Store(path) as store:
         store.merge(TRIALS, [winner()])
     sql(path, *HARMFUL[change])
@@ -309,7 +314,7 @@ def damaged_copies(path, count, seed, trials=400):
         yield seed + i, damage(path, random.Random(seed + i))
 
 
-def test_what_can_be_read_in_damaged_stores_is_carried(path):
+def test_what_can_be_read_in_damaged_stores_is_carried(path: Path) -> None:
     """A sample of what `make chaos` has more of."""
     known, kept = {trial(i) for i in range(400)}, []
     for seed, what in damaged_copies(path, 20, seed=1):
@@ -330,7 +335,7 @@ def test_what_can_be_read_in_damaged_stores_is_carried(path):
     assert sum(kept) / len(kept) > 0.5
 
 
-def test_rows_around_a_damaged_page_are_read(path):
+def test_rows_around_a_damaged_page_are_read(path: Path) -> None:
     with Store(path) as store:
         store.merge([trial(i) for i in range(2000)], [])
         root = store._file.execute(
@@ -364,7 +369,7 @@ def leaves(data, page):
     return [leaf for child in [*children, last] for leaf in leaves(data, child)]
 
 
-def test_rows_that_come_before_their_gpu_is_known_are_carried(path):
+def test_rows_that_come_before_their_gpu_is_known_are_carried(path: Path) -> None:
     """A GPU's row that cannot be read costs no trial: the next result of it brings it back."""
     fill(path, 50)
     sql(path, "DELETE FROM gpus", "DROP TABLE leases")
@@ -375,7 +380,7 @@ def test_rows_that_come_before_their_gpu_is_known_are_carried(path):
         assert len(store.trials()) == 51
 
 
-def test_a_salvage_that_was_ended_is_done_by_the_next(path):
+def test_a_salvage_that_was_ended_is_done_by_the_next(path: Path) -> None:
     """As after a process that was killed between its steps."""
     fill(path, 50)
     path.rename(path.with_name(f"{path.name}.salvaging"))
@@ -389,7 +394,9 @@ def test_a_salvage_that_was_ended_is_done_by_the_next(path):
         assert len(store.trials()) == 50
 
 
-def test_a_salvage_without_room_is_done_when_there_is_some(path, monkeypatch):
+def test_a_salvage_without_room_is_done_when_there_is_some(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(path, 50)
     sql(path, "DROP TABLE leases")
 
@@ -405,7 +412,7 @@ def test_a_salvage_without_room_is_done_when_there_is_some(path, monkeypatch):
         assert len(store.trials()) == 51
 
 
-def test_what_is_newer_than_the_damaged_file_stays(path):
+def test_what_is_newer_than_the_damaged_file_stays(path: Path) -> None:
     fill(path, 3)
     path.rename(path.with_name(f"{path.name}.salvaging"))
     with silent(), Store(path.with_name("other")) as other:
@@ -419,7 +426,7 @@ def test_what_is_newer_than_the_damaged_file_stays(path):
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):
+def large(tmp_path_factory: pytest.TempPathFactory):
     """A store of 20 workloads with 300 trials and a winner each."""
     path = tmp_path_factory.mktemp("large") / "tuning.sqlite"
     with Store(path) as store:
@@ -436,15 +443,15 @@ class Counting(sqlite3.Connection):
 
     steps = 0
 
-    def __init__(self, *arguments, **options):
+    def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
         self.set_progress_handler(self.count, 1000)
 
-    def count(self):
+    def count(self) -> None:
         Counting.steps += 1
 
 
-def work_of(operation, monkeypatch):
+def work_of(operation, monkeypatch: pytest.MonkeyPatch):
     connect = sqlite3.connect
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -455,7 +462,7 @@ def work_of(operation, monkeypatch):
         return Counting.steps
 
 
-def test_opening_does_not_look_at_rows(large, path, monkeypatch):
+def test_opening_does_not_look_at_rows(large, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(read_only):
         return lambda: Store(large, read_only=read_only).close()
 
@@ -472,7 +479,7 @@ def test_opening_does_not_look_at_rows(large, path, monkeypatch):
         assert work_of(operation, monkeypatch) <= 5
 
 
-def test_lookups_use_an_index(large, monkeypatch):
+def test_lookups_use_an_index(large, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(large) as store:
         place = (trial().gpu, stored.Workload(32, 4096, 4096), *trial(7).identity[2:])
         assert (
@@ -501,7 +508,7 @@ def stored_counts():
     return listing._COUNTS
 
 
-def test_a_reader_copies_nothing(large):
+def test_a_reader_copies_nothing(large) -> None:
     """Its memory does not grow with the file."""
     code = f"""{BARE}
 import resource
@@ -524,7 +531,7 @@ print(peak() - before)
     assert int(run.stdout) < 4 << 10  # KiB; SQLite's own cache has 2 MiB
 
 
-def test_a_lock_survives_a_reader_of_the_same_process(path):
+def test_a_lock_survives_a_reader_of_the_same_process(path: Path) -> None:
     """Closing any descriptor of a file drops all locks that the process has on it: none is opened
     beside a writer's.
     """
@@ -542,7 +549,7 @@ def test_a_lock_survives_a_reader_of_the_same_process(path):
             writer._file.execute("ROLLBACK")
 
 
-def test_the_log_is_there_as_soon_as_a_store_is_open(path):
+def test_the_log_is_there_as_soon_as_a_store_is_open(path: Path) -> None:
     """By it others in the process see that the file is in use."""
     with Store(path):
         assert path.with_name(f"{path.name}-wal").exists()
@@ -561,7 +568,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("what", ALTERED)
-def test_an_altered_row_is_no_record(path, what):
+def test_an_altered_row_is_no_record(path: Path, what) -> None:
     """Though all its fields are valid: it counts as not measured, and is said by a full check."""
     fill(path, 5)
     sql(path, ALTERED[what])
@@ -577,7 +584,7 @@ def test_an_altered_row_is_no_record(path, what):
         )
 
 
-def test_an_altered_winner_is_not_looked_up(path):
+def test_an_altered_winner_is_not_looked_up(path: Path) -> None:
     fill(path, 1)
     with Store(path) as store:
         store.crown(winner())
@@ -588,7 +595,7 @@ def test_an_altered_winner_is_not_looked_up(path):
         assert store.winners() == []
 
 
-def test_altered_rows_are_not_salvaged(path):
+def test_altered_rows_are_not_salvaged(path: Path) -> None:
     fill(path, 5)
     sql(path, ALTERED["a figure"])
     with (
@@ -600,7 +607,7 @@ def test_altered_rows_are_not_salvaged(path):
 
 
 @pytest.mark.parametrize("offset", [0, 16, 17, 18, 19, 21, 47])
-def test_a_header_that_sqlite_refuses_costs_no_row(path, offset):
+def test_a_header_that_sqlite_refuses_costs_no_row(path: Path, offset: int) -> None:
     fill(path, 50)
     with path.open("r+b") as file:
         file.seek(offset)
@@ -613,7 +620,7 @@ def test_a_header_that_sqlite_refuses_costs_no_row(path, offset):
         assert store.add(trial(50))
 
 
-def test_a_wrong_number_of_the_version_costs_nothing(path):
+def test_a_wrong_number_of_the_version_costs_nothing(path: Path) -> None:
     fill(path, 5)
     sql(path, "PRAGMA user_version = 1")
     with Store(path) as store:

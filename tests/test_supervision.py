@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import misbehaving
 import pytest
@@ -29,7 +30,7 @@ SUBJECT = Subject("misbehaving", "misbehaving")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _log(tmp_path_factory):
+def _log(tmp_path_factory: pytest.TempPathFactory):
     """Of all tests here: they share processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAULTY_LOG", str(tmp_path_factory.mktemp("supervision") / "log"))
@@ -70,7 +71,7 @@ def compiling():
 
 # What a config raises.
 @pytest.mark.parametrize("fault", RAISED)
-def test_whatever_a_config_raises_costs_its_trial(bench, fault):
+def test_whatever_a_config_raises_costs_its_trial(bench, fault) -> None:
     found = screened(bench, fault)
     assert found.status == "failed"
     assert type(found.reason) is str
@@ -79,7 +80,7 @@ def test_whatever_a_config_raises_costs_its_trial(bench, fault):
 
 
 @pytest.mark.parametrize("fault", RAISED)
-def test_whatever_a_compile_raises_costs_its_trial(compilers, fault):
+def test_whatever_a_compile_raises_costs_its_trial(compilers, fault) -> None:
     status, reason = compiled(compilers, f"compile-{fault}")
     assert (status, type(reason)) == ("failed", str)
     assert compiled(compilers) is None
@@ -87,7 +88,7 @@ def test_whatever_a_compile_raises_costs_its_trial(compilers, fault):
 
 
 # Ends from outside.
-def test_a_killed_compile_is_tried_once_more(compilers):
+def test_a_killed_compile_is_tried_once_more(compilers) -> None:
     assert compiled(compilers, "compile-sigkill-once") is None
     assert compiling()[-1] != compiling()[-2]
     status, reason = compiled(compilers, "compile-sigkill")
@@ -96,7 +97,7 @@ def test_a_killed_compile_is_tried_once_more(compilers):
     assert compiling()[-1] != compiling()[-2]
 
 
-def test_an_idle_compile_process_that_is_killed_is_replaced(compilers):
+def test_an_idle_compile_process_that_is_killed_is_replaced(compilers) -> None:
     assert compiled(compilers) is None
     process = compiling()[-1]
     os.kill(process, signal.SIGKILL)
@@ -106,7 +107,7 @@ def test_an_idle_compile_process_that_is_killed_is_replaced(compilers):
     assert process not in compiling()[-2:]
 
 
-def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench):
+def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench) -> None:
     with pytest.raises(Down, match="signal SIGTERM") as down:
         screened(bench, "sigterm")
     assert down.value.status == "killed"
@@ -114,7 +115,7 @@ def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench):
 
 # Clocks.
 @pytest.mark.parametrize("hours", [1, -1])
-def test_the_wall_clock_jumps(bench, hours, monkeypatch):
+def test_the_wall_clock_jumps(bench, hours, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour on makes no sound config hang, and an hour back lets no hanging one go on."""
     bench.open(WORKLOAD)
     honest, jumped = time.time, threading.Event()
@@ -136,7 +137,7 @@ def test_the_wall_clock_jumps(bench, hours, monkeypatch):
 
 
 # Starts.
-def test_a_worker_that_hangs_at_start(tmp_path, monkeypatch):
+def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(isolated, "START_SECONDS", 0.5)
@@ -151,7 +152,7 @@ def test_a_worker_that_hangs_at_start(tmp_path, monkeypatch):
 
 
 # The driver's death.
-def test_nothing_survives_the_driver(path):
+def test_nothing_survives_the_driver(path: Path) -> None:
     """Of a worker that holds Python's lock, and a compile with children that ignore signals."""
     code = """
 from test_supervision import submitted, screened, Bench, Compilers

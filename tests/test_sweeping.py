@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -22,16 +24,16 @@ from outblas.autotune.search.target import Subject
 from outblas.autotune.store import transfer
 from outblas.autotune.store.records import STATUSES
 from outblas.autotune.store.store import Store, StoreError
-from outblas.autotune.sweep import outcome, tuner
-from outblas.autotune.sweep.outcome import Budget
-from outblas.autotune.sweep.sweep import sweep, visible_gpus
-from outblas.autotune.sweep.tuner import Job
+from outblas.autotune.sweeps import outcome, tuner
+from outblas.autotune.sweeps.outcome import Budget
+from outblas.autotune.sweeps.sweep import sweep, visible_gpus
+from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
-def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
+def test_a_killed_sweep_goes_on_where_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "9")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
     code = "run(sys.argv[1], progress=lambda p: print(p.stage, p.screened, flush=True))"
@@ -56,11 +58,12 @@ def test_a_killed_sweep_goes_on_where_it_was(path, monkeypatch):
     counts = Counter(note.config for note in notes()[: screened[0]])
     assert {config for config, times in counts.items() if times > 1} <= {notes()[begun - 1].config}
     assert all(counts[trial.config] == 1 for trial in before)
+    assert outcome.winner in found.winners
     with Store(path) as store:
         assert store.winners() == found.winners
 
 
-def reasons_of(outcome, statuses, figure):
+def reasons_of(outcome: Outcome, statuses: dict[str, str], figure: str) -> dict[str, str]:
     """Why each fault failed: one trial each with its status and without that figure, and three
     sound ones with it.
     """
@@ -72,7 +75,7 @@ def reasons_of(outcome, statuses, figure):
     return {config.fault: trial.reason for config, trial in trials.items()}
 
 
-def test_faults_cost_a_trial_each(path, monkeypatch):
+def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(MEASURED))
     monkeypatch.setattr(
         isolated, "TURNS", 0
@@ -89,14 +92,16 @@ def test_faults_cost_a_trial_each(path, monkeypatch):
         "refuse": "fault is refuse, expected another",
     }
     assert found.finished
+    assert found.failures == []
     assert from_text(Config, outcome.winner.config).fault == ""
 
     measured = len(notes())
     assert run(path).outcomes[0].new == 0
     assert {from_text(Config, note.config).fault for note in notes()[measured:]} <= {""}
+    assert len(stored(path)) == len(outcome.trials)
 
 
-def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
+def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled as for an H100, and measured in the interpreter."""
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(COMPILED))
     job = Job((SUBJECT,), WORKLOAD, top_k=1)
@@ -123,7 +128,7 @@ def test_compiles_that_fail_cost_a_trial_each(path, monkeypatch):
     }
 
 
-def test_two_sweeps_share_a_store(path, monkeypatch):
+def test_two_sweeps_share_a_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "8")
     monkeypatch.setenv("FAULTY_SLEEP", "100")
     code = """
@@ -151,7 +156,9 @@ print(json.dumps([found.finished, len(found.winners), len(outcome.trials), outco
     assert times.total() == 8
 
 
-def test_interrupts_brand_no_config(path, tmp_path, monkeypatch):
+def test_interrupts_brand_no_config(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One sweep is interrupted while it measures, the next is killed; the third measures it."""
     monkeypatch.setenv("FAULTY_FAULTS", "wait")
     gate = tmp_path / "log.wait"
@@ -171,7 +178,9 @@ def test_interrupts_brand_no_config(path, tmp_path, monkeypatch):
     assert outcome.finished
 
 
-def test_a_worker_that_is_killed_from_outside_says_nothing(path, monkeypatch):
+def test_a_worker_that_is_killed_from_outside_says_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "killed-once")
     monkeypatch.setenv("FAULTY_CONFIGS", "1")
     (outcome,) = run(path, top_k=1).outcomes
@@ -180,7 +189,9 @@ def test_a_worker_that_is_killed_from_outside_says_nothing(path, monkeypatch):
     assert sum("killed-once" in note.config for note in notes()) == 2
 
 
-def test_what_has_failed_is_measured_anew_where_that_is_asked_for(path, monkeypatch):
+def test_what_has_failed_is_measured_anew_where_that_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "raise refuse wrong")
     monkeypatch.setenv("FAULTY_CONFIGS", "1")
     run(path, top_k=1)
@@ -195,7 +206,7 @@ def test_what_has_failed_is_measured_anew_where_that_is_asked_for(path, monkeypa
     )
 
 
-def test_interrupt_ends_everything(path, monkeypatch):
+def test_interrupt_ends_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does to a program that goes on, and had opened the store itself."""
     monkeypatch.setenv("FAULTY_CONFIGS", "1000")
     code = """
@@ -225,7 +236,9 @@ with Store(Path(sys.argv[1])) as store:
     assert trials < 100
 
 
-def test_interrupted_program_leaves_nothing_behind(path, monkeypatch):
+def test_interrupted_program_leaves_nothing_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
     with start("run(sys.argv[1])", path) as process:
         assert soon(lambda: any("hang" in note.config for note in notes()), 120)
@@ -238,7 +251,7 @@ def test_interrupted_program_leaves_nothing_behind(path, monkeypatch):
     assert [trial.status for trial in stored(path)] == ["ok"]
 
 
-def test_a_store_that_cannot_be_written_is_refused(tmp_path):
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with (
         pytest.warns(UserWarning, match="results are kept in memory"),
@@ -254,7 +267,9 @@ def test_a_store_that_cannot_be_written_is_refused(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*results are kept in memory")
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_disk_that_fills_up_loses_nothing(path, tmp_path, monkeypatch, interrupted):
+def test_a_disk_that_fills_up_loses_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
     """What the store refuses is exported elsewhere, and said, however the sweep ends."""
     monkeypatch.setenv("FAULTY_CONFIGS", "200")
     monkeypatch.chdir(tmp_path)
@@ -288,7 +303,7 @@ def test_a_disk_that_fills_up_loses_nothing(path, tmp_path, monkeypatch, interru
     assert len(kept) == 200 or (interrupted and len(kept) >= 150)
 
 
-def leave_room(store, pages=0):
+def leave_room(store, pages=0) -> None:
     with store._mutex:
         if pages == 0:
             store._file.execute("VACUUM")
@@ -296,7 +311,7 @@ def leave_room(store, pages=0):
         store._file.execute(f"PRAGMA max_page_count = {used + pages}")
 
 
-def test_a_workload_that_cannot_be_had_fails_alone(path):
+def test_a_workload_that_cannot_be_had_fails_alone(path: Path) -> None:
     """fp32 cannot hold the sums of so long a K, which the worker says when it makes its
     operands.
     """
@@ -308,7 +323,7 @@ def test_a_workload_that_cannot_be_had_fails_alone(path):
     assert not found.finished
 
 
-def test_a_report_that_raises_is_not_heard_again():
+def test_a_report_that_raises_is_not_heard_again() -> None:
     report = Mock(side_effect=ValueError("no terminal"))
     tell = outcome._serial(report)
     with pytest.warns(
@@ -329,29 +344,32 @@ def test_a_report_that_raises_is_not_heard_again():
         ("budget", float("nan"), "budget is nan"),
         ("trial_seconds", -1.0, "trial_seconds is -1.0"),
         ("engine", "slurm", "engine is 'slurm', expected one of local, ray"),
+        ("ranker", "luck", "ranker is 'luck', expected one of model, heuristics"),
+        ("dtype", "float64", "dtype is 'float64'"),
         ("out_dtype", "bfloat16", "out_dtype is 'bfloat16'"),
         ("layout", "nm", "layout is 'nm'"),
         ("shapes", [(16, 16)], "shapes is"),
         ("shapes", (16, 0, 16), "N is 0"),
         ("shapes", "16x16", "shapes is '16x16'"),
         ("kernels", [], "kernels is empty"),
+        ("kernels", "hopper.nothing", "kernel is 'hopper.nothing', expected one of"),
         ("kernels", Subject("My kernel", "faulty_kernel"), "My kernel"),  # which no store takes
         ("gpus", "9", "gpus is '9'"),
     ],
 )
-def test_bad_arguments(argument, value, message, path):
+def test_bad_arguments(argument: str, value: Any, message: str, path: Path) -> None:
     given = {"kernels": SUBJECT, "shapes": 16, "store": path, **OPTIONS, argument: value}
     with pytest.raises(ValueError, match=message):
         sweep(**given)
     assert notes() == []
 
 
-def test_modules_that_are_not_there(path):
+def test_modules_that_are_not_there(path: Path) -> None:
     with pytest.raises(ImportError, match="no_such_module is not installed"):
         sweep(Subject("mine", "no_such_module"), 16, store=path, **OPTIONS)
 
 
-def test_budget_is_shared():
+def test_budget_is_shared() -> None:
     budget = Budget(100.0, 6, 2)
     assert 30 < budget.share() <= 100 / 3
     for _ in range(4):
@@ -361,7 +379,7 @@ def test_budget_is_shared():
     assert Budget(0.1, 1, 1).share() == 5.0
 
 
-def test_gpus_as_cuda_names_them(monkeypatch):
+def test_gpus_as_cuda_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -375,5 +393,5 @@ def test_gpus_as_cuda_names_them(monkeypatch):
             visible_gpus(wrong)
 
 
-def test_statuses_of_faults_are_statuses():
+def test_statuses_of_faults_are_statuses() -> None:
     assert {*MEASURED.values(), *COMPILED.values()} <= set(STATUSES)

@@ -3,6 +3,8 @@
 """
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _ours(monkeypatch):
+def _ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OUTBLAS_STRICT", "1")
     torch.manual_seed(0)
     counters.clear()
@@ -30,11 +32,11 @@ def _ours(monkeypatch):
     torch._dynamo.reset()
 
 
-def normal(*shape, dtype=FP32):
+def normal(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def distance(x, y):
+def distance(x: Tensor, y: Tensor) -> float:
     """Relative, Frobenius."""
     return float((x.double() - y.double()).norm() / y.double().norm().clamp_min(1e-30))
 
@@ -42,7 +44,7 @@ def distance(x, y):
 # ---- gradients
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_gradients_are_as_good_as_torchs(activation, dtype):
+def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dtype) -> None:
     """No further from float64's than twice torch's, or half a rounding; the same bits each time.
     Calls without an epilogue are test_opinfo's.
     """
@@ -51,7 +53,7 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
     given = [(normal(*shape) / shape[-1] ** 0.5).to(dtype).requires_grad_() for shape in shapes]
     weight = normal(256, 100, 4, dtype=dtype).permute(2, 1, 0)
 
-    def torchs(x, w, bias, r):
+    def torchs(x: Tensor, w: Tensor, bias: Tensor, r: Tensor) -> list[Tensor]:
         y = apply(nn.functional.linear(x, w, bias), activation or "", r)
         return [y, *torch.autograd.grad(y, (x, w, bias, r), weight.to(y.dtype))]
 
@@ -69,7 +71,7 @@ def test_gradients_are_as_good_as_torchs(activation, dtype):
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("activation", [None, "gelu"])
-def test_the_gradient_of_a_weight_is_written_where_it_stays(activation, dtype):
+def test_the_gradient_of_a_weight_is_written_where_it_stays(activation: str | None, dtype) -> None:
     """`.grad` is the tensor that reaches the leaf: autograd copies nothing, eager, warm or
     compiled.
     """
@@ -87,7 +89,7 @@ def test_the_gradient_of_a_weight_is_written_where_it_stays(activation, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-def test_complex_gradients_are_torchs(dtype, monkeypatch):
+def test_complex_gradients_are_torchs(dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTBLAS_STRICT")
     a, b = (
         torch.randn(*s, dtype=dtype, device="cuda").requires_grad_() for s in ((64, 32), (32, 48))
@@ -102,18 +104,18 @@ def test_complex_gradients_are_torchs(dtype, monkeypatch):
 
 # ---- compiled and captured
 class Perceptron(nn.Module):
-    def __init__(self, dtype):
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.up, self.down = (
             nn.Linear(*s, device="cuda", dtype=dtype) for s in ((512, 2048), (1024, 512))
         )
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
         return linear(hidden, self.down.weight, self.down.bias, residual=x)
 
 
-def trained(model, x):
+def trained(model: Any, x: Tensor) -> list[Tensor]:
     y = model(x)
     return [
         t.clone()
@@ -123,7 +125,7 @@ def trained(model, x):
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_training_is_one_graph(mode, dtype):
+def test_compiled_training_is_one_graph(mode: str, dtype: torch.dtype) -> None:
     model = Perceptron(dtype)
     compiled = torch.compile(model, mode=mode, fullgraph=True)
     for _ in range(5):  # warm, recorded, replayed
@@ -136,7 +138,7 @@ def test_compiled_training_is_one_graph(mode, dtype):
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
-def test_a_training_step_in_a_cuda_graph(dtype):
+def test_a_training_step_in_a_cuda_graph(dtype: torch.dtype) -> None:
     model, x = Perceptron(dtype), normal(200, 512, dtype=dtype)
     outblas.warmup(trained, model, x)
     graph = torch.cuda.CUDAGraph()
@@ -147,7 +149,7 @@ def test_a_training_step_in_a_cuda_graph(dtype):
     assert all(map(torch.equal, captured, trained(model, x)))
 
 
-def test_a_capture_without_warmup_says_what_to_do():
+def test_a_capture_without_warmup_says_what_to_do() -> None:
     dispatch.clear_cache()
     kernels._loaded.cache_clear()
     a, b, out, graph = (
@@ -172,7 +174,7 @@ def test_a_capture_without_warmup_says_what_to_do():
     assert (out == 1).all()
 
 
-def test_backward_passes_keep_to_the_stream():
+def test_backward_passes_keep_to_the_stream() -> None:
     model, x, stream = Perceptron(BF16), normal(512, 512, dtype=BF16), torch.cuda.Stream()
     late, want = torch.zeros_like(x), [trained(model, x) for _ in range(3)][-1]
     torch.cuda.synchronize()
@@ -186,7 +188,7 @@ def test_backward_passes_keep_to_the_stream():
 
 # ---- models that learn
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_training_under_autocast(dtype):
+def test_training_under_autocast(dtype: torch.dtype) -> None:
     plain = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
     ours, x = copy.deepcopy(plain), normal(300, 512)
     outblas.patch(ours)
@@ -204,13 +206,13 @@ def test_training_under_autocast(dtype):
 class Block(nn.Module):
     """A transformer block: 4 heads, 256 features."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(256) for _ in range(2))
         self.qkv, self.project = nn.Linear(256, 768), nn.Linear(256, 256)
         self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
             t.unflatten(-1, (4, 64)).transpose(1, 2)
             for t in self.qkv(self.norms[0](x)).chunk(3, -1)
@@ -220,7 +222,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
 
 
-def losses(model, x, steps=200):
+def losses(model: nn.Module, x: Tensor, steps: int = 200) -> Tensor:
     target, found = x.float().cumsum(1).tanh(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(steps):
@@ -233,7 +235,7 @@ def losses(model, x, steps=200):
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_transformer_block_learns_the_same(dtype):
+def test_a_transformer_block_learns_the_same(dtype: torch.dtype) -> None:
     """Patched, its losses are no further from torch's than a few times those of weights that begin
     one rounding off.
     """

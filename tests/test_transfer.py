@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stored import BARE, H100
+from stored import H100
 
-from outblas.autotune.store import compact, exports, transfer, validation
+from outblas.autotune.store import exports, signed_json, transfer, validation
 from outblas.autotune.store.records import (
     PRECISIONS,
     STATUSES,
@@ -39,14 +40,14 @@ winner = functools.partial(stored.winner, workload=WORKLOAD, config="tile_m=128"
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Path:
     """A file of two trials and a winner."""
     transfer.export([TRIAL, FAILED], [winner()], tmp_path / "found.json")
     return tmp_path / "found.json"
 
 
 @pytest.fixture
-def content():
+def content() -> dict[str, Any]:
     """What the first version of exports had of two trials and a winner, in one object."""
     tried, won = [
         [validation.fields_of(record) for record in records]
@@ -80,19 +81,12 @@ def lines_of(content):
             yield {kind: fields}
 
 
-@pytest.fixture
-def table(tmp_path):
-    """Of a winner."""
-    (path,) = transfer.ship([winner()], tmp_path / "tables")
-    return json.loads(path.read_text())
-
-
-def signed(content):
-    content["sha256"] = transfer._checksum(content)
+def signed(content: dict[str, Any]) -> str:
+    content["sha256"] = signed_json.checksum(content)
     return json.dumps(content)
 
 
-def test_rules_are_those_of_the_records():
+def test_rules_are_those_of_the_records() -> None:
     for rules, record in (
         (validation._TRIAL, Trial),
         (validation._WINNER, Winner),
@@ -103,7 +97,7 @@ def test_rules_are_those_of_the_records():
         assert set(rules) == {field.name for field in dataclasses.fields(record)}
 
 
-def test_round_trip(file):
+def test_round_trip(file: Path) -> None:
     assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == [
@@ -120,7 +114,7 @@ def test_round_trip(file):
     transfer.check(file)
 
 
-def test_exports_of_the_first_version_can_be_read(file, content):
+def test_exports_of_the_first_version_can_be_read(file: Path, content: dict[str, Any]) -> None:
     for options in ({}, {"indent": 3, "sort_keys": True}):
         file.write_text(json.dumps(content, **options))
         assert transfer.read(file) == ([TRIAL, FAILED], [winner()])
@@ -129,7 +123,7 @@ def test_exports_of_the_first_version_can_be_read(file, content):
         assert transfer.import_into(store, file) == (2, 1)
 
 
-def test_a_store_goes_through_a_file(file, path):
+def test_a_store_goes_through_a_file(file: Path, path: Path) -> None:
     tried = [stored.trial(i) for i in range(2500)]  # more than are stored at once
     with Store(path) as store, Store(file.with_name("other.sqlite")) as other:
         store.merge(tried, [winner()])
@@ -140,7 +134,9 @@ def test_a_store_goes_through_a_file(file, path):
         assert transfer.import_into(other, file) == (0, 0)
 
 
-def test_a_store_that_changes_while_it_is_exported(file, path, monkeypatch):
+def test_a_store_that_changes_while_it_is_exported(
+    file: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What another process writes between two looks at a file that nobody had open."""
     stored.fill(path, 5)
     write, calls = exports.write, []
@@ -172,7 +168,9 @@ connection.close()
 """
 
 
-def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(path, tmp_path):
+def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(
+    path: Path, tmp_path: Path
+) -> None:
     stored.fill(path)
     with Store(path, read_only=True) as store:
         with pytest.raises(OSError, match="x"):
@@ -181,7 +179,7 @@ def test_an_export_that_the_disk_refuses_is_not_the_stores_fault(path, tmp_path)
         assert len(store.trials()) == 3
 
 
-def test_export_is_all_or_nothing(file):
+def test_export_is_all_or_nothing(file: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"trials\[1\]\.us is nan"):
         transfer.export([TRIAL, dataclasses.replace(TRIAL, us=math.nan)], [], file)
@@ -240,7 +238,9 @@ examples = settings(max_examples=40, deadline=None, suppress_health_check=list(H
 
 @examples
 @given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
-def test_whatever_is_valid_goes_through_files_and_stores(tmp_path_factory, tried, won):
+def test_whatever_is_valid_goes_through_files_and_stores(
+    tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]
+) -> None:
     file = tmp_path_factory.mktemp("found") / "found.json"
     transfer.export(tried, won, file)
     assert transfer.read(file) == (tried, won)
@@ -291,13 +291,13 @@ MORE = {
 }
 
 
-def inside(content, place):
+def inside(content: Any, place: tuple[Any, ...]) -> Any:
     for step in place:
         content = content[step]
     return content
 
 
-def shown(place):
+def shown(place: tuple[Any, ...]) -> str:
     """`trials[0].workload`."""
     first, second, *rest = place
     return f"{first}[{second!r}]" + "".join(
@@ -314,7 +314,7 @@ def in_line(place):
     return re.escape(shown_in_line(place))
 
 
-def refusal(file, content):
+def refusal(file: Path, content: dict[str, Any]) -> str:
     """What is said of content in the first version."""
     file.write_text(signed(content))
     return refused_import(file)
@@ -336,7 +336,9 @@ def refused_import(file):
 @pytest.mark.parametrize(
     ("place", "field"), FIELDS, ids=[f"{shown(place)}.{field.name}" for place, field in FIELDS]
 )
-def test_tampered_fields_are_refused(file, content, place, field):
+def test_tampered_fields_are_refused(
+    file: Path, content: dict[str, Any], place: tuple[Any, ...], field: dataclasses.Field[Any]
+) -> None:
     fields, name = inside(content, place), field.name
     for value in KINDS[str(field.type)] + MORE.get(name, ()):
         fields[name] = value
@@ -350,13 +352,15 @@ def test_tampered_fields_are_refused(file, content, place, field):
 
 
 @pytest.mark.parametrize("place", RECORDS, ids=shown)
-def test_unknown_fields_are_refused(file, content, place):
+def test_unknown_fields_are_refused(
+    file: Path, content: dict[str, Any], place: tuple[Any, ...]
+) -> None:
     inside(content, place)["__class__"] = "os.system"
     for said in (refusal(file, content), refusal_of_lines(file, content)):
         assert re.search(r"\S+ has '__class__', expected only", said)
 
 
-def put(content, place, value):
+def put(content: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:
     inside(content, place[:-1])[place[-1]] = value
 
 
@@ -366,19 +370,29 @@ def put(content, place, value):
         (("format",), "outblas-table", "format is 'outblas-table', expected 'outblas-tuning'"),
         (("version",), 2, "version is 2, expected 1"),
         (("version",), True, "version is True"),
+        (("version",), 1.0, "version is 1.0"),
         (("trials",), {}, "trials is {}, expected a JSON list"),
         (("winners",), None, "winners is None"),
         (("gpus",), [], "gpus is []"),
         (("trials", 0), [], "trials[0] is [], expected an object"),
+        (("winners", 0, "finalists", 0), None, "winners[0].finalists[0] is None"),
+        (("gpus", "0" * 16), dataclasses.asdict(H100), "is the key of another GPU"),
         (("gpus", H100.key, "sms"), 131, "is the key of another GPU"),
         (("trials", 1, "us"), 3.0, "trials[1].us is 3.0, expected null where status is 'hang'"),
         (("trials", 0, "us"), None, "trials[0].us is None, expected a number where status is 'ok'"),
         (("more",), 1, "the file has 'more'"),
     ],
 )
-def test_tampered_files_are_refused(file, content, place, value, message):
+def test_tampered_files_are_refused(
+    file: Path, content: dict[str, Any], place: tuple[Any, ...], value: Any, message: str
+) -> None:
     put(content, place, value)
     assert message in refusal(file, content)
+
+
+def test_files_that_lack_a_field_are_refused(file: Path, content: dict[str, Any]) -> None:
+    del content["gpus"]
+    assert "the file has no gpus" in refusal(file, content)
 
 
 @pytest.mark.parametrize(
@@ -386,20 +400,24 @@ def test_tampered_files_are_refused(file, content, place, value, message):
     [
         (b"", "no JSON"),
         (b"[" * 100_000, "no JSON"),
+        (b'{"a": ' * 100_000, "no JSON"),
         (b"7", "the file is 7, expected an object"),
         (b'{"format": 1, "format": 2}', "a field is there twice"),
         (b'{"version": %s}' % (b"9" * 5000), "no JSON"),
         (b"\xff\xfe{}", "is no UTF-8"),
+        (b"cos\nsystem\n(S'x'\ntR.", "no JSON"),
     ],
 )
-def test_other_files_are_refused(tmp_path, text, message):
+def test_other_files_are_refused(tmp_path: Path, text: bytes, message: str) -> None:
     file = tmp_path / "found.json"
     file.write_bytes(text)
     with pytest.raises(ValueError, match=message):
         transfer.read(file)
 
 
-def test_changed_files_are_refused(file, content, monkeypatch):
+def test_changed_files_are_refused(
+    file: Path, content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = json.dumps(content)
     for old, new in (
         ("200.5", "200.4"),
@@ -415,12 +433,12 @@ def test_changed_files_are_refused(file, content, monkeypatch):
         with pytest.raises(ValueError, match="no JSON"):
             transfer.read(file)
     file.write_text(text)
-    monkeypatch.setattr(transfer, "SIZE_LIMIT", 1000)
+    monkeypatch.setattr(signed_json, "SIZE_LIMIT", 1000)
     with pytest.raises(ValueError, match="is larger than"):
         transfer.read(file)
 
 
-def test_changed_lines_are_refused(file):
+def test_changed_lines_are_refused(file: Path) -> None:
     text = file.read_text()
     for old, new in (
         ("200.5", "200.4"),
@@ -462,18 +480,20 @@ HEAD = {"format": "outblas-tuning", "version": 2}
         ([HEAD, {"trial": validation.fields_of(TRIAL)}], "line 2: trial.gpu is"),
     ],
 )
-def test_lines_that_are_no_records_are_refused(file, lines, message):
+def test_lines_that_are_no_records_are_refused(file: Path, lines, message: str) -> None:
     file.write_bytes(in_lines(*lines))
     assert message in refused_import(file)
 
 
-def test_a_line_without_end_is_refused(file, monkeypatch):
+def test_a_line_without_end_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "LINE_LIMIT", 1 << 12)
     file.write_bytes(in_lines(HEAD, {"x" * 8192: 1}))
     assert "line 2 is longer than" in refused_import(file)
 
 
-def test_a_file_that_changes_while_it_is_imported_is_refused(file, monkeypatch):
+def test_a_file_that_changes_while_it_is_imported_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its check and the moment at which it is stored."""
     monkeypatch.setattr(exports, "BATCH", 1)
     batches, reads = exports._batches, []
@@ -501,7 +521,9 @@ def peak_of(work):
         tracemalloc.stop()
 
 
-def test_memory_does_not_grow_with_what_is_exported_and_imported(path, file, monkeypatch):
+def test_memory_does_not_grow_with_what_is_exported_and_imported(
+    path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exports, "BATCH", 50)
     count = 1200
     with Store(path) as store:
@@ -514,13 +536,13 @@ def test_memory_does_not_grow_with_what_is_exported_and_imported(path, file, mon
         assert len(other.trials()) == count
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing", Path("/dev/zero")):
         with pytest.raises(ValueError, match="is no file"):
             transfer.read(path)
 
 
-def test_import_keeps_what_is_there(file):
+def test_import_keeps_what_is_there(file: Path) -> None:
     own, newer = (
         dataclasses.replace(TRIAL, us=1.0),
         winner(when="2026-03-01T00:00:00+00:00", ratio=1.2),
@@ -531,212 +553,3 @@ def test_import_keeps_what_is_there(file):
         assert transfer.import_into(store, file) == (1, 0)
         assert store.trials() == [own, FAILED]
         assert store.winners() == [newer]
-
-
-# Shipped tables.
-
-
-def test_ship(tmp_path):
-    folder = tmp_path / "tables"
-    other = Gpu("NVIDIA/H200 ../x", 90, 132)
-    best = winner(ratio=1.3, config="tile_m=256", source="def")
-    first, second = transfer.ship(
-        [winner(), best, winner(ratio=1.1, source="x"), winner(gpu=other)], folder
-    )
-    assert [first.name, second.name] == ["NVIDIA_H100_80GB_HBM3.json", "NVIDIA_H200_.._x.json"]
-    table = transfer.read_table(first)
-    assert table.gpu == H100
-    assert table == transfer.read_table(first.read_text())
-    fields = {
-        name: getattr(best, name)
-        for name in (*FIGURES, "kernel", "config", "workload", "confidence")
-    }
-    assert table.entries == (transfer.Entry(**fields, when=best.when[:10]),)
-    assert transfer.read_table(second).gpu == other
-
-
-def test_ship_merges(tmp_path):
-    small = Workload(16, 16, 16)
-    (path,) = transfer.ship(
-        [winner(), winner(workload=small), winner(kernel="simt.naive")], tmp_path
-    )
-    transfer.ship([winner(config="tile_m=1", ratio=0.5)], tmp_path)
-    entries = transfer.read_table(path).entries
-    assert [(e.workload, e.kernel, e.config) for e in entries] == [
-        (small, "hopper.hilbert", "tile_m=128"),
-        (WORKLOAD, "hopper.hilbert", "tile_m=1"),
-        (WORKLOAD, "simt.naive", "tile_m=128"),
-    ]
-    text = path.read_text()
-    rows = [json.loads(line.strip(",")) for line in text.splitlines() if line.startswith("[")]
-    assert [row[:2] for row in rows] == [
-        ["16 bfloat16 nt", "tile_m=128"],
-        [str(WORKLOAD), ""],
-        [str(WORKLOAD), ""],
-    ]
-    shuffled = [
-        winner(kernel="simt.naive"),
-        winner(config="tile_m=1", ratio=0.5),
-        winner(workload=small),
-    ]
-    transfer.ship(shuffled, tmp_path / "again")
-    assert (tmp_path / "again" / path.name).read_text() == text
-
-
-def test_two_models_of_one_name(tmp_path):
-    half = dataclasses.replace(H100, sms=66)
-    for _ in range(2):
-        paths = transfer.ship([winner(), winner(gpu=half)], tmp_path)
-        assert {path.name: transfer.read_table(path).gpu.sms for path in paths} == {
-            "NVIDIA_H100_80GB_HBM3.json": 66,
-            "NVIDIA_H100_80GB_HBM3_132_SMs.json": 132,
-        }
-
-
-def test_ship_replaces_no_table_that_it_cannot_read(tmp_path):
-    path = tmp_path / "NVIDIA_H100_80GB_HBM3.json"
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=r"HBM3\.json: format is None"):
-        transfer.ship([winner(), winner(gpu=Gpu("A", 80, 108))], tmp_path)
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["{}"]
-
-
-def test_a_table_has_a_base_for_a_kernel_and_in_rows_what_differs(tmp_path):
-    tried = (
-        "tile_m=64,order=hilbert,sms=0",
-        "tile_m=128,order=hilbert,sms=0",
-        "tile_m=128,order=rows,sms=0",
-        "sms=1",
-    )
-    won = [
-        winner(workload=Workload(16, 16, 1 + i), config=config) for i, config in enumerate(tried)
-    ]
-    (path,) = transfer.ship(won, tmp_path)
-    content = json.loads(path.read_text())
-    found = [(each["base"], [row[:2] for row in each["entries"]]) for each in content["kernels"]]
-    assert found == [
-        ("sms=1", [["16x16x4 bfloat16 nt", ""]]),
-        (
-            tried[1],
-            [
-                ["16x16x1 bfloat16 nt", "tile_m=64"],
-                ["16x16x2", ""],
-                ["16x16x3", "order=rows"],
-            ],
-        ),
-    ]
-    assert [entry.config for entry in transfer.read_table(path).entries] == list(tried)
-
-
-@pytest.mark.parametrize("config", ["", "a=", "a=1,b=-2.5", "a=1,b=2,a=3"])
-def test_configs_of_any_form_share_a_base_with_their_own(config):
-    base = compact.common([config, config])
-    assert compact.difference(config, base) == ""
-    assert compact.applied(base, "") == config
-
-
-@examples
-@given(st.lists(winners, min_size=1, max_size=5))
-def test_whatever_is_valid_can_be_shipped(tmp_path_factory, won):
-    won = [dataclasses.replace(each, gpu=H100) for each in won]
-    (path,) = transfer.ship(won, tmp_path_factory.mktemp("tables"))
-    entries = {entry.place: entry for entry in transfer.read_table(path).entries}
-    assert entries.keys() == {(each.workload, each.kernel) for each in won}
-    for (workload, kernel), entry in entries.items():
-        alike = [each for each in won if (each.workload, each.kernel) == (workload, kernel)]
-        best = sorted(alike, key=lambda each: (each.ratio, each.when))[-1]  # of equals the last
-        assert (entry.config, entry.when) == (best.config, best.when[:10])
-        for name, digits in transfer.DIGITS.items():
-            figure = getattr(best, name)
-            expected = (
-                None if figure is None else pytest.approx(figure, rel=0.51 * 10 ** (1 - digits))
-            )
-            assert getattr(entry, name) == expected
-    again = path.read_text()
-    transfer.ship(won, path.parent)
-    assert path.read_text() == again
-
-
-def test_every_shipped_table_is_valid_and_stays_small():
-    """There is room for some hundred entries."""
-    for path in transfer.TABLES.glob("*.json"):
-        entries = transfer.read_table(path).entries
-        assert entries, path
-        assert path.stat().st_size < 2000 + 200 * len(entries)
-
-
-ROW = ("kernels", 0, "entries", 0)
-
-
-def refuses_table(table, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        transfer.read_table(signed(table))
-
-
-@pytest.mark.parametrize("name", validation.ENTRY)
-def test_tampered_rows_are_refused(table, name):
-    row, column = inside(table, ROW), list(validation.ENTRY).index(name)
-    for value in ([], "x" * 5000, math.nan, True):
-        row[column] = value
-        refuses_table(table, f"kernels[0].entries[0].{name} is")
-    del row[column]
-    refuses_table(
-        table,
-        f"kernels[0].entries[0] is {validation.shown(row)}, expected a list of workload, changes",
-    )
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("version",), 1, "version is 1, expected 2"),
-        (("columns",), ["workload"], "columns is ['workload'], expected workload, changes, us"),
-        (("kernels",), {}, "kernels is {}, expected a JSON list"),
-        (("kernels", 0, "kernel"), "A", "kernels[0].kernel is 'A'"),
-        (("kernels", 0, "base"), "tile_m", "kernels[0].base is 'tile_m'"),
-        (("kernels", 0, "entries"), {}, "kernels[0].entries is {}, expected a list"),
-        ((*ROW, 1), "tile_k=1", "kernels[0].entries[0].changes: 'tile_k' is no field of the base"),
-        (
-            (*ROW, 0),
-            "16x16 float16 nt",
-            "kernels[0].entries[0].workload is '16x16 float16 nt', expected a",
-        ),
-        ((*ROW, 0), "16", "kernels[0].entries[0] is ['16', "),
-        ((*ROW, -1), "", "expected a kind of workload and a day in the first"),
-        ((*ROW, 0), "0 float16 nt", "kernels[0].entries[0].workload.M is 0, expected an integer"),
-        (
-            (*ROW, 0),
-            "9" * 15 + " float16 nt",
-            "kernels[0].entries[0].workload.M is 999999999999999, expected",
-        ),
-        (
-            (*ROW, 0),
-            "16 tf32 to bfloat16 nt",
-            "kernels[0].entries[0].workload.out_dtype is 'bfloat16'",
-        ),
-        (("gpu", "sms"), "x", "gpu.sms is 'x'"),
-    ],
-)
-def test_tampered_tables_are_refused(table, place, value, message):
-    put(table, place, value)
-    refuses_table(table, message)
-
-
-def test_tables_say_each_thing_once(table):
-    kernels = table["kernels"]
-    for said, again in (
-        (kernels, "kernels[1].entries[0]"),
-        (kernels[0]["entries"], "kernels[0].entries[1]"),
-    ):
-        said.append(said[0])
-        refuses_table(table, f"{again} is the second of hopper.hilbert at 4096x512x64")
-        said.pop()
-
-
-def test_reading_a_table_imports_neither_torch_nor_sqlite():
-    """Apart from what the package itself imports."""
-    code = (
-        f"{BARE}import outblas.autotune.transfer\nassert not {{'torch', 'sqlite3'}} & "
-        "set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

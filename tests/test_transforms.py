@@ -2,6 +2,8 @@
 exported programs.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import vmap
@@ -18,11 +20,11 @@ pytestmark = pytest.mark.filterwarnings(
 close = torch.testing.assert_close
 
 
-def layer(x, w, bias, residual=None):
+def layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tensor:
     return linear(x, w, bias, activation="gelu", residual=residual)
 
 
-def torchs_layer(x, w, bias, residual=None):
+def torchs_layer(x: Any, w: Any, bias: Any, residual: Any = None) -> torch.Tensor:
     return apply(torch.nn.functional.linear(x, w, bias), "gelu", residual)
 
 
@@ -30,13 +32,16 @@ A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_casts_as_torch_does(dtype):
+def test_autocast_casts_as_torch_does(dtype: torch.dtype) -> None:
     x, leaves = torch.randn(3, 6, 5), (W, BIAS)
     pairs = [
+        (matmul, torch.matmul, (x, W.t())),
         (matmul, torch.matmul, (x.to(dtype), W.t())),
         (matmul, torch.matmul, (x.double(), W.t().double())),
         (addmm, torch.addmm, (BIAS, x[0], W.t())),
         (linear, torch.nn.functional.linear, (x, W, BIAS)),
+        (linear, torch.nn.functional.linear, (x.to(dtype), W, BIAS)),
+        (linear, torch.nn.functional.linear, (x, W)),
     ]
     for ours, torchs, given in pairs:
         with torch.autocast("cpu", dtype=dtype):
@@ -52,11 +57,15 @@ def test_autocast_casts_as_torch_does(dtype):
         assert matmul(A, W.t(), out_dtype=torch.float32, bias=BIAS.to(dtype)).dtype == torch.float32
         with torch.no_grad():  # as torch, which casts nothing for an out
             assert matmul(A, W.t(), out=torch.empty(6, 4)).dtype == torch.float32
+        with torch.autocast("cpu", enabled=False):
+            assert matmul(A, W.t()).dtype == torch.float32
+        with pytest.raises(ValueError, match=r"other.dtype is .*float16 but input.dtype is"):
+            matmul(A.double(), W.t())
 
 
 @pytest.mark.parametrize("shape_b", [(5,), (5, 4), (3, 5, 4)])
 @pytest.mark.parametrize("shape_a", [(5,), (6, 5), (2, 1, 6, 5)])
-def test_vmap_over_any_dimension(shape_a, shape_b):
+def test_vmap_over_any_dimension(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
     for dim_a in (None, *range(len(shape_a) + 1)):
         for dim_b in (None, *range(len(shape_b) + 1)):
             if dim_a is None and dim_b is None:
@@ -91,7 +100,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("i", range(len(PAIRS)))
-def test_vmap_over_any_arguments(i):
+def test_vmap_over_any_arguments(i: int) -> None:
     ours, torchs, shapes = PAIRS[i]
     for mask in range(1, 2 ** len(shapes)):
         in_dims = tuple(0 if mask >> k & 1 else None for k in range(len(shapes)))
@@ -136,7 +145,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_vmap_checks_each_call(name):
+def test_vmap_checks_each_call(name) -> None:
     call, tensors, dims = WRONG[name]
     of_one = [t if dim is None else t[0] for t, dim in zip(tensors, dims, strict=True)]
     with pytest.raises(OperandError) as plain:
@@ -151,13 +160,13 @@ def test_vmap_checks_each_call(name):
 @pytest.mark.parametrize(
     "shapes", [((4, 5), (5,), (2,)), ((5,), (5, 4), (2,)), ((3, 4, 5), (5,), (3, 1))]
 )
-def test_vmap_of_a_gated_pair_without_columns(shapes, dims, activation):
+def test_vmap_of_a_gated_pair_without_columns(shapes, dims, activation: str) -> None:
     given = [R(s) if dim is None else R(7, *s) for s, dim in zip(shapes, dims, strict=True)]
     ours = lambda a, b, r: matmul(a, b, activation=activation, residual=r)  # noqa: E731
     close(vmap(ours, dims)(*given), vmap(lambda a, b, r: apply(a @ b, activation, r), dims)(*given))
 
 
-def test_vmap_of_integers_is_that_of_one_call():
+def test_vmap_of_integers_is_that_of_one_call() -> None:
     a, b, c = (
         torch.randint(-9, 9, shape, dtype=torch.int8) for shape in ((3, 6, 5), (5, 4), (6, 4))
     )
@@ -179,7 +188,7 @@ def test_vmap_of_integers_is_that_of_one_call():
         lambda c, a, b: linear(a, b.mT, c[0]),
     ],
 )
-def test_vmap_under_autocast(call):
+def test_vmap_under_autocast(call) -> None:
     given = R(7, 6, 4), R(7, 6, 5), R(5, 4).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = vmap(call, (0, 0, None))(*given)
@@ -188,11 +197,11 @@ def test_vmap_under_autocast(call):
     close(found, want, atol=0.05, rtol=0.02)  # torch rounds a bias on one of the ways only
 
 
-def test_transforms_of_gradients():
+def test_transforms_of_gradients() -> None:
     x, w, bias = torch.randn(7, 3, 5).double(), torch.randn(4, 5).double(), torch.randn(4).double()
     dims = None, None, 0
 
-    def losses(layer):
+    def losses(layer: Any) -> Any:
         return lambda w, bias, x: layer(x, w, bias).square().sum()
 
     for transform in (
@@ -215,7 +224,7 @@ def test_transforms_of_gradients():
         vmap(lambda a: matmul(a, torch.randn(5, 4), out=torch.empty(6, 4)))(torch.randn(7, 6, 5))
 
 
-def test_inference_mode_and_deterministic_algorithms():
+def test_inference_mode_and_deterministic_algorithms() -> None:
     for _ in range(3):
         with torch.inference_mode():
             y = layer(A, W, BIAS)
@@ -229,11 +238,11 @@ def test_inference_mode_and_deterministic_algorithms():
 
 # ---- compiled
 class Perceptron(torch.nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.up, self.down = torch.nn.Linear(8, 32), torch.nn.Linear(16, 8)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = linear(x, self.up.weight, self.up.bias, activation="swiglu")
         x = linear(hidden, self.down.weight, self.down.bias, residual=x)
         return addmm(
@@ -243,7 +252,7 @@ class Perceptron(torch.nn.Module):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_training_is_one_graph(backend, dynamic):
+def test_compiled_training_is_one_graph(backend: str, dynamic: bool | None) -> None:
     torch._dynamo.reset()
     model = Perceptron()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
@@ -252,6 +261,12 @@ def test_compiled_training_is_one_graph(backend, dynamic):
         results = compiled(x), model(x)
         close(*results)
         close(*(torch.autograd.grad(y.square().mean(), list(model.parameters())) for y in results))
+
+
+def test_functional_calls_give_what_the_model_gives() -> None:
+    model, x = Perceptron(), torch.randn(6, 8)
+    got = torch.func.functional_call(model, dict(model.named_parameters()), x)
+    close(got, model(x))
 
 
 CALLS = [
@@ -263,7 +278,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("i", range(len(CALLS)))
-def test_a_dynamic_size_is_compiled_once(i):
+def test_a_dynamic_size_is_compiled_once(i: int) -> None:
     torch._dynamo.reset()
     counter, w, bias = CompileCounter(), torch.randn(4, 8).requires_grad_(), torch.randn(4)
     compiled = torch.compile(CALLS[i], backend=counter, fullgraph=True)
@@ -274,14 +289,14 @@ def test_a_dynamic_size_is_compiled_once(i):
     assert counter.frame_count == 1
 
 
-def test_compiled_under_autocast_and_transforms():
+def test_compiled_under_autocast_and_transforms() -> None:
     torch._dynamo.reset()
 
-    def cast(x):
+    def cast(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return layer(x, W, BIAS)
 
-    def plain(x):
+    def plain(x: torch.Tensor) -> torch.Tensor:
         return layer(x, W, BIAS)
 
     for f in (cast, vmap(plain), grad(lambda x: plain(x).sum())):
@@ -291,7 +306,7 @@ def test_compiled_under_autocast_and_transforms():
     close(*(torch.autograd.grad(y.float().sum(), (W, BIAS)) for y in results))
 
 
-def test_a_gradient_of_an_unbacked_size():
+def test_a_gradient_of_an_unbacked_size() -> None:
     """A size that no graph knows asks for no guard, where its operand lies by rows or by
     columns.
     """
@@ -309,7 +324,7 @@ def test_a_gradient_of_an_unbacked_size():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported(strict):
+def test_exported(strict: bool) -> None:
     model, rows = Perceptron(), torch.export.Dim("rows", min=2, max=4096)
     exported = torch.export.export(
         model, (torch.randn(6, 8),), dynamic_shapes={"x": {0: rows}}, strict=strict
@@ -325,7 +340,7 @@ def test_exported(strict):
         close(program.module()(x), model(x))
 
 
-def test_alpha_of_zero_under_vmap_is_no_product():
+def test_alpha_of_zero_under_vmap_is_no_product() -> None:
     """Whatever A and B hold: NaN does not come through, as without vmap."""
     a, b, c = torch.full((3, 4), torch.nan), torch.ones(4, 5), torch.ones(2, 5)
     got = vmap(lambda c: addmm(c, a, b, alpha=0, beta=2))(c)

@@ -7,7 +7,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import commands
@@ -16,37 +18,38 @@ import pytest
 import stored
 from faulty_kernel import notes
 from sweeps import gone, soon
+from typer.testing import Result
 
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep import sweep
-from outblas.autotune.sweep.outcome import Failure, Sweep
-from outblas.autotune.sweep.screening import Unmeasured
-from outblas.autotune.sweep.tuner import Job, Outcome
+from outblas.autotune.sweeps import sweep
+from outblas.autotune.sweeps.outcome import Failure, Sweep
+from outblas.autotune.sweeps.screening import Unmeasured
+from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.cli import tune as cli_tune
 from outblas.cli.tune import parse_budget
 
 PLAIN = "--dtype float32 --layout nn --gpus cpu"
 
 
-def invoke(line, code=0):
+def invoke(line: str, code=0) -> Result:
     return commands.invoke("tune", *line.split(), code=code)
 
 
-def parsed(line):
+def parsed(line: str) -> Any:
     return json.loads(invoke(f"{line} --json").stdout)
 
 
-def refusal(line, code=2):
+def refusal(line: str, code: int = 2) -> str:
     """What stands in the box of an error, in one line."""
     result = invoke(line, code)
     assert result.stdout == ""
     return " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_dry_run_as_json():
+def test_dry_run_as_json() -> None:
     found = parsed("--dry-run --gpu h100 --shapes 4096,128x4096x4096 --trials 20")
     assert found["gpu"] == "NVIDIA H100 80GB HBM3"
     assert [plan["workload"] for plan in found["plans"]] == [
@@ -63,7 +66,7 @@ def test_dry_run_as_json():
         assert all("waves" in c["limits"] for c in plan["ranked"])
 
 
-def test_dry_run_for_people():
+def test_dry_run_for_people() -> None:
     result = invoke("--dry-run --gpu a100 --kernels turing.cp_async --dtype float16")
     for text in (
         "4096 float16 nt on NVIDIA A100",
@@ -74,19 +77,19 @@ def test_dry_run_for_people():
         assert text in result.stdout
 
 
-def test_dry_run_of_the_interpreter():
+def test_dry_run_of_the_interpreter() -> None:
     found = parsed(f"--dry-run --shapes 64 {PLAIN}")
     assert found["gpu"].startswith("CPU, interpreted")
     assert {c["kernel"] for c in found["plans"][0]["ranked"]} == {"portable"}
 
 
 @pytest.fixture
-def on_h100(path, monkeypatch):
+def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Options for an H100 of which one winner is known, with changes, and no table."""
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     monkeypatch.setattr(lookup, "TABLES", path.parent)
 
-    def crowned(**changes):
+    def crowned(**changes: Any) -> str:
         with Store(path) as store:
             store.crown(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
         return f"--gpu h100 --store {path}"
@@ -94,7 +97,7 @@ def on_h100(path, monkeypatch):
     return crowned
 
 
-def test_explain(on_h100):
+def test_explain(on_h100: Callable[..., str]) -> None:
     options = on_h100()
     found = parsed(f"--explain 4096,8192x4096x4096,64 {options}")
     assert found["mode"] == "lookup"
@@ -115,7 +118,7 @@ def test_explain(on_h100):
     assert "matmul takes portable, group_m=5: tuned on this GPU" in people
 
 
-def test_explain_passes_over_what_cannot_run(on_h100):
+def test_explain_passes_over_what_cannot_run(on_h100: Callable[..., str]) -> None:
     (found,) = parsed(f"--explain 4096 {on_h100(config='block_m=17')}")["choices"]
     assert (found["why"], found["config"]) == ("nothing is known: by rule", "")
     assert found["passed_over"] == [
@@ -123,7 +126,7 @@ def test_explain_passes_over_what_cannot_run(on_h100):
     ]
 
 
-def test_explain_says_what_is_copied(monkeypatch):
+def test_explain_says_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     line = "--gpu h100 --layout nn --explain 1024x1023x1024"
     odd, even = parsed(f"{line},1024")["choices"]
@@ -135,7 +138,9 @@ def test_explain_says_what_is_copied(monkeypatch):
     assert "b is copied first" in invoke(line).stdout
 
 
-def test_explain_passes_over_what_copies_more_than_it_saves(path, monkeypatch):
+def test_explain_passes_over_what_copies_more_than_it_saves(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     (found,) = parsed(f"--explain 16x4096x4095 --gpu h100 --store {path}")["choices"]
     assert found["kernel"] == "portable"
@@ -145,7 +150,7 @@ def test_explain_passes_over_what_copies_more_than_it_saves(path, monkeypatch):
     )
 
 
-def test_explain_off(on_h100, monkeypatch):
+def test_explain_off(on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"--explain 4096 {on_h100()}"
     monkeypatch.setenv("OUTBLAS_TUNE", "off")
     found = parsed(line)
@@ -157,7 +162,7 @@ def test_explain_off(on_h100, monkeypatch):
 
 
 @pytest.mark.interpreter
-def test_sweep_in_the_interpreter(path, tmp_path):
+def test_sweep_in_the_interpreter(path: Path, tmp_path: Path) -> None:
     saved = tmp_path / "found.json"
     found = parsed(f"--shapes 16 --trials 2 --top-k 1 --store {path} {PLAIN} --save {saved}")
     assert json.loads(saved.read_text()) == found
@@ -172,7 +177,9 @@ def test_sweep_in_the_interpreter(path, tmp_path):
         assert [w.config for w in store.winners()] == [winner["config"]]
 
 
-def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch, path):
+def test_exit_code_of_a_shape_that_could_not_be_tuned(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
     reason = "GPU 0: [it] went away"
     failed = Sweep(failures=[Failure(Workload(16, 16, 16), reason)], store=path)
     monkeypatch.setattr(sweep, "sweep", lambda *_, **__: failed)
@@ -183,7 +190,7 @@ def test_exit_code_of_a_shape_that_could_not_be_tuned(monkeypatch, path):
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("options", ["", "--gpus all", "--gpus 0,1 --json"])
-def test_without_a_gpu(options):
+def test_without_a_gpu(options: str) -> None:
     said = refusal(f"--kernels portable {options}", 3)
     assert "No NVIDIA GPU that torch can use: --dry-run shows what would be tried" in said
 
@@ -221,7 +228,7 @@ def test_without_a_gpu(options):
         ),
     ],
 )
-def test_bad_options(options, message, path):
+def test_bad_options(options: str, message: str, path: Path) -> None:
     assert message in refusal(f"--shapes 16 {PLAIN} --store {path} {options}")
 
 
@@ -245,21 +252,23 @@ def test_bad_options(options, message, path):
         ("--store /", "--store is '/', exp"),
     ],
 )
-def test_every_option_is_checked_before_anything_runs(mode, options, message, monkeypatch):
+def test_every_option_is_checked_before_anything_runs(
+    mode: str, options: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("_sweep", "_dry_run", "_explain"):
         monkeypatch.setattr(f"outblas.cli.tune.{name}", lambda *_, **__: pytest.fail("runs"))
     assert message in refusal(f"{mode} {options}")
 
 
 @pytest.mark.no_gpu
-def test_gpus_that_are_not_there():
+def test_gpus_that_are_not_there() -> None:
     for options in ("--dry-run", "--dry-run --gpu h100", "--explain 16"):
         assert "--gpus is '3', and there is no NVIDIA GPU" in refusal(f"{options} --gpus 3")
     for gpus in ("0", "all", "cpu"):
         invoke(f"--dry-run --shapes 64 --dtype float32 --kernels portable --trials 1 --gpus {gpus}")
 
 
-def test_a_gpu_to_imagine_is_none_to_tune_on():
+def test_a_gpu_to_imagine_is_none_to_tune_on() -> None:
     assert "--gpu is 'h100', expected none without --dry-run or --explain" in refusal("--gpu h100")
     assert "--dry-run and --explain are both given" in refusal("--dry-run --explain 16")
 
@@ -269,12 +278,14 @@ def squeezed(text):
     return "".join(text.split())
 
 
-def swept(monkeypatch, **facts):
+def swept(monkeypatch: pytest.MonkeyPatch, **facts) -> None:
     found = Sweep(**facts)
     monkeypatch.setattr(sweep, "sweep", lambda *_, **__: found)
 
 
-def test_results_that_are_not_in_the_store_are_no_success(monkeypatch, path, tmp_path):
+def test_results_that_are_not_in_the_store_are_no_success(
+    monkeypatch: pytest.MonkeyPatch, path: Path, tmp_path: Path
+) -> None:
     """Nothing is claimed that is not on disk."""
     rescued = tmp_path / "rescued.json"
     swept(monkeypatch, store=path, unsaved=142, rescued=rescued)
@@ -289,7 +300,7 @@ def test_results_that_are_not_in_the_store_are_no_success(monkeypatch, path, tmp
     assert squeezed("nor anywhere else: they are lost") in squeezed(invoke(PLAIN, 1).stdout)
 
 
-def test_what_is_left_unmeasured_is_said(monkeypatch, path):
+def test_what_is_left_unmeasured_is_said(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     left = Unmeasured("portable", known.CONFIGS[4], "killed from outside 3 times: SIGKILL")
     job = Job((), Workload(16, 16, 16))
     outcome = Outcome(
@@ -305,7 +316,7 @@ def test_what_is_left_unmeasured_is_said(monkeypatch, path):
     assert [each["reason"] for each in value["outcomes"][0]["unmeasured"]] == [left.reason]
 
 
-def test_measuring_without_the_lock_is_said(monkeypatch, path):
+def test_measuring_without_the_lock_is_said(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     why = "the lock was not free within 900 s; figures may be disturbed by other sweeps on GPU 0"
     outcome = Outcome(
         Job((), Workload(16, 16, 16)), known.H100, Mock(generated=2, valid=2), unlocked=why
@@ -317,7 +328,9 @@ def test_measuring_without_the_lock_is_said(monkeypatch, path):
     assert json.loads(invoke(f"{PLAIN} --json").stdout)["outcomes"][0]["unlocked"] == why
 
 
-def test_a_confidence_that_says_nothing_is_a_tie(monkeypatch, path):
+def test_a_confidence_that_says_nothing_is_a_tie(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
     """The doubts of several finalists add up to more than 1."""
     shown = [
         cli_tune._confidence(stored.winner(confidence=confidence, separated=separated))
@@ -346,7 +359,7 @@ from outblas.cli import app
 from sweeps import SUBJECT
 find = subjects.of
 subjects.of = lambda name: SUBJECT if name == "faulty" else find(name)
-from outblas.autotune.sweep import sweep as sweeping
+from outblas.autotune.sweeps import sweep as sweeping
 sweeping.subject_of = subjects.of
 sys.argv = ["outblas", *sys.argv[1:]]
 app()
@@ -363,7 +376,9 @@ def started(path, *options):
 
 @pytest.mark.usefixtures("faulty_log")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_says_how_to_go_on(path, number, code, monkeypatch):
+def test_an_interrupt_says_how_to_go_on(
+    path: Path, number, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULTY_FAULTS", "hang")
     with started(path, "--no-resume") as process:
         assert soon(lambda: any("hang" in note.config for note in notes()), 120)
@@ -402,7 +417,7 @@ with interrupts.handled():
 """
 
 
-def test_a_second_interrupt_ends_at_once():
+def test_a_second_interrupt_ends_at_once() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -413,7 +428,7 @@ def test_a_second_interrupt_ends_at_once():
 
 
 @pytest.mark.usefixtures("faulty_log")
-def test_a_store_that_cannot_be_written_is_refused_before_measuring(tmp_path):
+def test_a_store_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
     folder = tmp_path / "file"
     folder.write_text("no folder")
     with started(folder / "store.sqlite") as process:
@@ -424,20 +439,20 @@ def test_a_store_that_cannot_be_written_is_refused_before_measuring(tmp_path):
     assert notes() == []
 
 
-def test_a_store_of_another_program(tmp_path):
+def test_a_store_of_another_program(tmp_path: Path) -> None:
     path = tmp_path / "shopping.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE list (item)")
     assert "is a database of another program" in refusal(f"--shapes 16 {PLAIN} --store {path}")
 
 
-def test_a_cluster_that_is_not_there():
+def test_a_cluster_that_is_not_there() -> None:
     pytest.importorskip("ray")
     said = refusal("--kernels portable --engine ray --address 127.0.0.1:9")
     assert "no Ray cluster answers at 127.0.0.1:9" in said
 
 
-def test_budgets():
+def test_budgets() -> None:
     assert parse_budget("") is None
     assert parse_budget("90") == parse_budget("90s") == parse_budget("1.5m") == 90
     assert parse_budget(" 8h ") == 8 * 3600

@@ -4,6 +4,8 @@ matmul takes.
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from outblas.autotune import automatic, lookup
 from outblas.autotune.search.target import Subject
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep.sweep import sweep
+from outblas.autotune.sweeps.sweep import sweep
 from outblas.core.configs import from_text
 from outblas.core.problem import problem
 from outblas.hopper import hilbert
@@ -24,7 +26,7 @@ SHAPE = (512, 768, 256)
 
 
 @pytest.fixture
-def fresh(tmp_path, monkeypatch):
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A store of the test's own, which `matmul` reads, and no shipped tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "TABLES", tmp_path)
@@ -35,7 +37,9 @@ def fresh(tmp_path, monkeypatch):
     dispatch.clear_cache()
 
 
-def operands(shape=SHAPE, dtype=torch.bfloat16):
+def operands(
+    shape: tuple[int, int, int] = SHAPE, dtype: torch.dtype = torch.bfloat16
+) -> list[torch.Tensor]:
     M, N, K = shape
     return [
         torch.randn(M, K, device="cuda").to(dtype),
@@ -44,7 +48,7 @@ def operands(shape=SHAPE, dtype=torch.bfloat16):
 
 
 @pytest.mark.sm90
-def test_faults_cost_a_trial_each(fresh):
+def test_faults_cost_a_trial_each(fresh: Path) -> None:
     subject = Subject("faulty", "faulty_hopper")
     shape = (
         4096,
@@ -68,7 +72,7 @@ def test_faults_cost_a_trial_each(fresh):
 
 
 @pytest.mark.sm90
-def test_matmul_takes_the_winner(fresh):
+def test_matmul_takes_the_winner(fresh: Path) -> None:
     a, b = operands()
     winner = outblas.tune(a, b, kernels=["hopper.hilbert"], trials=6, top_k=2)
     assert winner.workload == Workload(*SHAPE)
@@ -84,7 +88,7 @@ def test_matmul_takes_the_winner(fresh):
 
 
 @pytest.mark.sm90
-def test_a_call_that_the_winner_cannot_take(fresh):
+def test_a_call_that_the_winner_cannot_take(fresh: Path) -> None:
     """Unaligned operands of the same shape go to another kernel, and addmm too."""
     a, b = operands()
     outblas.tune(a, b, kernels=["hopper.hilbert"], trials=4, top_k=2)
@@ -95,7 +99,7 @@ def test_a_call_that_the_winner_cannot_take(fresh):
     torch.testing.assert_close(outblas.addmm(c, a, b), torch.addmm(c, a, b), atol=0.5, rtol=0.02)
 
 
-def test_capture_neither_tunes_nor_looks_up(fresh, monkeypatch):
+def test_capture_neither_tunes_nor_looks_up(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = operands((256, 256, 256))
     out = torch.empty(256, 256, dtype=a.dtype, device="cuda")
     outblas.warmup(outblas.matmul, a, b, out=out)
@@ -113,7 +117,7 @@ def test_capture_neither_tunes_nor_looks_up(fresh, monkeypatch):
     torch.testing.assert_close(out, a @ b)
 
 
-def test_tune_on_first_use(fresh, monkeypatch):
+def test_tune_on_first_use(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE", "on")
     monkeypatch.setattr(automatic, "FIRST_TRIALS", 3)
     a, b = operands((320, 256, 192))
@@ -126,7 +130,7 @@ def test_tune_on_first_use(fresh, monkeypatch):
         assert store.trials() == before
 
 
-def test_a_broken_store_is_not_the_callers_concern(fresh):
+def test_a_broken_store_is_not_the_callers_concern(fresh: Path) -> None:
     fresh.write_bytes(b"no database" * 1000)
     a, b = operands((128, 128, 128))
     with pytest.warns(UserWarning, match="damaged|store"):
@@ -134,14 +138,14 @@ def test_a_broken_store_is_not_the_callers_concern(fresh):
     torch.testing.assert_close(product, a @ b)
 
 
-def test_lookup_costs_under_two_microseconds(fresh):
+def test_lookup_costs_under_two_microseconds(fresh: Path) -> None:
     known, workload = lookup.knowledge(0), Workload(4096, 4096, 4096)
     known.choices(workload)
     best = min(_timed(lambda: known.choices(workload)) for _ in range(20))
     assert best < 2e-6
 
 
-def _timed(call, times=2000):
+def _timed(call: Callable[[], object], times: int = 2000) -> float:
     begun = time.perf_counter()
     for _ in range(times):
         call()

@@ -5,10 +5,12 @@ that goes down.
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Event, Timer
+from typing import Any
 from unittest.mock import Mock
 
 import faulty_kernel
@@ -24,10 +26,10 @@ from outblas.autotune.measure.isolated import Abandoned, Down
 from outblas.autotune.measure.progress import silent
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import Subject
-from outblas.autotune.store.records import Trial, now
+from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload, now
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep import tuner
-from outblas.autotune.sweep.tuner import Job
+from outblas.autotune.sweeps import tuner
+from outblas.autotune.sweeps.tuner import Job, Outcome
 from outblas.core.configs import from_text, to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("faulty_log")
 ONE = to_text(Config(number=1))
 
 
-def number(of):
+def number(of: Trial | Winner | Finalist) -> int:
     return number_in(of.config)
 
 
@@ -62,29 +64,29 @@ class FakeBench:
     status: str = "crash"
     dies: int = 1 << 30
 
-    def open(self, workload):
+    def open(self, workload: Workload) -> float:
         self._called("open")
         return 100.0
 
-    def screen(self, workload, entry, best_us):
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
         us = self._called("screen", entry)
         return Screened("ok", us=us, ratio=100 / us, ratio_low=100 / us, ratio_high=100 / us)
 
-    def enter(self, workload, entry):
+    def enter(self, workload: Workload, entry: Entry) -> Screened:
         self._called("enter", entry)
         self.entered.add(entry)
         return Screened("ok")
 
-    def race(self, entries, rounds):
+    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         times = [[self._called("race", entry)] * rounds for entry in entries]
         if not self.entered >= set(entries):
             raise Down("crash", "the worker is another one")
         return [100.0] * rounds, times
 
-    def forget(self, entries):
+    def forget(self, entries: Sequence[Entry]) -> None:
         self._called("forget")
 
-    def _called(self, call, entry=None):
+    def _called(self, call: str, entry: Entry | None = None) -> float:
         config = from_text(Config, entry[1]).number if entry else None
         self.sleep(self.seconds)
         self.calls.append((call, config))
@@ -99,7 +101,7 @@ class FakeBench:
             raise Down(self.status, "a bad day")
         return self.us + (config or 0)
 
-    def configs(self, call):
+    def configs(self, call: str) -> list[int | None]:
         return [config for name, config in self.calls if name == call]
 
 
@@ -118,7 +120,7 @@ class FakeCompilers:
     most: int = 0
     killed: int = 0
 
-    def submit(self, subject, workload, config, arch):
+    def submit(self, subject, workload, config, arch) -> Future[float]:
         self.futures.append(Future())
         if self.killed and number_in(config) in (1, 3):
             self.killed -= 1
@@ -132,23 +134,30 @@ class FakeCompilers:
 
 
 @pytest.fixture
-def store(path):
+def store(path: Path) -> Iterator[Store]:
     with Store(path) as store:
         yield store
 
 
 @pytest.fixture
-def tune(store, monkeypatch):
+def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     def tuned(
-        bench, configs=3, *, on=H100, subjects=(SUBJECT,), compilers=None, report=silent, **options
-    ):
+        bench: FakeBench,
+        configs: int = 3,
+        *,
+        on: Gpu = H100,
+        subjects: Any = (SUBJECT,),
+        compilers: Any = None,
+        report=silent,
+        **options: Any,
+    ) -> Outcome:
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
         return tuner.tune(Job(subjects, WORKLOAD, **options), on, bench, compilers, store, report)
 
     return tuned
 
 
-def test_three_sweeps_share_a_store(tune, store):
+def test_three_sweeps_share_a_store(tune: Callable[..., Outcome], store: Store) -> None:
     """What two measure is not what two died of."""
     benches = [FakeBench(seconds=0.02) for _ in range(3)]
     with ThreadPoolExecutor() as threads:
@@ -160,7 +169,7 @@ def test_three_sweeps_share_a_store(tune, store):
     )
 
 
-def test_the_fastest_reach_the_finals(tune, store):
+def test_the_fastest_reach_the_finals(tune: Callable[..., Outcome], store: Store) -> None:
     bench = FakeBench()
     winner = tune(bench, 10, top_k=3).winner
     assert sorted(bench.configs("screen")) == list(range(10))
@@ -175,7 +184,7 @@ def test_the_fastest_reach_the_finals(tune, store):
     assert store.winners() == [winner]
 
 
-def test_measuring_without_the_lock_comes_with_the_outcome(tune):
+def test_measuring_without_the_lock_comes_with_the_outcome(tune: Callable[..., Outcome]) -> None:
     told = []
     outcome = tune(
         FakeBench(unlocked="no lock can be had"),
@@ -185,7 +194,7 @@ def test_measuring_without_the_lock_comes_with_the_outcome(tune):
     assert told[-1] == "no lock can be had"
 
 
-def test_winners_of_before_race_again(tune, store):
+def test_winners_of_before_race_again(tune: Callable[..., Outcome], store: Store) -> None:
     winner = tune(FakeBench(), 5, top_k=1).winner
     store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
     bench, other = FakeBench(), FakeBench()
@@ -197,7 +206,7 @@ def test_winners_of_before_race_again(tune, store):
     assert len(other.configs("screen")) == 6
 
 
-def test_a_sweep_with_nothing_new_keeps_its_winners(tune):
+def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]) -> None:
     first, bench, anew = tune(FakeBench()), FakeBench(), FakeBench()
     found = tune(bench)
     assert bench.calls == []
@@ -207,7 +216,7 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune):
     assert set(anew.configs("race")) == {0, 1, 2}
 
 
-def test_each_kernel_has_a_winner(tune):
+def test_each_kernel_has_a_winner(tune: Callable[..., Outcome]) -> None:
     found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
@@ -217,7 +226,9 @@ def facts(config):
     return H100, WORKLOAD, "faulty", SUBJECT.fingerprint, config
 
 
-def test_what_another_measures_is_waited_for(tune, store, path):
+def test_what_another_measures_is_waited_for(
+    tune: Callable[..., Outcome], store: Store, path: Path
+) -> None:
     """However long it takes: a live driver that is slow brands nothing."""
     theirs = Trial(
         gpu=H100,
@@ -239,7 +250,7 @@ def test_what_another_measures_is_waited_for(tune, store, path):
     assert found.new == 2
 
 
-def test_what_another_gives_back_is_measured(tune, path):
+def test_what_another_gives_back_is_measured(tune: Callable[..., Outcome], path: Path) -> None:
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         Timer(0.5, beside.release, facts(ONE)).start()
@@ -248,7 +259,7 @@ def test_what_another_gives_back_is_measured(tune, path):
     assert bench.configs("screen") == [0, 2, 1]
 
 
-def test_a_budget_ends_the_waiting(tune, path):
+def test_a_budget_ends_the_waiting(tune: Callable[..., Outcome], path: Path) -> None:
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         found = tune(FakeBench(), seconds=1.0)
@@ -256,7 +267,9 @@ def test_a_budget_ends_the_waiting(tune, path):
     assert found.winner is not None
 
 
-def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
+def test_an_interrupt_ends_the_waiting(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "3")
     stopped = Event()
     with Store(path) as beside:
@@ -269,7 +282,9 @@ def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Abandoned, RuntimeError])
-def test_whatever_ends_a_sweep_gives_its_lease_back(tune, store, path, error):
+def test_whatever_ends_a_sweep_gives_its_lease_back(
+    tune: Callable[..., Outcome], store: Store, path: Path, error
+) -> None:
     bench = FakeBench()
     bench.screen = Mock(side_effect=error)
     with Store(path) as beside:
@@ -287,7 +302,9 @@ def killed_times(count):
 
 
 @pytest.mark.parametrize(("times", "order"), [(1, [0, 1, 1, 2]), (2, [0, 1, 1, 2, 1])])
-def test_a_killed_worker_is_tried_again_at_once_and_at_the_end(tune, times, order):
+def test_a_killed_worker_is_tried_again_at_once_and_at_the_end(
+    tune: Callable[..., Outcome], times: int, order
+) -> None:
     bench = killed_times(times)
     found = tune(bench)
     assert bench.configs("screen") == order
@@ -295,7 +312,9 @@ def test_a_killed_worker_is_tried_again_at_once_and_at_the_end(tune, times, orde
     assert (found.finished, found.unmeasured) == (True, [])
 
 
-def test_what_is_killed_again_and_again_is_left_unmeasured(tune, store):
+def test_what_is_killed_again_and_again_is_left_unmeasured(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
     bench, reports = killed_times(9), []
     found = tune(bench, report=lambda progress: reports.append(dict(progress.failures)))
     assert bench.configs("screen") == [0, 1, 1, 2, 1]
@@ -314,7 +333,9 @@ def test_what_is_killed_again_and_again_is_left_unmeasured(tune, store):
     assert (later.finished, later.new, later.unmeasured) == (True, 1, [])
 
 
-def test_killed_compiles_are_tried_again_and_then_left_unmeasured(tune, store):
+def test_killed_compiles_are_tried_again_and_then_left_unmeasured(
+    tune: Callable[..., Outcome], store: Store
+) -> None:
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.5, killed=1)
     assert tune(bench, compilers=compilers).finished
@@ -340,13 +361,17 @@ def test_killed_compiles_are_tried_again_and_then_left_unmeasured(tune, store):
         ("race", 4, [0, 2]),
     ],
 )
-def test_a_killed_finalist_is_not_out_at_once(tune, call, times, left):
+def test_a_killed_finalist_is_not_out_at_once(
+    tune: Callable[..., Outcome], call: str, times: int, left
+) -> None:
     bench = killed_times(times)
     bench.down = (call, 1)
     assert sorted(map(number, tune(bench).winner.finalists)) == left
 
 
-def test_machines_that_went_down_are_a_crash(tune, store, path):
+def test_machines_that_went_down_are_a_crash(
+    tune: Callable[..., Outcome], store: Store, path: Path
+) -> None:
     """One may: it is measured at the end. Two say that it was the config."""
     for losses in (1, 2):
         config = to_text(Config(number=losses))
@@ -363,7 +388,7 @@ def test_machines_that_went_down_are_a_crash(tune, store, path):
     assert trials[2].reason == "the machine went down 2 times while it was measured"
 
 
-def test_what_has_failed_is_measured_anew(tune, store):
+def test_what_has_failed_is_measured_anew(tune: Callable[..., Outcome], store: Store) -> None:
     tune(FakeBench(("screen", 1), status="out of memory"))
     tune(FakeBench(("screen", 3), status="refused"), 4)
     assert Counter(trial.status for trial in store.trials()) == {
@@ -382,7 +407,9 @@ def test_what_has_failed_is_measured_anew(tune, store):
     assert last.configs("screen") == []
 
 
-def test_two_who_retry_share_what_has_failed(tune, store, path):
+def test_two_who_retry_share_what_has_failed(
+    tune: Callable[..., Outcome], store: Store, path: Path
+) -> None:
     tune(FakeBench(status="crash", down=("screen", None)), 8)
     assert len(store.trials()) == 8
     benches = [FakeBench(seconds=0.02) for _ in range(2)]
@@ -394,7 +421,7 @@ def test_two_who_retry_share_what_has_failed(tune, store, path):
     assert {trial.status for trial in store.trials()} == {"ok"}
 
 
-def test_measuring_anew(tune, store):
+def test_measuring_anew(tune: Callable[..., Outcome], store: Store) -> None:
     for us in (50.0, 60.0, 70.0, 80.0):
         found = tune(FakeBench(us=us), resume=False)
         assert [trial.status for trial in found.trials] == ["ok"] * 3
@@ -402,13 +429,15 @@ def test_measuring_anew(tune, store):
         assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
-def test_a_workload_that_goes_down_is_said_to_fail(tune):
+def test_a_workload_that_goes_down_is_said_to_fail(tune: Callable[..., Outcome]) -> None:
     found = tune(FakeBench(("open", None)))
     assert (found.finished, found.trials, found.winner) == (False, [], None)
 
 
 @pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
-def test_a_finalist_that_fails_takes_nobody_along(tune, call, spared):
+def test_a_finalist_that_fails_takes_nobody_along(
+    tune: Callable[..., Outcome], call: str, spared: int
+) -> None:
     """It passed its screen, and takes the worker down in the finals, and with it all that had
     entered.
     """
@@ -418,7 +447,7 @@ def test_a_finalist_that_fails_takes_nobody_along(tune, call, spared):
     assert list(map(number, found.winner.finalists)) == [0, 2]
 
 
-def test_a_worker_that_goes_down_at_forgetting(tune):
+def test_a_worker_that_goes_down_at_forgetting(tune: Callable[..., Outcome]) -> None:
     assert tune(FakeBench(("forget", None))).winner is not None
 
 
@@ -427,14 +456,16 @@ class Clock:
 
     now = 1000.0
 
-    def monotonic(self):
+    def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds):
+    def sleep(self, seconds: float) -> None:
         self.now += seconds
 
 
-def test_budget_ends_a_screen_and_leaves_time_for_finals(tune, monkeypatch):
+def test_budget_ends_a_screen_and_leaves_time_for_finals(
+    tune: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     for module in (tuner, prefetch, racing):
         monkeypatch.setattr(module, "time", clock)
@@ -449,7 +480,7 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(tune, monkeypatch):
 
 
 @pytest.mark.timeout(15)
-def test_budget_ends_compiles_too(tune):
+def test_budget_ends_compiles_too(tune: Callable[..., Outcome]) -> None:
     began = time.monotonic()
     bench = FakeBench()
     compilers = FakeCompilers(bench)
@@ -459,7 +490,7 @@ def test_budget_ends_compiles_too(tune):
     assert not found.finished
 
 
-def test_few_are_compiled_ahead(tune):
+def test_few_are_compiled_ahead(tune: Callable[..., Outcome]) -> None:
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.5)
     found = tune(bench, 20, compilers=compilers)
@@ -468,9 +499,11 @@ def test_few_are_compiled_ahead(tune):
     assert {trial.compile_s for trial in found.trials} == {1.5}
 
 
-def test_configs_that_share_a_compile(tune, monkeypatch):
+def test_configs_that_share_a_compile(
+    tune: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = faulty_kernel.space
-    by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
+    by_parity = {"compile_key": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
     bench = FakeBench()
     compilers = FakeCompilers(bench, seconds=1.0)

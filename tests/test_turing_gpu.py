@@ -3,7 +3,9 @@ GPUs, configs, sanitizers.
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import sanitizer
@@ -12,6 +14,7 @@ from test_turing import FP16, NAMES, own, valid_configs
 
 import outblas
 from outblas.core import registry
+from outblas.turing.config import TuringConfig
 from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused, check, oracles
@@ -21,7 +24,7 @@ pytestmark = pytest.mark.gpu
 TURING = [name for name in NAMES if name != "turing.cp_async"]
 
 
-def matrix():
+def matrix() -> Iterator[Any]:
     for name in TURING:
         config = own(name, arch=75)
         for case in cases.full(FP16, config.block_m, config.block_n, config.block_k):
@@ -29,20 +32,20 @@ def matrix():
 
 
 @pytest.mark.parametrize(("name", "case"), list(matrix()))
-def test_code_for_sm_75_is_right(name, case):
+def test_code_for_sm_75_is_right(name: str, case: Case) -> None:
     """m16n8k8 and all that sm_75 has, from its PTX."""
     for oracle in oracles(name):
         result = check(name, case, oracle, config=own(name, arch=75))
         assert result.ok, f"{oracle}: {result.message}"
 
 
-def test_code_for_sm_80_is_right_too():
+def test_code_for_sm_80_is_right_too() -> None:
     for case in cases.quick(torch.bfloat16, 128, 256, 32):
         result = check("turing.cp_async", case, config=own("turing.cp_async", arch=80))
         assert result.ok, result.message
 
 
-def test_bfloat16_is_refused_where_turing_has_none():
+def test_bfloat16_is_refused_where_turing_has_none() -> None:
     with pytest.raises(Refused, match="needs sm_80 for bfloat16 operands"):
         check(
             "turing.shared", Case(64, 64, 64, torch.bfloat16), config=own("turing.shared", arch=75)
@@ -51,7 +54,7 @@ def test_bfloat16_is_refused_where_turing_has_none():
 
 @pytest.mark.parametrize("arch", [0, 75])
 @pytest.mark.parametrize(("name", "config"), valid_configs(40, seed=3), ids=str)
-def test_a_config_that_is_valid_is_right(name, config, arch):
+def test_a_config_that_is_valid_is_right(name: str, config: TuringConfig, arch: int) -> None:
     if name == "turing.cp_async" and arch:
         arch = 80
     draw = random.Random(str(config))
@@ -69,7 +72,7 @@ def test_a_config_that_is_valid_is_right(name, config, arch):
 
 @pytest.mark.parametrize("edge", [64, 72])
 @pytest.mark.parametrize("name", ["turing.ldmatrix", "turing.double_buffer", "turing.cp_async"])
-def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name, edge):
+def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name: str, edge: int) -> None:
     """What Triton 3.6's LLVM once gave wrong addresses."""
     config = own(
         name,
@@ -89,7 +92,7 @@ def test_one_warp_with_vectors_of_a_and_single_elements_of_b(name, edge):
     )
 
 
-def test_calls_repeat_to_the_bit():
+def test_calls_repeat_to_the_bit() -> None:
     """A race of copies and products would show as a sum that wavers."""
     a, b = (
         torch.randn(1111, 1000, device="cuda").half(),
@@ -148,7 +151,7 @@ print("launched")
 
 
 @pytest.mark.slow
-def test_racecheck_sees_that_barriers_are_missing():
+def test_racecheck_sees_that_barriers_are_missing() -> None:
     """What `ONLY_OURS` lets it look at are our kernels."""
     done = sanitizer.run("racecheck", WITHOUT_BARRIERS, *ONLY_OURS)
     assert done.returncode == sanitizer.FOUND, done.stdout[-3000:] + done.stderr[-2000:]
@@ -158,7 +161,7 @@ def test_racecheck_sees_that_barriers_are_missing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
-def test_sanitizer_finds_nothing(tool):
+def test_sanitizer_finds_nothing(tool: str) -> None:
     sanitizer.finds_nothing(
         tool, CALLS, 2 * len(registry.ladder("turing")), *(() if tool == "memcheck" else ONLY_OURS)
     )

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import wait
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,18 +32,20 @@ from outblas.core.configs import to_text
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
-def screened(bench, fault=""):
+def screened(bench: Bench, fault: str = "") -> Screened:
     return bench.screen(WORKLOAD, (SUBJECT, to_text(Config(fault=fault))), None)
 
 
-def compiled(compilers, **config):
+def compiled(compilers: Compilers, **config: Any) -> tuple[str, str] | None:
     """What went wrong."""
     future = compilers.submit(SUBJECT, WORKLOAD, to_text(Config(**config)), 90)
     future.exception(timeout=60)
     return outcome(future)
 
 
-def test_compile_processes_are_tried_again_soon_and_then_ever_later(monkeypatch):
+def test_compile_processes_are_tried_again_soon_and_then_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A burst of kills from outside ends compiling ahead for a second; where none can be started,
     few are tried.
     """
@@ -66,7 +69,7 @@ def test_compile_processes_are_tried_again_soon_and_then_ever_later(monkeypatch)
     assert starts.possible()
 
 
-def test_what_else_befalls_a_worker():
+def test_what_else_befalls_a_worker() -> None:
     """A config that ends its process in Python's own way, and one whose end comes when nothing is
     asked.
     """
@@ -83,7 +86,7 @@ def test_what_else_befalls_a_worker():
 SLOW = Subject("slow", "slow_import")
 
 
-def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch):
+def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first trial of a worker would otherwise count as a hang where a DSL takes long
     to import.
     """
@@ -97,7 +100,9 @@ def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch):
         assert bench.screen(WORKLOAD, (SLOW, to_text(Config())), None).status == "ok"
 
 
-def test_a_kernel_whose_import_ends_the_worker_brands_no_config(monkeypatch):
+def test_a_kernel_whose_import_ends_the_worker_brands_no_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SLOW_IMPORT_CRASHES", "1")
     with Bench("cpu") as bench:
         for _ in range(2):
@@ -109,7 +114,7 @@ def test_a_kernel_whose_import_ends_the_worker_brands_no_config(monkeypatch):
         assert bench.restarts == 1  # the second time nothing is started for it
 
 
-def test_errors_that_cannot_be_pickled_cost_their_own_compile():
+def test_errors_that_cannot_be_pickled_cost_their_own_compile() -> None:
     with Compilers(1, timeout=60) as compilers:
         assert compiled(compilers, fault="compile-odd") == (
             "failed",
@@ -119,7 +124,7 @@ def test_errors_that_cannot_be_pickled_cost_their_own_compile():
         assert compiled(compilers, number=1) is None
 
 
-def test_compilers_that_cannot_start_are_no_configs_fault():
+def test_compilers_that_cannot_start_are_no_configs_fault() -> None:
     with Compilers(1, memory=1 << 20) as compilers:
         with pytest.warns(RuntimeWarning, match="no compile process can be started"):
             assert compiled(compilers) is None
@@ -128,7 +133,9 @@ def test_compilers_that_cannot_start_are_no_configs_fault():
         assert warned == []
 
 
-def test_compilers_that_could_not_start_are_tried_again(process, monkeypatch):
+def test_compilers_that_could_not_start_are_tried_again(
+    process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process.unready += [True] * STARTS
     with Compilers(1) as several:
         with pytest.warns(RuntimeWarning, match="no compile process can be started"):
@@ -150,12 +157,12 @@ class FakeProcess:
     calls: ClassVar[list[Any]]
     stuck: ClassVar[bool]
 
-    def __init__(self, **_):
+    def __init__(self, **_) -> None:
         self.opened = False
         self.exit = None
         self.ended = threading.Event()
 
-    def await_ready(self, seconds):
+    def await_ready(self, seconds) -> None:
         if self.unready and self.unready.pop(0):
             raise WorkerStartError("no luck")
 
@@ -176,17 +183,17 @@ class FakeProcess:
         if function is compilers._compile:
             return 1.5
         if not self.opened:
-            raise RemoteError("outblas.autotune.worker.NotOpen", "")
+            raise RemoteError(f"{worker.NotOpen.__module__}.NotOpen", "")
         return Screened("ok")
 
-    def terminate(self):
+    def terminate(self) -> None:
         self.ended.set()
 
     kill = close = terminate
 
 
 @pytest.fixture
-def process(monkeypatch):
+def process(monkeypatch: pytest.MonkeyPatch):
     class Fresh(FakeProcess):
         unready: ClassVar[list[bool]] = []
         deaths: ClassVar[list[Any]] = []
@@ -203,7 +210,7 @@ STUCK = WorkerTimeout(accepted=False)
 
 
 @pytest.mark.parametrize("death", [UNNOTICED, STUCK])
-def test_a_worker_that_is_gone_before_a_call(process, death):
+def test_a_worker_that_is_gone_before_a_call(process, death) -> None:
     bench = Bench("cpu")
     process.deaths += [death, None, None, death]
     assert bench.describe() == H100
@@ -227,7 +234,7 @@ def test_a_worker_that_is_gone_before_a_call(process, death):
         (WorkerDied(Exit(signal=signal.SIGHUP), accepted=True), "killed"),
     ],
 )
-def test_what_the_end_of_a_process_says_about_a_config(process, death, status):
+def test_what_the_end_of_a_process_says_about_a_config(process, death, status: str) -> None:
     bench = Bench("cpu")
     bench.open(WORKLOAD)
     process.deaths.append(death)
@@ -249,7 +256,7 @@ def test_what_the_end_of_a_process_says_about_a_config(process, death, status):
         assert ("out of memory" in outcome(future)[1]) == (status == "out of memory")
 
 
-def test_operands_that_take_a_worker_down_are_no_configs_fault(process):
+def test_operands_that_take_a_worker_down_are_no_configs_fault(process) -> None:
     """As when another process has taken the GPU's memory meanwhile."""
     process.deaths += [WorkerDied(Exit(signal=signal.SIGSEGV), accepted=True)] * 2
     bench = Bench("cpu")
@@ -261,7 +268,7 @@ def test_operands_that_take_a_worker_down_are_no_configs_fault(process):
     assert down.value.status == "crash"
 
 
-def test_a_worker_that_cannot_be_started(process, path):
+def test_a_worker_that_cannot_be_started(process, path: Path) -> None:
     process.unready += [True] * 100
     with pytest.raises(Down, match="no worker can be started: no luck"):
         Bench("cpu").describe()
@@ -272,12 +279,12 @@ def test_a_worker_that_cannot_be_started(process, path):
     assert failure.workload == WORKLOAD
 
 
-def test_who_waits_for_a_worker_is_released(process):
+def test_who_waits_for_a_worker_is_released(process) -> None:
     process.stuck = True
     bench = Bench("cpu")
     released = threading.Event()
 
-    def wait():
+    def wait() -> None:
         with pytest.raises(isolated.Abandoned):
             bench.describe()
         released.set()
@@ -290,7 +297,7 @@ def test_who_waits_for_a_worker_is_released(process):
         bench.describe()
 
 
-def test_who_waits_for_compilers_is_released(process):
+def test_who_waits_for_compilers_is_released(process) -> None:
     process.stuck = True
     with Compilers(1) as several:
         futures = [several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90) for _ in range(3)]
@@ -301,7 +308,7 @@ def test_who_waits_for_compilers_is_released(process):
     assert several.submit(SUBJECT, WORKLOAD, to_text(Config()), 90).cancelled()
 
 
-def test_a_compile_can_be_cancelled_while_it_runs(process):
+def test_a_compile_can_be_cancelled_while_it_runs(process) -> None:
     """And costs no other: a process that is ended for it is not the next compile's."""
     process.stuck = True
     with Compilers(1) as several:
@@ -315,7 +322,7 @@ def test_a_compile_can_be_cancelled_while_it_runs(process):
     assert len(process.calls) == 2
 
 
-def test_a_process_compiles_so_many_times(process, monkeypatch):
+def test_a_process_compiles_so_many_times(process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilers, "TASKS", 3)
     made = []
     monkeypatch.setattr(

@@ -11,8 +11,12 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from outblas.core.configs import to_text
+from outblas.core.machines import Machine
+from outblas.core.problem import Launch, Problem
+from outblas.core.space import Space
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 
@@ -23,7 +27,7 @@ FOLDER = "OUTBLAS_TEST_TUNED"
 _planned = Counter[str]()
 
 
-def space(problem, machine):
+def space(problem: Problem, machine: Machine | None) -> Space[Any]:
     with open(_folder() / "tuners", "a") as file:
         file.write(f"{os.getpid()}\n")
     if (_folder() / "deadly").exists():
@@ -31,7 +35,7 @@ def space(problem, machine):
     return portable.space(problem, machine)
 
 
-def plan(problem, config):
+def plan(problem: Problem, config: Config) -> Launch:
     """Runs in the measuring process, among whose ancestors is the one that tunes."""
     shape, text = f"{problem.M}x{problem.N}x{problem.K}", to_text(config)
     _planned[shape] += 1
@@ -53,7 +57,7 @@ def _taken(name):
     return True
 
 
-def _kill():
+def _kill() -> None:
     tuners, process = (_folder() / "tuners").read_text().split(), os.getppid()
     while str(process) not in tuners:
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
@@ -61,5 +65,5 @@ def _kill():
     time.sleep(60)  # it ends with its tuner
 
 
-def _folder():
+def _folder() -> Path:
     return Path(os.environ[FOLDER])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.epilogue import EXTRAS, NONE
+from ..core.epilogue import EPILOGUE_ARGS, NONE
 from ..core.problem import Problem
 from ..core.registry import Kernel
 from ..core.space import Axes, Footprint
@@ -134,7 +134,7 @@ class TuringRung(rung.Rung[TuringConfig]):
         another compile.
         """
         most = {name: width(config, problem, name) for name in "ab"}
-        most |= dict.fromkeys(("c", "out", *EXTRAS), 8)
+        most |= dict.fromkeys(("c", "out", *EPILOGUE_ARGS), 8)
 
         def divisor(name: str, value: int) -> int:
             operand, is_stride, _ = name.partition("_")

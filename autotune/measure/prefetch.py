@@ -33,7 +33,7 @@ class Ahead:
     ) -> None:
         groups: dict[tuple[str, str], list[Candidate]] = {}
         for candidate in candidates:
-            groups.setdefault((candidate.subject.name, candidate.compiled_as), []).append(candidate)
+            groups.setdefault((candidate.subject.name, candidate.compile_key), []).append(candidate)
         self._begun = False
         self._waiting = deque(groups.values())
         self._running: dict[Future[float], list[Candidate]] = {}

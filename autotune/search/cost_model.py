@@ -135,7 +135,7 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     rows_a, rows_b = f.tile_m / f.cluster_n, f.tile_n / f.cluster_m  # that a CTA loads itself
     l2 = ((1 + lean) * rows_a + (1 - lean) * rows_b) * f.tile_k * size
     l2 /= min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
-    if f.gathered and waves <= 1:
+    if f.gpc_local and waves <= 1:
         l2 = (f.tile_m + f.tile_n) * f.tile_k * size / GATHERED
     drained = 0.0 if f.in_flight else DRAIN / f.groups / together
     if f.stages == 1:
@@ -143,8 +143,8 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     else:
         waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
     step = _soft_max(SHARPNESS, products + drained, l2, waited) + SLOT
-    if max(f.lines) > 1:
-        asked = (rows_a * f.lines[0] + rows_b * f.lines[1]) * f.tile_k * size
+    if max(f.cache_lines) > 1:
+        asked = (rows_a * f.cache_lines[0] + rows_b * f.cache_lines[1]) * f.tile_k * size
         step = max(step, asked / (LINES * machine.sms / busy))
 
     steps = math.ceil(math.ceil(workload.K / f.tile_k) / pieces)

@@ -35,7 +35,7 @@ class Candidate:
     subject: Subject
     config: Any
     text: str
-    compiled_as: str
+    compile_key: str
     footprint: Footprint
     predicted_us: float
     own: bool = False
@@ -125,7 +125,7 @@ def plan(
                     ranker(f, workload, machine),
                     cost_model.wave_efficiency(f, workload, machine),
                 )
-            text, shared = to_text(config), to_text(space.compiled_as(config))
+            text, shared = to_text(config), to_text(space.compile_key(config))
             kept.append(
                 (
                     Candidate(subject, config, text, shared, f, us, own=config == space.own),

@@ -133,10 +133,19 @@ _workload = _matching(
     r"\d{1,15}(x\d{1,15}x\d{1,15})?( \w+( to \w+)? \w+)?",
 )
 _list = _Rule("a list", lambda value: type(value) is list)
-KERNEL = {"kernel": _kernel, "base": _config, "entries": _list}
-ENTRY = {
+# What a table of version 2 has of a kernel, and the columns of its rows.
+KERNEL_VERSION_2 = {"kernel": _kernel, "base": _config, "entries": _list}
+ROW_VERSION_2 = {
     "workload": _workload,
     "changes": _config,
+    **_FIGURES,
+    "confidence": _confidence,
+    "when": _day,
+}
+TABLE_ENTRY = {
+    "workload": _OF_A_SWEEP["workload"],
+    "kernel": _kernel,
+    "config": _config,
     **_FIGURES,
     "confidence": _confidence,
     "when": _day,

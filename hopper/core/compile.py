@@ -62,7 +62,7 @@ class Compile(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def facts(self) -> dict[str, object]: ...
+    def cache_key_fields(self) -> dict[str, object]: ...
 
 
 _loaded: dict[Compile, Callable[..., None]] = {}
@@ -75,7 +75,7 @@ def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
     with tile_order.compiling:
         if variant not in _loaded:
             _loaded[variant] = cache.fetch(
-                variant.facts,
+                variant.cache_key_fields,
                 build=build,
                 save=_saver(variant),
                 load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
@@ -86,14 +86,14 @@ def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
 def keep(variant: Compile, build: Callable[[], Any]) -> None:
     """Builds to disk what `load` would find there; loads nothing."""
     with tile_order.compiling:
-        cache.warm(variant.facts, build=build, save=_saver(variant))
+        cache.warm(variant.cache_key_fields, build=build, save=_saver(variant))
 
 
 def _saver(variant: Compile) -> Callable[[Any, Path], None]:
     return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
 
 
-def compile_facts(
+def cache_key_fields(
     name: str, config: HopperConfig, dtype: torch.dtype, out_dtype: torch.dtype
 ) -> dict[str, object]:
     """What a compiled kernel on disk depends on."""
@@ -101,10 +101,10 @@ def compile_facts(
         "kernel": name,
         "config": to_text(config),
         "dtypes": (dtype_name(dtype), dtype_name(out_dtype)),
-    } | toolchain_facts()
+    } | toolchain_fields()
 
 
-def toolchain_facts() -> dict[str, object]:
+def toolchain_fields() -> dict[str, object]:
     """What every compiled kernel on disk depends on."""
     return {
         "arch": ARCH,
@@ -141,17 +141,19 @@ def compiled(
     out_dtype: torch.dtype | None = None,
     layout: str = "nt",
     shape: tuple[int, int, int] = (4096, 4096, 4096),
+    problem: Problem | None = None,
 ) -> Artifact:
-    """The machine code that `build` makes with the compiler's options for aligned, row-major
-    operands.
+    """The machine code that `build` makes with the compiler's options.
 
-    Raises ValueError for an architecture other than 90, and for what the kernel cannot take.
+    `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
+    `shape` describe. Raises ValueError for an architecture other than 90, and for what the kernel
+    cannot take.
     """
     if arch not in (None, 90):
         raise ValueError(f"arch is {arch}, expected 90: {kernel} is made of TMA and wgmma")
-    problem = example(dtype, out_dtype, layout, shape)
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"dtype is {dtype_name(dtype)}, expected bfloat16 or float16")
+    problem = problem or example(dtype, out_dtype, layout, shape)
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype is {dtype_name(problem.dtype)}, expected bfloat16 or float16")
     if reason := unsupported(problem, config):
         raise ValueError(reason)
     with tempfile.TemporaryDirectory() as folder, tile_order.compiling:
@@ -166,7 +168,7 @@ def compiled(
         kernel=kernel,
         arch=ARCH,
         config=to_text(config),
-        dtype=dtype_name(dtype),
+        dtype=dtype_name(problem.dtype),
         out_dtype=dtype_name(problem.out_dtype),
         layout=layout,
         cubin=bytes(made.__cubin__),

@@ -157,7 +157,7 @@ class HopperConfig:
         return self.tile_m // (64 * self.sharing) * -(-self.tile_n // (SLAB * self.cluster_k))
 
 
-def unscheduled(config: HopperConfig) -> HopperConfig:
+def compile_key(config: HopperConfig) -> HopperConfig:
     """The config whose compile serves this one too: the host makes the order of tiles, a table, and
     swaps operands; the number of pieces of K is an argument.
     """

@@ -18,22 +18,22 @@ from cutlass.cute.runtime import (
 )
 
 from ...core.artifact import Artifact
-from ...core.problem import Launch, Problem, by_rows, oriented
+from ...core.problem import Launch, Problem, has_row_major_output, with_row_major_output
 from . import bounds, tile_order
 from .base import HopperGemm
 from .compile import (
     NUMERIC,
     OPTIONS,
     SHORT,
+    cache_key_fields,
     compact,
-    compile_facts,
     compiled,
     full_name,
     keep,
     load,
     target_arch,
 )
-from .config import HopperConfig, unscheduled
+from .config import HopperConfig, compile_key
 from .phase_clock import PHASES
 
 
@@ -77,9 +77,9 @@ class Variant:
         return full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
-    def facts(self) -> dict[str, object]:
+    def cache_key_fields(self) -> dict[str, object]:
         """What the compiled kernel on disk depends on."""
-        return compile_facts(self.name, self.config, self.dtype, self.out_dtype)
+        return cache_key_fields(self.name, self.config, self.dtype, self.out_dtype)
 
 
 def unsupported(
@@ -99,7 +99,7 @@ def unsupported(
         )
     if reason := bounds.extents(problem):
         return reason
-    if config is not None and (reason := bounds.tiles(oriented(problem)[0], config)):
+    if config is not None and (reason := bounds.tiles(with_row_major_output(problem)[0], config)):
         return reason
     for name, rows, columns, strides, alignment in (
         ("a", problem.M, problem.K, problem.a, problem.alignment[0]),
@@ -154,7 +154,7 @@ def trace(
     None: int64 (CTAs, warpgroups, `phases.PHASES`).
     """
     config = config or rung.config
-    problem, swapped = oriented(problem)
+    problem, swapped = with_row_major_output(problem)
     a_strides, b_strides = _operand_strides(problem)
     variant = _variant(rung.name, problem, config)
     rows, columns = tile_order.cluster_tiles(config, problem.M, problem.N)
@@ -195,7 +195,7 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
     """Compiles to disk what `plan` would load for a supported problem; needs no GPU, and loads
     nothing on one.
     """
-    variant = _variant(rung.name, oriented(problem)[0], config)
+    variant = _variant(rung.name, with_row_major_output(problem)[0], config)
     keep(variant, lambda: compile_variant(rung.gemm, variant))
 
 
@@ -203,10 +203,10 @@ def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
     """The compile that serves a supported problem: the order of tiles is a table, and no part of
     it.
     """
-    config = unscheduled(config)
+    config = compile_key(config)
     a_strides, b_strides = _operand_strides(problem)
     layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
-    row_major = by_rows(problem)
+    row_major = has_row_major_output(problem)
     size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
     # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
     fits = [

@@ -14,7 +14,7 @@ from .config import (
     SHARED_MEMORY,
     WARPGROUP,
     HopperConfig,
-    unscheduled,
+    compile_key,
 )
 
 Unsupported = Callable[[Problem], str | None]
@@ -69,7 +69,7 @@ def space(
         axes=axes,
         invalid_reason=invalid_reason,
         footprint=describe,
-        compiled_as=unscheduled,
+        compile_key=compile_key,
     )
 
 

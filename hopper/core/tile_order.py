@@ -57,10 +57,10 @@ def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch
         return _kept[device, key]
 
 
-def level(clusters: int, tiles: int) -> int:
-    """As few clusters as have the tiles done in as many waves: of SMs that would idle in the last
-    wave alone, the power makes the others faster in all of them. Not less than 15 in 16, for loads
-    want many.
+def balance_waves(clusters: int, tiles: int) -> int:
+    """The fewest of `clusters` that still take as many waves for the tiles: the power of SMs that
+    would idle in the last wave alone makes the others faster in every wave. At least 15 in 16,
+    because loads need many SMs in flight.
     """
     fewest = -(-tiles // -(-tiles // clusters))
     return fewest if 16 * fewest >= 15 * clusters else clusters

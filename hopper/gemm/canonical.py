@@ -1,92 +1,177 @@
-"""A problem in the form that the kernel computes: operands swapped, batches folded, strides of
-three dimensions."""
+"""A problem in the form that `hopper.gemm` computes: operands that TMA can load, C in the kernel's
+orientation, one batch dimension a launch.
+"""
 
+import itertools
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...core.epilogue import View
-from ...core.problem import Problem, oriented, transposed
+from ...core.problem import Problem, transposed, transposed_strides, with_row_major_output
 from ..core import host
-from ..core.config import (
-    HopperConfig,
-)
+from ..core.config import HopperConfig
+from . import operand_copies
 
 
-def _turned(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
-    """The product as the kernel computes it, and whether that is the transposed one."""
-    problem, crossed = oriented(problem)
-    return (transposed(problem), not crossed) if config.swap else (problem, crossed)
+class TensorView(NamedTuple):
+    """Shape and strides, in elements, in which a launch takes a tensor of the caller."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def _one_batch(problem: Problem) -> tuple[Problem, int]:
-    """The problem with its longest batch dimension alone, and which that is; the others are walked
-    call by call.
+@dataclass(frozen=True)
+class CanonicalProblem:
+    """How `hopper.gemm` computes a problem, in three steps:
+
+    1. An operand that TMA cannot load is copied first (`operand_copies`).
+    2. A C stored by columns is computed as C^T = B^T A^T, and so is one whose config says `swap`;
+       the two undo each other.
+    3. Where there are several batch dimensions, a launch walks the longest of them, and the host
+       loops over the others.
+
+    given: the problem as the caller states it.
+    aligned: the problem after step 1; A, B and C are still the caller's.
+    product: the problem after step 2, with all its batch dimensions.
+    launch: the problem after step 3: what one launch computes.
+    transposed: whether `product` is the transposed one, so that its A is the caller's B.
+    batch_dim: the batch dimension of `product` that `launch` has, where there are several.
     """
-    inner = max(range(len(problem.batch)), key=lambda i: problem.batch[i])
 
-    def keep(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return (strides[inner], *strides[-2:])
+    given: Problem
+    aligned: Problem
+    product: Problem
+    launch: Problem
+    transposed: bool
+    batch_dim: int = 0
 
-    def aligned(strides: tuple[int, ...], alignment: int) -> int:
-        """Of every call's tensor."""
-        others = (stride for i, stride in enumerate(strides[:-2]) if i != inner)
-        return math.gcd(alignment, *(stride * problem.out_dtype.itemsize for stride in others))
+    @property
+    def copies(self) -> tuple[bool, bool]:
+        """Whether the caller's A and B are copied first."""
+        return operand_copies.needs_copy(self.given)
 
-    def kept(view: View) -> View:
-        return View(keep(view.strides), aligned(view.strides, view.alignment))
+    @property
+    def loops(self) -> bool:
+        """Whether the host loops over batch dimensions."""
+        return len(self.product.batch) > 1
+
+    @property
+    def a(self) -> TensorView:
+        """The A of a launch, as the caller's tensor is viewed for it."""
+        problem = self.launch
+        return self.view((problem.M, problem.K), operand_strides(problem)[0])
+
+    @property
+    def b(self) -> TensorView:
+        """The B of a launch, as the caller's tensor is viewed for it."""
+        problem = self.launch
+        return self.view((problem.K, problem.columns), operand_strides(problem)[1])
+
+    @property
+    def out(self) -> TensorView:
+        """The C of a launch, as the caller's tensor is viewed for it."""
+        problem = self.launch
+        return self.view((problem.M, problem.N), output_strides(problem))
+
+    def view(self, shape: tuple[int, int], strides: tuple[int, ...]) -> TensorView:
+        """The view of a caller's tensor that is a matrix of this shape in a launch, or a batch of
+        them: rows and columns are exchanged where the product is transposed.
+        """
+        return view_of_caller((*self.launch.batch, *shape), strides, self.transposed)
+
+    def batch_indices(self) -> Iterator[tuple[int, ...]]:
+        """For each launch of a call, its indices of the batch dimensions that the host loops
+        over.
+        """
+        batch = self.product.batch
+        return itertools.product(
+            *(range(extent) for dim, extent in enumerate(batch) if dim != self.batch_dim)
+        )
+
+
+def canonicalize(problem: Problem, config: HopperConfig) -> CanonicalProblem:
+    """The problem as the kernel computes it with this config."""
+    aligned = operand_copies.aligned(problem)
+    product, swapped = orient(aligned, config)
+    launch, batch_dim = single_batch(product) if len(product.batch) > 1 else (product, 0)
+    return CanonicalProblem(problem, aligned, product, launch, swapped, batch_dim)
+
+
+def orient(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
+    """The product or its transpose, whichever the kernel computes, and whether it is the
+    transpose.
+    """
+    problem, swapped = with_row_major_output(problem)
+    return (transposed(problem), not swapped) if config.swap else (problem, swapped)
+
+
+def single_batch(problem: Problem) -> tuple[Problem, int]:
+    """The problem with its longest batch dimension alone, and which that is. Alignments are those
+    that the tensors of every launch have.
+    """
+    batch_dim = max(range(len(problem.batch)), key=lambda i: problem.batch[i])
+
+    def kept(strides: tuple[int, ...]) -> tuple[int, ...]:
+        return (strides[batch_dim], *strides[-2:])
+
+    def alignment_of_all(strides: tuple[int, ...], alignment: int) -> int:
+        looped = (stride for i, stride in enumerate(strides[:-2]) if i != batch_dim)
+        return math.gcd(alignment, *(stride * problem.out_dtype.itemsize for stride in looped))
+
+    def kept_view(view: View) -> View:
+        return View(kept(view.strides), alignment_of_all(view.strides, view.alignment))
 
     a, b, out, *others = problem.alignment
-    alone = replace(
+    launch = replace(
         problem,
-        batch=(problem.batch[inner],),
-        a=keep(problem.a),
-        b=keep(problem.b),
-        out=keep(problem.out),
-        epilogue=problem.epilogue.mapped(kept),
-        alignment=(a, b, aligned(problem.out, out), *others),
+        batch=(problem.batch[batch_dim],),
+        a=kept(problem.a),
+        b=kept(problem.b),
+        out=kept(problem.out),
+        epilogue=problem.epilogue.mapped(kept_view),
+        alignment=(a, b, alignment_of_all(problem.out, out), *others),
     )
-    return alone, inner
+    return launch, batch_dim
 
 
-def _offset(strides: tuple[int, ...], at: tuple[int, ...], inner: int) -> int:
-    others = [stride for i, stride in enumerate(strides[:-2]) if i != inner]
-    return sum(i * stride for i, stride in zip(at, others, strict=True))
-
-
-def _shapes(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Of A, B and C."""
-    pairs = (problem.M, problem.K), (problem.K, problem.columns), (problem.M, problem.N)
-    return tuple((*problem.batch, *pair) for pair in pairs)
-
-
-def _given(extents: tuple[int, ...], crossed: bool) -> tuple[int, ...]:
-    """Of a shape or strides, those of the tensor that a call gives: rows and columns the other way
-    if crossed.
+def batch_offset(strides: tuple[int, ...], indices: tuple[int, ...], batch_dim: int) -> int:
+    """Elements from the start of a tensor to that of a launch: `indices` are those of all batch
+    dimensions but `batch_dim`.
     """
-    return (*extents[:-2], extents[-1], extents[-2]) if crossed else extents
+    looped = [stride for i, stride in enumerate(strides[:-2]) if i != batch_dim]
+    return sum(i * stride for i, stride in zip(indices, looped, strict=True))
 
 
-def _operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def view_of_caller(
+    shape: tuple[int, ...], strides: tuple[int, ...], transposed: bool
+) -> TensorView:
+    """A tensor of a launch as the caller has it."""
+    if not transposed:
+        return TensorView(shape, strides)
+    return TensorView(transposed_strides(shape), transposed_strides(strides))
+
+
+def operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides of A and B with which TMA loads them."""
     a = host.tma_strides(problem.M, problem.K, problem.a[-2:])
     b = host.tma_strides(problem.K, problem.columns, problem.b[-2:])
-    assert a, "aligned() leaves operands that TMA can stride over"
-    assert b, "aligned() leaves operands that TMA can stride over"
+    assert a, "operand_copies.aligned leaves operands that TMA can stride over"
+    assert b, "operand_copies.aligned leaves operands that TMA can stride over"
     return (*problem.a[:-2], *a), (*problem.b[:-2], *b)
 
 
-def _out_strides(problem: Problem) -> tuple[int, ...]:
-    """C's rows or columns contiguous, as they are: those of a single row or column along its
-    length. The stride of an extent of 1 is free, and TMA takes 8.
+def output_strides(problem: Problem) -> tuple[int, ...]:
+    """Strides of C: its rows or its columns contiguous as they are, those of a single row or column
+    along its length. The stride of an extent of 1 is free, and TMA takes 8.
     """
     row, column = problem.out[-2:]
-    by_rows, by_columns = column == 1 or problem.N == 1, row == 1 or problem.M == 1
+    by_rows = column == 1 or problem.N == 1
+    by_columns = row == 1 or problem.M == 1
     pair = (row, column)
     if by_columns and (problem.M > problem.N or not by_rows):
         pair = (1, column if problem.N > 1 else 8)
     elif by_rows:
         pair = (row if problem.M > 1 else 8, 1)
     return (*problem.out[:-2], *pair)
-
-
-def _pieces(problem: Problem, config: HopperConfig) -> int:
-    return min(config.split_k, -(-problem.K // config.tile_k))

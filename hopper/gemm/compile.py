@@ -1,5 +1,6 @@
-"""Compiles a variant of hopper.gemm, with or without a GPU."""
+"""Compiles a variant of `hopper.gemm`, with or without a GPU."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -8,90 +9,32 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ..core import compile
-from ..core.config import (
-    SLAB_BYTES,
-)
-from . import (
-    epilogue_store,
-    epilogue_tile,
-)
-from .canonical import _given
-from .variant import _ADDED, Variant
+from ..core.config import SLAB_BYTES
+from . import epilogue_store, epilogue_tile
+from .canonical import view_of_caller
+from .variant import EPILOGUE_TENSORS, Variant
 
 
 def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    form = variant.form
-    M, K, L = (cute.sym_int() for _ in range(3))
-    N = cute.sym_int(divisibility=form.granule(variant.layout, variant.out_dtype.itemsize))
-    columns = cute.sym_int() if form.gated else N  # of B
-
-    def tensor(
-        dtype: torch.dtype, rows: Any, columns: Any, pair: tuple[Any, Any], divisor: int
-    ) -> Any:
-        shape, strides = _given((rows, columns), form.crossed), _given(pair, form.crossed)
-        if form.batched:
-            shape, strides = (L, *shape), (cute.sym_int64(divisibility=divisor), *strides)
-        align = divisor * dtype.itemsize
-        return make_fake_tensor(compile.NUMERIC[dtype], shape, strides, assumed_align=align)
-
-    def operand(rows: Any, columns: Any, letter: str) -> Any:
-        outer = cute.sym_int64(divisibility=8)
-        return tensor(variant.dtype, rows, columns, (outer, 1) if letter == "n" else (1, outer), 8)
-
-    a, b = operand(M, K, variant.layout[0]), operand(K, columns, variant.layout[1])
-
-    def like_c(columns: Any, width: int) -> Any:
-        """A matrix, or batch of them, of which so many elements of a row or column can be had at
-        once.
-        """
-        outer = cute.sym_int64(divisibility=width)
-        pair = (1, outer) if form.by_columns else (outer, 1)
-        if width == 1 and not form.by_columns:
-            pair = (outer, cute.sym_int64())
-        return tensor(variant.out_dtype, M, columns, pair, width)
-
-    def one_by_one(dtype: torch.dtype, shape: tuple[Any, ...], strides: Any) -> Any:
-        return make_fake_tensor(
-            compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
-        )
-
-    def added(kind: str, columns: Any, dtype: torch.dtype) -> Any:
-        match kind:
-            case "":
-                return None
-            case "one":
-                return one_by_one(dtype, (1,), (1,))
-            case "staged":
-                return like_c(columns, form.width)
-            case "columns" | "pairs" | "rows":
-                return one_by_one(dtype, (M if kind == "rows" else columns,), (1,))
-        lead = (L,) * (kind == "batch")
-        shape = (*lead, *_given((M, columns), form.crossed))
-        return one_by_one(dtype, shape, tuple(cute.sym_int64() for _ in shape))
-
-    c = like_c(N, form.width)
-    dtypes = [torch.float32 if "scale" in name else variant.out_dtype for name in _ADDED]
-    extra = [
-        added(getattr(form, name), N if name == "residual" else columns, dtype)
-        for name, dtype in zip(_ADDED, dtypes, strict=True)
-    ]
-    table = compile.compact(cutlass.Int32, 1) if form.ordered else None
+    arguments = _Arguments.of(variant)
+    tensors = [arguments.operand("a"), arguments.operand("b"), arguments.output(arguments.N)]
+    table = compile.compact(cutlass.Int32, 1) if variant.traits.ordered else None
+    epilogue = [arguments.epilogue_tensor(name) for name in EPILOGUE_TENSORS]
     split = variant.config.split
     sums = compile.compact(cutlass.Float32, 1) if split else None
     counters = compile.compact(cutlass.Int32, 1) if split else None
+    # Split-K partitions, clusters, alpha, beta.
     scalars = cutlass.Int32(1), cutlass.Int32(1), cutlass.Float32(1.0), cutlass.Float32(0.0)
-    gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    built = gemm(variant.config, form)
+    gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    kernel = gemm(variant.config, variant.traits)
     with compile.target_arch():
         return cute.compile(
-            built,
-            a,
-            b,
-            c,
+            kernel,
+            *tensors,
             table,
-            *extra,
+            *epilogue,
             sums,
             counters,
             *scalars,
@@ -100,12 +43,101 @@ def compile_variant(gemm: Any, variant: Variant, options: str = "") -> Any:
         )
 
 
-def shared_memory(gemm: Any, variant: Variant) -> int:
-    """Bytes of one CTA: of slabs of C only those that do not lie over the ring, narrow ones as they
-    are.
+@dataclass(frozen=True)
+class _Arguments:
+    """The tensors that a variant is compiled for, with symbolic sizes and strides.
+
+    M, N, K, L: the extents of C, of the sum, and of the batch. `columns` are those of B: N, or an
+    extent of its own where the epilogue is gated.
     """
-    config, form, dtype = variant.config, variant.form, compile.NUMERIC[variant.out_dtype]
-    stored = gemm(config, form).stored
-    slab = 64 * epilogue_tile.slab_columns(stored, dtype) * variant.out_dtype.itemsize
-    own = slab if form.staged and not epilogue_store.over_ring(stored, dtype, form) else 0
-    return config.shared_memory_bytes - config.consumers * config.store_buffers * (SLAB_BYTES - own)
+
+    variant: Variant
+    M: Any
+    N: Any
+    K: Any
+    L: Any
+    columns: Any
+
+    @staticmethod
+    def of(variant: Variant) -> "_Arguments":
+        M, K, L = (cute.sym_int() for _ in range(3))
+        traits = variant.traits
+        granule = traits.granule(variant.layout, variant.out_dtype.itemsize)
+        N = cute.sym_int(divisibility=granule)
+        return _Arguments(variant, M, N, K, L, cute.sym_int() if traits.gated else N)
+
+    def operand(self, name: str) -> Any:
+        """A or B, of which TMA needs outer strides in multiples of 16 bytes."""
+        rows, columns = (self.M, self.K) if name == "a" else (self.K, self.columns)
+        letter = self.variant.layout["ab".index(name)]
+        outer = cute.sym_int64(divisibility=8)
+        strides = (outer, 1) if letter == "n" else (1, outer)
+        return self._matrix(self.variant.dtype, (rows, columns), strides, 8)
+
+    def output(self, columns: Any) -> Any:
+        """C, or a tensor that lies as C does."""
+        traits = self.variant.traits
+        width = traits.width
+        outer = cute.sym_int64(divisibility=width)
+        strides: tuple[Any, Any] = (1, outer) if traits.by_columns else (outer, 1)
+        if width == 1 and not traits.by_columns:
+            strides = (outer, cute.sym_int64())
+        return self._matrix(self.variant.out_dtype, (self.M, columns), strides, width)
+
+    def epilogue_tensor(self, name: str) -> Any:
+        """A tensor of `EPILOGUE_TENSORS`, None for one that the variant does not have."""
+        traits = self.variant.traits
+        access = getattr(traits, name)
+        dtype = torch.float32 if "scale" in name else self.variant.out_dtype
+        columns = self.N if name == "residual" else self.columns
+        match access:
+            case "":
+                return None
+            case "one":
+                return self._unaligned(dtype, (1,), (1,))
+            case "staged":
+                return self.output(columns)
+            case "columns" | "pairs" | "rows":
+                return self._unaligned(dtype, (self.M if access == "rows" else columns,), (1,))
+        batch = (self.L,) if access == "batch" else ()
+        pair = view_of_caller((self.M, columns), (0, 0), traits.transposed).shape
+        shape = (*batch, *pair)
+        return self._unaligned(dtype, shape, tuple(cute.sym_int64() for _ in shape))
+
+    def _matrix(
+        self, dtype: torch.dtype, shape: tuple[Any, Any], strides: tuple[Any, Any], divisor: int
+    ) -> Any:
+        """A matrix of a launch as the caller has it, or a batch of them. Its address and the stride
+        of the batch are multiples of so many elements.
+        """
+        traits = self.variant.traits
+        given_shape, given_strides = view_of_caller(shape, strides, traits.transposed)
+        if traits.batched:
+            given_shape = (self.L, *given_shape)
+            given_strides = (cute.sym_int64(divisibility=divisor), *given_strides)
+        return make_fake_tensor(
+            compile.NUMERIC[dtype],
+            given_shape,
+            given_strides,
+            assumed_align=divisor * dtype.itemsize,
+        )
+
+    @staticmethod
+    def _unaligned(dtype: torch.dtype, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
+        """A tensor that is read element by element."""
+        return make_fake_tensor(
+            compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
+        )
+
+
+def shared_memory(gemm: Any, variant: Variant) -> int:
+    """Bytes of shared memory of one CTA: the config's, less what its epilogue subtiles do not take
+    because they lie over the stages of the pipeline, are narrow, or do not exist.
+    """
+    config, traits, dtype = variant.config, variant.traits, compile.NUMERIC[variant.out_dtype]
+    epilogue_config = gemm(config, traits).epilogue_config
+    columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
+    subtile = 64 * columns * variant.out_dtype.itemsize
+    apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
+    unused = SLAB_BYTES - (subtile if apart else 0)
+    return config.shared_memory_bytes - config.consumers * config.store_buffers * unused

@@ -1,97 +1,105 @@
 """Operands as TMA takes them: which it cannot stride over and are copied first, and how rows lie in
-lines of L2.
+cache lines of L2.
 """
 
 from dataclasses import replace
 
 import torch
 
-from ...core.problem import LINE, Problem, Strides
+from ...core.problem import Problem, Strides
+from ...core.tensor_memory import LINE
 from ...device import l2
 from ..core import host
 
-_LINE = LINE // 2  # elements
-_GRANULE = 8  # of them, TMA's 16 bytes
+_LINE_ELEMENTS = LINE // 2
+_GRANULE = 8  # elements in TMA's 16 bytes
 
 
-def copied(problem: Problem) -> tuple[bool, bool]:
-    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a
-    stride of 1.
+def needs_copy(problem: Problem) -> tuple[bool, bool]:
+    """Whether A and B are copied first: TMA needs 16-byte addresses and strides, and a stride
+    of 1.
     """
-    a = (
-        host.tma_strides(problem.M, problem.K, problem.a[-2:])
-        if problem.alignment[0] >= 16
-        else None
+    return (
+        not _tma_can_load(problem.M, problem.K, problem.a, problem.alignment[0]),
+        not _tma_can_load(problem.K, problem.columns, problem.b, problem.alignment[1]),
     )
-    b = (
-        host.tma_strides(problem.K, problem.columns, problem.b[-2:])
-        if problem.alignment[1] >= 16
-        else None
-    )
-    ragged = [
-        any(stride % _GRANULE for stride in strides[:-2]) for strides in (problem.a, problem.b)
-    ]
-    return a is None or ragged[0], b is None or ragged[1]
 
 
-def lines(problem: Problem) -> tuple[int, int]:
-    """`l2.lines` of the operands as their copies are."""
+def _tma_can_load(rows: int, columns: int, strides: Strides, alignment: int) -> bool:
+    if alignment < 16 or any(stride % _GRANULE for stride in strides[:-2]):
+        return False
+    return host.tma_strides(rows, columns, strides[-2:]) is not None
+
+
+def cache_lines_per_row(problem: Problem) -> tuple[int, int]:
+    """`l2.lines` of A and B as the kernel loads them, from copies where it makes some."""
     return l2.lines(aligned(problem))
 
 
 def remarks(problem: Problem) -> list[str]:
     """What a call costs beside the product, for people."""
-    said = [
-        f"{name} is copied first: TMA needs 16-byte addresses, one stride of 1 and others in "
-        "multiples of 8, and "
-        f"{name} has strides {strides} at an address that is a multiple of {alignment}"
-        for name, strides, alignment, is_copied in zip(
-            "ab", (problem.a, problem.b), problem.alignment[:2], copied(problem), strict=True
-        )
-        if is_copied
-    ]
-    return said + [
-        f"{name} takes twice the requests to L2: its rows begin inside of lines of {LINE} bytes"
-        for name, asked in zip("ab", lines(problem), strict=True)
-        if asked > 1
-    ]
+    operands = zip(
+        "ab",
+        (problem.a, problem.b),
+        problem.alignment[:2],
+        needs_copy(problem),
+        cache_lines_per_row(problem),
+        strict=True,
+    )
+    copies, requests = [], []
+    for name, strides, alignment, is_copied, cache_lines in operands:
+        if is_copied:
+            copies.append(
+                f"{name} is copied first: TMA needs 16-byte addresses, one stride of 1 and others "
+                f"in multiples of 8, and {name} has strides {strides} at an address that is a "
+                f"multiple of {alignment}"
+            )
+        if cache_lines > 1:
+            requests.append(
+                f"{name} takes twice the requests to L2: its rows begin inside of lines of {LINE} "
+                "bytes"
+            )
+    return copies + requests
 
 
 def aligned(problem: Problem) -> Problem:
     """The problem with the operands that are copied as their copies will be."""
-    a, b = copied(problem)
-    strides_a = _strides(problem, problem.a, problem.M, problem.K) if a else problem.a
-    strides_b = _strides(problem, problem.b, problem.K, problem.columns) if b else problem.b
-    alignment = (
-        LINE if a else problem.alignment[0],
-        LINE if b else problem.alignment[1],
-        *problem.alignment[2:],
-    )
-    return replace(problem, a=strides_a, b=strides_b, alignment=alignment)
+    copy_a, copy_b = needs_copy(problem)
+    a, b = problem.a, problem.b
+    alignment_a, alignment_b, *others = problem.alignment
+    if copy_a:
+        a, alignment_a = copy_strides(problem, a, problem.M, problem.K), LINE
+    if copy_b:
+        b, alignment_b = copy_strides(problem, b, problem.K, problem.columns), LINE
+    return replace(problem, a=a, b=b, alignment=(alignment_a, alignment_b, *others))
 
 
-def _strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Strides:
-    """Of a copy: columns or rows contiguous, as they are nearer to it, and padded to whole lines,
-    those shorter than one to 16 bytes; what is broadcast over the batch stays so.
+def copy_strides(problem: Problem, strides: Strides, rows: int, columns: int) -> Strides:
+    """Strides of the copy of an operand: columns contiguous if those of the operand are, else rows,
+    padded to whole cache lines, those shorter than one to 16 bytes. What is broadcast over the
+    batch stays so.
     """
     by_columns = strides[-2] == 1 and strides[-1] != 1
     length = rows if by_columns else columns
-    whole = _LINE if length >= _LINE else _GRANULE
+    whole = _LINE_ELEMENTS if length >= _LINE_ELEMENTS else _GRANULE
     outer = -(-length // whole) * whole
-    size, lead = outer * (columns if by_columns else rows), []
+    size = outer * (columns if by_columns else rows)
+    batch: list[int] = []
     for extent, stride in zip(problem.batch[::-1], strides[-3::-1], strict=True):
-        lead.append(size if stride else 0)
+        batch.insert(0, size if stride else 0)
         size *= extent if stride else 1
-    return (*lead[::-1], 1, outer) if by_columns else (*lead[::-1], outer, 1)
+    return (*batch, 1, outer) if by_columns else (*batch, outer, 1)
 
 
-def copy(t: torch.Tensor, shape: tuple[int, ...], source: Strides, made: Strides) -> torch.Tensor:
-    """The operand in memory of its own, batches that it repeats once."""
-    kept = [
-        1 if stride == 0 else extent for extent, stride in zip(shape[:-2], made[:-2], strict=True)
+def copy(t: torch.Tensor, shape: tuple[int, ...], source: Strides, target: Strides) -> torch.Tensor:
+    """The operand of this shape and strides `source` in memory of its own, with strides `target`;
+    batches that repeat are copied once.
+    """
+    distinct = [
+        1 if stride == 0 else extent for extent, stride in zip(shape[:-2], target[:-2], strict=True)
     ]
-    kept += shape[-2:]
-    room = 1 + sum((extent - 1) * stride for extent, stride in zip(kept, made, strict=True))
-    new = torch.empty(room + _GRANULE, dtype=t.dtype, device=t.device)
-    new.as_strided(kept, made).copy_(t.as_strided(kept, source))
-    return new.as_strided(shape, made)
+    distinct += shape[-2:]
+    span = 1 + sum((extent - 1) * step for extent, step in zip(distinct, target, strict=True))
+    memory = torch.empty(span + _GRANULE, dtype=t.dtype, device=t.device)
+    memory.as_strided(distinct, target).copy_(t.as_strided(distinct, source))
+    return memory.as_strided(shape, target)

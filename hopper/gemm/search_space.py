@@ -10,7 +10,7 @@ from ...core.machines import Machine
 from ...core.problem import Problem
 from ...core.space import Footprint, Space
 from ..core import tile_order
-from ..core.config import HopperConfig, unscheduled
+from ..core.config import HopperConfig, compile_key
 from ..core.search_space import Unsupported, footprint_of
 from . import heuristic, operand_copies
 
@@ -27,45 +27,55 @@ _TILES = (
 _WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
 # split_k, stream_k, cluster_k
-_CUTS = ((1, False, 1), (1, False, 2), (1, False, 4), (1, False, 8), (16, False, 1), (1, True, 1))
-_ACCUMULATORS = 200  # registers of a thread; 208 spill where it has 232
-_SHORT = 2048**2  # outputs of a call that may be better off with slices of 128 terms
-_FEW = 64  # rows or columns that may be better off as columns of the tile
+_PARTITIONS = (
+    (1, False, 1),
+    (1, False, 2),
+    (1, False, 4),
+    (1, False, 8),
+    (16, False, 1),
+    (1, True, 1),
+)
+_WHOLE_TILES = _PARTITIONS[0]
+_MOST_ACCUMULATORS = 200  # registers of a thread; 208 spill where it has 232
+_FEW_OUTPUTS = 2048**2  # of a call that may be better off with k tiles of 128 terms
 
 
 def space(
     gemm: Any, base: HopperConfig, unsupported: Unsupported, problem: Problem, machine: Machine
 ) -> Space[HopperConfig]:
     """The configs for a problem, its own being the rule's; the GPU's own limits are sm_90's, in
-    `invalid_reason`. Slots and buffers are as many as fit, and no axes: they cost nothing else.
+    `invalid_reason`. Stages and epilogue stages are as many as fit, and no axes: they cost nothing
+    else.
     """
-    refusal, own = unsupported(problem), heuristic.config(problem, machine.sms, base)
+    unsupported_reason = unsupported(problem)
+    own = heuristic.config(problem, machine.sms, base)
+    cache_lines = operand_copies.cache_lines_per_row(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
-        if reason := refusal or gemm.invalid_reason(config):
+        if reason := unsupported_reason or gemm.invalid_reason(config):
             return reason
-        return None if config == own else _hopeless(config, machine, problem)
+        return None if config == own else pruned_reason(config, machine, problem)
 
     return Space(
         own=own,
         axes={},
         also=_Listed(base, problem, machine),
         invalid_reason=invalid_reason,
-        footprint=functools.partial(footprint, problem, operand_copies.lines(problem)),
-        compiled_as=_compiled_as,
+        footprint=functools.partial(footprint, problem, cache_lines),
+        compile_key=_compile_key,
     )
 
 
-def _compiled_as(config: HopperConfig) -> HopperConfig:
-    """For one problem `swap` turns the operands, and `gpc` asks for a table where others
-    have none.
+def _compile_key(config: HopperConfig) -> HopperConfig:
+    """`compile_key` for one problem, where `swap` transposes the product, and `gpc` asks for a
+    table where others have none.
     """
-    return replace(unscheduled(config), swap=config.swap, gpc=config.gpc)
+    return replace(compile_key(config), swap=config.swap, gpc=config.gpc)
 
 
 @dataclass(frozen=True)
 class _Listed:
-    """The configs, made when they are asked for: whoever looks up one of them needs none."""
+    """The configs, made when they are iterated over: whoever looks up one of them needs none."""
 
     base: HopperConfig
     problem: Problem
@@ -76,40 +86,51 @@ class _Listed:
 
 
 def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator[HopperConfig]:
-    few, free = min(problem.M, problem.N) <= _FEW, heuristic.any_column(problem)
-    free = free if few else free[:1]
-    for tile, cluster, swap, cut in product(_TILES, _CLUSTERS, (False, True), _CUTS):
+    few = min(problem.M, problem.N) <= heuristic.FEW
+    any_column = heuristic.swaps_of_any_column(problem)
+    if not few:
+        any_column = any_column[:1]
+    for tile, cluster, swap, partition in product(_TILES, _CLUSTERS, (False, True), _PARTITIONS):
+        tile_m, consumers, pingpong, in_flight = tile
+        split_k, stream_k, cluster_k = partition
+        shape = replace(
+            heuristic.shaped(base, tile_m, consumers, *cluster),
+            pingpong=pingpong,
+            in_flight=in_flight,
+            swap=swap,
+            split_k=split_k,
+            stream_k=stream_k,
+            cluster_k=cluster_k,
+            k_serpentine=base.k_serpentine and split_k == 1,
+        )
         M, N = (problem.N, problem.M) if swap else (problem.M, problem.N)
-        widths = [(n, False) for n in _WIDTHS if few or not swap or (swap in free and n % 64)]
-        widths += [(n, True) for n in _fitting(tile[0], M, N, machine.sms) if swap in free]
-        whole = cut == _CUTS[0]
-        orders = ("serpentine", "hilbert") if whole else ("serpentine",)
-        slices = (64, 128) if problem.M * problem.N <= _SHORT and (whole or cut[2] == 2) else (64,)
-        for width, order, tile_k in product(widths, orders, slices):
+        widths = [(n, False) for n in _WIDTHS if few or not swap or (swap in any_column and n % 64)]
+        if swap in any_column:
+            widths += [(n, True) for n in _variable_widths(tile_m, M, N, machine.sms)]
+        orders = ("serpentine", "hilbert") if partition == _WHOLE_TILES else ("serpentine",)
+        for (tile_n, variable), order, tile_k in product(
+            widths, orders, _k_tiles(problem, partition)
+        ):
             if tile_k == 128 and order == "hilbert":
                 continue
-            c = replace(
-                heuristic.shaped(base, *tile[:2], *cluster),
-                tile_k=tile_k,
-                pingpong=tile[2],
-                in_flight=tile[3],
-                tile_n=width[0],
-                elastic=width[1],
-                swap=swap,
-                split_k=cut[0],
-                stream_k=cut[1],
-                cluster_k=cut[2],
-                k_serpentine=base.k_serpentine and cut[0] == 1,
-                order=order,
+            yield heuristic.filled(
+                replace(shape, tile_n=tile_n, elastic=variable, order=order, tile_k=tile_k)
             )
-            yield heuristic.filled(c)
+
+
+def _k_tiles(problem: Problem, partition: tuple[int, bool, int]) -> tuple[int, ...]:
+    """Terms of a k tile that are worth trying."""
+    few_outputs = problem.M * problem.N <= _FEW_OUTPUTS
+    cluster_k = partition[2]
+    return (64, 128) if few_outputs and (partition == _WHOLE_TILES or cluster_k == 2) else (64,)
 
 
 @functools.lru_cache(maxsize=64)
-def _fitting(tile_m: int, M: int, N: int, sms: int) -> list[int]:
-    """Elastic widths, the widest first of those whose tiles of so many rows fill waves best."""
+def _variable_widths(tile_m: int, M: int, N: int, sms: int) -> list[int]:
+    """Variable widths, the widest first of those whose tiles of so many rows fill waves best."""
+    widest = min(256, _MOST_ACCUMULATORS * 256 // tile_m // 8 * 8)
     found = []
-    for width in range(min(256, _ACCUMULATORS * 256 // tile_m // 8 * 8), 63, -8):
+    for width in range(widest, 63, -8):
         c = HopperConfig(tile_m=tile_m, tile_n=width, elastic=True)
         rows, columns = tile_order.cluster_tiles(c, M, N)
         waves = -(-rows * columns // sms)
@@ -117,18 +138,24 @@ def _fitting(tile_m: int, M: int, N: int, sms: int) -> list[int]:
     return [-width for _, width in sorted(found)[:3]]
 
 
-def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None:
+def pruned_reason(c: HopperConfig, machine: Machine, problem: Problem) -> str | None:
     """Why a config that can be built cannot be the fastest, or is another one under
     another name.
     """
     M, N = (problem.N, problem.M) if c.swap else (problem.M, problem.N)
-    if c.accumulator_registers > _ACCUMULATORS:
+    return _pruned_tile(c, M, N) or _pruned_schedule(c, machine, problem, M, N)
+
+
+def _pruned_tile(c: HopperConfig, M: int, N: int) -> str | None:
+    """Why the tile, pipeline or cluster of a config cannot be the best for M rows and N columns."""
+    if c.accumulator_registers > _MOST_ACCUMULATORS:
         return (
             f"{c.accumulator_registers} accumulators a thread spill, expected at most "
-            f"{_ACCUMULATORS}"
+            f"{_MOST_ACCUMULATORS}"
         )
-    parts = 8 * c.cluster_k if c.cluster_k > 1 else 1  # that a width must have
-    if c.tile_m >= M + 64 or any(N <= width < c.tile_n and width % parts == 0 for width in _WIDTHS):
+    granule = 8 * c.cluster_k if c.cluster_k > 1 else 1  # that a width is a multiple of
+    narrower = any(N <= width < c.tile_n and width % granule == 0 for width in _WIDTHS)
+    if c.tile_m >= M + 64 or narrower:
         return f"tile is {c.tile_m}x{c.tile_n}, expected no larger than it takes to cover {M}x{N}"
     if c.slots < 3:
         return f"slots is {c.slots}, expected at least 3: products wait for loads"
@@ -137,52 +164,63 @@ def _hopeless(c: HopperConfig, machine: Machine, problem: Problem) -> str | None
             f"a cluster of {c.cluster_m}x{c.cluster_n} for {M} rows and {N} columns, expected "
             "one that is filled"
         )
+    return None
+
+
+def _pruned_schedule(
+    c: HopperConfig, machine: Machine, problem: Problem, M: int, N: int
+) -> str | None:
+    """Why the order of tiles, or the partitions of K, cannot be the best."""
     rows, columns = tile_order.cluster_tiles(c, M, N)
-    tiles, fit = rows * columns, max(1, machine.sms // c.cluster)
-    read = (M + N) * problem.K * 2
-    if c.order != "serpentine" and (tiles <= fit or read <= machine.l2_bytes // 4):
+    tiles, resident = rows * columns, max(1, machine.sms // c.cluster)
+    operand_bytes = (M + N) * problem.K * 2
+    if c.order != "serpentine" and (tiles <= resident or operand_bytes <= machine.l2_bytes // 4):
         return (
-            f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {read} bytes, at "
-            "once or held by L2"
+            f"order is {c.order!r}, expected 'serpentine': {tiles} tiles of {operand_bytes} bytes, "
+            "at once or held by L2"
         )
     if c.split_k > 1 and (
-        tiles * (c.split_k - 1) >= fit or c.split_k > problem.K // (2 * c.tile_k)
+        tiles * (c.split_k - 1) >= resident or c.split_k > problem.K // (2 * c.tile_k)
     ):
         return (
-            f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with "
-            "fewer "
-            "pieces"
+            f"split_k is {c.split_k}, expected less: {tiles} tiles keep the GPU busy with fewer "
+            "partitions of K"
         )
     if c.cluster_k > 1 and (
-        tiles * (c.cluster_k - 1) >= fit * c.cluster_k or 2 * c.cluster_k * c.tile_k > problem.K
+        tiles * (c.cluster_k - 1) >= resident * c.cluster_k
+        or 2 * c.cluster_k * c.tile_k > problem.K
     ):
         return (
             f"cluster_k is {c.cluster_k}, expected less: {tiles} tiles keep the GPU busy with "
-            "fewer parts of K"
+            "fewer partitions of K"
         )
-    if c.stream_k and (tiles <= fit or tiles % fit == 0):
+    if c.stream_k and (tiles <= resident or tiles % resident == 0):
         return f"stream_k is True, expected False: {tiles} tiles make no wave that is partly filled"
-    if tiles <= fit and c.pingpong:
+    if tiles <= resident and c.pingpong:
         return f"pingpong is True, expected False: {tiles} tiles run at once, and no CTA has two"
     return None
 
 
-def footprint(problem: Problem, lines: tuple[int, int], c: HopperConfig) -> Footprint:
-    across = problem.M if c.swap else problem.N
-    f = replace(
+def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -> Footprint:
+    """What a config does with a GPU, rows and columns being the problem's."""
+    N = problem.M if c.swap else problem.N
+    mean_tile_n = -(-N // tile_order.columns(c, N))
+    as_computed = replace(
         footprint_of(c, c.consumers + 1, persistent=True),
-        tile_n=-(-across // tile_order.columns(c, across))
-        if c.elastic
-        else c.tile_n,  # about the mean
+        tile_n=mean_tile_n if c.elastic else c.tile_n,
         split_k=c.split_k,
         stream_k=c.stream_k,
         cluster_k=c.cluster_k,
         pingpong=c.pingpong,
-        gathered=c.gpc and not c.split,
-        lines=lines,
+        gpc_local=c.gpc and not c.split,
+        cache_lines=cache_lines,
     )
     if not c.swap:
-        return f
+        return as_computed
     return replace(
-        f, tile_m=f.tile_n, tile_n=f.tile_m, cluster_m=f.cluster_n, cluster_n=f.cluster_m
+        as_computed,
+        tile_m=as_computed.tile_n,
+        tile_n=as_computed.tile_m,
+        cluster_m=as_computed.cluster_n,
+        cluster_n=as_computed.cluster_m,
     )

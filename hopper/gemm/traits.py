@@ -1,4 +1,4 @@
-"""What a compile of `hopper.gemm` fixes of a call, and its tensors as the kernel takes them."""
+"""What a compile of `hopper.gemm` fixes of a call, and its tensors as the kernel views them."""
 
 from dataclasses import dataclass
 
@@ -6,26 +6,42 @@ import cutlass.cute as cute
 
 
 @dataclass(frozen=True)
-class Form:
-    """What a compile fixes of a call. C has its rows contiguous, `width` elements of one at a time,
-    or its columns (`by_columns`); `staged`: TMA can write it. `crossed`: tensors come as those of
-    C^T = B^T A^T. `once`: no cluster has more than one piece of work. `ordered`: a table numbers
-    the tiles, of all matrices done at once, else of one. The others are steps of
-    `outblas.epilogue`, "" those that a call has not: `addend` (beta times it), `bias` and
-    `residual` come as "columns", "pairs" of them, or "rows" of one value each, as a "matrix", or as
-    a "batch" of them, and addend or residual "staged", as C leaves (`fetched`); x leaves as a
-    "matrix", a "batch" or "staged". `formats` are those of fp8 operands, whose scales come as "one"
-    or as a bias may; words of A and B are two values then. `in_turn`: of two consumers of a tile
-    the second multiplies its last slices after the first, which stores meanwhile.
+class KernelTraits:
+    """What one compile of `hopper.gemm` fixes of a call, beside its config and its dtypes.
+
+    How C is written
+        width: neighbouring elements of C that can be written at once (1, 2, or 16 bytes of them).
+        by_columns: columns of C are contiguous, not rows.
+        staged: TMA can store C, so it leaves through shared memory.
+        transposed: tensors come as those of C^T = B^T A^T.
+        batched: there is a batch dimension L.
+
+    How tiles are scheduled
+        ordered: a table numbers the tiles: those of all matrices in a single wave, else of one.
+        single_wave: no cluster has more than one work tile.
+        staggered_tail: of the two consumers that share a tile, the second multiplies the tile's
+            last k tiles after the first, which stores its half meanwhile.
+
+    The epilogue (`outblas.epilogue`); "" stands for a tensor that the call does not have
+        scaled: sums are multiplied by alpha.
+        addend: how the tensor that is multiplied by beta comes.
+        function, gated: the activation, and whether it is a gated linear unit of two columns.
+        bias, residual, scale_a, scale_b: how each is read.
+        aux: how the input of the activation is written.
+
+    A tensor of the epilogue comes as "one" value, as a vector of "columns", of "pairs" of columns
+    or of "rows", as a "matrix", as a "batch" of matrices, or "staged": it lies as C does and is
+    moved by TMA. `formats` names the fp8 formats of A and B, and "promoted" sums; a 16-bit word of
+    A or B holds two values then.
     """
 
     width: int
     by_columns: bool
     staged: bool
-    crossed: bool
+    transposed: bool
     batched: bool
     ordered: bool
-    once: bool
+    single_wave: bool
     scaled: bool
     addend: str = ""
     function: str = ""
@@ -36,24 +52,24 @@ class Form:
     scale_a: str = ""
     scale_b: str = ""
     formats: str = ""
-    in_turn: bool = False
+    staggered_tail: bool = False
 
     @property
     def promoted(self) -> bool:
-        """Whether sums leave the tensor cores slot by slot."""
+        """Whether the sum of each stage is added up outside of the tensor cores."""
         return "promoted" in self.formats
 
     @property
-    def fetched(self) -> str:
-        """Which tensor comes by TMA, "" for none."""
+    def source(self) -> str:
+        """The tensor that TMA loads for the epilogue: "addend", "residual", or "" for none."""
         return next(
             (name for name in ("addend", "residual") if getattr(self, name) == "staged"), ""
         )
 
     @property
     def plain(self) -> bool:
-        """Whether sums are the output."""
-        steps = (
+        """Whether the epilogue does nothing but round."""
+        operations = (
             self.scaled,
             self.function,
             self.gated,
@@ -62,11 +78,11 @@ class Form:
             self.aux,
             self.formats,
         )
-        return not any(steps)
+        return not any(operations)
 
     def granule(self, layout: str, size: int) -> int:
-        """What C's columns come in multiples of. TMA takes the second half of a row of pairs from
-        16 bytes on.
+        """The number that C's columns are a multiple of. TMA reads the second half of a row of
+        gated pairs, so that half begins at a multiple of 16 bytes.
         """
         if not self.gated:
             return 1
@@ -75,9 +91,9 @@ class Form:
         return 16 // size if self.staged and not self.by_columns else 1
 
 
-def halves(tensor, mode: int, columns):
-    """A tensor of two modes and L, of which one has 2 · `columns`, as one of three and L: the
-    halves are the third.
+def split_gated(tensor, mode: int, columns):
+    """Views a tensor (M, N, L), of which `mode` has 2 · `columns` elements, as one whose third mode
+    says which half of them is meant.
     """
     shape, stride = list(tensor.layout.shape), list(tensor.layout.stride)
     shape[mode : mode + 1], shape[2:2] = [columns], [2]
@@ -85,11 +101,11 @@ def halves(tensor, mode: int, columns):
     return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
 
 
-def turned(tensor, crossed: bool):
-    """A host's tensor with the batch last, and its rows and columns changed if they are
-    `crossed`.
+def batch_last(tensor, transposed: bool):
+    """Views a tensor of the host, (L, M, N) or (M, N), as (M, N, L) or (M, N), its rows and columns
+    exchanged if they are `transposed`.
     """
     batch = list(range(cute.rank(tensor) - 2))
     pair = [len(batch), len(batch) + 1]
-    order = (pair[::-1] if crossed else pair) + batch
+    order = (pair[::-1] if transposed else pair) + batch
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=order))

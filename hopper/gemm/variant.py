@@ -1,42 +1,38 @@
-"""What one compile of hopper.gemm serves."""
+"""What one compile of `hopper.gemm` serves, and how a problem chooses it."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ...core.epilogue import View
+from ...core.epilogue import TENSORS, View
 from ...core.problem import Problem
 from ...device import clusters
-from ..core import compile, tile_order
-from ..core.config import (
-    HopperConfig,
-    unscheduled,
-)
-from . import (
-    epilogue_load,
-    epilogue_math,
-    operand_copies,
-)
-from .canonical import _given, _one_batch, _operand_strides, _out_strides, _pieces, _turned
+from ..core import compile
+from ..core.config import HopperConfig, compile_key
+from . import epilogue_load, epilogue_math
+from .canonical import CanonicalProblem, TensorView, canonicalize, operand_strides, output_strides
+from .schedule import TileGrid, tile_grid
 
-_ADDED = (
-    "addend",
-    "bias",
-    "residual",
-    "aux",
-    "scale_a",
-    "scale_b",
-)  # tensors of the epilogue, as the kernel takes them
+# The tensors of the epilogue in the order in which the kernel takes them.
+EPILOGUE_TENSORS = ("addend", *TENSORS)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The class that builds the kernel, that of its traits, and its own config."""
+
+    gemm: Any
+    traits: Any
+    config: HopperConfig
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What one compile serves: `form` is a `gemm.Form`, `layout` that of A and B ("nt")."""
+    """What one compile serves: `traits` is a `KernelTraits`, `layout` that of A and B ("nt")."""
 
     config: HopperConfig
-    form: Any
+    traits: Any
     dtype: torch.dtype
     out_dtype: torch.dtype
     layout: str
@@ -44,7 +40,7 @@ class Variant:
     @property
     def name(self) -> str:
         """The kernel's name in profilers, and no other variant's: as a module and in it, too."""
-        c, f = self.config, self.form
+        c, t = self.config, self.traits
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
             "elastic": c.elastic,
@@ -53,185 +49,230 @@ class Variant:
             "stream": c.stream_k,
             "pdl": c.pdl,
             "serpentine": c.k_serpentine,
-            "columns": f.by_columns,
-            "crossed": f.crossed,
-            "batched": f.batched,
-            "ordered": f.ordered,
-            "once": f.once,
-            "scaled": f.scaled,
-            f"by{f.width}": not f.staged,
+            "columns": t.by_columns,
+            "crossed": t.transposed,
+            "batched": t.batched,
+            "ordered": t.ordered,
+            "once": t.single_wave,
+            "scaled": t.scaled,
+            f"by{t.width}": not t.staged,
             "jitter": c.jitter,
-            f"addend_{f.addend}": f.addend,
-            f"bias_{f.bias}": f.bias,
-            f.function: f.function,
-            f.formats.replace(" ", "_"): f.formats,
-            "gated": f.gated,
-            "in_turn": f.in_turn,
-            f"scales_{f.scale_a}_{f.scale_b}": f.formats,
-            f"residual_{f.residual}": f.residual,
-            f"aux_{f.aux}": f.aux,
+            f"addend_{t.addend}": t.addend,
+            f"bias_{t.bias}": t.bias,
+            t.function: t.function,
+            t.formats.replace(" ", "_"): t.formats,
+            "gated": t.gated,
+            "in_turn": t.staggered_tail,
+            f"scales_{t.scale_a}_{t.scale_b}": t.formats,
+            f"residual_{t.residual}": t.residual,
+            f"aux_{t.aux}": t.aux,
         }
-        kinds = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
+        dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
         parts = [
             "outblas_hopper_gemm",
             f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}",
             cluster,
             self.layout,
-            *kinds,
+            *dtypes,
         ]
         return compile.full_name(self, parts + [flag for flag, on in flags.items() if on])
 
     @property
-    def facts(self) -> dict[str, object]:
+    def cache_key_fields(self) -> dict[str, object]:
         """What the compiled kernel on disk depends on."""
-        return compile.compile_facts(self.name, self.config, self.dtype, self.out_dtype) | {
-            "form": str(self.form)
-        }
+        fields = compile.cache_key_fields(self.name, self.config, self.dtype, self.out_dtype)
+        return fields | {"traits": str(self.traits)}
 
 
 @dataclass(frozen=True)
-class Rung:
-    """The class that builds the kernel, that of its forms, and its own config."""
+class OutputAccess:
+    """How C is written: fields of `KernelTraits` of the same names. `widest` is the number of
+    elements in 16 bytes, TMA's granule, and `width` how many a thread can write at once.
+    """
 
-    gemm: Any
-    form: Any
-    config: HopperConfig
+    width: int
+    widest: int
+    by_columns: bool
+    staged: bool
 
 
-def _view(problem: Problem, name: str) -> View | None:
-    """Of a tensor of the epilogue, by its name in `gemm.Form`."""
+def variant_of(
+    rung: Rung, problem: Problem, transposed: bool, config: HopperConfig, guaranteed: int
+) -> Variant:
+    """The compile for a launch's problem (`CanonicalProblem.launch`), which is the `transposed` one
+    of the caller's or not. `guaranteed`: clusters that surely run at the same time.
+    """
+    layout = "".join("n" if strides[-1] == 1 else "t" for strides in operand_strides(problem))
+    grid = tile_grid(problem, config)
+    single_wave = grid.work_tiles <= guaranteed and not config.stream_k
+    output = output_access(problem, config)
+    traits = rung.traits(
+        width=_trait_width(output),
+        by_columns=output.by_columns,
+        staged=output.staged,
+        transposed=transposed,
+        batched=bool(problem.batch),
+        ordered=_takes_a_table(grid, config, single_wave, guaranteed),
+        single_wave=single_wave,
+        scaled=problem.scaled,
+        function=epilogue_math.resolve_activation(
+            problem.epilogue.function, problem.out_dtype.itemsize, problem.K
+        ),
+        gated=problem.epilogue.gated,
+        formats=problem.formats,
+        **epilogue_access(problem, config, output),
+    )
+    if _staggers_tail(problem, config, traits):
+        traits = replace(traits, staggered_tail=True)
+    return Variant(compile_key(config), traits, problem.dtype, problem.out_dtype, layout)
+
+
+def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
+    """The compile that a GPU of so many SMs would run; needs none."""
+    canonical = canonicalize(problem, config)
+    guaranteed = clusters.at_once(min(sms, config.sms or sms), config.cluster)
+    return variant_of(rung, canonical.launch, canonical.transposed, config, guaranteed)
+
+
+def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
+    """How a launch writes C."""
+    *batch, row, column = output_strides(problem)
+    size, start = problem.out_dtype.itemsize, problem.alignment[2]
+    by_columns = column != 1 and row == 1
+    outer, inner = (column, problem.M) if by_columns else (row, problem.N)
+    widest = 16 // size  # TMA writes granules of 16 bytes, past the edge of the matrix
+    fitting = [
+        width
+        for width in (widest, 2)
+        if 1 in (row, column)
+        and start % (width * size) == 0
+        and all(extent % width == 0 for extent in (inner, outer, *batch))
+    ]
+    width = fitting[0] if fitting else 1
+    can_stage = width == widest and (size == 2 or not by_columns)  # stmatrix transposes 16 bits
+    return OutputAccess(width, widest, by_columns, can_stage and config.store_buffers > 0)
+
+
+def _trait_width(output: OutputAccess) -> int:
+    """`KernelTraits.width`: columns that TMA does not store are written element by element."""
+    if output.staged:
+        return output.widest
+    return 1 if output.by_columns else output.width
+
+
+def _takes_a_table(
+    grid: TileGrid, config: HopperConfig, single_wave: bool, guaranteed: int
+) -> bool:
+    """Whether a table numbers the tiles: where they make several waves, and for neighbours in a
+    GPC where they make one.
+    """
+    if grid.tiles_of_matrix > guaranteed:
+        return True
+    return single_wave and grid.work_tiles > 1 and config.gpc and not config.split
+
+
+def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
+    """Whether the second of two consumers of a tile multiplies the tile's last k tiles after the
+    first: where there is an epilogue to cover, K is long, and CTAs have several whole tiles.
+    """
+    two_consumers = config.sharing == 2 and config.cluster_k == 1
+    if not two_consumers or config.split or traits.promoted:
+        return False
+    if traits.plain or traits.single_wave:
+        return False
+    return config.last > 0 and 2 * config.last * config.tile_k < problem.K
+
+
+def tensor_view(problem: Problem, name: str) -> View | None:
+    """How a tensor of `EPILOGUE_TENSORS` lies; None for one that the call does not have."""
     if name == "addend":
-        return (
-            View(problem.c, problem.alignment[3])
-            if problem.c is not None and problem.scaled
-            else None
-        )
+        if problem.c is None or not problem.scaled:
+            return None
+        return View(problem.c, problem.alignment[3])
     view: View | None = getattr(problem.epilogue, name)
     return view
 
 
-def _added(
-    problem: Problem, form: Any, name: str
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shape and strides in which a tensor of the epilogue is handed over, None for one that there
-    is not.
-    """
-    kind, view = getattr(form, name), _view(problem, name)
-    columns = problem.N if name == "residual" else problem.columns
-    match kind:
-        case "":
-            return None
-        case "one":
-            return (1,), (1,)
-        case "columns" | "pairs" | "rows":
-            return (problem.M if kind == "rows" else columns,), (1,)
-    assert view, f"the form has {name}, and the problem has not"
-    *batch, row, column = view.strides
-    if kind == "staged":  # the stride of an extent of 1 is free, and TMA takes 8
-        row, column = (
-            (1, column if problem.N > 1 else 8)
-            if form.by_columns
-            else (row if problem.M > 1 else 8, 1)
-        )
-    shape, strides = (*problem.batch, problem.M, columns), (*batch, row, column)
-    return _given(shape, form.crossed), _given(strides, form.crossed)
+def epilogue_access(problem: Problem, config: HopperConfig, output: OutputAccess) -> dict[str, str]:
+    """How the kernel reads or writes each of `EPILOGUE_TENSORS`, as in `KernelTraits`."""
+    epilogue = problem.epilogue
+    loads_source = output.staged and can_load_source(problem, config)
+    one_source = not (epilogue.residual or epilogue.aux or epilogue.gated)
+    may_be_staged = {
+        "addend": loads_source and one_source,
+        "residual": loads_source,
+        "aux": output.staged,
+    }
+    return {
+        name: _access(problem, name, may_be_staged.get(name, False), output.by_columns)
+        for name in EPILOGUE_TENSORS
+    }
 
 
-def _kind(problem: Problem, name: str, staged: bool, by_columns: bool) -> str:
-    """How a tensor of the epilogue comes or goes, as in `gemm.Form`. `staged`: it may be
-    as C does.
+def _access(problem: Problem, name: str, may_be_staged: bool, by_columns: bool) -> str:
+    """How the kernel reads or writes a tensor of the epilogue, as in `KernelTraits`.
+    `may_be_staged`: TMA may move it if it lies as C does.
     """
-    view, scale = _view(problem, name), "scale" in name
+    view, is_scale = tensor_view(problem, name), "scale" in name
     if view is None:
         return ""
+    matrix = "batch" if problem.batch else "matrix"
     *batch, row, column = view.strides
     if not any(view.strides):
-        return "one" if scale else "batch" if problem.batch else "matrix"
-    size, outer, inner = 4 if scale else problem.out_dtype.itemsize, row, column
-    if by_columns:
-        outer, inner = column, row
+        return "one" if is_scale else matrix
+    size = 4 if is_scale else problem.out_dtype.itemsize
+    outer, inner = (column, row) if by_columns else (row, column)
     single = problem.N == 1 if by_columns else problem.M == 1
-    whole = all(step and step * size % 16 == 0 for step in ([] if single else [outer]) + batch)
-    if staged and inner == 1 and whole and view.alignment >= 16:
+    steps = batch if single else [outer, *batch]
+    in_granules = all(step and step * size % 16 == 0 for step in steps)
+    if may_be_staged and inner == 1 and in_granules and view.alignment >= 16:
         return "staged"
     if name != "aux" and not any(batch):  # a vector is read, never written
         if (row == 0 or problem.M == 1) and column == 1:
             return "pairs" if problem.N % 2 == 0 and view.alignment >= 2 * size else "columns"
         if column == 0 and row == 1:
             return "rows"
-    return "batch" if problem.batch else "matrix"
+    return matrix
 
 
-def _fetches(problem: Problem, config: HopperConfig) -> bool:
-    """Whether what lies as C does can come through the ring: slots have room, two at once, and a
-    tile is one CTA's. In pingpong all of a tile's must land before the other consumer multiplies,
-    while the last slice is still in its slot.
+def can_load_source(problem: Problem, config: HopperConfig) -> bool:
+    """Whether TMA can load a source of the epilogue through the stages of the pipeline: a stage has
+    room for an epilogue subtile, there are two, and a tile is one CTA's. In pingpong all subtiles
+    of a tile must land before the other consumer multiplies, while the last k tile is still in its
+    stage.
     """
-    stored, dtype = config.stored(problem.epilogue.gated), compile.NUMERIC[problem.out_dtype]
-    whole = not config.split and config.cluster_k == 1 and config.slots > 1
-    if not whole or epilogue_load.per_slot(config, stored, dtype) == 0:
+    epilogue_config = config.stored(problem.epilogue.gated)
+    dtype = compile.NUMERIC[problem.out_dtype]
+    whole_tiles = not config.split and config.cluster_k == 1
+    if not whole_tiles or config.slots == 1:
         return False
-    return (
-        not config.pingpong
-        or epilogue_load.slots(config, stored, dtype) + config.in_flight <= config.slots
-    )
+    if epilogue_load.subtiles_per_stage(config, epilogue_config, dtype) == 0:
+        return False
+    if not config.pingpong:
+        return True
+    stages = epilogue_load.stages_per_tile(config, epilogue_config, dtype)
+    return stages + config.in_flight <= config.slots
 
 
-def _variant(
-    rung: Rung, problem: Problem, crossed: bool, config: HopperConfig, fit: int
-) -> Variant:
-    """Of a problem as the kernel computes it. `fit`: clusters that surely run at the same time."""
-    rows, columns = tile_order.cluster_tiles(config, problem.M, problem.columns)
-    items = rows * columns * math.prod(problem.batch) * _pieces(problem, config)
-    layout = "".join("n" if strides[-1] == 1 else "t" for strides in _operand_strides(problem))
-    once = items <= fit and not config.stream_k
-    out = _out_strides(problem)
-    size, start = problem.out_dtype.itemsize, problem.alignment[2]
-    by_columns = out[-1] != 1 and out[-2] == 1
-    *batch, row, column = out
-    outer, inner = (column, problem.M) if by_columns else (row, problem.N)
-    whole = 16 // size  # TMA writes granules of 16 bytes, past the edge of the matrix
-    fits = [
-        w
-        for w in (whole, 2)
-        if 1 in (row, column)
-        and start % (w * size) == 0
-        and all(s % w == 0 for s in (inner, outer, *batch))
-    ]
-    width = fits[0] if fits else 1
-    staged = width == whole and (size == 2 or not by_columns) and config.store_buffers > 0
-    added = problem.epilogue
-    may = {"aux": staged, "residual": staged and _fetches(problem, config)}
-    may["addend"] = may["residual"] and not (
-        added.residual or added.aux or added.gated
-    )  # it is fetched once
-    kinds = {name: _kind(problem, name, may.get(name, False), by_columns) for name in _ADDED}
-    form = rung.form(
-        width=whole if staged else 1 if by_columns else width,
-        by_columns=by_columns,
-        staged=staged,
-        crossed=crossed,
-        batched=bool(problem.batch),
-        ordered=rows * columns > fit or (once and items > 1 and config.gpc and not config.split),
-        once=once,
-        scaled=problem.scaled,
-        function=epilogue_math.function(
-            problem.epilogue.function, problem.out_dtype.itemsize, problem.K
-        ),
-        gated=problem.epilogue.gated,
-        formats=problem.formats,
-        **kinds,
-    )
-    pair = config.sharing == 2 and config.cluster_k == 1 and not (config.split or form.promoted)
-    if pair and not (form.plain or form.once) and 2 * config.last * config.tile_k < problem.K:
-        form = replace(form, in_turn=config.last > 0)
-    return Variant(unscheduled(config), form, problem.dtype, problem.out_dtype, layout)
-
-
-def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int = 132) -> Variant:
-    """What a GPU of so many SMs would run."""
-    turned, crossed = _turned(operand_copies.aligned(problem), config)
-    turned = _one_batch(turned)[0] if len(turned.batch) > 1 else turned
-    return _variant(
-        rung, turned, crossed, config, clusters.at_once(min(sms, config.sms or sms), config.cluster)
-    )
+def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) -> TensorView | None:
+    """Shape and strides in which a tensor of the epilogue is handed to a launch; None for one that
+    the call does not have.
+    """
+    problem = canonical.launch
+    access, view = getattr(traits, name), tensor_view(problem, name)
+    columns = problem.N if name == "residual" else problem.columns
+    match access:
+        case "":
+            return None
+        case "one":
+            return TensorView((1,), (1,))
+        case "columns" | "pairs" | "rows":
+            return TensorView((problem.M if access == "rows" else columns,), (1,))
+    assert view, f"the traits have {name}, and the problem does not"
+    *batch, row, column = view.strides
+    if access == "staged":  # the stride of an extent of 1 is free, and TMA takes 8
+        if traits.by_columns:
+            row, column = 1, column if problem.N > 1 else 8
+        else:
+            row, column = row if problem.M > 1 else 8, 1
+    return canonical.view((problem.M, columns), (*batch, row, column))

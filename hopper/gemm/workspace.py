@@ -1,5 +1,5 @@
-"""Memory in which CTAs leave partial sums, and count who has: one `Workspace` for each stream, as
-large as was ever needed there.
+"""Memory in which CTAs leave partial sums, and count which have: one `Workspace` for each stream,
+as large as was ever needed there.
 
 Kernels of one stream run one after the other, and each leaves the counters at 0 for the next.
 Kernels of two streams must never have one workspace. The life of a workspace, and what makes each
@@ -9,24 +9,24 @@ step safe:
    that threads which share a stream get one workspace between them. `memory.for_good` returns when
    the counters are zero on the GPU: every kernel that uses them, on whichever stream, is launched
    later.
-2. Lent: `borrow` returns it, and the caller's frame refers to it until the launch is enqueued. That
-   reference alone keeps the memory between the two: another thread may replace the workspace in
-   `_held` meanwhile, but cannot free it.
-3. Replaced by a larger one, or dropped for lack of room: `_held` lets go of it. Kernels may still
-   run, or be about to be launched by those who hold it; they, and kernels with its successor,
-   follow each other on their stream.
+2. Handed out: `get_workspace` returns it, and the caller's frame refers to it until the launch is
+   enqueued. That reference alone keeps the memory between the two: another thread may replace the
+   workspace in `_workspaces` meanwhile, but cannot free it.
+3. Replaced by a larger one, or dropped for lack of room: `_workspaces` lets go of it. Kernels may
+   still run, or be about to be launched by those who refer to it; they, and kernels with its
+   successor, follow each other on their stream.
 4. Let go of by the last caller, whose kernel is enqueued: now the memory may go back to the
    allocator as soon as the kernels enqueued so far have ended. Of a stream of torch's own, which
    lives for ever, the allocator sees to that: `record_stream` came before the workspace was ever
-   lent, so the tensors may be dropped by anyone at any time. Of any other stream nobody can be
-   asked any more, for its owner may have destroyed it: `launched` records an event behind every
-   kernel, and the tensors wait in `_retired` until the event has come to pass.
+   handed out, so the tensors may be dropped by anyone at any time. Any other stream cannot be asked
+   any more, for its owner may have destroyed it: `launched` records an event behind every kernel,
+   and the tensors wait in `_retired` until the event has come to pass.
 
-Streams are told apart by what no two of them share in the life of the process (`_key`). A handle is
-not that: a new stream may get that of a destroyed one, whose kernels still run; 0 is another stream
-in each context (green contexts), `cudaStreamPerThread` another in each thread. Contexts, streams
-and threads that are gone leave workspaces that nobody asks for again: only so many workspaces of
-other than torch's own streams are kept, the latest made.
+Streams are told apart by what no two of them share in the life of the process (`_stream_key`). A
+handle is not that: a new stream may get that of a destroyed one, whose kernels still run; 0 is
+another stream in each context (green contexts), `cudaStreamPerThread` another in each thread.
+Contexts, streams and threads that are gone leave workspaces that nobody asks for again: only so
+many workspaces of other than torch's own streams are kept, the latest made.
 
 While a CUDA graph is captured the memory is the graph's own, for it may run beside anything later.
 So is a call's where the driver cannot tell which stream it is on: memory of the current stream
@@ -50,9 +50,14 @@ _retired: deque[tuple[Any, ...]] = deque()
 
 
 class Workspace:
-    """`sums`, fp32, and `counters`, int32 and 0 whenever no kernel of their stream runs. `done`: an
-    event behind the last kernel, where `stream` is not torch's own. Whoever launches a kernel
-    refers to the workspace until it is enqueued, and calls `launched` then.
+    """The partial sums and counters of the kernels of one stream.
+
+    sums: fp32.
+    counters: int32, and 0 whenever no kernel of their stream runs.
+    done: an event behind the last kernel, where `stream` is not torch's own.
+
+    Whoever launches a kernel refers to the workspace until it is enqueued, and calls `launched`
+    then.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Workspace:
         self.sums, self.counters, self.done, self.stream = sums, counters, done, stream
 
     def fits(self, floats: int, counters: int) -> bool:
+        """Whether it has room for so many sums and counters."""
         assert self.sums is not None
         assert self.counters is not None
         return self.sums.numel() >= floats and self.counters.numel() >= counters
@@ -81,30 +87,31 @@ class Workspace:
             )  # takes no lock: any thread may be anywhere
 
 
-NOTHING = Workspace(None, None)  # of kernels without partial sums
-_held: dict[Hashable, Workspace] = {}
+NO_WORKSPACE = Workspace(None, None)  # for kernels without partial sums
+_workspaces: dict[Hashable, Workspace] = {}
 _making = forks.Lock()
 
 
-def borrow(index: int, floats: int, counters: int) -> Workspace:
-    """`floats` fp32 and `counters` int32 of 0 at least, on the current stream of a GPU, for one
-    launch."""
+def get_workspace(index: int, floats: int, counters: int) -> Workspace:
+    """A workspace of at least so many fp32 sums and so many int32 counters, which are 0, for one
+    launch on the current stream of GPU `index`.
+    """
     stream = torch.cuda.current_stream(index)
     if torch.cuda.is_current_stream_capturing():
-        return _own(index, floats, counters)
-    key = _key(index, stream)
+        return _temporary(index, floats, counters)
+    key = _stream_key(index, stream)
     if key is None:
-        return _own(index, floats, counters)
-    held = _held.get(key)
-    if held is None or not held.fits(floats, counters):
+        return _temporary(index, floats, counters)
+    found = _workspaces.get(key)
+    if found is None or not found.fits(floats, counters):
         with _making:
-            held = _held.get(key)  # another thread of this stream may have been first
-            if held is None or not held.fits(floats, counters):
-                held = _grown(index, stream, key, floats, counters)
-    return held
+            found = _workspaces.get(key)  # another thread of this stream may have been first
+            if found is None or not found.fits(floats, counters):
+                found = _make(index, stream, key, floats, counters)
+    return found
 
 
-def _key(index: int, stream: Any) -> Hashable | None:
+def _stream_key(index: int, stream: Any) -> Hashable | None:
     """What no other stream has, had or will have; None where that cannot be known."""
     handle = stream.cuda_stream
     if _pooled(stream):
@@ -123,26 +130,24 @@ def _pooled(stream: Any) -> bool:
     return bool(stream.stream_id & 1) and stream.cuda_stream > driver.PER_THREAD
 
 
-def _grown(index: int, stream: Any, key: Hashable, floats: int, counters: int) -> Workspace:
+def _make(index: int, stream: Any, key: Hashable, floats: int, counters: int) -> Workspace:
     """A workspace for a stream that has none, or in place of a smaller one. The caller holds
-    `_making`."""
-    _collect()
-    foreign = [other for other, kept in _held.items() if kept.done is not None]
+    `_making`.
+    """
+    _free_retired()
+    foreign = [other for other, kept in _workspaces.items() if kept.done is not None]
     if key not in foreign and len(foreign) >= FOREIGN:
-        del _held[foreign[0]]
-    if (
-        (before := _held.get(key)) is not None
-        and before.sums is not None
-        and before.counters is not None
-    ):
+        del _workspaces[foreign[0]]
+    before = _workspaces.get(key)
+    if before is not None and before.sums is not None and before.counters is not None:
         floats, counters = max(floats, before.sums.numel()), max(counters, before.counters.numel())
 
-    def make() -> tuple[torch.Tensor, torch.Tensor, int | None]:
-        return *_tensors(
-            index, floats, counters
-        ), driver.context()  # of a thread of its own: the primary one
+    def tensors_and_context() -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """Runs in a thread of its own, whose context is the primary one."""
+        return *_tensors(index, floats, counters), driver.context()
 
-    sums, zeros, primary = memory.for_good(torch.device("cuda", index), make)
+    device = torch.device("cuda", index)
+    sums, zeros, primary = memory.for_good(device, tensors_and_context)
     if _pooled(stream) or key == (index, 0, primary):
         for tensor in (sums, zeros):
             tensor.record_stream(stream)
@@ -152,15 +157,15 @@ def _grown(index: int, stream: Any, key: Hashable, floats: int, counters: int) -
             done = torch.cuda.Event()
             done.record(stream)
         except RuntimeError:  # it is of a context whose events are not torch's
-            return _own(index, floats, counters)
+            return _temporary(index, floats, counters)
         made = Workspace(sums, zeros, done, stream)
-    _held.pop(key, None)  # so that it is the latest
-    _held[key] = made
+    _workspaces.pop(key, None)  # so that it is the latest
+    _workspaces[key] = made
     return made
 
 
-def _collect() -> None:
-    """Frees what kernels of other streams than torch's own have done with."""
+def _free_retired() -> None:
+    """Frees the tensors that kernels of other streams than torch's own have done with."""
     with driver.relaxed_capture():  # to ask for an event may fail another thread's capture
         for _ in range(len(_retired)):
             waiting = _retired.popleft()
@@ -172,11 +177,13 @@ def _collect() -> None:
                 _retired.append(waiting)
 
 
-def _own(index: int, floats: int, counters: int) -> Workspace:
+def _temporary(index: int, floats: int, counters: int) -> Workspace:
+    """A workspace for one launch, zeroed on the current stream."""
     return Workspace(*_tensors(index, floats, counters))
 
 
 def _tensors(index: int, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums, and counters of 0."""
     device = torch.device("cuda", index)
     return (
         torch.empty(floats, dtype=torch.float32, device=device),

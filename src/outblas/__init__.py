@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .api import addmm, linear, matmul
+from .core.errors import OperandError
 from .core.invariance import batch_invariant
-from .core.problem import OperandError
 from .core.registry import Kernel, ladder
 from .runtime import hooks
 from .runtime.cuda_graphs import warmup

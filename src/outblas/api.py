@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .core.arguments import renamed, show_signature
-from .core.epilogue import Extra
-from .core.problem import OperandError
+from .core.epilogue import EpilogueArgs
+from .core.errors import OperandError
 from .torch_ops import autocast_vmap, autograd, slow_path
 from .torch_ops.call import (
     OPERANDS,
@@ -99,7 +99,7 @@ def matmul(
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
-        extra = Extra(activation or "", bias, residual, aux)
+        extra = EpilogueArgs(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and out_dtype is None and tune is None
     if plain and (activation is None or is_activation(activation)) and not is_traced():
         try:
@@ -161,7 +161,7 @@ def addmm(
         )
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
-        extra = Extra(activation or "", bias, residual, aux)
+        extra = EpilogueArgs(activation or "", bias, residual, aux)
     plain = kernel is None and config is None and tune is None and input is not None
     plain = plain and is_plain_scalar(alpha) and is_plain_scalar(beta)
     if plain and (activation is None or is_activation(activation)) and not is_traced():
@@ -220,7 +220,7 @@ def linear(
     if plain and (activation is None or is_activation(activation)) and not is_traced():
         extra = None
         if bias is not None or activation is not None or residual is not None:
-            extra = Extra(activation or "", bias, residual, None)
+            extra = EpilogueArgs(activation or "", bias, residual, None)
         try:
             done = _eager_linear(input, weight, out, batch_invariant, extra)
         except OperandError as error:
@@ -239,7 +239,7 @@ def _eager_linear(
     weight: Tensor,
     out: Tensor | None,
     batch_invariant: bool | None,
-    extra: Extra | None,
+    extra: EpilogueArgs | None,
 ) -> Tensor | None:
     """As `eager.run`."""
     if function_modes() and overrides_enabled():

@@ -56,7 +56,7 @@ class Linear(torch.nn.Linear):
         activation: str | None = None,
     ):
         problem.check_activation(activation)
-        if out_features % epilogue.halves(activation or ""):
+        if out_features % epilogue.glu_split(activation or ""):
             raise ValueError(
                 f"out_features is {out_features}, expected an even number for activation "
                 f"{activation!r}"

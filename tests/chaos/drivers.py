@@ -20,7 +20,7 @@ from outblas.autotune.search import gpu as gpus
 from outblas.autotune.search.target import Subject
 from outblas.autotune.store.records import to_record
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweep import sweep as sweeping
+from outblas.autotune.sweeps import sweep as sweeping
 
 from . import kernel
 from .examine import examine, stock

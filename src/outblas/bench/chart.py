@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import charts
 from ..core.shapes import to_text
+from . import plotting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,8 +16,8 @@ VERSIONS = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Writes the chart of a bench report. Raises ValueError when it holds no figures."""
-    charts.save(figure(report), path)
+    """Writes the chart of a bench report to a file. Raises ValueError when it holds no figures."""
+    plotting.save(figure(report), path)
 
 
 def figure(report: dict[str, Any]) -> Figure:
@@ -26,12 +26,12 @@ def figure(report: dict[str, Any]) -> Figure:
     if not results:
         raise ValueError("the report holds no figures to draw")
     labels = list(dict.fromkeys(label(r) for r in results))
-    colours = charts.colours(labels)
+    colours = plotting.colours(labels)
     squares = [r for r in results if len(set(r["shape"])) == 1]
     energy = [r for r in squares if r.get("pj_per_flop") is not None]
     panels = 1 + bool(squares) + bool(energy)
     groups = list(dict.fromkeys(_group(r) for r in results))
-    canvas, axes = charts.canvas(
+    canvas, axes = plotting.canvas(
         panels, (max(8.0, 0.5 + 0.28 * len(groups) * len(labels)), 3.4 * panels)
     )
     _ratios(axes[0], results, groups, labels, colours)
@@ -46,6 +46,7 @@ def figure(report: dict[str, Any]) -> Figure:
 
 
 def label(result: Result) -> str:
+    """The provider, with the config that it ran in where that is not its own."""
     return (
         f"{result['provider']}[{result['config']}]" if result["config"] else str(result["provider"])
     )
@@ -62,7 +63,9 @@ def _ratios(
     labels: list[str],
     colours: dict[str, str],
 ) -> None:
-    """Bars by shape, a whisker from the 10th to the 90th percentile; cuBLAS is the line at 1."""
+    """Draws bars by shape, with whiskers from the 10th to the 90th percentile; cuBLAS is the line
+    at 1.
+    """
     shown = [name for name in labels if name != "cublas"]
     width = 0.8 / max(1, len(shown))
     for i, name in enumerate(shown):
@@ -79,18 +82,19 @@ def _ratios(
             heights,
             width * 0.92,
             yerr=whiskers,
+            capsize=2,
             color=colours[name],
             label=name,
             ecolor="#444",
         )
-    axis.axhline(1.0, color=charts.BASE_COLOUR, linewidth=1.2, label="cublas")
+    axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, label="cublas")
     axis.set_xticks(range(len(groups)), [_tick(g, groups) for g in groups], rotation=30, ha="right")
     axis.set_ylabel("× cuBLAS (above 1 is faster)")
     axis.legend(frameon=False, ncols=4, fontsize="small", loc="lower left", bbox_to_anchor=(0, 1.0))
 
 
 def _tick(group: tuple[str, str, str], groups: list[tuple[str, str, str]]) -> str:
-    """The shape, and of layout and mode what differs between groups."""
+    """The shape, with the layout and the mode where these differ between groups."""
     extra = [group[i] for i in (1, 2) if len({g[i] for g in groups}) > 1]
     return " ".join([group[0], *extra])
 
@@ -103,7 +107,7 @@ def _against_n(
     key: str,
     unit: str,
 ) -> None:
-    """A line for each provider, layout and mode over square products."""
+    """Draws a line for each provider, layout and mode over square products."""
     lines = list(dict.fromkeys((label(r), r["layout"], r["mode"]) for r in results))
     for name, layout, mode in lines:
         points = sorted(

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..charts import check_chart
+from ..bench.plotting import check_chart
 from ..core import registry
 from ..core.shapes import LAYOUTS, Shape, to_text
 from .common import (
@@ -30,10 +30,10 @@ from .common import (
     make_table,
     parse_shapes,
     print_json,
-    said,
     save_json,
     split,
     usage_errors,
+    without_nulls,
 )
 
 if TYPE_CHECKING:
@@ -202,7 +202,8 @@ def _run(
             passed &= record.passed
             live.update(view())
             if save is not None:
-                save_json(save, {**report, "results": [said(each) for each in report["results"]]})
+                records = [without_nulls(each) for each in report["results"]]
+                save_json(save, {**report, "results": records})
         live.update(Group() if quiet else view())
     return report, passed
 

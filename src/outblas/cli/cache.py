@@ -174,11 +174,12 @@ def export(
     """Writes results to one file of JSON Lines, or winners to tables that ship with the package."""
     from ..autotune.store import transfer
     from ..autotune.store.store import StoreError
+    from ..autotune.store.tables import own_tables
 
     with usage_errors(OSError, StoreError):
         names, wanted = split(kernels), parse_shapes(shapes, least=1) if shapes else []
         if ship:
-            folder = file or transfer.own_tables()
+            folder = file or own_tables()
         else:
             check_writable(_required(file), "FILE")
         with _opened(store) as found:
@@ -194,7 +195,7 @@ def export(
 
 def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -> None:
     """Raises ValueError and OSError."""
-    from ..autotune.store import transfer
+    from ..autotune.store.tables import ship
 
     winners = store.stream(lambda _, winners: list(winners), _selection(kernels, shapes))
     measured = [winner for winner in winners if winner.gpu.arch]
@@ -203,7 +204,7 @@ def _ship(store: Store, kernels: list[str], shapes: list[Shape], folder: Path) -
             f"{interpreted} winners of the interpreter are left out: they say nothing of a GPU",
             err=True,
         )
-    for path in transfer.ship(measured, folder):
+    for path in ship(measured, folder):
         say(path)
     typer.echo(f"{len(measured)} winners")
 
@@ -234,6 +235,7 @@ def verify(
     anything is amiss.
     """
     from ..autotune.store import transfer
+    from ..autotune.store.tables import TABLES, read_table
 
     if file is not None:
         problems = _problems_of(file, transfer.check)
@@ -241,8 +243,8 @@ def verify(
         with _opened(store, quiet=True) as found:
             problems = [f"{found.path}: {problem}" for problem in found.verify()]
         problems += [reason for path in _compiled() if (reason := cache.object_problem(path))]
-        for path in sorted(transfer.TABLES.glob("*.json")):
-            problems += _problems_of(path, transfer.read_table)
+        for path in sorted(TABLES.glob("*.json")):
+            problems += _problems_of(path, read_table)
     for problem in problems:
         say(problem)
     typer.echo(f"{len(problems)} problems" if problems else "no problems", err=bool(problems))

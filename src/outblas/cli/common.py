@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..charts import check_chart
+from ..bench.plotting import check_chart
 from ..core import shapes
 from ..core.ownership import shown
 from ..core.shapes import Shape
@@ -52,7 +51,7 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(_measured(value), indent=2))
+    typer.echo(json.dumps(value, indent=2))
 
 
 def give(value: Any, show: Callable[[], None], *, json: bool, save: Path | None = None) -> None:
@@ -90,43 +89,17 @@ def check_files(save: Path | None, html: Path | None, chart: Path | None) -> Non
 
 
 def save_json(path: Path, value: Any) -> None:
-    """Replaces the file at once: whoever is interrupted leaves the old one or the new one."""
+    """Writes indented JSON. The file is replaced at once: whoever is interrupted leaves the old one
+    or the new one.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(_laid_out(_measured(value)) + "\n")
+    scratch.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     scratch.replace(path)
 
 
-def said(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without what is null: readers take a missing figure for null."""
+def without_nulls(record: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record that have a value: readers take a missing figure for null."""
     return {name: value for name, value in record.items() if value is not None}
-
-
-def _measured(value: Any) -> Any:
-    """With fractions of seven digits: no measurement has more. Whole numbers stay, without
-    a point.
-    """
-    match value:
-        case dict():
-            return {name: _measured(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_measured(item) for item in value]
-        case float() if value.is_integer() and abs(value) < 1 << 53:
-            return int(value)
-        case float() if math.isfinite(value):
-            return float(f"{value:.7g}")
-    return value
-
-
-def _laid_out(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each field of the whole and each record or row of a list, and no other
-    white space.
-    """
-    if isinstance(value, dict) and value and depth == 0:
-        lines = [f"{json.dumps(name)}: {_laid_out(item, 1)}" for name, item in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n}"
-    if isinstance(value, list) and value and depth < 2 and isinstance(value[0], dict | list):
-        return "[\n" + ",\n".join(_laid_out(each, 2) for each in value) + "\n]"
-    return json.dumps(value, separators=(",", ":"))
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

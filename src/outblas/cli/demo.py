@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core import registry
-from .common import NONE, check_writable, console, said, save_json, table, usage_errors
+from .common import NONE, check_writable, console, save_json, table, usage_errors, without_nulls
 
 if TYPE_CHECKING:
     from ..bench.record import Record
@@ -54,7 +54,7 @@ def _on_gpu(save: Path | None) -> bool:
             save,
             {
                 "environment": environment(),
-                "results": [said(record.record()) for record in records],
+                "results": [without_nulls(record.record()) for record in records],
             },
         )
     return all(record.passed for record in records)

@@ -53,10 +53,10 @@ def examine() -> dict[str, Any]:
 
 def _tuning() -> dict[str, Any]:
     """The store of sweeps, and the GPU models that tables come along for."""
-    from ..autotune.store import transfer
     from ..autotune.store.store import Store, StoreError
+    from ..autotune.store.tables import TABLES
 
-    tables = [path.stem for path in sorted(transfer.TABLES.glob("*.json"))]
+    tables = [path.stem for path in sorted(TABLES.glob("*.json"))]
     found: dict[str, Any] = {"tables": tables, "winners": 0, "problem": None}
     try:
         with Store(read_only=True) as store:

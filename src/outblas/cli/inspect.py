@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from ..core import configs, registry
 from ..core.shapes import LAYOUTS, Shape
 from ..inspect.inspection import ARCHS, compilable
+from . import inspect_snapshot
 from .common import (
     NONE,
     JsonOption,
@@ -72,13 +74,41 @@ def inspect(
     ptx: Annotated[
         bool, typer.Option("--ptx", help="Print the PTX of one kernel for one architecture.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Compile what a snapshot lists, all or the named kernels', and compare."),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="With --against: write today's code to the file.")
+    ] = False,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Add the inspected variants to a snapshot.")
+    ] = None,
 ) -> None:
     """Compiles kernels and shows registers, spills, occupancy, instructions, warnings and
     rooflines; needs no GPU.
+
+    --against exits with 0 where machine code is the same, 1 where it differs or a variant is
+    missing or unknown, and 3 where other compilers made the snapshot, so that nothing was compared.
     """
+    if against is not None or update:
+        others: dict[str, object] = {
+            "--config": config,
+            "--arch": arch,
+            "--dtype": dtype,
+            "--layout": layout,
+            "--snapshot": snapshot,
+            "--json": json or None,
+            "--save": save,
+            "--sass": sass or None,
+            "--ptx": ptx or None,
+        }
+        inspect_snapshot.run(against, kernels or [], update=update, others=others)
+        return
     try:
         with usage_errors():
             check_writable(save)
+            before = None if snapshot is None else inspect_snapshot.read(snapshot)
             for option, text in (
                 ("--config", config),
                 ("--arch", arch),
@@ -95,14 +125,10 @@ def inspect(
                     f"variants{' and --json' if json else ''}, "
                     "expected one kernel, one --arch, and no --json"
                 )
-            found = _inspect(
-                variants,
-                config,
-                dtype,
-                layout,
-                one_shape(shapes, least=0),
-                quiet=json or sass or ptx,
-            )
+            shape = one_shape(shapes, least=0)
+            found = _inspect(variants, config, dtype, layout, shape, quiet=json or sass or ptx)
+            if snapshot is not None and before is not None:
+                inspect_snapshot.add(snapshot, before, found, config, shape)
     except ImportError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -29,10 +29,10 @@ from .common import (
     give,
     note,
     parse_shapes,
-    said,
     split,
     table,
     usage_errors,
+    without_nulls,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Profile:
                 {"launch": launch, **access.record()} for access in code.accesses
             ]
             memory["memory"] += [
-                {"launch": launch, **said(page.total_record(*kind, counts))}
+                {"launch": launch, **without_nulls(page.total_record(*kind, counts))}
                 for kind, counts in code.totals().items()
             ]
         return {

@@ -1,8 +1,7 @@
-"""`outblas report`: what was measured, beside what the seed documents claim."""
+"""`outblas report`: what was measured, as tables, charts and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,14 +20,13 @@ from .common import (
     note,
     one_shape,
     parse_shapes,
-    save_json,
     split,
     table,
     usage_errors,
 )
 
 if TYPE_CHECKING:
-    from ..report.claims import Evidence
+    from ..report.evidence import Evidence
     from ..report.profiles import Profiles
     from ..report.results import Measurements
 
@@ -68,11 +66,13 @@ def ladder(
     html: HtmlOption = None,
     chart: ChartOption = None,
 ) -> None:
-    """Every rung in order of the climb, the seed's figure beside ours, then the claims and what
-    came of them.
+    """Every rung in order of the climb, the seed's figure beside ours; in a checkout also the
+    claims of the seed documents and what came of them.
     """
-    from ..report import claims, ladder_chart, page, sizes
     from ..report import ladder as report
+    from ..report import ladder_chart, page, sizes
+    from ..report.table import Table
+    from . import seed_claims
 
     with usage_errors():
         check_files(save, html, chart)
@@ -85,30 +85,32 @@ def ladder(
         picture: Any = (
             ladder_chart.draw(rows, edges) if html is not None or chart is not None else None
         )
-    found = claims.of_ladder(claims.settled(evidence), ladder)
-    tables: list[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = [
-        (report.title(rows), report.columns(ladder), [row.cells() for row in rows])
-    ]
+    claims = seed_claims.claims_table(evidence, ladder)
+    rungs = Table(report.title(rows), report.columns(ladder), [row.cells() for row in rows])
+    others = []
     if last:
-        tables.append((sizes.title(last, sweep), sizes.COLUMNS, [row.cells() for row in sweep]))
-    tables.append((f"Claims: {claims.count(found)}", claims.COLUMNS, [s.cells() for s in found]))
+        cells = [row.cells() for row in sweep]
+        others.append(Table(sizes.title(last, sweep), sizes.COLUMNS, cells))
+    if claims:
+        others.append(claims.table)
     value = {
         "sizes": edges,
         "rungs": [row.record() for row in rows],
         "sweep": {"kernel": last, "sizes": [row.record() for row in sweep]},
-        "claims": [s.record() for s in found],
+        "claims": claims.records if claims else [],
     }
 
     def show() -> None:
-        for each in tables:
+        for each in (rungs, *others):
             table(*each)
+        if claims is None:
+            note(seed_claims.MISSING)
 
     give(value, show, json=json, save=save)
     if html is not None:
         notes = [report.NOTE, *page.environment_notes(m.environment for m in measurements)]
-        (heading, *_), *others = tables
         ideas = [(*row.cells(), row.rung.idea) for row in rows]
-        parts = [page.chart(picture), page.table(heading, (*report.columns(ladder), "idea"), ideas)]
+        parts = [page.chart(picture), page.table(rungs.heading, (*rungs.columns, "idea"), ideas)]
         parts += [page.table(*each) for each in others]
         html.write_text(page.page("outblas: the ladder", notes, parts), encoding="utf-8")
     if chart is not None:
@@ -288,18 +290,6 @@ def readme(
     raise typer.Exit(1 if check and changed else 0)
 
 
-@app.command()
-def pack(files: Annotated[list[Path], typer.Argument(help="Files that --save wrote.")]) -> None:
-    """Rewrites result files in half the space: field names once, and a row for each entry. Every
-    report reads both.
-    """
-    from ..report import results
-
-    for path in files:
-        with usage_errors(OSError):
-            save_json(path, results.packed(path))
-
-
 def _squares(text: str) -> tuple[int, ...]:
     found = parse_shapes(text, least=1)
     if any(len(set(shape)) > 1 for shape in found):
@@ -335,21 +325,20 @@ def _load_profiles(text: str) -> Profiles:
 
 
 def _evidence(measurements: Measurements, text: str) -> Evidence:
-    """Timings, with what `outblas profile` wrote to the files of --profiles, or to those of the
-    checkout.
+    """The timings, with the counters and cycles from the files of --profiles (default: from those
+    of the checkout).
     """
-    from ..report import claims, phases, profiles, results
+    from ..report import phases, profiles, results
+    from ..report.evidence import Evidence
 
     paths = [
         Path(name) for name in split(text)
     ] or profiles.default_files() + phases.default_files()
     of = results.by_kind(paths)
-    return claims.Evidence(
-        measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases)
-    )
+    return Evidence(measurements, profiles.load(of.bench + of.profiles), phases.load(of.phases))
 
 
 def _save_chart(figure: Any, path: Path) -> None:
-    from .. import charts
+    from ..bench import plotting
 
-    charts.save(figure, path)
+    plotting.save(figure, path)

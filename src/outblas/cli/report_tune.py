@@ -58,16 +58,18 @@ def tune(
     """One workload's trials of one kernel: tiles, stages, the best configs, what failed, and the
     model beside them. Needs no GPU.
     """
-    from .. import charts
     from ..autotune import lookup
-    from ..report import tune as report
+    from ..bench import plotting
+    from ..report.tuning import chart as tune_chart
+    from ..report.tuning import model, page
+    from ..report.tuning import tables as tune_tables
 
     with usage_errors(OSError):
         check_files(save, html, chart)
         trials, winners = _load(store, source)
         own, workload, name = _choose(trials, kernel, shapes, dtype, layout, gpu)
         gpu_of = next(trial.gpu for trial in trials if trial.gpu.name == name)
-        found = report.build(
+        found = model.build(
             trials,
             winners,
             kernel=own,
@@ -75,21 +77,21 @@ def tune(
             gpu_name=name,
             limits=lambda config: lookup.limits(own, config, workload, gpu_of),
         )
-        picture = report.draw(found) if chart is not None else None
-        written = report.html(found) if html is not None else ""
+        picture = tune_chart.draw(found) if chart is not None else None
+        written = page.html(found) if html is not None else ""
 
     def show() -> None:
         console.print(printable(found.title), markup=False, highlight=False, style="bold")
-        for each in found.tables():
+        for each in tune_tables.tables(found):
             table(*each)
-        for line in found.notes():
+        for line in tune_tables.notes(found):
             note(line, highlight=False)
 
     give(found.record(), show, json=json, save=save)
     if html is not None:
         html.write_text(written, encoding="utf-8")
     if chart is not None and picture is not None:
-        charts.save(picture, chart)
+        plotting.save(picture, chart)
 
 
 def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Winner]]:

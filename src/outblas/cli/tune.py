@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..autotune.measure.progress import Progress
     from ..autotune.search.target import Subject
     from ..autotune.store.records import Gpu, Winner, Workload
-    from ..autotune.sweep.outcome import Sweep
+    from ..autotune.sweeps.outcome import Sweep
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal
@@ -172,7 +172,7 @@ def tune(
 
 def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
     """Raises ValueError, as all below, before anything is started."""
-    from ..autotune.sweep.sweep import ENGINES
+    from ..autotune.sweeps.sweep import ENGINES
 
     check_one_of("--engine", engine, ENGINES)
     if engine == "ray" and gpus is not None:
@@ -198,7 +198,7 @@ def _check_gpus(gpus: str | None, *, preview: bool) -> None:
     """Where nothing is measured, a machine without a GPU may name the first one, or all."""
     import torch
 
-    from ..autotune.sweep.sweep import visible_gpus
+    from ..autotune.sweeps.sweep import visible_gpus
 
     if gpus is None or gpus in ("cpu", "all"):
         return
@@ -210,7 +210,7 @@ def _check_gpus(gpus: str | None, *, preview: bool) -> None:
 
 
 def _check_ranker(ranker: str) -> None:
-    from ..autotune.sweep.sweep import RANKERS
+    from ..autotune.sweeps.sweep import RANKERS
 
     check_one_of("--ranker", ranker, RANKERS)
 
@@ -289,7 +289,7 @@ def _dry_run(
     from ..autotune.lookup import short
     from ..autotune.search import cost_model, prune
     from ..autotune.search.gpu import machine
-    from ..autotune.sweep import sweep as sweeping
+    from ..autotune.sweeps import sweep as sweeping
 
     found, on = [], machine(gpu)
     for workload in workloads:
@@ -427,7 +427,7 @@ def _sweep(
     """Runs the sweep under a live view, and shows what came of it."""
     import torch
 
-    from ..autotune.sweep.sweep import sweep
+    from ..autotune.sweeps.sweep import sweep
 
     if gpus != "cpu" and options["engine"] == "local" and not torch.cuda.is_available():
         typer.echo(
@@ -510,7 +510,7 @@ class _View:
 
 def _show(found: Sweep) -> None:
     from ..autotune.lookup import short
-    from ..autotune.sweep.sweep import lost_results
+    from ..autotune.sweeps.sweep import lost_results
 
     rows = [_row(winner) for winner in found.winners]
     columns = (

@@ -4,17 +4,19 @@
     y = f(x), or f(x's first half) · x's second half
     out = y + residual
 
-Of a gated pair, B has twice as many columns as the output: those of the gate first, then those that
-it multiplies.
+For a gated activation B has twice as many columns as the output: those of the gate first, then
+those that it multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+from .errors import OperandError
 
 Tensor = torch.Tensor
 
@@ -27,30 +29,34 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 _GATES = {function: gated for gated, function in GATED.items()}
 ACTIVATIONS = (*FUNCTIONS, *GATED)
-EXTRAS = "bias", "residual", "aux"
-TENSORS = *EXTRAS, "scale_a", "scale_b"  # in the order in which a launch takes them
+EPILOGUE_ARGS = "bias", "residual", "aux"
+# The tensors of an epilogue, in the order in which a launch takes them.
+TENSORS = *EPILOGUE_ARGS, "scale_a", "scale_b"
 
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies: strides in elements (batch dimensions first, then rows, columns; 0 where
-    it repeats), and the largest power of two up to 16 that divides its address in bytes.
+    """How a tensor lies in memory: strides in elements (batch dimensions first, then rows, columns;
+    0 where it repeats), and the largest power of two up to 16 that divides its address in bytes.
     """
 
     strides: tuple[int, ...]
     alignment: int
 
-    def turned(self) -> View:
-        """Of the transposed matrices."""
+    def transposed(self) -> View:
+        """The view of the transposed matrices."""
         *batch, row, column = self.strides
         return View((*batch, column, row), self.alignment)
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a kernel does to sums beside alpha and C. `function` is a key of FUNCTIONS or "".
-    `gated`: columns N.. of B, C, bias and aux are those of the second half. `scale_a` and
-    `scale_b`: fp32, of fp8 operands.
+    """What a kernel does to sums beside alpha and C, and how the tensors that it takes lie.
+
+    function: a key of FUNCTIONS, or "".
+    gated: columns N.. of B, C, bias and aux belong to the second half of a gated linear unit.
+    bias, residual, aux: the views of these tensors, None for one that the call does not have.
+    scale_a, scale_b: the views of the fp32 scales of fp8 operands.
     """
 
     function: str = ""
@@ -63,24 +69,24 @@ class Epilogue:
 
     @property
     def views(self) -> dict[str, View]:
-        """Of its tensors, those that there are."""
+        """The views of the tensors that this epilogue has, by name."""
         found = {name: getattr(self, name) for name in TENSORS}
         return {name: view for name, view in found.items() if view is not None}
 
     @property
     def activation(self) -> str:
-        """Of ACTIVATIONS, or ""."""
+        """One of ACTIVATIONS, or ""."""
         return _GATES[self.function] if self.gated else self.function
 
     def mapped(self, change: Callable[[View], View]) -> Epilogue:
-        """With its tensors as `change` makes them."""
+        """The epilogue with each of its views replaced by what `change` returns for it."""
         return Epilogue(
             self.function, self.gated, **{name: change(view) for name, view in self.views.items()}
         )
 
     def transposed(self) -> Epilogue:
-        """That of the transposed product, which has no halves."""
-        return self.mapped(View.turned)
+        """The epilogue of the transposed product, which cannot be a gated one."""
+        return self.mapped(View.transposed)
 
     def __str__(self) -> str:
         """For people: "bias, gelu, residual"."""
@@ -96,9 +102,9 @@ class Epilogue:
 NONE = Epilogue()
 
 
-class Extra(NamedTuple):
-    """The epilogue of a call, and its tensors, all of the product's dtype. `activation`: of
-    ACTIVATIONS, or "". `bias` broadcasts to the shape of x, `residual` to that of the output; x is
+class EpilogueArgs(NamedTuple):
+    """The epilogue of a call: its activation, one of ACTIVATIONS or "", and its tensors, all of the
+    product's dtype. `bias` broadcasts to the shape of x, `residual` to that of the output; x is
     written to `aux`, which has its shape.
     """
 
@@ -108,24 +114,40 @@ class Extra(NamedTuple):
     aux: Tensor | None = None
 
 
-def halves(activation: str) -> int:
-    """How many columns of B an output takes."""
+def glu_split(activation: str) -> int:
+    """How many columns of B make one of the output: 2 for a gated linear unit, whose gate and value
+    are the two halves of B's columns, else 1.
+    """
     return 2 if activation in GATED else 1
 
 
+def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Checks that an activation can pair the columns of a product of this shape; returns the shape
+    of the output. Raises OperandError.
+    """
+    if glu_split(activation) == 1:
+        return tuple(shape)
+    if not shape or shape[-1] % 2:
+        raise OperandError(
+            f"activation {activation!r} pairs the columns of the product, expected an even number "
+            f"of them, got shape {tuple(shape)}"
+        )
+    return (*shape[:-1], shape[-1] // 2)
+
+
 def apply(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
-    """The output of a call from x, in x's dtype, by torch: differentiable, and in float64 the truth
-    that tests use.
+    """Computes the output of a call from x, in x's dtype, by torch: differentiable, and in float64
+    the truth that tests use. Raises OperandError where an activation cannot pair x's columns.
     """
     if activation in GATED:
-        from .problem import check_columns
-
         check_columns(activation, x.shape)
     return composed(x, activation, residual)
 
 
 def composed(x: Tensor, activation: str, residual: Tensor | None) -> Tensor:
-    """As `apply`, without a look at x, which may stand for a tensor while a program is traced."""
+    """As `apply` without its check of the shape of x, which may be symbolic while a program is
+    traced.
+    """
     if activation in GATED:
         gate, other = x.chunk(2, -1)
         x = FUNCTIONS[GATED[activation]](gate) * other

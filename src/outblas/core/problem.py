@@ -9,58 +9,35 @@ B has been folded into M.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import epilogue
-from .epilogue import Epilogue, Extra, View
+from .epilogue import Epilogue, EpilogueArgs, View, glu_split
+from .errors import A, B, C, OperandError
+from .tensor_memory import (
+    LINE,
+    address_range,
+    alignment_class,
+    overlaps_itself,
+    read_address,
+    share_memory,
+)
 
 Strides = tuple[int, ...]
-
-LINE = 128  # bytes of a cache line
 
 # launch(a, b, c, out, alpha, beta): what a kernel's plan returns; takes the raw tensors of a call.
 # Where its problem has an epilogue, bias, residual and aux follow, None for those that it has not.
 Launch = Callable[..., None]
-
-# The address of a tensor that is only read: `data_ptr` would copy the memory of a lazy clone.
-read_address: Callable[[torch.Tensor], int] = getattr(
-    torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr
-)
-
-# How messages name operands: `OperandError` replaces them by the parameters of the function that
-# was called.
-A, B, C = "{a}", "{b}", "{c}"
 
 DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
     torch.float32: "float32",
 }  # that kernels compute with
-
-
-class OperandError(ValueError, RuntimeError):
-    """The tensors or numbers of a call do not fit together: shapes, dtypes, devices, layouts,
-    memory or gradients.
-
-    It is a ValueError, and a RuntimeError too, because that is what torch raises for such calls.
-    """
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-        super().__init__()
-        self.rename({"a": "a", "b": "b", "c": "c"})
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Names the operands as the function that was called does."""
-        message = self._message
-        for operand, name in names.items():
-            message = message.replace(f"{{{operand}}}", name)
-        self.args = (message,)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -104,7 +81,7 @@ class Problem:
 
     @property
     def columns(self) -> int:
-        """Of B."""
+        """Columns of B: those of C, or twice as many where the epilogue is gated."""
         return 2 * self.N if self.epilogue.gated else self.N
 
 
@@ -164,13 +141,13 @@ def check_pair(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     return (*_broadcast_shapes(batch_a, batch_b), *rows, *columns)
 
 
-def check_extra(
-    extra: Extra, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+def check_epilogue_args(
+    extra: EpilogueArgs, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> tuple[int, ...]:
     """Checks the tensors of an epilogue against the shape and dtype of x; returns the output's
     shape.
     """
-    result = check_columns(extra.activation, shape)
+    result = epilogue.check_columns(extra.activation, shape)
     wanted_of = {
         "bias": (extra.bias, shape),
         "residual": (extra.residual, result),
@@ -195,21 +172,6 @@ def check_extra(
                 f"{tuple(wanted)}"
             )
     return result
-
-
-def check_columns(activation: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Checks that an activation can pair the columns of a product of this shape; returns the
-    output's shape.
-    """
-    if epilogue.halves(activation) == 1:
-        return tuple(shape)
-    if not shape or shape[-1] % 2:
-        raise OperandError(
-            f"activation {activation!r} pairs the columns of the product, expected an even number "
-            "of them, "
-            f"got shape {tuple(shape)}"
-        )
-    return (*shape[:-1], shape[-1] // 2)
 
 
 def check_addend(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
@@ -258,7 +220,7 @@ def check_out(
         raise OperandError(
             f"{name} requires grad, expected a tensor that does not (or torch.no_grad())"
         )
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         raise OperandError(
             f"{name} has strides {out.stride()} for shape {tuple(out.shape)}: its elements share "
             "memory"
@@ -302,76 +264,9 @@ def check_overlap(
         if t is None:
             continue
         low, high = address_range(t)
-        if start < high and low < end and _share_memory(out, t):
+        if start < high and low < end and share_memory(out, t):
             name = {"a": A, "b": B, "c": C}.get(name, name)
             raise OperandError(f"{written} overlaps {name} in memory, expected separate memory")
-
-
-def place(operand: torch.Tensor) -> int:
-    """What of A's or B's address decides how a call runs: 0 at a whole line, 16 at other multiples
-    of 16 bytes.
-    """
-    address = read_address(operand)
-    return address % LINE and (address % 16 or 16)
-
-
-def address_range(t: torch.Tensor) -> tuple[int, int]:
-    """First byte, and one past the last."""
-    start = read_address(t)
-    return start, start + span_bytes(t)
-
-
-def span_bytes(t: torch.Tensor) -> int:
-    """Bytes from the first to one past the last that a tensor touches."""
-    return span(t.shape, t.stride()) * t.element_size()
-
-
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to one past the last that a strided tensor touches."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _overlaps_itself(t: torch.Tensor) -> bool:
-    """True unless each dimension steps past all that the smaller ones reach (exotic disjoint views
-    count as True).
-    """
-    if t.numel() == 0:
-        return False
-    reach = 0
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1
-    ):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
-def _share_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Exact test of two strided views, numpy's, on addresses alone; a test too hard to finish
-    counts as sharing.
-    """
-    import numpy as np
-
-    patience: Any = 100_000  # numpy's stubs know two of the values it takes
-
-    class View:
-        def __init__(self, t: torch.Tensor) -> None:
-            size = t.element_size()
-            self.__array_interface__ = {
-                "version": 3,
-                "typestr": f"|V{size}",
-                "shape": tuple(t.shape),
-                "strides": tuple(stride * size for stride in t.stride()),
-                "data": (read_address(t), True),
-            }
-
-    try:
-        return bool(np.shares_memory(np.asarray(View(x)), np.asarray(View(y)), max_work=patience))
-    except np.exceptions.TooHardError:
-        return True
 
 
 def problem(
@@ -383,59 +278,32 @@ def problem(
     tf32: bool = False,
     scaled: bool = False,
     batch_invariant: bool = False,
-    extra: Extra | None = None,
+    extra: EpilogueArgs | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     formats: str = "",
 ) -> Problem:
     """The normal form of a checked call; `c` is the addend of addmm."""
-    extra = extra or Extra()
-    halves = epilogue.halves(extra.activation)
+    extra = extra or EpilogueArgs()
+    split = glu_split(extra.activation)
     M, K = (1, a.shape[0]) if a.dim() == 1 else tuple(a.shape[-2:])
-    N = 1 if b.dim() == 1 else b.shape[-1] // halves
+    N = 1 if b.dim() == 1 else b.shape[-1] // split
     batch = _broadcast_shapes(a.shape[:-2], b.shape[:-2])
-
-    sa, sb = list(a.stride()), list(b.stride())
-    sa = [0, *sa] if a.dim() == 1 else sa
-    sb = [*sb, 0] if b.dim() == 1 else sb
-    x_shape = (*out.shape[:-1], out.shape[-1] * halves) if halves > 1 else out.shape
-
-    def stored(t: torch.Tensor, shape: Sequence[int]) -> list[int]:
-        """Strides over rows and columns of what has, or broadcasts to, the shape of the product."""
-        strides = list(t.expand(shape).stride())
-        if a.dim() == 1:
-            strides.insert(len(batch), 0)
-        if b.dim() == 1:
-            strides.append(0)
-        return strides
-
+    vectors = a.dim() == 1, b.dim() == 1
     views = [
-        _broadcast(sa, a.shape[:-2], batch),
-        _broadcast(sb, b.shape[:-2], batch),
-        stored(out, out.shape),
+        _broadcast([0, *a.stride()] if vectors[0] else list(a.stride()), a.shape[:-2], batch),
+        _broadcast([*b.stride(), 0] if vectors[1] else list(b.stride()), b.shape[:-2], batch),
+        _output_strides(out, out.shape, len(batch), vectors),
     ]
     if c is not None:
-        views.append(list(c.expand(M, N * halves).stride()))
-    added = {
-        "bias": (extra.bias, x_shape),
-        "residual": (extra.residual, out.shape),
-        "aux": (extra.aux, x_shape),
-    }
-    if scales is not None:
-        added |= {"scale_a": (scales[0], x_shape), "scale_b": (scales[1], x_shape)}
-    present = {name: (t, shape) for name, (t, shape) in added.items() if t is not None}
-    views += [stored(t, shape) for t, shape in present.values()]
-
-    batch, views = _merge(batch, views)
-    while batch and _folds(views, len(batch) - 1, M):
-        views = [_fold(v, len(batch) - 1, M, shared=i == 1) for i, v in enumerate(views)]
-        M *= batch.pop()
-    strides = [tuple(v) for v in views]
-    tensors = [t for t in (a, b, out, c) if t is not None]
-    own = {
-        name: View(own_strides, math.gcd(read_address(t), 16))
-        for (name, (t, _)), own_strides in zip(
-            present.items(), strides[len(tensors) :], strict=True
-        )
+        views.append(list(c.expand(M, N * split).stride()))
+    of_epilogue = _epilogue_tensors(extra, scales, out.shape)
+    views += [_output_strides(t, shape, len(batch), vectors) for t, shape in of_epilogue.values()]
+    M, batch, strides = _fold_batch(M, *_merge(batch, views))
+    operands = [t for t in (a, b, out, c) if t is not None]
+    epilogue_strides = strides[len(operands) :]
+    epilogue_views = {
+        name: View(of, math.gcd(read_address(t), 16))
+        for (name, (t, _)), of in zip(of_epilogue.items(), epilogue_strides, strict=True)
     }
     function = epilogue.GATED.get(extra.activation, extra.activation)
     return Problem(
@@ -450,51 +318,91 @@ def problem(
         dtype=a.dtype,
         out_dtype=out.dtype,
         device=a.device,
-        alignment=tuple(
-            LINE if i < 2 and not place(t) else math.gcd(read_address(t), 16)
-            for i, t in enumerate(tensors)
+        alignment=(
+            _operand_alignment(a),
+            _operand_alignment(b),
+            *(math.gcd(read_address(t), 16) for t in operands[2:]),
         ),
         tf32=tf32,
         scaled=scaled,
         batch_invariant=batch_invariant,
-        epilogue=Epilogue(function, halves > 1, **own),
+        epilogue=Epilogue(function, split > 1, **epilogue_views),
         formats=formats,
     )
 
 
-def oriented(problem: Problem) -> tuple[Problem, bool]:
-    """The product, or where C is stored by columns its transpose, and whether it is that."""
-    swapped = (
-        not by_rows(problem)
-        and (problem.out[-2] == 1 or problem.M == 1)
-        and not problem.epilogue.gated
-    )
-    return (transposed(problem) if swapped else problem), swapped
+def _operand_alignment(operand: torch.Tensor) -> int:
+    """What `Problem.alignment` has for A or B."""
+    return math.gcd(read_address(operand), 16) if alignment_class(operand) else LINE
+
+
+def _output_strides(
+    t: torch.Tensor, shape: Sequence[int], batch_dims: int, vectors: tuple[bool, bool]
+) -> list[int]:
+    """Strides over batch, rows and columns of a tensor that has, or broadcasts to, the shape of the
+    output. `vectors`: whether A and B are, so that the output has no rows, no columns.
+    """
+    strides = list(t.expand(shape).stride())
+    if vectors[0]:
+        strides.insert(batch_dims, 0)
+    if vectors[1]:
+        strides.append(0)
+    return strides
+
+
+def _epilogue_tensors(
+    extra: EpilogueArgs,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    out_shape: Sequence[int],
+) -> dict[str, tuple[torch.Tensor, Sequence[int]]]:
+    """The tensors that a call's epilogue has, by name, with the shape that each broadcasts to."""
+    split = glu_split(extra.activation)
+    x_shape = (*out_shape[:-1], out_shape[-1] * split) if split > 1 else out_shape
+    scale_a, scale_b = scales or (None, None)
+    known: dict[str, tuple[torch.Tensor | None, Sequence[int]]] = {
+        "bias": (extra.bias, x_shape),
+        "residual": (extra.residual, out_shape),
+        "aux": (extra.aux, x_shape),
+        "scale_a": (scale_a, x_shape),
+        "scale_b": (scale_b, x_shape),
+    }
+    return {name: (t, shape) for name, (t, shape) in known.items() if t is not None}
+
+
+def with_row_major_output(problem: Problem) -> tuple[Problem, bool]:
+    """The product with C stored by rows, and whether that is the transposed product C^T = B^T A^T:
+    so it is where C is stored by columns. A gated product, and one whose C has neither, stays.
+    """
+    stored_by_columns = problem.out[-2] == 1 or problem.M == 1
+    swap = not has_row_major_output(problem) and stored_by_columns and not problem.epilogue.gated
+    return (transposed(problem) if swap else problem), swap
 
 
 def transposed(problem: Problem) -> Problem:
-    """C^T = B^T A^T. Of a gated product that is none: its halves are columns of B."""
+    """C^T = B^T A^T. A gated product has no transpose: its halves are columns of B."""
     assert not problem.epilogue.gated, "a gated product has no transpose"
     a, b, *others = problem.alignment
-
-    def turned(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return (*strides[:-2], strides[-1], strides[-2])
-
+    formats = problem.formats.split()
     return replace(
         problem,
         M=problem.N,
         N=problem.M,
-        a=turned(problem.b),
-        b=turned(problem.a),
-        c=None if problem.c is None else turned(problem.c),
-        out=turned(problem.out),
+        a=transposed_strides(problem.b),
+        b=transposed_strides(problem.a),
+        c=None if problem.c is None else transposed_strides(problem.c),
+        out=transposed_strides(problem.out),
         alignment=(b, a, *others),
         epilogue=problem.epilogue.transposed(),
-        formats=" ".join([*problem.formats.split()[1::-1], *problem.formats.split()[2:]]),
+        formats=" ".join([*formats[1::-1], *formats[2:]]),
     )
 
 
-def by_rows(problem: Problem) -> bool:
+def transposed_strides(extents: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape, or strides, of matrices whose rows and columns are exchanged."""
+    return (*extents[:-2], extents[-1], extents[-2])
+
+
+def has_row_major_output(problem: Problem) -> bool:
     """Whether C's rows are contiguous."""
     return problem.out[-1] == 1 or problem.N == 1
 
@@ -527,6 +435,19 @@ def _merge(batch: list[int], views: list[list[int]]) -> tuple[list[int], list[li
             for s in steps:
                 del s[i]
     return sizes, [s + v[-2:] for s, v in zip(steps, views, strict=True)]
+
+
+def _fold_batch(
+    M: int, batch: list[int], views: list[list[int]]
+) -> tuple[int, list[int], list[tuple[int, ...]]]:
+    """Makes rows of batch dimensions that share one B: returns the new M, the batch dimensions that
+    remain, and the strides of each view.
+    """
+    batch = list(batch)
+    while batch and _folds(views, len(batch) - 1, M):
+        views = [_fold(v, len(batch) - 1, M, shared=i == 1) for i, v in enumerate(views)]
+        M *= batch.pop()
+    return M, batch, [tuple(v) for v in views]
 
 
 def _folds(views: list[list[int]], dim: int, M: int) -> bool:

@@ -16,22 +16,31 @@ Axes = Mapping[str | tuple[str, ...], tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What a config does with a GPU, in one vocabulary for all kernels. Sizes in elements, memory
-    in bytes.
+    """What a config does with a GPU, in one vocabulary for all kernels. Sizes are in elements,
+    memory in bytes.
 
-    `math`: the instructions that multiply. A CTA of `threads` computes `tile_m` × `tile_n` outputs,
-    `tile_k` terms a step, `stages` steps of operands in shared memory at a time (1: loads and
-    products take turns). `groups` of threads multiply different rows and may cover each other's
-    waits; `in_flight`: products run on while a group awaits operands. `registers` a thread,
-    estimated. CTAs of a `cluster_m` × `cluster_n` cluster load shared operands once.
-    `issue`: the share of the instructions' rate that its code reaches, where that is known to be
-    less. `persistent` CTAs share the tiles, `sms` of them (0: one on each SM), in `order`,
-    super-groups of `group_m` × `group_n`. `store`: how outputs leave: straight from "registers", in
-    "wide" pieces, or "staged" and asynchronous. `split_k` CTAs share each tile along K and add
-    through memory, `cluster_k` of a cluster through shared memory;
-    `stream_k`: CTAs share the tiles of the last wave. `pingpong` groups have tiles of their own and
-    store one while the other multiplies. `gathered`: where there is one wave, SMs of a GPC have
-    neighbours. `lines`: of L2 that loads of A and of B ask for where 128 bytes lie side by side.
+    math: the instructions that multiply.
+    tile_m, tile_n: the outputs of a CTA's tile.
+    tile_k: its terms in a step along K.
+    stages: steps of operands in shared memory at a time (1: loads and products take turns).
+    threads: of a CTA.
+    registers: of a thread, estimated.
+    groups: groups of threads that multiply different rows and may cover each other's waits.
+    in_flight: whether products run on while a group awaits operands.
+    issue: the share of the instructions' rate that the code reaches, where that is known to be
+        less.
+    cluster_m, cluster_n: CTAs of a cluster that load shared operands once.
+    persistent: whether CTAs share the tiles.
+    sms: the persistent CTAs (0: one on each SM).
+    order, group_m, group_n: the order in which they take tiles, and its super-groups.
+    store: how outputs leave: straight from "registers", in "wide" fragments, or "staged" in shared
+        memory and asynchronous.
+    split_k: CTAs that share each tile along K and add through memory.
+    stream_k: whether CTAs share the tiles of the last wave.
+    cluster_k: CTAs of a cluster that share each tile along K and add through shared memory.
+    pingpong: whether groups have tiles of their own, and one stores while the other multiplies.
+    gpc_local: whether the SMs of a GPC have neighbouring tiles where there is one wave.
+    cache_lines: lines of L2 that loads of A, and of B, request for 128 bytes that lie side by side.
     """
 
     math: Literal["wgmma", "mma", "fma"]
@@ -57,8 +66,8 @@ class Footprint:
     stream_k: bool = False
     cluster_k: int = 1
     pingpong: bool = False
-    gathered: bool = False
-    lines: tuple[int, int] = (1, 1)
+    gpc_local: bool = False
+    cache_lines: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +76,7 @@ class Space(Generic[C]):
 
     `own` is the config that the kernel takes if none is given, from which all differ along `axes`.
     `invalid_reason` says why a config cannot run or cannot pay here, or None; reasons of one kind
-    differ in their numbers alone. Configs of which `compiled_as` makes the same share one compile.
+    differ in their numbers alone. Configs of which `compile_key` makes the same share one compile.
     """
 
     own: C
@@ -75,7 +84,7 @@ class Space(Generic[C]):
     invalid_reason: Callable[[C], str | None]
     footprint: Callable[[C], Footprint]
     also: Iterable[C] = ()
-    compiled_as: Callable[[C], C] = lambda config: config
+    compile_key: Callable[[C], C] = lambda config: config
 
     def configs(self) -> Iterator[C]:
         """Each config once: the kernel's own, those of `also`, then the product of the axes."""

@@ -6,8 +6,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..core.epilogue import EXTRAS
-from ..core.problem import Problem, span
+from ..core.epilogue import EPILOGUE_ARGS
+from ..core.problem import Problem
+from ..core.tensor_memory import span
 
 INT32_MAX = 2**31 - 1
 MAX_PROGRAMS = 2**31 - 1  # CTAs of a launch
@@ -108,7 +109,7 @@ def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
         ranges[kept[-1]] = range(0, inner, columns)
     if len(kept) == 2:
         ranges[kept[0]] = range(0, outer, rows)
-    extra = [view and view.strides for view in map(problem.epilogue.views.get, EXTRAS)]
+    extra = [view and view.strides for view in map(problem.epilogue.views.get, EPILOGUE_ARGS)]
     pieces = []
     for index in itertools.product(*ranges):
         first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]

@@ -6,7 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..core.problem import LINE, Problem, Strides
+from ..core.problem import Problem, Strides
+from ..core.tensor_memory import LINE
 from .raster import PAD
 
 CHUNKS = 32  # that K is cut into, at most

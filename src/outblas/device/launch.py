@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..core.epilogue import EXTRAS, NONE, View
+from ..core.epilogue import EPILOGUE_ARGS, NONE, View
 from ..core.problem import Launch, Problem, dtype_name
 from .grid import INT32_MAX, Piece, kept_dims
 
@@ -122,7 +122,7 @@ def _views(problem: Problem) -> list[tuple[str, View | None, dict[str, int | Non
     reads repeats.
     """
     found = []
-    for name in EXTRAS:
+    for name in EPILOGUE_ARGS:
         view = problem.epilogue.views.get(name)
         steps: dict[str, int | None] = {}
         if view is not None:

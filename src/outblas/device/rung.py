@@ -185,9 +185,13 @@ class Rung(ABC, Generic[C]):
         out_dtype: torch.dtype | None = None,
         layout: str | None = None,
         shape: tuple[int, int, int] = (4096, 4096, 4096),
+        problem: Problem | None = None,
     ) -> Artifact:
         """What `plan` would launch on the reference GPU of an architecture (90 without one); needs
-        no GPU. Raises ValueError for what the kernel cannot take.
+        no GPU.
+
+        `problem` replaces the aligned, row-major product that `dtype`, `out_dtype`, `layout` and
+        `shape` describe. Raises ValueError for what the kernel cannot take.
         """
         machine = machines.reference(90 if arch is None else arch)
         if machine.arch < self.kernel.min_arch:
@@ -195,12 +199,14 @@ class Rung(ABC, Generic[C]):
                 f"arch is {machine.arch}, expected at least {self.kernel.min_arch} for "
                 f"{self.kernel.name}"
             )
-        dtype, layout = dtype or self.dtype, layout or self.layout
-        given = example(dtype, out_dtype, layout, shape)
-        if dtype_name(dtype) not in self.kernel.dtypes:
+        layout = layout or self.layout
+        given = problem or example(dtype or self.dtype, out_dtype, layout, shape)
+        if dtype_name(given.dtype) not in self.kernel.dtypes:
             raise ValueError(
-                f"dtype is {dtype_name(dtype)}, expected {' or '.join(self.kernel.dtypes)}"
+                f"dtype is {dtype_name(given.dtype)}, expected {' or '.join(self.kernel.dtypes)}"
             )
+        if given.epilogue != NONE and not self.fused:
+            raise ValueError(f"has no epilogue beside alpha and C, and was given {given.epilogue}")
         config = config or self.default(given, machine.sms, machine.shared_memory_per_cta)
         if reason := self._invalid(config, machine.shared_memory_per_cta) or self.refusal(
             given, config, machine.arch

@@ -1,5 +1,5 @@
-"""What was profiled of the CUDA-core ladder with --instructions, and what is predicted beside it:
-kernels, configs, shapes.
+"""Which kernels, configs and shapes of the CUDA-core ladder the access report predicts, with the
+profiles that were made of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ..core.problem import Problem
     from ..kernels.simt_config import SimtConfig
 
-N, DTYPE, LAYOUT = 4096, "float32", "nn"  # of a prediction that no profile stands beside
+N, DTYPE, LAYOUT = 4096, "float32", "nn"  # for a prediction without a profile
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel in one configuration at one shape, and its profile with --instructions (None:
-    prediction alone).
+    """A kernel in one configuration at one shape, and its profile made with --instructions (None:
+    there is a prediction only).
     """
 
     kernel: str
@@ -43,10 +43,11 @@ class Case:
         return problem_of(self.dtype, self.layout, self.shape)
 
     def cells(self) -> tuple[str, ...]:
-        """Kernel, configuration, and at what: only what is not usual."""
-        other = [
-            each for each, usual in ((self.dtype, DTYPE), (self.layout, LAYOUT)) if each != usual
-        ]
+        """The kernel, its configuration, and the shape; dtype and layout where they are not the
+        usual ones.
+        """
+        usual = ((self.dtype, DTYPE), (self.layout, LAYOUT))
+        other = [value for value, default in usual if value != default]
         gpu = [self.profile.gpu] if self.profile else []
         return (
             self.kernel,
@@ -55,7 +56,7 @@ class Case:
         )
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The case as a JSON object."""
         found = {
             "kernel": self.kernel,
             "config": configs.brief(self.config),
@@ -69,15 +70,17 @@ class Case:
 
 
 def profiled(profiles: Iterable[Profile]) -> Profiles:
-    """Those of CUDA-core kernels that were made with --instructions."""
+    """The profiles of CUDA-core kernels that were made with --instructions."""
     return tuple(
         p for p in profiles if p.memory is not None and p.provider in registry.LADDERS["simt"]
     )
 
 
 def cases(profiles: Iterable[Profile], usual: Iterable[tuple[str, str]]) -> list[Case]:
-    """The usual ones, predicted at N where no profile has them, then the others; the last profile
-    of a case counts.
+    """The cases of the usual kernels and configs, then all others that were profiled.
+
+    A usual one that was not profiled is predicted at N. Of several profiles of a case the last
+    counts.
     """
     known = {
         (replace(case, profile=None), p.gpu): case
@@ -90,14 +93,16 @@ def cases(profiles: Iterable[Profile], usual: Iterable[tuple[str, str]]) -> list
         same = [
             case
             for case in known.values()
-            if (case.kernel, where(case.config)) == (kernel, where(config))
+            if (case.kernel, same_addresses(case.config)) == (kernel, same_addresses(config))
         ]
         found += same or [Case(kernel, config, (N, N, N), DTYPE, LAYOUT)]
     return list(dict.fromkeys([*found, *known.values()]))
 
 
-def where(config: SimtConfig) -> SimtConfig:
-    """The config as far as it says where something is accessed, and not when."""
+def same_addresses(config: SimtConfig) -> SimtConfig:
+    """The config with defaults in the fields that decide when memory is accessed: two configs with
+    the same result access the same addresses.
+    """
     return replace(config, prefetch=False, store_at=0, group_m=1, ctas=1)
 
 
@@ -115,7 +120,7 @@ def _case(profile: Profile) -> Case:
 
 @cache
 def problem_of(dtype: str, layout: str, shape: Shape) -> Problem:
-    """The product of a case, without data."""
+    """The product of a case, on tensors without data."""
     import torch
 
     from ..core.artifact import example

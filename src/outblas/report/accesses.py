@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import configs, registry
 from ..core.shapes import Shape
 from ..device.access import LINE, Shared
-from .access_cases import Case, cases, problem_of, where
+from .access_cases import Case, cases, problem_of, same_addresses
 from .profiles import Profile, Total
 from .text import NONE
 
@@ -24,14 +24,10 @@ if TYPE_CHECKING:
     from ..kernels.simt_access import Request
     from ..kernels.simt_config import SimtConfig
 
-WITHIN = 0.02  # of what was predicted
+WITHIN = 0.02  # counts agree within this share of what was predicted
 VECTORIZED = "simt.vectorized"
-SQUARE = (
-    "pad=0,piece_n=8",
-    "piece_n=8",
-    "pad=0",
-    "",
-)  # both conflicts, stores mended, loads mended, both mended
+# Configs of simt.vectorized in which stores and loads conflict, loads only, stores only, neither.
+SQUARE = ("pad=0,piece_n=8", "piece_n=8", "pad=0", "")
 STAGED = (
     *((VECTORIZED, config) for config in SQUARE),
     ("simt.warptile", "pad=0"),
@@ -80,10 +76,10 @@ COALESCING_NOTE = (
 
 @dataclass(frozen=True)
 class Conflicts:
-    """Loads, or stores, of shared memory: of a warp and a slab by operand, and what a launch makes
-    of them.
+    """The loads, or the stores, of shared memory: of one warp and k tile by operand, and of a whole
+    launch.
 
-    `triton` is what `gl.bank_conflicts` says by operand, None where it cannot count.
+    `triton` has what `gl.bank_conflicts` counts by operand; None where it cannot count.
     """
 
     case: Case
@@ -95,7 +91,7 @@ class Conflicts:
 
     @property
     def within(self) -> bool | None:
-        """Whether the measured excess is the predicted one; None: not measured."""
+        """Whether the measured excess agrees with the predicted one; None if not measured."""
         if self.measured is None:
             return None
         return (
@@ -104,7 +100,7 @@ class Conflicts:
 
     @property
     def triton_agrees(self) -> bool | None:
-        """Whether `gl.bank_conflicts` comes to the same excess; None where it cannot count."""
+        """Whether `gl.bank_conflicts` counts the same excess; None where it cannot count."""
         if self.triton is None:
             return None
         return all(
@@ -113,11 +109,11 @@ class Conflicts:
         )
 
     def shares(self) -> str:
-        """The excess as a share of all wavefronts."""
+        """The excess as a share of all wavefronts: ours / ncu."""
         return _beside(self, lambda of: f"{of.excess / max(of.wavefronts, 1):.1%}")
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of CONFLICT_COLUMNS."""
+        """The cells of the row, in the order of CONFLICT_COLUMNS."""
         one = ", ".join(
             f"{operand} {each.ideal / each.instructions:g}+{each.excess / each.instructions:g}"
             for operand, each in self.of_warp.items()
@@ -129,17 +125,19 @@ class Conflicts:
             self._triton(),
             _beside(self, lambda of: _mega(of.wavefronts)),
             _beside(self, lambda of: _mega(of.excess)),
-            _said(self.within),
+            _yes_or_no(self.within),
         )
 
     def _triton(self) -> str:
         if self.triton is None:
             return "cannot count"
-        said = ", ".join(f"{operand} {passes}" for operand, passes in self.triton.items())
-        return said if self.triton_agrees else f"{said}: disagrees"
+        passes = ", ".join(f"{operand} {count}" for operand, count in self.triton.items())
+        return passes if self.triton_agrees else f"{passes}: disagrees"
 
     def record(self) -> dict[str, Any]:
-        """For JSON; counts by operand are of one warp and slab, the others of the launch."""
+        """The row as a JSON object. Counts by operand are of one warp and k tile, the others of the
+        launch.
+        """
         return {
             **self.case.record(),
             "operation": self.operation,
@@ -154,8 +152,8 @@ class Conflicts:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a request of a warp to global memory came to, by ncu: transactions of 128 and sectors of
-    32 bytes.
+    """What ncu counted for a warp's request to global memory: transactions of 128 bytes, sectors of
+    32 bytes, and the efficiency.
     """
 
     transactions: float
@@ -174,7 +172,7 @@ class Coalescing:
 
     @property
     def within(self) -> bool | None:
-        """Whether a request takes the transactions that were predicted; None: not measured."""
+        """Whether a request takes the predicted transactions; None if it was not measured."""
         if self.measured is None:
             return None
         return (
@@ -183,18 +181,18 @@ class Coalescing:
         )
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of COALESCING_COLUMNS."""
+        """The cells of the row, in the order of COALESCING_COLUMNS."""
         return (
             *self.case.cells(),
             self.access,
             str(self.predicted.bytes),
             _beside(self, lambda of: f"{of.transactions:.3g}"),
             _beside(self, lambda of: f"{of.efficiency:.1%}"),
-            _said(self.within),
+            _yes_or_no(self.within),
         )
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row as a JSON object."""
         return {
             **self.case.record(),
             "access": self.access,
@@ -205,8 +203,8 @@ class Coalescing:
 
 
 def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
-    """Two rows for each configuration that stages its operands: those of STAGED first, then
-    whatever was profiled.
+    """Two rows for each configuration that stages its operands: the configurations of STAGED, then
+    the others that were profiled.
 
     Raises ValueError for a profile of a configuration that no longer exists.
     """
@@ -215,14 +213,14 @@ def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
     found = []
     for case in cases(profiles, STAGED):
         accesses = simt_access.in_shared(case.config, case.problem)
-        said = (
-            _bank_conflicts(case.config, case.dtype, case.layout, case.shape) if accesses else None
-        )
-        for operation in OPERATIONS if accesses else ():
+        if not accesses:
+            continue
+        counted = _bank_conflicts(case.config, case.dtype, case.layout, case.shape)
+        for operation in OPERATIONS:
             names = {operand: f"{operand} {operation}" for operand in "AB"}
             of_warp = {operand: accesses[name] for operand, name in names.items()}
             triton = (
-                None if said is None else {operand: said[name] for operand, name in names.items()}
+                {operand: counted[name] for operand, name in names.items()} if counted else None
             )
             predicted = _launch(case, operation, of_warp.values())
             found.append(
@@ -234,11 +232,13 @@ def conflicts(profiles: Iterable[Profile]) -> list[Conflicts]:
 
 
 def square(rows: Iterable[Conflicts]) -> list[tuple[str, ...]]:
-    """The four forms of simt.vectorized, in the order of SQUARE_COLUMNS."""
-    forms = [where(configs.from_text(registry.load(VECTORIZED).Config, form)) for form in SQUARE]
+    """A row for each config of SQUARE, in the order of SQUARE_COLUMNS."""
+    forms = [
+        same_addresses(configs.from_text(registry.load(VECTORIZED).Config, form)) for form in SQUARE
+    ]
     shares: dict[Case, list[str]] = {}
     for row in rows:
-        if row.case.kernel == VECTORIZED and where(row.case.config) in forms:
+        if row.case.kernel == VECTORIZED and same_addresses(row.case.config) in forms:
             shares.setdefault(row.case, []).append(row.shares())
     return [
         (f"pad={case.config.pad},piece_n={case.config.piece_n}", case.cells()[-1], *of)
@@ -247,7 +247,8 @@ def square(rows: Iterable[Conflicts]) -> list[tuple[str, ...]]:
 
 
 def coalescing(profiles: Iterable[Profile]) -> list[Coalescing]:
-    """Three rows a configuration: those of DIRECT first, then whatever was profiled.
+    """Three rows for each configuration: the configurations of DIRECT, then the others that were
+    profiled.
 
     Raises ValueError for a profile of a configuration that no longer exists.
     """
@@ -261,15 +262,14 @@ def coalescing(profiles: Iterable[Profile]) -> list[Coalescing]:
 
 
 def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
-    """Both operands, of all warps and CTAs."""
+    """The accesses of all warps and CTAs to both operands."""
     (m, n, k), c = case.shape, case.config
-    slabs: float = -(-k // c.block_k)
-    if (
-        case.kernel == "simt.pipelined"
-    ):  # pairs of slabs; one slab is stored, and one term read, ahead of the loop
+    k_tiles: float = -(-k // c.block_k)
+    if case.kernel == "simt.pipelined":
+        # Its loop takes k tiles in pairs. Ahead of it one tile is stored, and one term of K read.
         pairs = -(-k // (2 * c.block_k))
-        slabs = 1 + 2 * pairs if operation == "store" else 2 * pairs + 1 / c.block_k
-    times = slabs * c.num_warps * -(-m // c.block_m) * -(-n // c.block_n)
+        k_tiles = 1 + 2 * pairs if operation == "store" else 2 * pairs + 1 / c.block_k
+    times = k_tiles * c.num_warps * -(-m // c.block_m) * -(-n // c.block_n)
     total = sum(of_warp, Shared(0, 0, 0))
     return Shared(
         *(round(times * each) for each in (total.instructions, total.wavefronts, total.ideal))
@@ -277,7 +277,7 @@ def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
 
 
 def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
-    """What ncu counted in shared memory, whatever the operand; None: not counted."""
+    """What ncu counted in shared memory for all operands; None if it did not count."""
     if memory is None:
         return None
     found = [t for t in memory if (t.space, t.operation) == ("shared", operation)]
@@ -290,8 +290,8 @@ def _passes(memory: Sequence[Total] | None, operation: str) -> Shared | None:
 
 
 def _lines(memory: Sequence[Total] | None, access: str) -> Lines | None:
-    """What ncu counted of an operand in global memory; None: not counted, or operands are not
-    known.
+    """What ncu counted for an operand in global memory; None if it did not count, or if operands
+    are not known.
     """
     operand, operation = access.split()
     found = [
@@ -309,12 +309,12 @@ def _lines(memory: Sequence[Total] | None, access: str) -> Lines | None:
         or any(t.efficiency is None for t in found)
     ):
         return None
-    asked = sum((t.efficiency or 0.0) * (t.transactions or 0.0) * LINE for t in found)
-    return Lines(transactions / requests, sectors / requests, asked / (transactions * LINE))
+    requested = sum((t.efficiency or 0.0) * (t.transactions or 0.0) * LINE for t in found)
+    return Lines(transactions / requests, sectors / requests, requested / (transactions * LINE))
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """None if any is."""
+    """The sum of the values; None if any of them is None."""
     total = 0.0
     for value in values:
         if value is None:
@@ -327,8 +327,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _bank_conflicts(
     config: SimtConfig, dtype: str, layout: str, shape: Shape
 ) -> dict[str, int] | None:
-    """By access as in `simt_access.in_shared`, what Gluon says of the same maps to plain rows in
-    shared memory; None where rows are padded.
+    """What Gluon counts for the same maps to plain rows in shared memory, by access as in
+    `simt_access.in_shared`; None where rows are padded.
     """
     if config.pad:
         return None
@@ -363,9 +363,9 @@ def _beside(row: Conflicts | Coalescing, say: Callable[[Any], str]) -> str:
 
 
 def _mega(value: int) -> str:
-    """Millions."""
+    """A count in millions."""
     return f"{value / 1e6:,.1f}" if value >= 1e7 else f"{value / 1e6:.3g}"
 
 
-def _said(within: bool | None) -> str:
+def _yes_or_no(within: bool | None) -> str:
     return NONE if within is None else "yes" if within else "no"

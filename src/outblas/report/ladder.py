@@ -1,53 +1,63 @@
-"""The ladder report: every rung in order of the climb, the seed's figure beside ours, and the gain
-on its parent.
+"""The ladder report: every rung in order of the climb, the document's figure beside ours, and the
+gain on its parent.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.registry import dtype_of, layout_of
 from . import text
-from .compare import find, profiled
+from .lookup import find, profiled
 from .profiles import Profile, Profiles
 from .results import Measurement, Measurements, environments
 from .rungs import MIXED, OLDER, Rung, climb
-from .seeds import Figure
+from .seed_figures import Figure
 
 NOTE = (
     "Burst: idle, one warm call, 8 timed; the ratio is cuBLAS's time over the kernel's in the same "
-    "rounds, with its "
-    "10th and 90th percentile. A line “mixed” has bfloat16 operands in place of float32, and the "
-    "share of the rung's "
-    "own float32 TFLOP/s. A line “sm_75” is code compiled for that architecture and loaded as PTX. "
-    "Registers and what "
-    "stands right of them: ncu."
+    "rounds, with its 10th and 90th percentile. A line “mixed” has bfloat16 operands in place of "
+    "float32, and the share of the rung's own float32 TFLOP/s. A line “sm_75” is code compiled for "
+    "that architecture and loaded as PTX. Registers and what stands right of them: ncu."
 )
-GPUS = ("H100", "GH200", "T4")
-SIZES = {
-    "simt": (2048, 4096),
-    "turing": (2048, 4096),
-}  # where the seeds measured; elsewhere DEFAULT_SIZES
+GPUS = ("H100", "GH200", "T4")  # of the documents, in the order in which tables prefer them
+# The edges of square products at which the documents measured a ladder; DEFAULT_SIZES for others.
+SIZES = {"simt": (2048, 4096), "turing": (2048, 4096)}
 DEFAULT_SIZES = (4096, 8192)
-# Ladder → the rung of another ladder it starts from, the documents' kernel, and the operands that
-# it is compared on.
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The rung of another ladder from which a climb starts.
+
+    `source` is the document's kernel whose figure stands beside it, `dtype` the operands on which
+    the two ladders are compared.
+    """
+
+    rung: str
+    source: str
+    dtype: str
+
+
 _BASELINES = {
-    "turing": ("simt.vectorized", "003 v05", "float16"),
-    "hopper": ("simt.warptile", "001 kernel 1", "bfloat16"),
+    "turing": Baseline("simt.vectorized", "003 v05", "float16"),
+    "hopper": Baseline("simt.warptile", "001 kernel 1", "bfloat16"),
 }
-_COUNTED = ("slots", "L2 hits")  # what ncu says beside registers, except of the CUDA cores
-_COUNTED_CORES = ("occupancy", "FMA pipe,\nIPC")
-_COUNTED_TENSOR = ("occupancy", "tensor pipe,\nIPC")
+# Two columns of ncu's counters, right of registers.
+_COUNTERS = ("stages", "L2 hits")
+_COUNTERS_CUDA_CORES = ("occupancy", "FMA pipe,\nIPC")
+_COUNTERS_TENSOR_CORES = ("occupancy", "tensor pipe,\nIPC")
 
 
 def columns(ladder: str | None) -> tuple[str, ...]:
-    """Headings of a table of one ladder; of all (None), they name what the rows of either kind
-    show.
+    """The headings of the table of one ladder. Of all ladders (None) they name what the rows of
+    either kind show.
     """
-    counted = {"simt": _COUNTED_CORES, "turing": _COUNTED_TENSOR}.get(ladder or "", _COUNTED)
+    of_ladder = {"simt": _COUNTERS_CUDA_CORES, "turing": _COUNTERS_TENSOR_CORES}
+    counters = of_ladder.get(ladder or "", _COUNTERS)
     if ladder is None:
-        counted = f"{_COUNTED[0]} or\n{_COUNTED_CORES[0]}", f"{_COUNTED[1]} or\npipe, IPC"
-    shown = (
+        counters = f"{_COUNTERS[0]} or\n{_COUNTERS_CUDA_CORES[0]}", f"{_COUNTERS[1]} or\npipe, IPC"
+    left = (
         "rung",
         "seed: TFLOP/s,\n× its cuBLAS",
         "N",
@@ -56,296 +66,306 @@ def columns(ladder: str | None) -> tuple[str, ...]:
         "× parent",
         "registers",
     )
-    return (*shown, *counted, "check")
+    return (*left, *counters, "check")
 
 
 COLUMNS = columns(None)
 
 
-OWN, MIXED_WAY = (
-    "",
-    "mixed",
-)  # how a rung was measured, beside them the name of an older GPU that it was compiled for
-Timed = dict[str, Measurement]  # by rung, of one way and one size
+# The variants in which a rung is measured: its own, with mixed operands, and, under the name of an
+# older GPU, code that was compiled for that GPU.
+OWN, MIXED_OPERANDS = "", "mixed"
+Timed = dict[str, Measurement]  # by rung, in one variant at one size
 
 
 @dataclass(frozen=True)
-class At:
-    """A rung at the product of edge `n`: what was measured, and its ratio over the parent's, by
-    way.
+class AtSize:
+    """A rung at the square product of edge `n`, by variant: the timing, and its ratio to cuBLAS
+    over its parent's.
     """
 
     n: int
-    timed: Timed
+    timed: dict[str, Measurement]
     gains: dict[str, float]
 
     @property
     def ours(self) -> Measurement | None:
-        """On the operands of the rung's own ladder, for the GPU at hand."""
+        """The timing on the operands of the rung's own ladder, with code for the GPU at hand."""
         return self.timed.get(OWN)
 
     @property
     def gain(self) -> float | None:
+        """The gain on the parent, on the operands of the rung's own ladder."""
         return self.gains.get(OWN)
 
     @property
     def mixed_share(self) -> float | None:
-        """TFLOP/s with mixed operands over those without; the ratio to cuBLAS would be one to its
-        tensor cores.
+        """TFLOP/s with mixed operands over TFLOP/s without. The ratio to cuBLAS would compare with
+        cuBLAS's tensor cores.
         """
-        own, mixed = (m.tflops if (m := self.timed.get(way)) else None for way in (OWN, MIXED_WAY))
-        return mixed / own if mixed and own else None
+        own, mixed = self.timed.get(OWN), self.timed.get(MIXED_OPERANDS)
+        if own is None or mixed is None or not own.tflops or not mixed.tflops:
+            return None
+        return mixed.tflops / own.tflops
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row's part for this size as a JSON object."""
         found: dict[str, Any] = {
             "n": self.n,
             "ours": None,
             "mixed": None,
             "mixed_share": self.mixed_share,
         }
-        found |= {way or "ours": {"gpu": m.device, **m.record()} for way, m in self.timed.items()}
-        gains = {
-            f"{way}_gain": self.gains.get(way) for way in self.timed if way not in (OWN, MIXED_WAY)
-        }
-        return found | {"gain": self.gain} | gains
+        for variant, m in self.timed.items():
+            found[variant or "ours"] = {"gpu": m.device, **m.record()}
+        found["gain"] = self.gain
+        for variant in self.timed:
+            if variant not in (OWN, MIXED_OPERANDS):
+                found[f"{variant}_gain"] = self.gains.get(variant)
+        return found
 
     def lines(self) -> list[tuple[str, str, str, str]]:
-        """N, TFLOP/s, ratio and gain; none of what was not measured."""
-        found = []
-        for way, m in self.timed.items():
-            gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
-            beside = f"{text.ratio(m)}{gpu}"
-            if way == MIXED_WAY:
-                beside = (
-                    text.NONE
-                    if self.mixed_share is None
-                    else f"{self.mixed_share:.0%} of float32's"
-                )
-            times = f"{self.gains[way]:.3f}" if way in self.gains else text.NONE
-            found.append((way or str(self.n), text.number(m.tflops), beside, times))
-        return found
+        """N, TFLOP/s, ratio and gain of each variant that was measured."""
+        return [
+            (
+                variant or str(self.n),
+                text.number(m.tflops),
+                self._ratio(variant, m),
+                f"{self.gains[variant]:.3f}" if variant in self.gains else text.NONE,
+            )
+            for variant, m in self.timed.items()
+        ]
+
+    def _ratio(self, variant: str, m: Measurement) -> str:
+        if variant == MIXED_OPERANDS:
+            share = self.mixed_share
+            return text.NONE if share is None else f"{share:.0%} of float32's"
+        gpu = "" if m.gpu == GPUS[0] else f", {m.gpu}"
+        return f"{text.ratio(m)}{gpu}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rung in the table of a `ladder` (None: of all): the seeds' figures, ours at each size,
-    and ncu's counters at the first size that was profiled.
+    """A rung in the table of a `ladder` (None: of all ladders): the documents' figures, ours at
+    each size, and ncu's counters at the first size that was profiled.
     """
 
     rung: Rung
     ladder: str | None
     figures: tuple[Figure, ...]
-    at: tuple[At, ...]
+    at: tuple[AtSize, ...]
     profile: Profile | None
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
-        """Ours, by size."""
+        """Our timings, by size and variant."""
         return tuple(m for at in self.at for m in at.timed.values())
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
-        rung, profile = self.rung, self.profile
-        found = {"rung": rung.name, "idea": rung.idea, "parent": rung.parent}
-        counters = (
-            "shape",
-            "registers",
-            "l2_hit_rate",
-            "occupancy",
-            "fma_active",
-            "tensor_active",
-            "ipc",
-        )
-        return found | {
+        """The row as a JSON object."""
+        return {
+            "rung": self.rung.name,
+            "idea": self.rung.idea,
+            "parent": self.rung.parent,
             "seeds": [figure.record() for figure in self.figures],
             "sizes": [at.record() for at in self.at],
-            "profile": profile
-            and {"gpu": profile.device, "slots": _slots(profile)}
-            | {name: getattr(profile, name) for name in counters},
+            "profile": _profile_record(self.profile) if self.profile else None,
         }
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of `columns`, a line for each size."""
-        shown = [line for at in self.at for line in at.lines()]
-        seed = _lines(_seed(figure, self.at[0].n) for figure in self.figures) or text.NONE
-        if not shown:
-            return (self.rung.name, seed, text.NONE, text.NONE, "not measured", *[text.NONE] * 5)
-        profile = self.profile
+        """The cells of the row in the order of `columns`, with a line for each size and variant."""
+        lines = [line for at in self.at for line in at.lines()]
+        figures = _lines(_figure_text(figure, self.at[0].n) for figure in self.figures) or text.NONE
+        if not lines:
+            return (self.rung.name, figures, text.NONE, text.NONE, "not measured", *[text.NONE] * 5)
+        registers = self.profile.registers if self.profile else None
         return (
             self.rung.name,
-            seed,
-            *(_lines(column) for column in zip(*shown, strict=True)),
-            f"{profile.registers:.0f}" if profile and profile.registers else text.NONE,
-            *self._counted(),
+            figures,
+            *(_lines(column) for column in zip(*lines, strict=True)),
+            f"{registers:.0f}" if registers else text.NONE,
+            *self._counters(),
             ", ".join(dict.fromkeys(m.check for m in self.measured)),
         )
 
-    def _counted(self) -> tuple[str, str]:
-        """What `columns` has right of registers."""
+    def _counters(self) -> tuple[str, str]:
+        """The two columns right of registers."""
         profile = self.profile
         if profile is None:
             return text.NONE, text.NONE
-        active = {"simt": profile.fma_active, "turing": profile.tensor_active}
-        if (ladder := self.ladder or self.rung.ladder) in active:
-            return text.percent(profile.occupancy), _lines(
-                (text.percent(active[ladder]), text.number(profile.ipc))
-            )
-        return _slots(profile) or text.NONE, text.percent(profile.l2_hit_rate)
+        pipes = {"simt": profile.fma_active, "turing": profile.tensor_active}
+        ladder = self.ladder or self.rung.ladder
+        if ladder in pipes:
+            pipe = _lines((text.percent(pipes[ladder]), text.number(profile.ipc)))
+            return text.percent(profile.occupancy), pipe
+        return _stages(profile) or text.NONE, text.percent(profile.l2_hit_rate)
 
 
-def rows(
-    measurements: Measurements, ladder: str | None, sizes: Sequence[int], profiles: Profiles = ()
-) -> list[Row]:
-    """All rungs, or those of one ladder, at products of these edges; above Hopper's, the CUDA-core
-    kernel that its climb starts from. Raises ValueError for no ladder.
-    """
-    own = [
-        _Climber(rung, dtype_of(rung.ladder)) for rung in climb(ladder)
-    ]  # first, for it checks the name
-    ways: dict[str, list[_Climber]] = {OWN: _baseline(ladder) + own}
-    for rung, dtype, _ in own:
-        if rung.ladder in MIXED:
-            ways.setdefault(MIXED_WAY, []).append(_Climber(rung, MIXED[rung.ladder]))
-        if rung.ladder in OLDER:
-            name, config = OLDER[rung.ladder]
-            ways.setdefault(name, []).append(_Climber(rung, dtype, config))
-    timed = {
-        (way, n): _timed(measurements, climbers, n, ladder)
-        for way, climbers in ways.items()
-        for n in sizes
-    }
-    return [_row(climber, ladder, sizes, timed, profiles) for climber in ways[OWN]]
-
-
-class _Climber(NamedTuple):
-    """A rung, and the operands and the config on which it is measured."""
+@dataclass(frozen=True)
+class _Entrant:
+    """A rung, and the operands and the config on which it is measured ("": the rung's own)."""
 
     rung: Rung
     dtype: str
     config: str = ""
 
 
-def _layouts(rung: Rung, ladder: str | None) -> tuple[str, ...]:
-    """In which a rung of this or another ladder is compared: that of the ladder first, then its
-    own.
+def rows(
+    measurements: Measurements, ladder: str | None, sizes: Sequence[int], profiles: Profiles = ()
+) -> list[Row]:
+    """A row for each rung of one ladder, or of all (None), at square products of these edges.
+
+    The first row of Turing's and of Hopper's ladder is the CUDA-core kernel from which the climb
+    starts. Raises ValueError for an unknown ladder.
     """
+    own = [_Entrant(rung, dtype_of(rung.ladder)) for rung in climb(ladder)]
+    variants: dict[str, list[_Entrant]] = {OWN: _baseline(ladder) + own}
+    for entrant in own:
+        rung = entrant.rung
+        if rung.ladder in MIXED:
+            mixed = variants.setdefault(MIXED_OPERANDS, [])
+            mixed.append(_Entrant(rung, MIXED[rung.ladder]))
+        if rung.ladder in OLDER:
+            gpu, config = OLDER[rung.ladder]
+            variants.setdefault(gpu, []).append(_Entrant(rung, entrant.dtype, config))
+    timed = {
+        (variant, n): _timed(measurements, entrants, n, ladder)
+        for variant, entrants in variants.items()
+        for n in sizes
+    }
+    return [_row(entrant, ladder, sizes, timed, profiles) for entrant in variants[OWN]]
+
+
+def title(rows: Sequence[Row]) -> str:
+    """What the figures of a table have in common."""
+    gpus = ", ".join(dict.fromkeys(m.device for row in rows for m in row.measured))
+    usual = rows[0].at[0].n
+    return (
+        f"Rungs in burst, {gpus or 'not measured'}; a seed's figure is an H100's at {usual} where "
+        "it does not say"
+    )
+
+
+def default_sizes(ladder: str | None) -> tuple[int, ...]:
+    """The edges at which a ladder is shown where no others are asked for."""
+    return SIZES.get(ladder or "", DEFAULT_SIZES)
+
+
+def gpus_in_order(measurements: Measurements) -> list[str]:
+    """The GPUs in the order in which a table takes figures from them: the H100 first, then the
+    documents' other GPUs.
+    """
+    found = sorted({m.gpu for m in measurements})
+    return sorted(found, key=lambda gpu: GPUS.index(gpu) if gpu in GPUS else len(GPUS))
+
+
+def _layouts(rung: Rung, ladder: str | None) -> tuple[str, ...]:
+    """The layouts in which a rung is compared on a ladder: the ladder's first, then its own."""
     return tuple(dict.fromkeys((layout_of(ladder or rung.name), layout_of(rung.name))))
 
 
 def _timed(
-    measurements: Measurements, climbers: Sequence[_Climber], n: int, ladder: str | None
+    measurements: Measurements, entrants: Sequence[_Entrant], n: int, ladder: str | None
 ) -> Timed:
-    """At the product of edge n: from the campaign that has most of the rungs, else the newest."""
-
-    def among(of: Measurements) -> Timed:
-        found = {}
-        for rung, dtype, config in climbers:
-            places = [
-                (gpu, layout) for gpu in gpus_in_order(of) for layout in _layouts(rung, ladder)
-            ]
-            timed = (
-                find(of, rung.name, (n,) * 3, dtype, gpu, config=config, layout=way)
-                for gpu, way in places
-            )
-            if (first := next(filter(None, timed), None)) is not None:
-                found[rung.name] = first
-        return found
-
+    """The timings at the product of edge n: those of the campaign that has most of the rungs; of
+    rungs that it lacks, the newest.
+    """
+    gpus = gpus_in_order(measurements)
     campaigns = [
-        among(tuple(m for m in measurements if m.environment == each))
+        _of_campaign(tuple(m for m in measurements if m.environment == each), entrants, n, ladder)
         for each in environments(measurements)
     ]
+    fullest = max(campaigns, key=lambda found: _precedence(found, gpus), default={})
+    return _of_campaign(measurements, entrants, n, ladder) | fullest
+
+
+def _of_campaign(
+    measurements: Measurements, entrants: Sequence[_Entrant], n: int, ladder: str | None
+) -> Timed:
+    """The timing of each rung on the first GPU, in the first layout, that has one."""
     gpus = gpus_in_order(measurements)
-    return among(measurements) | max(
-        campaigns, key=lambda found: _standing(found, gpus), default={}
-    )
+    found: Timed = {}
+    for entrant in entrants:
+        rung, shape = entrant.rung, (n, n, n)
+        timings = (
+            find(
+                measurements,
+                rung.name,
+                shape,
+                entrant.dtype,
+                gpu,
+                config=entrant.config,
+                layout=layout,
+            )
+            for gpu in gpus
+            for layout in _layouts(rung, ladder)
+        )
+        first = next(filter(None, timings), None)
+        if first is not None:
+            found[rung.name] = first
+    return found
 
 
-def _standing(found: Timed, gpus: list[str]) -> tuple[int, int, str]:
-    """A campaign's: by the order of GPUs, by rungs, by date."""
+def _precedence(found: Timed, gpus: list[str]) -> tuple[int, int, str]:
+    """A key that sorts campaigns by the order of GPUs, then by rungs timed, then by date."""
     if not found:
         return -len(gpus), 0, ""
     m = next(iter(found.values()))
     return -gpus.index(m.gpu), len(found), str(m.environment.get("date", ""))
 
 
-def title(rows: Sequence[Row]) -> str:
-    """What the figures of a table have in common."""
-    gpus = (
-        ", ".join(dict.fromkeys(m.device for row in rows for m in row.measured)) or "not measured"
-    )
-    usual = rows[0].at[0].n
-    return f"Rungs in burst, {gpus}; a seed's figure is an H100's at {usual} where it does not say"
-
-
-def default_sizes(ladder: str | None) -> tuple[int, ...]:
-    return SIZES.get(ladder or "", DEFAULT_SIZES)
-
-
-def gpus_in_order(measurements: Measurements) -> list[str]:
-    """GPUs in the order in which a table takes figures from them: those of the seeds first, the
-    H100 before all.
-    """
-    found = sorted({m.gpu for m in measurements})
-    return sorted(found, key=lambda gpu: GPUS.index(gpu) if gpu in GPUS else len(GPUS))
-
-
-def _baseline(ladder: str | None) -> list[_Climber]:
-    """The rung of another ladder that this one starts from, with the one figure that its documents
-    have on it, and the operands on which it is compared.
-    """
+def _baseline(ladder: str | None) -> list[_Entrant]:
+    """The rung from which a ladder starts, with the one figure that its documents have on it."""
     if ladder not in _BASELINES:
         return []
-    name, source, dtype = _BASELINES[ladder]
-    (rung,) = (rung for rung in climb(name.partition(".")[0]) if rung.name == name)
-    (figure,) = (figure for figure in rung.figures if figure.source == source)
-    if figure.dtype != dtype:  # of the same document's cuBLAS in the operands of this ladder
-        theirs = next(f.cublas for own in climb(ladder) for f in own.figures if f.gpu == figure.gpu)
-        figure = replace(figure, dtype=dtype, cublas=theirs, source=f"{source} in {figure.dtype}")
-    return [_Climber(replace(rung, figures=(figure,)), dtype)]
+    baseline = _BASELINES[ladder]
+    (rung,) = (
+        rung for rung in climb(baseline.rung.partition(".")[0]) if rung.name == baseline.rung
+    )
+    (figure,) = (figure for figure in rung.figures if figure.source == baseline.source)
+    if figure.dtype != baseline.dtype:
+        # Compared with the same document's cuBLAS on the operands of this ladder.
+        cublas = next(f.cublas for own in climb(ladder) for f in own.figures if f.gpu == figure.gpu)
+        source = f"{baseline.source} in {figure.dtype}"
+        figure = replace(figure, dtype=baseline.dtype, cublas=cublas, source=source)
+    return [_Entrant(replace(rung, figures=(figure,)), baseline.dtype)]
 
 
 def _row(
-    climber: _Climber,
+    entrant: _Entrant,
     ladder: str | None,
     sizes: Sequence[int],
     timed: dict[tuple[str, int], Timed],
     profiles: Profiles,
 ) -> Row:
-    rung, dtype, _ = climber
-    at = []
-    for n in sizes:
-        here = {
-            way: found for (way, size), found in timed.items() if size == n and rung.name in found
-        }
-        gains = {
-            way: _gain(found[rung.name], found.get(rung.parent or ""))
-            for way, found in here.items()
-        }
-        own = {way: found[rung.name] for way, found in here.items()}
-        at.append(
-            At(
-                n,
-                own,
-                {way: gain for way, gain in gains.items() if gain is not None and way != MIXED_WAY},
-            )
-        )
+    rung = entrant.rung
+    at = tuple(_at_size(rung, n, timed) for n in sizes)
     gpu = next((each.ours.gpu for each in at if each.ours), GPUS[0])
-    layouts = _layouts(rung, ladder)
-    counted = (
-        profiled(profiles, rung.name, (n, n, n), dtype, gpu, layout=way)
+    found = (
+        profiled(profiles, rung.name, (n, n, n), entrant.dtype, gpu, layout=layout)
         for n in sizes
-        for way in layouts
+        for layout in _layouts(rung, ladder)
     )
-    return Row(
-        rung, ladder, _figures(rung, dtype, sizes), tuple(at), next(filter(None, counted), None)
-    )
+    profile = next(filter(None, found), None)
+    return Row(rung, ladder, _figures(rung, entrant.dtype, sizes), at, profile)
+
+
+def _at_size(rung: Rung, n: int, timed: dict[tuple[str, int], Timed]) -> AtSize:
+    own: dict[str, Measurement] = {}
+    gains: dict[str, float] = {}
+    for (variant, size), found in timed.items():
+        if size != n or rung.name not in found:
+            continue
+        own[variant] = found[rung.name]
+        gain = _gain(own[variant], found.get(rung.parent or ""))
+        if gain is not None and variant != MIXED_OPERANDS:
+            gains[variant] = gain
+    return AtSize(n, own, gains)
 
 
 def _figures(rung: Rung, dtype: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
-    """In this dtype, of each GPU: the first at one of the sizes (of ladders with sizes of their
-    own: at each), else the first.
+    """The documents' figures in a dtype, one for each GPU: the first at one of the sizes, else the
+    first. Ladders with sizes of their own have one for each GPU and size.
     """
     found: dict[tuple[str, int | None], Figure] = {}
     for figure in sorted(rung.figures, key=lambda f: f.n not in sizes):
@@ -357,14 +377,14 @@ def _figures(rung: Rung, dtype: str, sizes: Sequence[int]) -> tuple[Figure, ...]
 
 
 def _gain(own: Measurement, parent: Measurement | None) -> float | None:
-    """Of ratios, and only between measurements of one campaign."""
+    """One ratio to cuBLAS over the other; None for timings of two campaigns."""
     if parent is None or own.ratio is None or parent.ratio is None:
         return None
     return own.ratio / parent.ratio if own.environment == parent.environment else None
 
 
-def _seed(figure: Figure, usual: int) -> str:
-    """The figure, then where it comes from; the GPU and the size where they are not an H100 and the
+def _figure_text(figure: Figure, usual: int) -> str:
+    """A document's figure, then its source; the GPU and the size where they are not an H100 and the
     usual one.
     """
     source = figure.source.partition(",")[0]
@@ -376,8 +396,24 @@ def _seed(figure: Figure, usual: int) -> str:
     )
 
 
-def _slots(profile: Profile | None) -> str | None:
-    return profile.settings.get("slots") if profile else None
+def _profile_record(profile: Profile) -> dict[str, Any]:
+    counters = (
+        "shape",
+        "registers",
+        "l2_hit_rate",
+        "occupancy",
+        "fma_active",
+        "tensor_active",
+        "ipc",
+    )
+    # "slots" is the name that this field has had from the first version on.
+    record: dict[str, Any] = {"gpu": profile.device, "slots": _stages(profile)}
+    return record | {name: getattr(profile, name) for name in counters}
+
+
+def _stages(profile: Profile) -> str | None:
+    """The pipeline stages of the config that ran; `slots` was the field's name in older files."""
+    return profile.settings.get("stages", profile.settings.get("slots"))
 
 
 def _lines(parts: Iterable[str]) -> str:

@@ -1,23 +1,20 @@
-"""The chart of a climb: the ratio to cuBLAS by rung, the seed's beside ours at every size."""
+"""The chart of a climb: the ratio to cuBLAS by rung, the document's beside ours at every size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .. import charts
+from ..bench import plotting
 from .ladder import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 SEED_COLOURS = ("#c9c9c9", "#9f9f9f")
-_PAPER = {
-    "facecolor": "white",
-    "edgecolor": "none",
-    "pad": 0.6,
-}  # keeps figures apart from the line at 1
-SPAN = 0.8  # of a rung's bars together
+# The box behind a number, which keeps it apart from the line at 1.
+_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+SPAN = 0.8  # the height of a rung's bars together, where rungs are 1 apart
 
 
 def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
@@ -39,9 +36,9 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
     for i, n in enumerate(sizes):
         ours = [row.at[i].ours for row in shown]
         bars.append(([m.ratio or 0.0 if m else 0.0 for m in ours], f"ours at {n}, against today's"))
-        colours.append(charts.PALETTE[i % len(charts.PALETTE)])
+        colours.append(plotting.PALETTE[i % len(plotting.PALETTE)])
     width = SPAN / len(bars)
-    figure, (axis,) = charts.canvas(1, (9.0, 1.4 + (0.14 + 0.14 * len(bars)) * len(shown)))
+    figure, (axis,) = plotting.canvas(1, (9.0, 1.4 + (0.14 + 0.14 * len(bars)) * len(shown)))
     for bar, ((ratios, label), colour) in enumerate(zip(bars, colours, strict=True)):
         places = [row - SPAN / 2 + (bar + 0.5) * width for row in range(len(shown))]
         axis.barh(places, ratios, width * 0.94, color=colour, label=label)
@@ -53,9 +50,9 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
                     f"{ratio:.3f}",
                     va="center",
                     fontsize="x-small",
-                    bbox=_PAPER,
+                    bbox=_BOX,
                 )
-    axis.axvline(1.0, color=charts.BASE_COLOUR, linewidth=1.2)
+    axis.axvline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2)
     axis.set_yticks(range(len(shown)), [row.rung.name for row in shown])
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.grid(True, axis="x", color="#e3e3e3", linewidth=0.8)
@@ -72,13 +69,15 @@ def draw(found: Sequence[Row], sizes: Sequence[int]) -> Canvas:
 
 
 def _seed(row: Row, n: int) -> float | None:
-    """The middle of the seed's ratio at a size."""
+    """The middle of the range that a document gives for the ratio at a size."""
     figure = next((f for f in row.figures if f.n == n and f.ratio is not None), None)
     return sum(figure.ratio) / 2 if figure and figure.ratio else None
 
 
 def _seed_label(rows: Sequence[Row], n: int, seeded: Sequence[int]) -> str:
-    """With the size and the GPU where the seeds measured at several."""
+    """The legend's text for the documents' bars; with the size and the GPU where the documents
+    measured at several sizes.
+    """
     gpus = dict.fromkeys(
         f.gpu for row in rows for f in row.figures if f.n == n and f.ratio is not None
     )

@@ -64,12 +64,12 @@ def page(title: str, notes: Iterable[str], parts: Iterable[str]) -> str:
     """The document: a title, notes on how and where it was measured, then parts made by `table` and
     `chart`.
     """
-    said = "".join(f'<p class="quiet">{_shown(note)}</p>' for note in notes)
+    quiet = "".join(f'<p class="quiet">{_escaped(note)}</p>' for note in notes)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_shown(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main><h1>{_shown(title)}</h1>{said}\n"
+        f"<title>{_escaped(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main><h1>{_escaped(title)}</h1>{quiet}\n"
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
@@ -77,10 +77,10 @@ def page(title: str, notes: Iterable[str], parts: Iterable[str]) -> str:
 
 def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls on small screens; a cell that is a verdict gets its colour."""
-    head = "".join(f"<th>{_shown(column)}</th>" for column in columns)
+    head = "".join(f"<th>{_escaped(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in rows)
     return (
-        f'<h2>{_shown(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
+        f'<h2>{_escaped(heading)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -96,25 +96,31 @@ def chart(figure: Figure) -> str:
 
 
 def environment_notes(environments: Iterable[dict[str, Any]]) -> list[str]:
-    """Where figures come from, a line each."""
+    """The GPU, the versions and the days of measurement, one line for each set of versions."""
     keys = (("driver", "driver"), ("CUDA", "cuda"), ("torch", "torch"), ("triton", "triton"))
-    days: dict[str, set[str]] = {}
-    for e in environments:
-        versions = ", ".join(f"{name} {e[key]}" for name, key in keys if e.get(key))
-        dsl = f", CuTe DSL {e['nvidia-cutlass-dsl']}" if e.get("nvidia-cutlass-dsl") else ""
-        days.setdefault(f"{e.get('gpu')}: {versions}{dsl}", set()).update(
-            [e["date"][:10]] if e.get("date") else []
+    days_by_versions: dict[str, set[str]] = {}
+    for environment in environments:
+        versions = ", ".join(
+            f"{name} {environment[key]}" for name, key in keys if environment.get(key)
         )
+        if dsl := environment.get("nvidia-cutlass-dsl"):
+            versions += f", CuTe DSL {dsl}"
+        days = days_by_versions.setdefault(f"{environment.get('gpu')}: {versions}", set())
+        if date := environment.get("date"):
+            days.add(date[:10])
     return [
-        where + (f"; measured {', '.join(sorted(on))}" if on else "") for where, on in days.items()
+        versions + (f"; measured {', '.join(sorted(days))}" if days else "")
+        for versions, days in days_by_versions.items()
     ]
 
 
-def _shown(text: str) -> str:
-    """For HTML, with what would change how other text is shown made visible."""
+def _escaped(text: str) -> str:
+    """The text for HTML. Control characters, which would change how other text is shown, are made
+    visible.
+    """
     return escape(printable(text, keep="\n"))
 
 
 def _cell(text: str) -> str:
     mark = f' class="{text}"' if text in ("confirmed", "refuted", "differs") else ""
-    return f"<td{mark}>{_shown(text)}</td>"
+    return f"<td{mark}>{_escaped(text)}</td>"

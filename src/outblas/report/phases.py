@@ -10,15 +10,16 @@ from typing import Any
 from ..core.machines import short_name
 from ..core.shapes import Shape
 from .results import LARGEST, contents, has_phases, in_checkout, parsed, saved, shape_of, texts
-from .seeds import PHASES
+from .seed_figures import PHASES
 
-STEP, TILE = ("wait", "load", "tensor"), ("store", "total")  # cycles by step along K, and by tile
+# The phases whose cycles are counted for each step along K, and for each tile.
+STEP, TILE = ("wait", "load", "tensor"), ("store", "total")
 COLUMNS = ("kernel", "role", *(f"{phase} / K step" for phase in STEP), "store / tile", "all / tile")
 
 
 @dataclass(frozen=True)
 class Role:
-    """Mean SM cycles of one warpgroup: `cycles` has the phases of STEP and TILE."""
+    """The mean SM cycles of one warpgroup, by the phases of STEP and TILE."""
 
     name: str
     cycles: dict[str, float]
@@ -26,7 +27,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Counted:
-    """A kernel in one configuration ("": its own) at one shape."""
+    """The cycles of a kernel's roles, in one configuration ("": its own) at one shape."""
 
     provider: str
     config: str
@@ -42,14 +43,16 @@ class Counted:
 
 
 def default_files() -> list[Path]:
-    """Every such file of the checkout; none outside one. Raises ValueError for a file that cannot
-    be read.
+    """The checkout's files of `outblas profile --phases`; none outside a checkout. Raises
+    ValueError for a file that cannot be read.
     """
     return [path for path in saved() if has_phases(parsed(path))] if in_checkout() else []
 
 
 def load(paths: Iterable[Path]) -> tuple[Counted, ...]:
-    """All files, in order. Raises ValueError that names file and field where one is malformed."""
+    """The records of all files, in order. Raises ValueError that names file and field where one is
+    malformed.
+    """
     found = []
     for path in paths:
         environment, entries = contents(path, "outblas profile --phases")
@@ -58,7 +61,7 @@ def load(paths: Iterable[Path]) -> tuple[Counted, ...]:
 
 
 def rows(found: Iterable[Counted]) -> list[tuple[str, ...]]:
-    """A row a role, in the order of COLUMNS; 001's after those of a kernel that it counted."""
+    """A row for each role, in the order of COLUMNS; 001's cycles follow those of its kernel 3."""
     cells = []
     for kernel in found:
         name = f"{kernel.provider}[{kernel.config}]" if kernel.config else kernel.provider
@@ -77,8 +80,8 @@ def _cell(cycles: float) -> str:
 
 
 def counted(device: str, entry: dict[str, Any], where: str) -> Counted:
-    """One entry of a file. Raises ValueError that names the field, after `where`, if it is
-    malformed.
+    """The record of one entry of a file. Raises ValueError that names `where` and the field if the
+    entry is malformed.
     """
     texts(entry, where, ("provider", "dtype"), ("config",))
     roles = entry.get("phases")

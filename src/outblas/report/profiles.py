@@ -1,4 +1,4 @@
-"""Result files of `outblas profile`: read and held to their format."""
+"""Reads and checks result files of `outblas profile`: ncu's counters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..core.machines import short_name
 from ..core.shapes import Shape
 from .results import LARGEST, contents, in_checkout, is_profile, parsed, saved, shape_of, texts
 
+# The largest values of shares. ncu collects some counters in several passes, which can exceed 1.
 MOST = {
     "l2_hit_rate": 1.0,
     "l1_hit_rate": 1.0,
@@ -19,13 +20,15 @@ MOST = {
     "fma_active": 1.1,
     "tensor_active": 1.1,
     "occupancy": 1.1,
-}  # what is collected in two passes can exceed 1
+}
 
 
 @dataclass(frozen=True)
 class Total:
-    """What accesses of one `operation` on one `space` to one operand (None: not known) came to in
-    one launch, in the units of `instructions.Counts`; None: says nothing of such accesses.
+    """What the accesses of one `operation` to one operand (None: not known) in one memory `space`
+    add up to in one launch, in the units of `instructions.Counts`.
+
+    None stands for a count that does not exist for such accesses.
     """
 
     operand: str | None
@@ -41,12 +44,12 @@ class Total:
 
 @dataclass(frozen=True)
 class Passes:
-    """Through shared memory by loads, or by stores, first as the counters of L1 have it: `excess`
-    is the share of `wavefronts` that they call bank conflicts. These count some per cent more for
-    stores than the instructions take.
+    """The loads, or the stores, of shared memory.
 
-    Of the instructions themselves (None: profiled without --instructions): `requests` of warps, and
-    `added`, the share of their wavefronts beyond the ideal number of them.
+    The counters of L1 give `wavefronts` and `excess`, the share of them that they call bank
+    conflicts; for stores they count some per cent more than the instructions take. The instructions
+    themselves give `requests` of warps and `added`, the share of wavefronts beyond the ideal number
+    (None: profiled without --instructions).
     """
 
     wavefronts: float | None = None
@@ -56,8 +59,8 @@ class Passes:
 
     @property
     def ways(self) -> float | None:
-        """Wavefronts a request: 5 is what ncu calls a 5-way conflict, 128-bit accesses without one
-        among them.
+        """Wavefronts a request. ncu calls 5 a 5-way conflict, also where 128-bit accesses need
+        several wavefronts without any conflict.
         """
         return (
             self.wavefronts / self.requests
@@ -68,14 +71,14 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What ncu counted of one provider at one shape, in the units of `Counters`. None: not
-    collected.
+    """What ncu counted of one provider at one shape, in the units of `Counters`; None stands for a
+    counter that was not collected.
 
-    `config` is as asked ("": the kernel's own), `resolved` every field of the configuration that
-    ran, "" if not known. `not_selected` is the share of a warp's time between two of its
-    instructions in which it could issue and the scheduler took another; `loads` and `stores` are
-    those of shared memory; `memory` is None without --instructions; `addend`: of alpha A B + beta
-    C.
+    `config` is the requested one ("": the kernel's own), `resolved` has every field of the
+    configuration that ran ("": not known). `not_selected` is the share of a warp's time between two
+    of its instructions in which it could issue and the scheduler took another warp. `loads` and
+    `stores` are those of shared memory. `memory` is None without --instructions. `addend` says that
+    the launch computed alpha A B + beta C.
     """
 
     provider: str
@@ -113,8 +116,8 @@ class Profile:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Fields of the configuration that ran, as text: all of them, or those asked for where more
-        is not known.
+        """The fields of the configuration that ran, as text: all of them, or the requested ones
+        where no more is known.
         """
         return dict(configs.items(self.resolved or self.config))
 
@@ -127,14 +130,14 @@ FIGURES.remove("not_selected")  # whose field has another name
 
 
 def default_files() -> list[Path]:
-    """Every profile of the checkout; none outside one. Raises ValueError for a file that cannot be
-    read.
+    """The checkout's files of `outblas profile`; none outside a checkout. Raises ValueError for a
+    file that cannot be read.
     """
     return [path for path in saved() if is_profile(parsed(path))] if in_checkout() else []
 
 
 def load(paths: Iterable[Path]) -> Profiles:
-    """Profiles of all files, in order. Raises ValueError that names file and field where one is
+    """The profiles of all files, in order. Raises ValueError that names file and field where one is
     malformed.
     """
     found = []
@@ -174,7 +177,7 @@ def _profile(device: str, entry: dict[str, Any], where: str) -> Profile:
 
 
 def _object(entry: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    """An object that may be missing or null: then {}."""
+    """The object in a field; {} where it is missing or null."""
     value = entry.get(name)
     if not isinstance(value, dict | None):
         raise ValueError(f"{where}.{name} is {value!r}, expected an object")
@@ -207,7 +210,7 @@ def _total(entry: dict[str, Any], where: str) -> Total:
 
 
 def _of_shared(memory: tuple[Total, ...] | None, operation: str) -> tuple[Total, ...]:
-    """Those of one operation on shared memory, of all operands and launches."""
+    """The totals of one operation on shared memory, of all operands and launches."""
     return tuple(
         total for total in memory or () if (total.space, total.operation) == ("shared", operation)
     )

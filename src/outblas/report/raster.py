@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from .. import charts
 from ..autotune.search import rank
+from ..bench import plotting
 from ..bench.record import BASE
 from ..core import configs, machines
 from ..core.shapes import Shape, to_text
@@ -39,23 +39,18 @@ def _l2(model: tuple[int, int]) -> str:
     return f"{size >> 20} MB" if halves == 1 else f"{halves} × {size >> 20} MB"
 
 
-# L2 as bytes and copies of them: one cache, or two halves, of which each keeps what its own SMs
-# asked for (001).
+# Models of L2, each its bytes and the number of halves: one cache, or two halves of which each
+# keeps what its own SMs requested (001).
 WHOLE, HALVES = (MACHINE.l2_bytes, 1), (MACHINE.l2_bytes // 2, 2)
 MODELS = (WHOLE, HALVES)
 GROUPS = ((2, 2), (4, 4), (8, 8), (16, 8))
-CURVES = ("serpentine", "hilbert")  # half of whose path a chart shows
-SEED = {
-    "001's kernel 6, grouped 16x8": 0.83,
-    "001's cuBLAS": 0.70,
-}  # its hit rates at 4096, on its H100
-PANEL, GAP = (
-    160 / 72,
-    6 / 72,
-)  # inches: a tile of an image 32 wide is 5 points exactly, and the paths over it short
-MOST_NUMBERS = 32  # waves that a chart has room to number
-MOST_TILES = 1 << 14  # some seconds
-FEWEST = 3  # points that a rank correlation is worth giving for
+CURVES = ("serpentine", "hilbert")  # a chart shows their path
+# Hit rates that 001 states, at 4096 on its H100.
+SEED = {"001's kernel 6, grouped 16x8": 0.83, "001's cuBLAS": 0.70}
+IMAGE, PANEL = 2.1, 2.3  # inches: the width of an image of tiles, and of a panel with its margin
+MOST_NUMBERS = 32  # waves for whose numbers a panel has room
+MOST_TILES = 1 << 14  # the model then takes some seconds
+FEWEST = 3  # points from which a rank correlation is given
 COLUMNS = (
     "order",
     "requested MB",
@@ -68,8 +63,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What is ordered: C of `shape` (M, N, K) in clusters of CTAs with `tile` each, `sms` CTAs at a
-    time.
+    """A product of `shape` (M, N, K) whose C is computed in clusters of CTAs with a `tile` each,
+    `sms` CTAs at a time.
     """
 
     shape: Shape
@@ -79,7 +74,7 @@ class Setting:
 
     @property
     def workers(self) -> int:
-        """Clusters at a time. Raises ValueError if there is none."""
+        """The clusters that run at a time. Raises ValueError if there is none."""
         size = self.cluster[0] * self.cluster[1]
         if not 0 < size <= self.sms:
             raise ValueError(
@@ -90,33 +85,38 @@ class Setting:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of clusters."""
+        """The rows and columns of cluster tiles in C."""
         return l2.grid(self.shape, self.tile, self.cluster)
 
 
 @dataclass(frozen=True)
 class Order:
-    """A kind of `device.raster`, and the group as far as the kind has one."""
+    """An order of tiles: a kind of `device.raster`, and as much of a group as the kind has."""
 
     kind: str
     group: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, kind: str, group: tuple[int, int]) -> Order:
+        """The order of a kind; serpentine takes the group's rows only, other kinds than grouped no
+        group.
+        """
         return cls(kind, {"grouped": group, "serpentine": group[:1]}.get(kind, ()))
 
     @property
     def label(self) -> str:
+        """The order as tables name it: "grouped 16x8"."""
         return f"{self.kind} {'x'.join(map(str, self.group))}".strip()
 
     def steps(self, setting: Setting) -> list[list[int]]:
+        """The tiles of each wave, by their index in C."""
         return raster.schedule(self.kind, *setting.grid, setting.workers, *self.group)
 
 
 @dataclass(frozen=True)
 class Row:
-    """An order, its traffic by model of L2, and the profile of a kernel that ran in this order if
-    there is one.
+    """An order, its traffic under each model of L2, and the profile of a kernel that ran in this
+    order if there is one.
     """
 
     order: Order
@@ -124,7 +124,7 @@ class Row:
     profile: Profile | None
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The value as a JSON object."""
         profile = self.profile
         return {
             "order": self.order.kind,
@@ -146,7 +146,7 @@ class Row:
         }
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of COLUMNS."""
+        """The cells of the row, in the order of COLUMNS."""
         profile = self.profile
         return (
             self.order.label,
@@ -160,7 +160,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a model of L2 agrees with what was measured of `orders` orders.
+    """How well a model of L2 agrees with the profiles of `orders` orders.
 
     `rank` is Spearman's correlation of hit rates, `error` the mean absolute difference of them;
     `dram_rank` and `dram_error` are the same of DRAM bytes, the difference as a fraction of the
@@ -175,6 +175,7 @@ class Agreement:
     dram_error: float | None
 
     def cells(self) -> tuple[str, ...]:
+        """The cells of the row, in the order of AGREEMENT_COLUMNS."""
         figures = (
             figure(self.rank, ".2f"),
             _share(self.error),
@@ -196,16 +197,20 @@ AGREEMENT_COLUMNS = (
 
 @dataclass(frozen=True)
 class Report:
+    """The orders in a setting, and the profile of cuBLAS at the same product if there is one."""
+
     setting: Setting
     rows: tuple[Row, ...]
     cublas: Profile | None
 
     @cached_property
     def agreements(self) -> tuple[Agreement, ...]:
+        """One agreement for each model of L2."""
         return tuple(_agreement(self.rows, i) for i in range(len(MODELS)))
 
     @property
     def title(self) -> str:
+        """The GPU, the product, its tiles and SMs."""
         s = self.setting
         product = (
             f"{to_text(s.shape)} in tiles {_by(s.tile)}, clusters {_by(s.cluster)}, {s.sms} SMs"
@@ -219,7 +224,7 @@ class Report:
         return min(errors)[1] if errors and len({error for error, _ in errors}) > 1 else None
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The value as a JSON object."""
         s = self.setting
         return {
             "gpu": MACHINE.name,
@@ -236,7 +241,7 @@ class Report:
         }
 
     def notes(self) -> list[str]:
-        """What stands beneath the table."""
+        """The sentences beneath the table."""
         seed = ", ".join(f"{name} {rate:.0%}" for name, rate in SEED.items())
         lines = [
             f"A and B once are {_mega(self.rows[0].traffic[0].compulsory_bytes)} MB. Hit rates at "
@@ -256,9 +261,10 @@ class Report:
 
 
 def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Report:
-    """Every order in groups of `group`, grouped in GROUPS too, and whatever else was measured in
-    this setting; the least missed bytes first. Raises ValueError for sizes below 1 and for more
-    tiles than the model is fit for.
+    """Every order with this group, "grouped" with each of GROUPS too, and the other orders that
+    were profiled in this setting; the fewest missed bytes come first.
+
+    Raises ValueError for sizes below 1, and for more cluster tiles than MOST_TILES.
     """
     rows, columns = setting.grid
     if rows * columns > MOST_TILES:
@@ -280,56 +286,46 @@ def report(setting: Setting, group: tuple[int, int], profiles: Profiles) -> Repo
 
 
 def draw(found: Report) -> Canvas:
-    """A panel an order: tiles coloured by their wave, which the first panel numbers; half the path
-    of curves.
-    """
+    """A panel an order: tiles coloured by the wave in which they run, and the path of a curve."""
     rows, columns = found.setting.grid
     # Two rows of panels as high as their grid asks, within reason.
     across = -(-len(found.rows) // 2)
-    height = min(max(PANEL * rows / columns, 0.4), 6.0)
-    picture, axes = charts.canvas(
-        len(found.rows), ((PANEL + GAP) * across, 2 * (height + 0.5)), across
-    )
-    for i, (axis, row) in enumerate(zip(axes, found.rows, strict=True)):
-        _panel(axis, row, found.setting, numbered=i == 0 or row.order.kind in CURVES)
+    height = min(max(IMAGE * rows / columns, 0.4), 6.0)
+    picture, axes = plotting.canvas(len(found.rows), (PANEL * across, 2 * (height + 0.5)), across)
+    for axis, row in zip(axes, found.rows, strict=True):
+        _panel(axis, row, found.setting)
     picture.suptitle(
         f"{found.title}: waves, and hit rates by the model of {_l2(HALVES)}", fontsize="medium"
     )
     return picture
 
 
-def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
+def _panel(axis: Any, row: Row, setting: Setting) -> None:
+    """One order: an image with a pixel for each tile."""
     from matplotlib.colors import ListedColormap
 
     rows, columns = setting.grid
     waves = [[tile for tile in step if tile != raster.PAD] for step in row.order.steps(setting)]
-    of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
+    wave_of = {tile: wave for wave, tiles in enumerate(waves) for tile in tiles}
     names = [str(wave + 1) for wave in range(len(waves))]
-    palette = charts.colours(names)
+    palette = plotting.colours(names)
     axis.grid(False)
     axis.imshow(
-        [[of[m * columns + n] for n in range(columns)] for m in range(rows)],
+        [[wave_of[m * columns + n] for n in range(columns)] for m in range(rows)],
         cmap=ListedColormap([palette[name] for name in names]),
         vmin=-0.5,
         vmax=len(waves) - 0.5,
         interpolation="none",
-        clip_on=False,
     )
-    curve = row.order.kind in CURVES
-    if curve:
-        path = [tile for tiles in waves for tile in tiles][: rows * columns // 2]
+    if row.order.kind in CURVES:
+        path = [tile for tiles in waves for tile in tiles]
         across, down = [tile % columns for tile in path], [tile // columns for tile in path]
-        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8, clip_on=False)
-    if (
-        numbered and len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive"
-    ):  # whose waves are scattered
+        axis.plot(across, down, color="white", linewidth=0.6, alpha=0.8)
+    # The waves of consecutive tiles are scattered: a number would stand beside other waves.
+    if len(waves) <= MOST_NUMBERS and row.order.kind != "consecutive":
         for name, tiles in zip(names, waves, strict=True):
             m, n = _middle([divmod(tile, columns) for tile in tiles])
-            box = (
-                {"boxstyle": "square,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
-                if curve
-                else None
-            )
+            box = {"boxstyle": "round,pad=0.1", "facecolor": palette[name], "edgecolor": "none"}
             axis.text(n, m, name, color="white", fontsize=6, ha="center", va="center", bbox=box)
     axis.set_xticks([])
     axis.set_yticks([])
@@ -340,8 +336,8 @@ def _panel(axis: Any, row: Row, setting: Setting, *, numbered: bool) -> None:
 
 
 def _middle(tiles: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Where to write a wave's number: its centre, or the tile next to it if the centre belongs to
-    other waves.
+    """Where to write a wave's number: its centre, or its tile nearest to the centre if other waves
+    own the centre.
     """
     m, n = (statistics.fmean(side) for side in zip(*tiles, strict=True))
     near = min(tiles, key=lambda tile: abs(tile[0] - m) + abs(tile[1] - n))
@@ -359,8 +355,8 @@ def _traffic(order: Order, setting: Setting) -> tuple[l2.Traffic, ...]:
 
 
 def _comparable(profile: Profile, setting: Setting) -> bool:
-    """On the machine that the model is of, of the same product, in elements of two bytes, B stored
-    N×K.
+    """Whether a profile is of the model's machine, of the same product, with elements of two bytes
+    and B stored N×K.
     """
     known = profile.gpu, profile.shape, profile.layout
     return known == (MACHINE.name, setting.shape, "nt") and profile.dtype in ("bfloat16", "float16")
@@ -370,25 +366,25 @@ def _ran(profile: Profile, setting: Setting) -> Order | None:
     """The order in which a profiled kernel ran, None if it is another kernel or ran in another
     setting.
     """
-    asked = {name for name, _ in configs.items(profile.config)}
+    changed = {name for name, _ in configs.items(profile.config)}
     if (
         profile.provider != PROVIDER
         or not _comparable(profile, setting)
-        or not asked <= DEFAULTS.keys()
+        or not changed <= DEFAULTS.keys()
     ):
         return None
-    of = DEFAULTS | profile.settings
+    config = DEFAULTS | profile.settings
     try:
-        sizes = {name: int(of[name]) for name in DEFAULTS if name != "order"}
+        sizes = {name: int(config[name]) for name in DEFAULTS if name != "order"}
     except ValueError:
         return None
     tile, cluster = (sizes["tile_m"], sizes["tile_n"]), (sizes["cluster_m"], sizes["cluster_n"])
     if (
         Setting(setting.shape, tile, cluster, sizes["sms"] or MACHINE.sms) != setting
-        or of["order"] not in raster.ORDERS
+        or config["order"] not in raster.ORDERS
     ):
         return None
-    return Order.of(of["order"], (sizes["group_m"], sizes["group_n"]))
+    return Order.of(config["order"], (sizes["group_m"], sizes["group_n"]))
 
 
 def _agreement(rows: Iterable[Row], model: int) -> Agreement:

@@ -1,5 +1,7 @@
-"""Result files of `outblas bench`: read, held to their format, merged; and what files of every
-command share.
+"""Reads and checks result files of `outblas bench`, and what result files of all commands share.
+
+A result file is a JSON object with `environment` (GPU, versions, date) and `results`, a list with
+an object for each record. `legacy` reads the packed form of earlier versions.
 """
 
 import json
@@ -11,9 +13,9 @@ from typing import Any
 from ..bench.record import BASE, MODES, UNCHECKED, Record
 from ..core.machines import Machine, of_device, short_name
 from ..core.shapes import Shape
-from . import packing
+from . import legacy
 
-ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
+ROOT = Path(__file__).parents[3]  # the root of the checkout, where this runs from one
 FOLDER = ROOT / "results"
 FIGURES = (
     "ratio",
@@ -31,17 +33,18 @@ FIGURES = (
     "pj_per_flop",
 )
 CHECKED = ("exact", UNCHECKED)
-LARGEST = 1e18  # of any figure
+LARGEST = 1e18  # a figure above this is damage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Record):
-    """A record of `outblas bench` as read from a file, with where it was measured."""
+    """A record of `outblas bench` as read from a file, with the environment of its campaign."""
 
     environment: dict[str, Any] = field(repr=False, hash=False)
 
     @property
     def device(self) -> str:
+        """The GPU's own name: "NVIDIA H100 80GB HBM3"."""
         return str(self.environment["gpu"])
 
     @property
@@ -55,7 +58,7 @@ class Measurement(Record):
         return short_name(self.device)
 
     def record(self) -> dict[str, Any]:
-        """For JSON, without the environment."""
+        """The record as a JSON object, without the environment."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "environment"}
 
 
@@ -63,11 +66,14 @@ Measurements = tuple[Measurement, ...]
 
 
 def in_checkout(root: Path = ROOT) -> bool:
+    """Whether a folder is the root of a checkout of outblas."""
     return (root / "src" / "outblas").is_dir() and (root / "results").is_dir()
 
 
 def default_files() -> list[Path]:
-    """Every bench result of the checkout. Raises ValueError outside one, or when it has none."""
+    """The checkout's files of `outblas bench`. Raises ValueError outside a checkout, or when it has
+    none.
+    """
     if not in_checkout():
         raise ValueError(
             "--results is missing, expected FILE,...: this outblas does not run from a checkout"
@@ -87,8 +93,8 @@ def saved() -> list[Path]:
 
 @dataclass(frozen=True)
 class Files:
-    """Result files by the command that wrote them: `outblas bench`, `outblas profile`, `outblas
-    profile --phases`.
+    """The paths of result files by the command that wrote them: `outblas bench`, `outblas profile`
+    and `outblas profile --phases`.
     """
 
     bench: list[Path]
@@ -97,7 +103,7 @@ class Files:
 
 
 def by_kind(paths: Iterable[Path]) -> Files:
-    """Files sorted by what they hold; what is neither of the others is taken for timings."""
+    """The files by what they hold. One without counters or phases is taken for timings."""
     files = Files([], [], [])
     for path in paths:
         report = parsed(path)
@@ -113,17 +119,17 @@ def by_kind(paths: Iterable[Path]) -> Files:
 
 
 def is_profile(report: Any) -> bool:
-    """Whether it came from `outblas profile`, whose entries alone count hits in L2."""
+    """Whether a file's JSON came from `outblas profile`: only its entries have L2's hit rate."""
     return _has(report, "l2_hit_rate")
 
 
 def has_phases(report: Any) -> bool:
-    """Whether it came from `outblas profile --phases`."""
+    """Whether a file's JSON came from `outblas profile --phases`."""
     return _has(report, "phases")
 
 
 def _is_bench(report: Any) -> bool:
-    """Whether it came from `outblas bench`, or claims to: neither a profile nor cycles by phase."""
+    """Whether a file's JSON is of the form that `outblas bench` writes."""
     return _is_report(report) and not is_profile(report) and not has_phases(report)
 
 
@@ -135,14 +141,14 @@ def _has(report: Any, field: str) -> bool:
 
 
 def load(paths: Iterable[Path]) -> Measurements:
-    """Measurements of all files, in order. Raises ValueError that names file and field where one is
-    malformed.
+    """The measurements of all files, in order. Raises ValueError that names file and field where
+    one is malformed.
     """
     return tuple(measurement for path in paths for measurement in _load(path))
 
 
 def environments(measurements: Measurements) -> list[dict[str, Any]]:
-    """The environments, each once."""
+    """The environments of the measurements, each once."""
     found: list[dict[str, Any]] = []
     for measurement in measurements:
         if measurement.environment not in found:
@@ -151,41 +157,26 @@ def environments(measurements: Measurements) -> list[dict[str, Any]]:
 
 
 def parsed(path: Path) -> Any:
-    """The file's JSON, a packed one as it was before. Raises ValueError that names the file."""
+    """The file's JSON, in the plain form where it is packed. Raises ValueError that names the
+    file.
+    """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON: {error}") from None
-    if _is_report(report) and "columns" in report:
-        try:
-            report["results"] = packing.unpack(
-                report.pop("columns"), report["results"], report.pop("same", {})
-            )
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    return report
-
-
-def packed(path: Path) -> dict[str, Any]:
-    """A result file's content in half the space, as `packing` has it. Raises ValueError for a file
-    of another form.
-    """
-    report = parsed(path)
-    entries = report["results"] if _is_report(report) else None
-    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise ValueError(
-            f"{path}: expected an object with environment and results, a list of objects"
-        )
-    same, columns, rows = packing.pack(entries)
-    rest = {name: value for name, value in report.items() if name != "results"}
-    return rest | {"same": same, "columns": columns, "results": rows}
+    if not (_is_report(report) and legacy.is_packed(report)):
+        return report
+    try:
+        return legacy.unpack(report)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
-    """The environment, and every entry after where it stands, of a file that `command` writes.
-    Raises ValueError.
+    """The environment of a file that `command` writes, and its entries, each after the place where
+    it stands ("FILE: results[3]"). Raises ValueError.
     """
     report = parsed(path)
     if not _is_report(report):
@@ -209,15 +200,15 @@ def contents(path: Path, command: str) -> tuple[dict[str, Any], list[tuple[str, 
 
 
 def texts(
-    entry: dict[str, Any], where: str, names: Iterable[str], absent: Iterable[str] = ()
+    entry: dict[str, Any], where: str, names: Iterable[str], optional: Iterable[str] = ()
 ) -> None:
-    """Raises ValueError where one of `names` is no text, or one of `absent`, which may be missing
-    or null.
+    """Raises ValueError unless the fields in `names` are text, and the fields in `optional` are
+    text, null or missing.
     """
     for name in names:
         if not isinstance(entry.get(name), str):
             raise ValueError(f"{where}.{name} is {entry.get(name)!r}, expected text")
-    for name in absent:
+    for name in optional:
         if not isinstance(entry.get(name), str | None):
             raise ValueError(f"{where}.{name} is {entry[name]!r}, expected text")
 

@@ -3,18 +3,19 @@
 from dataclasses import dataclass
 
 from ..core import registry
-from .seeds import Figure, of_rung
+from .seed_figures import Figure, of_rung
 
 LADDERS = tuple(registry.LADDERS)
-MIXED = {"simt": "bfloat16"}  # operands of a second climb on the same rungs, fp32 accumulators
-OLDER = {
-    "turing": ("sm_75", "arch=75")
-}  # a second climb on code for an older GPU: its name, the config of each rung
+# Ladders whose rungs are also measured on other operands, with fp32 accumulators: their dtype.
+MIXED = {"simt": "bfloat16"}
+# Ladders whose rungs are also measured with code for an older GPU: its name, the config that
+# selects it.
+OLDER = {"turing": ("sm_75", "arch=75")}
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung as its kernel says; `figures` are the seeds'."""
+    """A rung of a ladder, described by its kernel; `figures` are what the documents measured."""
 
     name: str
     idea: str
@@ -27,12 +28,14 @@ class Rung:
 
 
 def climb(ladder: str | None = None) -> tuple[Rung, ...]:
-    """All rungs, or those of one ladder, from the ground up. Raises ValueError for no ladder."""
+    """All rungs, or the rungs of one ladder, from the first up. Raises ValueError for an unknown
+    ladder.
+    """
     if ladder is not None and ladder not in LADDERS:
         raise ValueError(f"--ladder is {ladder!r}, expected one of {', '.join(LADDERS)}")
     return tuple(Rung(k.name, k.idea, k.parent, of_rung(k.name)) for k in registry.ladder(ladder))
 
 
 def names(ladder: str | None = None) -> tuple[str, ...]:
-    """Of all rungs, or of one ladder's. Raises ValueError for no ladder."""
+    """The names of all rungs, or of one ladder's. Raises ValueError for an unknown ladder."""
     return tuple(rung.name for rung in climb(ladder))

@@ -1,5 +1,5 @@
-"""One kernel over square products: time, speed and ratio to cuBLAS at each size, beside the seed's
-ratio there.
+"""One kernel over square products: time, speed and ratio to cuBLAS at each size, beside the ratio
+that its document gives there.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from typing import Any
 from ..core.registry import dtype_of
 from ..core.shapes import SQUARES
 from . import text
-from .compare import find
 from .ladder import gpus_in_order
+from .lookup import find
 from .results import Measurement, Measurements
 from .rungs import Rung, climb
-from .seeds import Figure
+from .seed_figures import Figure
 
 COLUMNS = (
     "N",
@@ -30,8 +30,9 @@ FEWEST = 3  # sizes that make a sweep
 
 @dataclass(frozen=True)
 class Row:
-    """The kernel at the product of edge `n`; "apart": with a foreign kernel between calls, for
-    short calls only.
+    """The kernel at the square product of edge `n`, and the document's figure there.
+
+    The columns "apart" are timed with a foreign kernel between calls; only short calls are.
     """
 
     n: int
@@ -39,12 +40,12 @@ class Row:
     figure: Figure | None
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row as a JSON object."""
         seed = self.figure.record() if self.figure else None
         return {"n": self.n, "ours": {"gpu": self.ours.device, **self.ours.record()}, "seed": seed}
 
     def cells(self) -> tuple[str, ...]:
-        """In the order of COLUMNS."""
+        """The cells of the row, in the order of COLUMNS."""
         m = self.ours
         return (
             str(self.n),
@@ -59,8 +60,8 @@ class Row:
 
 
 def rows(measurements: Measurements, kernel: str) -> list[Row]:
-    """The squares at which the kernel was timed, all on one GPU. Raises ValueError for a kernel of
-    no ladder.
+    """A row for each square product at which the kernel was timed, all on one GPU. Raises
+    ValueError for a kernel of no ladder.
     """
     rung = next((rung for rung in climb() if rung.name == kernel), None)
     if rung is None:
@@ -77,13 +78,14 @@ def rows(measurements: Measurements, kernel: str) -> list[Row]:
 
 
 def title(kernel: str, rows: Sequence[Row]) -> str:
+    """The heading of the table, with the GPU."""
     gpu = rows[0].ours.device if rows else "not measured"
     return f"{kernel} by size in burst, {gpu}"
 
 
 def last(measurements: Measurements, ladder: str | None) -> str | None:
-    """The highest rung of a ladder (of all: of the last one) that was timed at several sizes; None
-    if none was.
+    """The highest rung of a ladder (None: of all ladders) that was timed at several sizes; None if
+    no rung was.
     """
     names = [rung.name for rung in climb(ladder)]
     return next((name for name in reversed(names) if len(rows(measurements, name)) >= FEWEST), None)

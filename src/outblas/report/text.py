@@ -1,4 +1,4 @@
-"""Figures and foreign texts as the reports write them."""
+"""How reports write figures: digits, shares, spans, confidence."""
 
 from __future__ import annotations
 
@@ -12,48 +12,50 @@ NONE = "–"
 
 
 def figure(value: float | None, form: str, scale: float = 1.0) -> str:
-    """A dash where nothing was measured."""
+    """The value times `scale` in a format such as ".3f"; a dash where nothing was measured."""
     return NONE if value is None else format(value * scale, form)
 
 
 def number(value: float | None) -> str:
-    """Three digits, and all of those before the point."""
+    """A figure with three digits, and with all digits before the point."""
     if value is None:
         return NONE
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def share(value: float) -> str:
+    """A ratio with two digits after the point."""
     return f"{value:.2f}"
 
 
 def percent(value: float | None) -> str:
+    """A share as whole percent."""
     return figure(value, ".0%")
 
 
 def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> str:
-    """ "900–1200", or one value where both are the same."""
+    """A range as "900–1200", or one value where both ends are the same."""
     if values is None:
         return NONE
     return show(values[0]) if values[0] == values[1] else f"{show(values[0])}–{show(values[1])}"
 
 
 def ratio(m: Measurement) -> str:
-    """ "0.405 (0.402–0.409)": the ratio to cuBLAS with its 10th and 90th percentile."""
+    """The ratio to cuBLAS with its 10th and 90th percentile: "0.405 (0.402–0.409)"."""
     return f"{m.ratio:.3f} ({m.ratio_low:.3f}–{m.ratio_high:.3f})"
 
 
 def confidence(value: float | None, *, separated: bool) -> str:
-    """ "at least 98.1%": how sure it is that a winner is the fastest of its finalists.
+    """How sure it is that a winner is the fastest of its finalists: "at least 98.1%".
 
     The value is a bound from below, and 0 is no bound at all: such a winner shares the first place.
     """
     if value is None:
         return NONE
     if value > 0.999:
-        said = "over 99.9%"
+        words = "over 99.9%"
     elif value > 0:
-        said = f"at least {value:.1%}"
+        words = f"at least {value:.1%}"
     else:
         return "tie" if separated else "tie, not separated"
-    return said if separated else f"{said}, not separated"
+    return words if separated else f"{words}, not separated"

@@ -81,7 +81,7 @@ def pruned_reason(kernel: str, problem: Problem) -> str | None:
     if kernel != PRODUCTION or problem.batch_invariant:
         return None
     try:
-        copied = hooks.operand_copies.get().copied(problem)
+        copied = hooks.operand_copies.get().needs_copy(problem)
     except ImportError:  # whoever loads the kernel says so
         return None
     copy_time = 0.0

@@ -8,8 +8,10 @@ import torch
 
 from ..core import invariance, registry
 from ..core import problem as operands
-from ..core.epilogue import Extra
-from ..core.problem import Launch, OperandError, Problem, read_address
+from ..core.epilogue import EpilogueArgs
+from ..core.errors import OperandError
+from ..core.problem import Launch, Problem
+from ..core.tensor_memory import alignment_class, read_address, span_bytes
 from . import fallback, launcher
 from .cuda_graphs import capturing, not_ready
 from .overlap import check_epilogue_separate, check_separate, may_overlap
@@ -49,7 +51,7 @@ class Call(NamedTuple):
     config: str
     tune: str = ""
     batch_invariant: bool = False
-    extra: Extra | None = None
+    extra: EpilogueArgs | None = None
     scales: tuple[Tensor, Tensor] | None = None
     formats: str = ""
 
@@ -124,7 +126,7 @@ def _similar_plan(call: Call) -> Plan | None:
         calls.append(call._replace(out=fresh if call.out is None else None))
     alignments = [
         (0, 16) if alignment in (0, 16) else (alignment,)
-        for alignment in map(operands.place, (call.a, call.b))
+        for alignment in map(alignment_class, (call.a, call.b))
     ]
     keys = (_cache_key(each, pair) for each in calls for pair in itertools.product(*alignments))
     return next((_plans[key] for key in keys if key in _plans), None)
@@ -134,7 +136,7 @@ def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[A
     """All that a plan depends on. `alignments` replaces those of A and B."""
     a, c, out = call.a, call.c, call.out
     return (
-        *(alignments or (operands.place(a), operands.place(call.b))),
+        *(alignments or (alignment_class(a), alignment_class(call.b))),
         *_layout(a),
         *_layout(call.b),
         None
@@ -182,7 +184,7 @@ def _output(call: Call) -> tuple[Any, torch.dtype]:
             f"out_dtype is {dtype}, expected {a.dtype}, the dtype of the operands, with an addend"
         )
     if call.extra is not None:
-        shape = operands.check_extra(call.extra, shape, dtype, a.device)
+        shape = operands.check_epilogue_args(call.extra, shape, dtype, a.device)
     return shape, dtype
 
 
@@ -241,7 +243,7 @@ def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Laun
     index, empty_strided = device.index, _EMPTY_STRIDED[device.type]
     size, strides = tuple(sample.shape), tuple(sample.stride())
     bytes_a, bytes_b, bytes_c, bytes_out, *bytes_epilogue = (
-        0 if t is None else operands.span_bytes(t)
+        0 if t is None else span_bytes(t)
         for t in (call.a, call.b, addend, sample, *call.epilogue_tensors)
     )
     # Where something is to be written, a lazy clone gets memory of its own, which begins as it did
@@ -324,7 +326,7 @@ def _swapped_plan(call: Call) -> Plan:
     return execute
 
 
-def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: Extra | None) -> Plan:
+def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None) -> Plan:
     """The plan by functions of torch, which warns that it is taken."""
 
     def execute(
@@ -342,7 +344,7 @@ def _fallback_plan(reason: str, out_dtype: torch.dtype | None, extra: Extra | No
         if extra is not None:
             if out is not None:
                 check_epilogue_separate(a, b, c, out, beta, *tensors)
-            given = Extra(extra.activation, *tensors)
+            given = EpilogueArgs(extra.activation, *tensors)
             return fallback.fused(a, b, c, out, alpha, beta, out_dtype, given)
         if c is None:
             return fallback.matmul(a, b, out, out_dtype)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..core import problem
-from ..core.epilogue import Extra, apply
+from ..core import epilogue, problem
+from ..core.epilogue import EpilogueArgs, apply
 
 # Frames of files below these folders are not the caller's.
 _OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -86,7 +86,7 @@ def fused(
     alpha: float,
     beta: float,
     out_dtype: torch.dtype | None,
-    extra: Extra,
+    extra: EpilogueArgs,
 ) -> torch.Tensor:
     """A product and its epilogue, one operator of torch after the other, each rounded as torch
     rounds it. Nothing is written before all that may fail.
@@ -125,13 +125,13 @@ def whole(
     alpha: Any,
     beta: Any,
     out_dtype: torch.dtype | None,
-    extra: Extra,
+    extra: EpilogueArgs,
     autocast: str = "",
 ) -> torch.Tensor:
     """The torch function of a name ("linear", "matmul", "addmm") on operands as they came, of
     whatever type, and other functions on what it gives. `b` is the weight of linear. Raises as
-    `operands.check_extra` and `check_out` where x is not what the call needs. `autocast`: of which
-    device it is to be off for them, and what is no call with `out` or `aux` is cast as the
+    `problem.check_epilogue_args` and `check_out` where x is not what the call needs. `autocast`: of
+    which device it is to be off for them, and what is no call with `out` or `aux` is cast as the
     operators of outblas are.
     """
     if autocast:
@@ -142,7 +142,7 @@ def whole(
                 t.to(out_dtype) if t is not None and autocasts(t, autocast) else t
                 for t in (extra.bias, extra.residual)
             )
-            extra = Extra(extra.activation, *added)
+            extra = EpilogueArgs(extra.activation, *added)
         with torch.autocast(autocast, enabled=False):
             return whole(function, a, b, c, out, alpha, beta, out_dtype, extra)
     if out_dtype is not None:
@@ -162,7 +162,7 @@ def whole(
         x = x + bias
     with torch._C.DisableTorchFunctionSubclass():
         if isinstance(x, torch.Tensor) and not (x.is_nested and x.layout is torch.strided):
-            problem.check_columns(extra.activation, x.shape)
+            epilogue.check_columns(extra.activation, x.shape)
     y = apply(x, extra.activation, extra.residual)
     with torch._C.DisableTorchFunctionSubclass():
         for name, written, value in (("aux", extra.aux, x), ("out", out, y)):

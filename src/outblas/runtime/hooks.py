@@ -29,7 +29,7 @@ class Tuner(Protocol):
 class OperandCopies(Protocol):
     """What knows which operands the production kernel copies before it multiplies."""
 
-    def copied(self, problem: Problem) -> tuple[bool, bool]:
+    def needs_copy(self, problem: Problem) -> tuple[bool, bool]:
         """Whether A and B are copied first."""
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core import problem as operands
-from ..core.problem import read_address
+from ..core.tensor_memory import read_address
 
 
 def may_overlap(written: tuple[Tensor | None, int], read: tuple[Tensor | None, int]) -> bool:

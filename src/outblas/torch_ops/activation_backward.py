@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, halves
-from ..core.problem import DTYPES, OperandError
+from ..core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
+from ..core.errors import OperandError
+from ..core.problem import DTYPES
 from ..runtime import fallback, hooks
 from . import ops
 from .autograd_levels import below_autograd, has_tangent, requires_grad, unobserved
@@ -56,7 +57,7 @@ def check(grad: Tensor, x: Tensor, activation: str) -> None:
             f"x.shape is {tuple(x.shape)}, expected an even number of columns, which activation "
             f"{activation!r} pairs"
         )
-    shape = (*x.shape[:-1], x.shape[-1] // halves(activation)) if x.dim() else ()
+    shape = (*x.shape[:-1], x.shape[-1] // glu_split(activation)) if x.dim() else ()
     given, expected = (tuple(grad.shape), grad.dtype, grad.device), (shape, x.dtype, x.device)
     if given != expected:
         raise OperandError(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..core.epilogue import GATED, apply
-from ..core.problem import OperandError
+from ..core.errors import OperandError
 from . import activation_backward, ops
 
 Tensor = torch.Tensor

@@ -22,8 +22,9 @@ import torch
 from torch.autograd import forward_ad
 
 from ..core import invariance
-from ..core.epilogue import Extra, apply
-from ..core.problem import OperandError, dtype_name
+from ..core.epilogue import EpilogueArgs, apply
+from ..core.errors import OperandError
+from ..core.problem import dtype_name
 from ..runtime import fallback
 from ..runtime.dispatch import Plan
 from . import eager, ops
@@ -270,7 +271,7 @@ def _product(a: Tensor, b: Tensor, saved: _Saved) -> Tensor:
 # torch's dispatcher costs as much again.
 _apply = direct_apply(Product)
 _record = recorder(Product)
-_NO_EPILOGUE = Extra()
+_NO_EPILOGUE = EpilogueArgs()
 
 
 def _recorded_run(
@@ -281,7 +282,7 @@ def _recorded_run(
     alpha: Any,
     beta: Any,
     batch_invariant: bool,
-    extra: Extra | None,
+    extra: EpilogueArgs | None,
     x_shape: tuple[int, ...] | None,
 ) -> Tensor:
     """Runs the plan of a call that needs gradients."""
@@ -357,7 +358,7 @@ def _by_torch(
     if invariance.wanted(batch_invariant):
         raise invariance.unsupported(cause)
     fallback.warn_fallback(cause)
-    x = fallback.fused(a, b, c, None, alpha, beta, out_dtype, Extra(bias=bias))
+    x = fallback.fused(a, b, c, None, alpha, beta, out_dtype, EpilogueArgs(bias=bias))
     y = apply(x, activation, residual)
     return (x.clone() if y is x else y, x) if aux else y
 

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ..core import configs, problem, registry
-from ..core.epilogue import ACTIVATIONS, Extra
-from ..core.problem import A, B, OperandError
+from ..core.epilogue import ACTIVATIONS, EpilogueArgs
+from ..core.errors import A, B, OperandError
+from ..core.tensor_memory import read_address
 from ..runtime.default_kernel import MODES
 
 Tensor = torch.Tensor
@@ -89,10 +90,10 @@ class Arguments(NamedTuple):
         _, bias, residual, aux = self.given
         return self.a, self.b, self.c, bias, residual, self.out, aux
 
-    def extra(self) -> Extra:
+    def extra(self) -> EpilogueArgs:
         """The epilogue as the runtime takes it."""
         activation, bias, residual, aux = self.given
-        return Extra(activation or "", bias, residual, aux)
+        return EpilogueArgs(activation or "", bias, residual, aux)
 
     def has_epilogue(self) -> bool:
         """Whether there is an epilogue beside alpha and C."""
@@ -226,7 +227,7 @@ def check_linear(x: Tensor, weight: Tensor) -> None:
 
 def check_result(call: Arguments, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Checks the epilogue and `out` against a product of this shape and dtype."""
-    shape = problem.check_extra(call.extra(), shape, dtype, call.a.device)
+    shape = problem.check_epilogue_args(call.extra(), shape, dtype, call.a.device)
     if call.out is not None:
         problem.check_out(call.out, shape, dtype, call.a.device)
 
@@ -283,6 +284,6 @@ def has_address(t: object) -> bool:
     if not (t.is_cuda or t.is_cpu):
         return False
     try:
-        return bool(problem.read_address(t)) or not t.numel()
+        return bool(read_address(t)) or not t.numel()
     except RuntimeError:
         return False

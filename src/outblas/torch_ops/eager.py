@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from ..core import invariance
-from ..core.epilogue import Extra
-from ..core.problem import LINE, read_address
+from ..core.epilogue import EpilogueArgs
+from ..core.tensor_memory import LINE, read_address
 from ..runtime import dispatch
 from ..runtime.dispatch import Call, Plan, fp32_precision, tf32_requested
 from . import ops
@@ -92,7 +92,7 @@ def run(
     alpha: Any,
     beta: Any,
     batch_invariant: bool | None,
-    extra: Extra | None = None,
+    extra: EpilogueArgs | None = None,
 ) -> Tensor | None:
     """The product of a call that names no kernel, config, mode or dtype; None where it has to go
     through an operator.

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..core import problem
-from ..core.epilogue import ACTIVATIONS, Extra
+from ..core.epilogue import ACTIVATIONS, EpilogueArgs
+from ..core.errors import OperandError
 from ..core.invariance import wanted
-from ..core.problem import OperandError
 from ..runtime.dispatch import Call, run
 
 Tensor = torch.Tensor
@@ -112,11 +112,11 @@ def completed(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def epilogue(
     activation: str, bias: Tensor | None, residual: Tensor | None, aux: Tensor | None = None
-) -> Extra | None:
+) -> EpilogueArgs | None:
     """What follows a product beside alpha and C, None if nothing does."""
     if not activation and bias is None and residual is None and aux is None:
         return None
-    return Extra(activation, bias, residual, aux)
+    return EpilogueArgs(activation, bias, residual, aux)
 
 
 def _gemm_call(out: Tensor | None, aux: Tensor | None, given: tuple[Any, ...]) -> Call:
@@ -270,7 +270,8 @@ def _shapes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     dtype = problem.check_out_dtype(call.out_dtype, a.dtype)
     if call.c is not None and dtype != a.dtype:
         raise OperandError(f"out_dtype is {dtype}, expected {a.dtype}, that of a, with an addend")
-    return problem.check_extra(call.extra or Extra(), shape, dtype, a.device), shape, dtype
+    extra = call.extra or EpilogueArgs()
+    return problem.check_epilogue_args(extra, shape, dtype, a.device), shape, dtype
 
 
 def _checked(

@@ -12,8 +12,8 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ..core import epilogue, problem, registry
 from ..core.arguments import renamed, show_signature
-from ..core.epilogue import Extra
-from ..core.problem import A, B, OperandError
+from ..core.epilogue import EpilogueArgs
+from ..core.errors import A, B, OperandError
 from ..runtime import dispatch, fallback, launcher
 from ..runtime.default_kernel import PRODUCTION
 from ..runtime.dispatch import Call
@@ -126,7 +126,7 @@ def _checked(
     use_fast_accum: bool = False,
     activation: str = "",
     residual: Tensor | None = None,
-) -> tuple[tuple[int, ...], torch.dtype, bool, Extra]:
+) -> tuple[tuple[int, ...], torch.dtype, bool, EpilogueArgs]:
     """Shape and dtype of the output, whether to accumulate fast, and the epilogue. Raises
     OperandError.
     """
@@ -155,8 +155,8 @@ def _checked(
         raise OperandError(
             f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}"
         )
-    extra = Extra(activation, bias, residual)
-    return problem.check_extra(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
+    extra = EpilogueArgs(activation, bias, residual)
+    return problem.check_epilogue_args(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
 
 
 def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: Any) -> Tensor:
@@ -165,7 +165,7 @@ def _scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *given: A
     reason = _no_kernel_reason(a)
     if reason is not None:
         fallback.warn_fallback(reason)
-        wide = Extra(activation, *(t if t is None else t.float() for t in (bias, residual)))
+        wide = EpilogueArgs(activation, *(t if t is None else t.float() for t in (bias, residual)))
         return fallback.fused(
             scale_a * a.float(), scale_b * b.float(), None, None, 1, 0, None, wide
         ).to(dtype)

@@ -8,8 +8,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from ..core import invariance, problem
-from ..core.problem import OperandError
+from ..core import epilogue, invariance, problem
+from ..core.errors import OperandError
 from ..runtime import fallback
 from ..runtime.overlap import check_epilogue_separate, check_separate
 from . import ops
@@ -246,7 +246,7 @@ def _run_gemm(call: Arguments, b: Tensor, activation: str, choice: OperatorChoic
         result: Tensor = ops.gemm(a, b, *options)
         return result
     if out is None:
-        shape = problem.check_columns(activation, problem.check_product(a, b, c))
+        shape = epilogue.check_columns(activation, problem.check_product(a, b, c))
         out = a.new_empty(shape, dtype=call.out_dtype)
     ops.gemm_out(out, aux, a, b, *options)
     return out

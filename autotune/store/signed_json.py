@@ -1,0 +1,75 @@
+"""Files that hold one JSON object with its format, its version and a checksum of all the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import exports, validation
+from .validation import Fields, shown
+
+SIZE_LIMIT = 1 << 30  # bytes of a file; as an object it takes some ten times that in memory
+
+
+def parse(text: str, kind: str, names_by_version: Mapping[int, Sequence[str]]) -> Fields:
+    """The object in `text`, with its format, version, names of fields and checksum found right.
+
+    `kind` is the format that is expected. `names_by_version` has, for each version that can be
+    read, the names of the fields beside the format, the version and the checksum. The values of
+    these fields are not looked into. Raises ValueError that says what is amiss.
+    """
+    try:
+        content = json.loads(text, object_pairs_hook=validation.once)
+        expected = checksum(content) if type(content) is dict else ""
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the file is no JSON: {error}") from None
+    if type(content) is not dict:
+        raise ValueError(f"the file is {shown(content)}, expected an object")
+    if content.get("format") != kind:
+        raise ValueError(f"format is {shown(content.get('format'))}, expected {kind!r}")
+    version = content.get("version")
+    if type(version) is not int or version not in names_by_version:
+        known = " or ".join(map(str, sorted(names_by_version)))
+        raise ValueError(f"version is {shown(version)}, expected {known}")
+    names = ("format", "version", "sha256", *names_by_version[version])
+    validation.check_names(content, names, "the file")
+    if content["sha256"] != expected:
+        raise ValueError(
+            f"sha256 is {shown(content['sha256'])}, expected {expected!r}: the file was changed or "
+            "is not whole"
+        )
+    return content
+
+
+def write(path: Path, kind: str, version: int, payload: Fields) -> None:
+    """Replaces the file as a whole by the indented object. Raises OSError."""
+    content = {"format": kind, "version": version, **payload}
+    signed = {"format": kind, "version": version, "sha256": checksum(content), **payload}
+    with exports.replacing(path) as file:
+        file.write(json.dumps(signed, indent=2).encode() + b"\n")
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """The SHA-256 of everything but the checksum itself, however the file is laid out."""
+    payload = {name: value for name, value in content.items() if name != "sha256"}
+    plain = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def text_of(path: Path) -> str:
+    """What is in a file. Raises ValueError that names the file and says why it cannot be read."""
+    try:
+        if not path.is_file():
+            raise ValueError(f"{path} is no file")
+        with path.open("rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+        if len(data) > SIZE_LIMIT:
+            raise ValueError(f"{path} is larger than {SIZE_LIMIT >> 20} MiB")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8: {error}") from None

@@ -1,0 +1,163 @@
+"""Shipped tables: for each model of GPU the best config of a kernel at each workload."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import signed_json, table_version_2, validation
+from .records import Gpu, Winner, Workload, age, latest_date, now
+from .validation import Fields, shown
+
+FORMAT, VERSION = "outblas-table", 3
+NAMES = ("gpu", "entries")  # of the fields of a table
+TABLES = Path(__file__).parents[1] / "tables"  # where shipped tables lie
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`, `when`
+    to the day.
+    """
+
+    workload: Workload
+    kernel: str
+    config: str
+    us: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    confidence: float | None
+    when: str
+
+    @property
+    def place(self) -> tuple[Workload, str]:
+        """No two entries of a table share it."""
+        return self.workload, self.kernel
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is shipped for one model of GPU; `gpu` has the software of the newest winner."""
+
+    gpu: Gpu
+    entries: tuple[Entry, ...]
+
+
+def read_table(source: Path | str) -> Table:
+    """The table in a file (a Path) or in a text (a str), of version 3 or 2.
+
+    Raises ValueError that names the place of what is amiss.
+    """
+    text = signed_json.text_of(source) if isinstance(source, Path) else source
+    content = signed_json.parse(text, FORMAT, {2: table_version_2.NAMES, VERSION: NAMES})
+    listed = table_version_2.entries(content) if content["version"] == 2 else _entries(content)
+    entries: dict[tuple[Workload, str], Entry] = {}
+    for place, fields in listed:
+        entry = Entry(**fields)
+        if entry.place in entries:
+            raise ValueError(
+                f"{place} is the second of {entry.kernel} at {entry.workload}, expected one"
+            )
+        entries[entry.place] = entry
+    gpu = validation.gpu_of(content["gpu"], "gpu")
+    return Table(gpu, tuple(sorted(entries.values(), key=_order)))
+
+
+def _entries(content: Fields) -> Iterator[tuple[str, Fields]]:
+    """The entries of a table of version 3, each with its place in the file for error messages."""
+    if type(content["entries"]) is not list:
+        raise ValueError(f"entries is {shown(content['entries'])}, expected a JSON list")
+    for i, fields in enumerate(content["entries"]):
+        place = f"entries[{i}]"
+        valid = validation.checked(fields, validation.TABLE_ENTRY, place)
+        workload = validation.checked(valid["workload"], validation.WORKLOAD, f"{place}.workload")
+        valid["workload"] = validation.workload_of(workload, f"{place}.workload")
+        yield place, valid
+
+
+def own_tables() -> Path:
+    """The folder of the tables that come with the package, in a checkout. Raises ValueError where
+    the package is installed: the next installation would replace what is written there.
+    """
+    if not (Path(__file__).parents[2] / "pyproject.toml").is_file():
+        raise ValueError(
+            f"the tables in {TABLES} belong to an installed package, expected a FOLDER to write to"
+        )
+    return TABLES
+
+
+def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
+    """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the
+    highest ratio.
+
+    A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with
+    nothing written, for a table or a winner that is not valid, and OSError.
+    """
+    models: dict[tuple[str, int], list[Winner]] = {}
+    for i, winner in enumerate(winners):
+        validation.checked_fields(winner, f"winners[{i}]")
+        if winner.gpu.arch == 0:
+            raise ValueError(
+                f"winners[{i}] is of {winner.gpu.name}, expected one that was measured on a GPU"
+            )
+        models.setdefault(winner.gpu.model, []).append(winner)
+    tables: dict[Path, Table] = {}
+    latest = latest_date()
+    for _, found in sorted(models.items()):
+        gpu = max(found, key=lambda winner: age(winner.when, latest)).gpu
+        path, kept = _table_at(folder, gpu, tables)
+        best = {
+            entry.place: entry
+            for entry in map(_entry, sorted(found, key=lambda w: (w.ratio, age(w.when, latest))))
+        }
+        entries = {entry.place: entry for entry in kept} | best
+        tables[path] = Table(gpu, tuple(entries.values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, table in tables.items():
+        _write(path, table)
+    return list(tables)
+
+
+def _table_at(
+    folder: Path, gpu: Gpu, taken: Mapping[Path, Table]
+) -> tuple[Path, tuple[Entry, ...]]:
+    """The file of a GPU's model and what it holds: NAME.json, with the SMs where another model of
+    that name has it.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", gpu.name).lstrip(".") or "_"
+    for stem in (name, f"{name}_{gpu.sms}_SMs"):
+        path = folder / f"{stem}.json"
+        try:
+            there = taken.get(path) or (read_table(path) if path.exists() else None)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        if there is None or there.gpu.model == gpu.model:
+            return path, there.entries if there else ()
+    raise ValueError(
+        f"{path} is of another GPU than {gpu.name!r}, expected none or one of that name"
+    )
+
+
+def _entry(winner: Winner) -> Entry:
+    names = [field.name for field in dataclasses.fields(Entry)]
+    return Entry(
+        **{name: getattr(winner, name) for name in names} | {"when": (winner.when or now())[:10]}
+    )
+
+
+def _write(path: Path, table: Table) -> None:
+    """Replaces the file of a table, entries in their order. Raises OSError."""
+    entries = [
+        {**vars(entry), "workload": vars(entry.workload)}
+        for entry in sorted(table.entries, key=_order)
+    ]
+    signed_json.write(path, FORMAT, VERSION, {"gpu": vars(table.gpu), "entries": entries})
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    return *entry.workload.kind, *entry.workload.shape, entry.kernel

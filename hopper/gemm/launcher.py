@@ -1,0 +1,193 @@
+"""Launches a compiled `hopper.gemm` with a caller's tensors.
+
+What a call costs the host beside its launch is decided here, so a launch is a closure over what
+planning found, and what most calls do not need is wrapped around it only where a call needs it.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...core.problem import Launch
+from ..core.host import view
+from . import operand_copies, workspace
+from .canonical import CanonicalProblem, TensorView, batch_offset
+from .schedule import TileSchedule
+from .variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A compiled kernel, and how a problem's tensors are handed to it.
+
+    run: the compiled kernel. It takes A, B, C, the table of tiles, the tensors of the epilogue, the
+        workspace's sums and counters, then split-K partitions, clusters, alpha and beta.
+    epilogue_views: how each of `EPILOGUE_TENSORS` is handed over, None for those that the call does
+        not have.
+    """
+
+    run: Callable[..., None]
+    canonical: CanonicalProblem
+    variant: Variant
+    schedule: TileSchedule
+    epilogue_views: tuple[TensorView | None, ...]
+
+    def bind(self, table: torch.Tensor | None) -> Launch:
+        """The function that launches the kernel with this table of tiles."""
+        canonical = self.canonical
+        if self.is_plain:
+            return self._plain_launch(table)
+        launch = self._launch(table)
+        if canonical.loops:
+            launch = self._over_batches(launch)
+        if any(canonical.copies):
+            launch = self._with_copies(launch)
+        return launch
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call is one launch on the caller's own A, B and C, without epilogue and
+        workspace.
+        """
+        needs_more = self.canonical.loops or any(self.canonical.copies) or self.schedule.workspace
+        return not needs_more and bool(self.variant.traits.plain)
+
+    def _plain_launch(self, table: torch.Tensor | None) -> Launch:
+        """Warm calls of matmul: `_launch` without what it looks up, in one frame."""
+        run, swap, clusters = self.run, self.canonical.transposed, self.schedule.clusters
+        (shape_a, strides_a), (shape_b, strides_b) = self.canonical.a, self.canonical.b
+        shape_out, strides_out = self.canonical.out
+        nothing = (None,) * len(EPILOGUE_TENSORS)
+
+        def launch(
+            a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
+        ) -> None:
+            if swap:
+                a, b = b, a
+            run(
+                view(a, shape_a, strides_a),
+                view(b, shape_b, strides_b),
+                view(out, shape_out, strides_out),
+                table,
+                *nothing,
+                None,
+                None,
+                1,
+                clusters,
+                1.0,
+                0.0,
+            )
+
+        return launch
+
+    def _launch(self, table: torch.Tensor | None) -> Launch:
+        """One launch. Its operands are in the caller's order, but where the host loops over
+        batches: `_over_batches` has swapped them then.
+        """
+        run, clusters = self.run, self.schedule.clusters
+        swap = self.canonical.transposed and not self.canonical.loops
+        (shape_a, strides_a), (shape_b, strides_b) = self.canonical.a, self.canonical.b
+        shape_out, strides_out = self.canonical.out
+        epilogue_views, size = self.epilogue_views, self.schedule.workspace
+        partitions, scaled = self.schedule.grid.partitions, self.canonical.launch.scaled
+        index = self.canonical.launch.device.index or 0
+
+        def launch(
+            a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any
+        ) -> None:
+            if swap:
+                a, b = b, a
+            if not scaled:
+                alpha, beta = 1.0, 0.0
+            space = (
+                workspace.NO_WORKSPACE if size is None else workspace.get_workspace(index, *size)
+            )
+            tensors = (
+                None if how is None else view(t, *how)
+                for t, how in itertools.zip_longest((c, *extra), epilogue_views)
+            )
+            try:
+                run(
+                    view(a, shape_a, strides_a),
+                    view(b, shape_b, strides_b),
+                    view(out, shape_out, strides_out),
+                    table,
+                    *tensors,
+                    space.sums,
+                    space.counters,
+                    partitions,
+                    clusters,
+                    alpha,
+                    beta,
+                )
+            finally:
+                if space.done is not None:
+                    space.launched()
+
+        return launch
+
+    def _over_batches(self, launch: Launch) -> Launch:
+        """Launches once for each index of the batch dimensions that a launch does not walk."""
+        canonical, product = self.canonical, self.canonical.product
+        indices, batch_dim = list(canonical.batch_indices()), canonical.batch_dim
+        fixed = (
+            (canonical.a, product.a),
+            (canonical.b, product.b),
+            (canonical.out, product.out),
+        )
+        of_epilogue = [tensor_view(product, name) for name in EPILOGUE_TENSORS]
+        batch_strides = [() if found is None else found.strides for found in of_epilogue]
+        ways = (*fixed, *zip(self.epilogue_views, batch_strides, strict=True))
+        swap = canonical.transposed
+
+        def launch_each(
+            a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any
+        ) -> None:
+            if swap:
+                a, b = b, a
+            tensors = list(itertools.zip_longest((a, b, out, c, *extra), ways))
+            for at in indices:
+                a_, b_, out_, c_, *extra_ = (
+                    how
+                    and t.as_strided(
+                        *how, t.storage_offset() + batch_offset(strides, at, batch_dim)
+                    )
+                    for t, (how, strides) in tensors
+                )
+                launch(a_, b_, c_, out_, alpha, beta, *extra_)
+
+        return launch_each
+
+    def _with_copies(self, launch: Launch) -> Launch:
+        """Copies the operands first that TMA cannot load."""
+        given, aligned = self.canonical.given, self.canonical.aligned
+        copy_a, copy_b = self.canonical.copies
+        shape_a = (*given.batch, given.M, given.K)
+        shape_b = (*given.batch, given.K, given.columns)
+
+        def launch_with_copies(
+            a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float, *extra: Any
+        ) -> None:
+            if copy_a:
+                a = operand_copies.copy(a, shape_a, given.a, aligned.a)
+            if copy_b:
+                b = operand_copies.copy(b, shape_b, given.b, aligned.b)
+            launch(a, b, c, out, alpha, beta, *extra)
+
+        return launch_with_copies
+
+
+def launcher(
+    run: Callable[..., None],
+    canonical: CanonicalProblem,
+    variant: Variant,
+    schedule: TileSchedule,
+) -> Launcher:
+    """The launcher of a compiled kernel for a problem."""
+    views = tuple(
+        epilogue_tensor_view(canonical, variant.traits, name) for name in EPILOGUE_TENSORS
+    )
+    return Launcher(run, canonical, variant, schedule, views)

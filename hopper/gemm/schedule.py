@@ -1,0 +1,137 @@
+"""How the tiles of a launch of `hopper.gemm` are shared out: how many there are, how many clusters
+are launched for them, in which order these take them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ...core.problem import Problem
+from ...device import clusters
+from ..core import tile_order
+from ..core.config import WARPGROUP, HopperConfig
+from . import gpc_placement
+from .traits import KernelTraits
+
+
+class WorkspaceSize(NamedTuple):
+    """The memory for partial sums of K: fp32 sums, and int32 counters."""
+
+    floats: int
+    counters: int
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """The cluster tiles of a launch: a grid of `rows` × `columns` for each of `matrices`, each tile
+    cut along K in as many `partitions` as split_k says.
+    """
+
+    rows: int
+    columns: int
+    matrices: int
+    partitions: int
+
+    @property
+    def tiles_of_matrix(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def tiles(self) -> int:
+        return self.tiles_of_matrix * self.matrices
+
+    @property
+    def work_tiles(self) -> int:
+        """Partitions of all tiles: what clusters take one after the other."""
+        return self.tiles * self.partitions
+
+
+@dataclass(frozen=True)
+class ClusterCount:
+    """How many clusters of a config a GPU runs at the same time.
+
+    resident: as many as the GPU has room for by what the driver says.
+    guaranteed: so many surely run at the same time, whichever GPCs they are given.
+    """
+
+    resident: int
+    guaranteed: int
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    """The launch of a grid.
+
+    clusters: how many are launched.
+    workspace: the memory that they need for partial sums, None where each tile is one CTA's.
+    table: the order of the tiles on the GPU, int32, None where CTAs number them themselves.
+    placement: what may give a better table later (`gpc_placement`), None where `table` is final.
+    """
+
+    grid: TileGrid
+    clusters: int
+    workspace: WorkspaceSize | None
+    table: torch.Tensor | None
+    placement: gpc_placement.Placement | None = None
+
+
+def tile_grid(problem: Problem, config: HopperConfig) -> TileGrid:
+    """The grid of a launch's problem (`CanonicalProblem.launch`)."""
+    rows, columns = tile_order.cluster_tiles(config, problem.M, problem.columns)
+    k_tiles = -(-problem.K // config.tile_k)
+    return TileGrid(rows, columns, math.prod(problem.batch), min(config.split_k, k_tiles))
+
+
+def cluster_count(device: torch.device, config: HopperConfig) -> ClusterCount:
+    """What a GPU runs at the same time. Takes `tile_order.compiling`, which its caller must not
+    hold.
+    """
+    resident = tile_order.clusters(device, config.sms, config.cluster)
+    sms = tile_order.clusters(device, config.sms, 1)
+    return ClusterCount(resident, min(resident, clusters.at_once(sms, config.cluster)))
+
+
+def tile_schedule(
+    problem: Problem, config: HopperConfig, traits: KernelTraits, count: ClusterCount
+) -> TileSchedule:
+    """The schedule of a launch's problem; makes its table on the GPU."""
+    grid = tile_grid(problem, config)
+    launched = launched_clusters(problem, config, grid, count.resident)
+    workspace = workspace_size(config, grid, launched)
+    if not traits.ordered:
+        return TileSchedule(grid, launched, workspace, None)
+    if traits.single_wave:
+        placement = gpc_placement.Placement(
+            config, grid.rows * grid.matrices, grid.columns, problem.device
+        )
+        return TileSchedule(grid, launched, workspace, placement.table, placement)
+    # The table of "consecutive" depends on the number of clusters; those of other orders only end
+    # their rows elsewhere, and one for all resident clusters serves every launch.
+    width = launched if config.order == "consecutive" else count.resident
+    table = tile_order.table(config, grid.rows, grid.columns, width, problem.device).view(-1)
+    return TileSchedule(grid, launched, workspace, table)
+
+
+def launched_clusters(problem: Problem, config: HopperConfig, grid: TileGrid, resident: int) -> int:
+    """How many clusters are launched: no more than have work."""
+    k_tiles = -(-problem.K // config.tile_k)
+    work = grid.tiles * k_tiles if config.stream_k else grid.work_tiles
+    launched = min(resident, work)
+    return launched if config.split else tile_order.balance_waves(launched, grid.tiles)
+
+
+def workspace_size(config: HopperConfig, grid: TileGrid, launched: int) -> WorkspaceSize | None:
+    """The memory in which CTAs leave partial sums of K, None where they have whole tiles. stream_k
+    cuts the tiles of the last wave alone.
+    """
+    if not config.split:
+        return None
+    cut_tiles = grid.tiles % launched if config.stream_k else grid.tiles
+    places = launched + cut_tiles if config.stream_k else grid.work_tiles
+    warpgroups = config.cluster * config.sharing
+    return WorkspaceSize(
+        floats=places * warpgroups * config.accumulator_registers * WARPGROUP,
+        counters=max(cut_tiles, 1) * warpgroups,
+    )

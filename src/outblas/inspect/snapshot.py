@@ -1,0 +1,293 @@
+"""Snapshots of machine code: what kernels compile to, in a file, and how today's code differs.
+
+A snapshot is indented JSON. `variants` maps names to `compile`, the fields of a `KernelVariant`,
+and `code`, those of a `CodeSummary`; `compilers` are the versions that made the code. An entry
+written by hand needs `compile` alone, until `outblas inspect --against FILE --update` fills in the
+rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..core import registry
+from . import machine_code
+from .inspection import Inspection, compilable
+from .machine_code import MachineCode
+from .variant import KernelVariant, compile_variant, from_record
+
+FORMAT = 1
+TOTAL_TOLERANCE = 0.01  # of the number of all instructions
+
+# Operations whose instructions a snapshot counts, each by its full mnemonic.
+MMA = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "WARPGROUP")
+TMA = (
+    "UTMALDG",
+    "UTMASTG",
+    "UTMAREDG",
+    "UTMAPF",
+    "UTMACCTL",
+    "UTMACMDFLUSH",
+    "UBLKCP",
+    "UBLKRED",
+    "UBLKPF",
+)
+BARRIERS = (
+    "BAR",
+    "SYNCS",
+    "UCGABAR_ARV",
+    "UCGABAR_WAIT",
+    "DEPBAR",
+    "LDGDEPBAR",
+    "ARRIVES",
+    "MEMBAR",
+    "ERRBAR",
+    "CGAERRBAR",
+    "CCTL",
+    "FENCE",
+    "WARPSYNC",
+    "NANOSLEEP",
+    "ACQBULK",
+    "PREEXIT",
+    "ATOM",
+    "ATOMG",
+    "ATOMS",
+    "RED",
+    "REDG",
+    "REDAS",
+)
+MEMORY = ("LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM", "STAS", "LDL", "STL")
+COUNTED = frozenset((*MMA, *TMA, *BARRIERS, *MEMORY, "USETMAXREG", "SHFL"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeSummary:
+    """What is compared of one compiled kernel.
+
+    `registers` and `stack` (bytes) a thread; `spill_stores` and `spill_loads`, bytes a thread;
+    `smem_bytes` and `threads` a CTA; `instructions`, all that there are; `counts`, those of
+    `COUNTED` by mnemonic.
+    """
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    smem_bytes: int
+    threads: int
+    instructions: int
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A variant, and its code where it was compiled."""
+
+    variant: KernelVariant
+    code: CodeSummary | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Entries by name, and the versions of the compilers that made their code."""
+
+    compilers: Mapping[str, str]
+    entries: Mapping[str, Entry]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of a variant that is not what it was: `before` and `now` as people read them."""
+
+    name: str
+    what: str
+    before: str
+    now: str
+
+
+# ---- code
+def summarize(variant: KernelVariant) -> CodeSummary:
+    """Compiles a variant, without a GPU. Raises what `compile_variant` raises."""
+    artifact = compile_variant(variant)
+    code = machine_code.read_cubin(artifact.cubin)
+    return summary(code, smem_bytes=artifact.smem_bytes, threads=artifact.threads)
+
+
+def summary(code: MachineCode | Inspection, *, smem_bytes: int, threads: int) -> CodeSummary:
+    """What a snapshot keeps of a kernel's machine code; `smem_bytes` and `threads` are those of a
+    CTA.
+    """
+    counts = {name: n for name, n in code.instructions.items() if name.split(".")[0] in COUNTED}
+    return CodeSummary(
+        registers=code.registers,
+        stack=code.stack,
+        spill_stores=code.spill_stores,
+        spill_loads=code.spill_loads,
+        smem_bytes=smem_bytes,
+        threads=threads,
+        instructions=sum(code.instructions.values()),
+        counts=dict(sorted(counts.items())),
+    )
+
+
+def compilers() -> dict[str, str]:
+    """Versions of what makes machine code here: the DSLs, and the assemblers that Triton calls."""
+    found = {}
+    for name in ("nvidia-cutlass-dsl", "triton"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    if found["triton"] != "not installed":
+        found |= {f"ptxas for sm_{arch}": _ptxas_version(arch) for arch in (80, 90)}
+    return found
+
+
+def _ptxas_version(arch: int) -> str:
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    told = subprocess.run(
+        [get_ptxas(arch).path, "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"\bV(\d[\d.]*)", told)
+    return found[1] if found else told.strip()
+
+
+# ---- comparison
+def differences(name: str, before: CodeSummary, now: CodeSummary) -> list[Difference]:
+    """What of a variant's code is not as it was; the number of all instructions may differ by
+    `TOTAL_TOLERANCE`.
+    """
+    found = []
+    for field in fields(CodeSummary):
+        if field.name in ("instructions", "counts"):
+            continue
+        was, is_now = getattr(before, field.name), getattr(now, field.name)
+        if was != is_now:
+            found.append(Difference(name, field.name, str(was), str(is_now)))
+    for mnemonic in sorted(before.counts.keys() | now.counts.keys()):
+        was, is_now = before.counts.get(mnemonic, 0), now.counts.get(mnemonic, 0)
+        if was != is_now:
+            found.append(Difference(name, mnemonic, str(was), str(is_now)))
+    change = now.instructions - before.instructions
+    if abs(change) > TOTAL_TOLERANCE * before.instructions:
+        share = f"{now.instructions} ({change / before.instructions:+.1%})"
+        found.append(Difference(name, "instructions", str(before.instructions), share))
+    return found
+
+
+def compare(name: str, entry: Entry) -> list[Difference]:
+    """Compiles an entry's variant, and says what is not as it was; code that is not there counts as
+    different.
+    """
+    if entry.code is None:
+        return [
+            Difference(name, "code", "missing", "outblas inspect --against FILE --update writes it")
+        ]
+    try:
+        now = summarize(entry.variant)
+    except ImportError:  # a DSL is not installed, which is no fault of the variant
+        raise
+    except Exception as error:  # of whatever kind a compiler raises
+        return [Difference(name, "compile", "compiled", f"{type(error).__name__}: {error}")]
+    return differences(name, entry.code, now)
+
+
+def uncovered(snapshot: Snapshot) -> list[Difference]:
+    """Kernels of the registry, and architectures they compile for, of which a snapshot has no
+    variant.
+    """
+    covered = {(entry.variant.kernel, entry.variant.arch) for entry in snapshot.entries.values()}
+    return [
+        Difference(kernel.name, f"sm_{arch}", "no variant", "in the registry")
+        for kernel in registry.ladder()
+        for arch in compilable(kernel)
+        if (kernel.name, arch) not in covered
+    ]
+
+
+def other_compilers(snapshot: Snapshot) -> list[str]:
+    """How the compilers differ from the snapshot's, of which instructions may be others: no code is
+    compared then.
+    """
+    here = compilers()
+    return [
+        f"{name} is {here.get(name, 'not installed')}, "
+        f"the snapshot has {snapshot.compilers.get(name, 'none')}"
+        for name in sorted(here.keys() | snapshot.compilers.keys())
+        if here.get(name) != snapshot.compilers.get(name)
+    ]
+
+
+# ---- files
+def load(path: Path) -> Snapshot:
+    """Raises ValueError that names the file, and the entry where one is malformed."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: no snapshot of format {FORMAT}, as outblas inspect --snapshot writes"
+        )
+    compilers, variants = found.get("compilers"), found.get("variants")
+    if not isinstance(compilers, dict) or not isinstance(variants, dict):
+        raise ValueError(f"{path}: expected the objects compilers and variants")
+    return Snapshot(compilers, dict(_entries(path, variants)))
+
+
+def _entries(path: Path, variants: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
+    for name, record in variants.items():
+        try:
+            yield name, _entry(record)
+        except ValueError as error:
+            raise ValueError(f"{path}: variant {name!r} {error}") from None
+
+
+def _entry(record: Any) -> Entry:
+    if (
+        not isinstance(record, dict)
+        or not isinstance(record.get("compile"), dict)
+        or record.keys() - {"compile", "code"}
+    ):
+        raise ValueError("is malformed, expected the object compile, and code once it was compiled")
+    variant, code = from_record(record["compile"]), record.get("code")
+    if code is None:
+        return Entry(variant)
+    names = {field.name for field in fields(CodeSummary)}
+    if not isinstance(code, dict) or code.keys() != names or not isinstance(code["counts"], dict):
+        raise ValueError(f"has malformed code, expected the fields {', '.join(sorted(names))}")
+    figures = [
+        *code["counts"].values(),
+        *(figure for name, figure in code.items() if name != "counts"),
+    ]
+    if not all(type(figure) is int for figure in figures):
+        raise ValueError("has code with a figure that is no whole number")
+    return Entry(variant, CodeSummary(**code))
+
+
+def save(path: Path, snapshot: Snapshot) -> None:
+    """Replaces the file at once, entries in the order of their names."""
+    variants = {
+        name: {"compile": entry.variant.record()}
+        | ({"code": asdict(entry.code)} if entry.code else {})
+        for name, entry in sorted(snapshot.entries.items())
+    }
+    whole = {
+        "format": FORMAT,
+        "compilers": dict(sorted(snapshot.compilers.items())),
+        "variants": variants,
+    }
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,256 @@
+"""A kernel and the call that it is compiled for, as a snapshot of machine code names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core import registry
+from ..core.configs import from_text
+from ..core.shapes import LAYOUTS
+from .inspection import compilable
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..core.artifact import Artifact
+    from ..core.problem import Problem
+
+ACTIVATION_BACKWARD = "activation_backward"  # a kernel that is on no ladder
+_VECTORS = ("row", "column")
+_MATRICES = ("rows", "columns")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelVariant:
+    """What to compile. Every field but `kernel` and `arch` has the value that a plain call has.
+
+    `kernel` is a name of the registry, or "activation_backward". `arch` is 75, 80 or 90. `config`
+    is the text of a config ("tile_m=128"), "" for what the kernel chooses. `dtype`, `out_dtype`
+    ("": as `dtype`), `layout` and `shape` (M, N, K) say what is multiplied, `batch` has the extents
+    of leading dimensions, and `tf32` allows tf32 products.
+
+    `out` says how the output lies: by "rows", by "columns", or "strided", without a contiguous
+    dimension. `alignment` are bytes that divide the addresses of A, B and the output; empty: whole
+    cache lines, and 16 bytes.
+
+    Epilogue: `scaled` says that alpha is not 1. `addend` is C of `addmm`, `bias`, `residual` and
+    `aux` are tensors of the epilogue, and `activation` is one of `epilogue.ACTIVATIONS`. A tensor
+    is "" for none, a "row" or a "column" that broadcasts, or a matrix by "rows" or by "columns";
+    `aux`, which is written, is a matrix.
+
+    `formats` are those of fp8 operands, "e4m3 e5m2" or "e4m3 e5m2 promoted", whose scales `scale_a`
+    and `scale_b` are "one" for the whole tensor, or a "column" of A's rows and a "row" of B's
+    columns. `dtype` is bfloat16 then.
+    """
+
+    kernel: str
+    arch: int
+    config: str = ""
+    dtype: str = "bfloat16"
+    out_dtype: str = ""
+    layout: str = "nt"
+    shape: tuple[int, ...] = (4096, 4096, 4096)
+    batch: tuple[int, ...] = ()
+    tf32: bool = False
+    out: str = "rows"
+    alignment: tuple[int, ...] = ()
+    scaled: bool = False
+    addend: str = ""
+    activation: str = ""
+    bias: str = ""
+    residual: str = ""
+    aux: str = ""
+    formats: str = ""
+    scale_a: str = "one"
+    scale_b: str = "one"
+
+    def record(self) -> dict[str, Any]:
+        """The fields that differ from a plain call's, as JSON has them."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        changed = {name: value for name, (value, default) in values.items() if value != default}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in changed.items()
+        }
+
+
+def from_record(record: Mapping[str, Any]) -> KernelVariant:
+    """The variant that a JSON record describes. Raises ValueError for a field or a value that no
+    variant has.
+    """
+    known = {f.name: f for f in fields(KernelVariant)}
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        if name not in known:
+            raise ValueError(f"has the field {name!r}, expected one of: {', '.join(known)}")
+        values[name] = tuple(value) if isinstance(value, list) else value
+        kind = {"str": str, "int": int, "bool": bool}.get(str(known[name].type), tuple)
+        if type(values[name]) is not kind:
+            expected = "a list of numbers" if kind is tuple else kind.__name__
+            raise ValueError(f"has {name} {value!r}, expected {expected}")
+        if kind is tuple and not all(type(number) is int and number > 0 for number in values[name]):
+            raise ValueError(f"has {name} {value!r}, expected a list of numbers, each at least 1")
+    if missing := [name for name in ("kernel", "arch") if name not in values]:
+        raise ValueError(f"lacks {' and '.join(missing)}")
+    return _checked(KernelVariant(**values))
+
+
+def _checked(variant: KernelVariant) -> KernelVariant:
+    """The variant, if it is one. Raises ValueError for a kernel, an architecture or a word that
+    there is not.
+    """
+    from ..core.epilogue import ACTIVATIONS
+
+    archs = compilable(
+        registry.find("portable" if variant.kernel == ACTIVATION_BACKWARD else variant.kernel)
+    )
+    if variant.arch not in archs:
+        raise ValueError(
+            f"arch is {variant.arch}, expected for {variant.kernel}: {', '.join(map(str, archs))}"
+        )
+    if len(variant.shape) != 3 or len(variant.alignment) not in (0, 3):
+        raise ValueError(
+            f"shape is {variant.shape} and alignment {variant.alignment}, expected three numbers"
+        )
+    if variant.batch and variant.addend:
+        raise ValueError("batch and addend are given, expected one of them: addmm takes matrices")
+    dtypes = ("bfloat16", "float16", "float32")
+    allowed: dict[str, tuple[str, ...]] = {
+        "dtype": dtypes,
+        "out_dtype": ("", *dtypes),
+        "layout": LAYOUTS,
+        "out": (*_MATRICES, "strided"),
+        "addend": ("", *_VECTORS, *_MATRICES),
+        "activation": ("", *ACTIVATIONS),
+        "bias": ("", *_VECTORS, *_MATRICES),
+        "residual": ("", *_VECTORS, *_MATRICES),
+        "aux": ("", *_MATRICES),
+        "scale_a": ("one", "column"),
+        "scale_b": ("one", "row"),
+    }
+    for name, words in allowed.items():
+        if getattr(variant, name) not in words:
+            expected = ", ".join(filter(None, words))
+            raise ValueError(f"{name} is {getattr(variant, name)!r}, expected one of: {expected}")
+    return variant
+
+
+def compile_variant(variant: KernelVariant) -> Artifact:
+    """The compiled kernel, without a GPU.
+
+    Raises ValueError for a config or a call that the kernel does not take, ImportError when its DSL
+    is not installed.
+    """
+    if variant.kernel == ACTIVATION_BACKWARD:
+        return _activation_backward(variant)
+    module = registry.load(variant.kernel)
+    config = from_text(module.Config, variant.config) if variant.config else None
+    artifact: Artifact = module.artifact(
+        config, arch=variant.arch, layout=variant.layout, problem=problem(variant)
+    )
+    return artifact
+
+
+def problem(variant: KernelVariant) -> Problem:
+    """The call in normal form, of tensors without memory."""
+    import torch
+
+    from ..core import epilogue
+    from ..core import problem as operands
+
+    M, N, K = variant.shape
+    dtype = getattr(torch, variant.dtype)
+    out_dtype = getattr(torch, variant.out_dtype or variant.dtype)
+    columns = N * epilogue.halves(variant.activation)  # of B, C, bias and aux
+    terms = K // 2 if variant.formats else K  # two fp8 values are one of 16 bits
+
+    def matrix(rows: int, columns: int, how: str, kind: torch.dtype) -> torch.Tensor:
+        return _matrix((*variant.batch, rows, columns), how, kind)
+
+    def extra(how: str, columns: int) -> torch.Tensor | None:
+        match how:
+            case "":
+                return None
+            case "row":
+                return torch.empty(columns, dtype=out_dtype, device="meta")
+            case "column":
+                return torch.empty(M, 1, dtype=out_dtype, device="meta")
+        return matrix(M, columns, how, out_dtype)
+
+    one = torch.empty((), device="meta")
+    scale_a = one if variant.scale_a == "one" else torch.empty(M, 1, device="meta")
+    scale_b = one if variant.scale_b == "one" else torch.empty(1, columns, device="meta")
+    added = extra(variant.addend, columns)
+    made = operands.problem(
+        matrix(M, terms, "columns" if variant.layout[0] == "t" else "rows", dtype),
+        matrix(terms, columns, "columns" if variant.layout[1] == "t" else "rows", dtype),
+        matrix(M, N, variant.out, out_dtype),
+        added,
+        tf32=variant.tf32,
+        scaled=variant.scaled or added is not None,
+        extra=epilogue.Extra(
+            variant.activation,
+            bias=extra(variant.bias, columns),
+            residual=extra(variant.residual, N),
+            aux=extra(variant.aux, columns),
+        ),
+        scales=(scale_a, scale_b) if variant.formats else None,
+        formats=variant.formats,
+    )
+    return (
+        replace(made, alignment=(*variant.alignment, *made.alignment[3:]))
+        if variant.alignment
+        else made
+    )
+
+
+def _matrix(shape: tuple[int, ...], how: str, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without memory whose matrices lie by "rows", by "columns", or "strided"."""
+    import torch
+
+    *batch, rows, columns = shape
+    if how == "columns":
+        return torch.empty(*batch, columns, rows, dtype=dtype, device="meta").mT
+    if how == "strided":
+        return torch.empty(*batch, rows, 2 * columns, dtype=dtype, device="meta")[..., ::2]
+    return torch.empty(*batch, rows, columns, dtype=dtype, device="meta")
+
+
+def _activation_backward(variant: KernelVariant) -> Artifact:
+    """The gradient of an activation, for contiguous tensors."""
+    import torch
+
+    from ..core.artifact import Artifact, cta_threads
+    from ..core.epilogue import GATED
+    from ..device.launch import TYPES
+    from ..kernels.activation import BLOCK, compile_for
+
+    gated = variant.activation in GATED
+    function = GATED.get(variant.activation, variant.activation)
+    divisors = (
+        16,
+        16,
+        16,
+        16,
+    )  # of the addresses of grad and x, the number of elements, and that of columns
+    compiled = compile_for(
+        (function, gated, False, TYPES[getattr(torch, variant.dtype)], divisors), variant.arch
+    )
+    ptx = compiled.asm["ptx"]
+    return Artifact(
+        kernel=variant.kernel,
+        arch=f"sm_{variant.arch}",
+        config="",
+        dtype=variant.dtype,
+        out_dtype=variant.dtype,
+        layout=variant.layout,
+        cubin=compiled.asm["cubin"],
+        ptx=ptx,
+        log="",
+        threads=cta_threads(ptx),
+        smem_bytes=compiled.metadata.shared,
+        stages=1,
+        tile=(1, BLOCK, 1),
+    )

@@ -1,0 +1,60 @@
+"""Finds a timing or a profile by what ran."""
+
+from ..core.registry import layout_of
+from ..core.shapes import Shape
+from .profiles import Profile, Profiles
+from .results import Measurement, Measurements
+
+
+def find(
+    measurements: Measurements,
+    provider: str,
+    shape: Shape,
+    dtype: str,
+    gpu: str,
+    *,
+    mode: str = "burst",
+    config: str = "",
+    layout: str | None = None,
+) -> Measurement | None:
+    """The newest timing of a provider on a model of GPU, or None.
+
+    `config` names what differs from the provider's own, in any order. `layout` is that of the
+    provider's ladder where it is not given.
+    """
+    wanted = provider, _changes(config), shape, dtype, gpu, mode, layout or layout_of(provider)
+    found = [
+        m
+        for m in measurements
+        if (m.provider, _changes(m.config), m.shape, m.dtype, m.gpu, m.mode, m.layout) == wanted
+        and m.ratio is not None
+    ]
+    newest = max((str(m.environment.get("date", "")) for m in found), default="")
+    return next((m for m in reversed(found) if str(m.environment.get("date", "")) == newest), None)
+
+
+def profiled(
+    profiles: Profiles,
+    provider: str,
+    shape: Shape,
+    dtype: str,
+    gpu: str,
+    *,
+    config: str = "",
+    layout: str | None = None,
+    addend: bool = False,
+) -> Profile | None:
+    """The last profile of a provider on a model of GPU, or None; `config` and `layout` as for
+    `find`.
+    """
+    wanted = provider, _changes(config), shape, dtype, gpu, layout or layout_of(provider), addend
+    found = (
+        p
+        for p in reversed(profiles)
+        if (p.provider, _changes(p.config), p.shape, p.dtype, p.gpu, p.layout, p.addend) == wanted
+    )
+    return next(found, None)
+
+
+def _changes(config: str) -> frozenset[str]:
+    return frozenset(filter(None, config.split(",")))

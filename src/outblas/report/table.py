@@ -1,0 +1,12 @@
+"""A table of text, before it is shown on a terminal, in Markdown or in HTML."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A heading, the columns and the cells of each row."""
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]

@@ -1,0 +1,1 @@
+"""Reports on sweeps: what one found, and what the shipped tables hold."""

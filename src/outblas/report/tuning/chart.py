@@ -1,0 +1,188 @@
+"""The chart of a sweep: the best ratio by tile, by number of stages, and the model's order against
+the measured one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...bench import plotting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+    from .model import TuneReport
+
+WIDTH = 8.5  # inches
+MARK = plotting.PALETTE[1]  # the colour that marks the best config
+_SHADES = ("#f1f5fb", "#c3d5ee", "#86abdc", "#3b6fb6", "#1d3f73")
+_DARK = 0.6  # from this share of the scale on, text is white
+_FLOOR = 0.7  # tiles below this share of the best ratio have the lightest shade
+_FEWEST_CELLS = 4  # the width is for at least so many tiles, or a single one would be a banner
+_LEGEND = 0.22  # the share of the height that two rows of a legend take
+_QUIET = "#8b949d"
+
+
+def drawable(report: TuneReport) -> list[str]:
+    """The panels that the trials can fill."""
+    filled = {
+        "tiles": bool(report.timed and report.tiles),
+        "stages": bool(report.stages),
+        "model": report.agreement is not None,
+    }
+    return [name for name, has_data in filled.items() if has_data]
+
+
+def draw(report: TuneReport) -> Canvas:
+    """Draws the tiles across the whole width, below them the stages and the model.
+
+    Raises ValueError when there is nothing to draw.
+    """
+    panels = drawable(report)
+    if not panels:
+        raise ValueError(
+            f"there is nothing to draw of {report.title}: {len(report.timed)} trials have figures"
+        )
+    rows = len({m for m, _ in report.tiles})
+    tall, low = 0.85 + 0.5 * rows, 3.6
+    wide = panels[0] == "tiles"
+    below = len(panels) - wide
+    figure, axes = plotting.canvas(
+        len(panels), (WIDTH, wide * tall + bool(below) * low + 0.45), columns=max(1, below)
+    )
+    if wide and below:
+        grid = axes[0].get_gridspec()
+        grid.set_height_ratios([tall, low])
+        axes[0].set_subplotspec(grid[0, :])
+        for column, axis in enumerate(axes[1:]):
+            axis.set_subplotspec(grid[1, column])
+    for name, axis in zip(panels, axes, strict=True):
+        {"tiles": _tiles, "stages": _stages, "model": _model}[name](axis, report)
+    won = f": {report.top[0].ratio:.3f} × cuBLAS" if report.top else ""
+    title = f"{report.kernel}, {report.workload}{won}\n{report.gpu}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium", fontweight="bold")
+    for axis in axes:
+        axis.tick_params(labelsize="small")
+        axis.xaxis.label.set_fontsize("small")
+        axis.yaxis.label.set_fontsize("small")
+    return figure
+
+
+def _tiles(axis: Any, report: TuneReport) -> None:
+    """A cell for each tile, M down and N across: the best ratio, and how many of the configs tried
+    were right.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    down, across = (sorted({tile[side] for tile in report.tiles}) for side in (0, 1))
+    best = {
+        tile: trials[0].ratio
+        for tile, trials in report.tiles.items()
+        if trials[0].ratio is not None
+    }
+    top = max(best.values())
+    floor = max(min(best.values()), _FLOOR * top)
+    shades = LinearSegmentedColormap.from_list("ratio", _SHADES)
+    axis.grid(False)
+    for (m, n), trials in report.tiles.items():
+        y, x = down.index(m), across.index(n)
+        ratio = best.get((m, n))
+        share = 1.0 if top == floor else (max(ratio or 0.0, floor) - floor) / (top - floor)
+        colour: Any = shades(share)
+        ink = "white" if share >= _DARK else "#1d2126"
+        words, weight = f"{ratio:.3f}" if ratio is not None else "failed", "bold"
+        if ratio is None:
+            colour, ink, weight = "#f4f4f4", _QUIET, "normal"
+        _cell(axis, x, y, colour, marked=any(t.config == report.top[0].config for t in trials))
+        right = sum(trial.ok for trial in trials)
+        count = str(right) if right == len(trials) else f"{right} of {len(trials)}"
+        axis.text(
+            x, y - 0.12, words, color=ink, ha="center", va="center", fontsize="small", weight=weight
+        )
+        axis.text(x, y + 0.24, count, color=ink, ha="center", va="center", fontsize="xx-small")
+    axis.set_xlim(-0.5, max(len(across), _FEWEST_CELLS) - 0.5)
+    axis.set_ylim(len(down) - 0.5, -0.5)
+    axis.set_xticks(range(len(across)), [str(n) for n in across])
+    axis.set_yticks(range(len(down)), [str(m) for m in down])
+    axis.tick_params(length=0)
+    axis.spines[["left", "bottom"]].set_visible(False)
+    axis.set_xlabel("tile N", **({"loc": "left"} if len(across) < _FEWEST_CELLS else {}))
+    axis.set_ylabel("tile M")
+    title = "Best × cuBLAS of the screen by tile, and how many configs were right"
+    axis.set_title(title, loc="left", fontsize="medium")
+
+
+def _cell(axis: Any, x: int, y: int, colour: Any, *, marked: bool) -> None:
+    from matplotlib.patches import Rectangle
+
+    edge, width, side = (MARK, 2.2, 0.94) if marked else ("white", 1.5, 1.0)
+    corner = x - side / 2, y - side / 2
+    axis.add_patch(
+        Rectangle(
+            corner, side, side, facecolor=colour, edgecolor=edge, linewidth=width, zorder=1 + marked
+        )
+    )
+
+
+def _stages(axis: Any, report: TuneReport) -> None:
+    """A line for each tile: the best ratio by number of stages."""
+    colours = plotting.colours(list(report.stages))
+    counts = sorted({count for line in report.stages.values() for count in line})
+    for name, line in report.stages.items():
+        at = sorted(line)
+        axis.plot(
+            at, [line[n] for n in at], marker="o", markersize=4, color=colours[name], label=name
+        )
+    low, high = axis.get_ylim()
+    axis.set_ylim(low - _LEGEND * (high - low), high)
+    if low < 1 < high:
+        axis.axhline(1.0, color=plotting.BASE_COLOUR, linewidth=1.2, zorder=1)
+    axis.set_xticks(counts)
+    axis.set_xlabel(report.stage_field)
+    axis.set_ylabel("× cuBLAS")
+    axis.legend(
+        frameon=False,
+        fontsize="x-small",
+        ncols=3,
+        loc="lower center",
+        columnspacing=1.2,
+        handlelength=1.6,
+    )
+    tiles = "best tiles" if len(report.stages) > 1 else "tile"
+    axis.set_title(f"Best × cuBLAS by {report.stage_field}, {tiles}", loc="left", fontsize="medium")
+
+
+def _model(axis: Any, report: TuneReport) -> None:
+    """A point for each config: its predicted and its measured rank. On the diagonal the model is
+    right.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    found = report.agreement
+    assert found is not None
+    n = len(found.points)
+    predicted, measured = zip(*found.points, strict=True)
+    axis.plot([1, n], [1, n], color=plotting.BASE_COLOUR, linewidth=1.0, linestyle=":")
+    size = 22 if n <= 60 else 12 if n <= 600 else 5
+    axis.scatter(predicted, measured, s=size, color=plotting.PALETTE[0], alpha=0.6, linewidths=0)
+    x, y = found.points[found.best]
+    axis.scatter(
+        [x],
+        [y],
+        s=60,
+        facecolor="none",
+        edgecolor=MARK,
+        linewidths=1.8,
+        zorder=3,
+        label="best measured",
+    )
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(6, integer=True))
+    axis.set_xlim(1 - 0.04 * n, 1.04 * n)
+    axis.set_ylim(1 - 0.04 * n, 1.04 * n)
+    axis.grid(True, axis="both", color="#e3e3e3", linewidth=0.8)
+    axis.set_xlabel("rank predicted by the model")
+    axis.set_ylabel("rank measured")
+    axis.legend(frameon=False, fontsize="x-small", loc="lower right")
+    rho = "" if found.rho is None else f", Spearman's ρ {found.rho:.2f}"
+    axis.set_title(f"Model and measurement{rho}", loc="left", fontsize="medium")
