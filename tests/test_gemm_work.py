@@ -21,6 +21,7 @@ from outblas.core.artifact import example
 from outblas.device import raster
 from outblas.hopper import gemm
 from outblas.hopper.core import bounds, tile_order
+from outblas.hopper.core.config import HopperConfig
 from outblas.hopper.gemm import records, tile_scheduler
 
 BF16 = torch.bfloat16

@@ -163,7 +163,7 @@ def problem(variant: KernelVariant) -> Problem:
     M, N, K = variant.shape
     dtype = getattr(torch, variant.dtype)
     out_dtype = getattr(torch, variant.out_dtype or variant.dtype)
-    columns = N * epilogue.halves(variant.activation)  # of B, C, bias and aux
+    columns = N * epilogue.glu_split(variant.activation)  # of B, C, bias and aux
     terms = K // 2 if variant.formats else K  # two fp8 values are one of 16 bits
 
     def matrix(rows: int, columns: int, how: str, kind: torch.dtype) -> torch.Tensor:
@@ -190,7 +190,7 @@ def problem(variant: KernelVariant) -> Problem:
         added,
         tf32=variant.tf32,
         scaled=variant.scaled or added is not None,
-        extra=epilogue.Extra(
+        extra=epilogue.EpilogueArgs(
             variant.activation,
             bias=extra(variant.bias, columns),
             residual=extra(variant.residual, N),
