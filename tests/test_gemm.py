@@ -81,7 +81,7 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
     ],
 )
 def test_levers_show_in_the_machine_code(
-    text: str, layout: str, out_dtype: str, has: dict[str, int], lacks: tuple[str, ...]
+    text: str, layout: str, out_dtype: str, has: tuple[str, ...], lacks: tuple[str, ...]
 ) -> None:
     """No spills and no warnings of the assembler either. How many of each there are is in the
     snapshot.

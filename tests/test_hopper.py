@@ -282,7 +282,7 @@ def test_every_layout_has_the_same_instructions(rung: str, layout: str) -> None:
     ],
 )
 def test_machine_code_of_every_dtype(
-    rung: str, dtype: str, out_dtype: str, has: dict[str, int]
+    rung: str, dtype: str, out_dtype: str, has: tuple[str, ...]
 ) -> None:
     inspect(f"hopper.{rung}", dtype=dtype, out_dtype=out_dtype).require(has=has)
 
