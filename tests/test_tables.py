@@ -163,7 +163,7 @@ def refuses_table(table, message) -> None:
 
 
 @pytest.mark.parametrize("name", validation.TABLE_ENTRY)
-def test_tampered_entries_are_refused(table, name) -> None:
+def test_tampered_entries_are_refused(table: dict[str, Any], name) -> None:
     (entry,) = table["entries"]
     for value in ([], "x" * 5000, math.nan, True):
         entry[name] = value
@@ -188,17 +188,17 @@ def test_tampered_entries_are_refused(table, name) -> None:
         (("more",), 1, "the file has 'more', expected only"),
     ],
 )
-def test_tampered_tables_are_refused(table, place, value, message: str) -> None:
+def test_tampered_tables_are_refused(table: dict[str, Any], place, value, message: str) -> None:
     put(table, place, value)
     refuses_table(table, message)
 
 
-def test_an_entry_that_is_there_twice_is_refused(table) -> None:
+def test_an_entry_that_is_there_twice_is_refused(table: dict[str, Any]) -> None:
     table["entries"].append(table["entries"][0])
     refuses_table(table, "entries[1] is the second of hopper.hilbert at 4096x512x64")
 
 
-def test_a_table_that_was_changed_is_refused(table) -> None:
+def test_a_table_that_was_changed_is_refused(table: dict[str, Any]) -> None:
     table["entries"][0]["us"] += 1
     with pytest.raises(ValueError, match="the file was changed or is not whole"):
         read_table(json.dumps(table))
