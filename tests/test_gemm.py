@@ -675,13 +675,13 @@ def test_another_order_of_k_is_refused_where_rows_must_not_tell(text):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("split_k=65", "split_k is 65, expected 1 to 64 pieces of K"),
+        ("split_k=65", "split_k is 65, expected 1 to 64 partitions of K"),
         ("split_k=2,stream_k=True", "split_k is 2 with stream_k, expected 1"),
         (
             "pingpong=True,consumers=1,producer_registers=0,consumer_registers=0,tile_n=64",
             "pingpong with 1 consumers",
         ),
-        ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and pieces of K"),
+        ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and partitions of K"),
         ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
         ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
         ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),

@@ -215,7 +215,7 @@ def sampled(number):
             for options in (
                 search_space._TILES,
                 ((1, 1), (2, 1), (1, 2), (2, 2)),
-                search_space._CUTS,
+                search_space._PARTITIONS,
             )
         )
         words = draw.choice(EPILOGUES) + (" fp32" if draw.random() < 0.2 else "")
