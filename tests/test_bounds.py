@@ -59,7 +59,7 @@ def asked(M, N, K, *batch, **changed):
         (
             asked(64, 64, 2**30),
             f"{SMALL},stream_k=True",
-            "slices of K, and was given K = 1073741824",
+            "k tiles, and was given K = 1073741824",
         ),
         (asked(64, 64, 8192, 2**14), f"{SMALL},split_k=64", "2147483648 partial sums"),
     ],
