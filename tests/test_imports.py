@@ -24,7 +24,7 @@ FOLDERS = {
 # From the bottom up. A module belongs to the longest prefix of its name, and imports modules of its
 # own layer and of those below. `outblas` is the face, which names what it exports.
 LAYERS = (
-    ("outblas.core", "outblas.charts", "outblas.svg"),
+    ("outblas.core",),
     ("outblas.device",),
     ("outblas.runtime",),
     ("outblas.hopper", "outblas.kernels", "outblas.turing"),
@@ -42,21 +42,7 @@ LAYER_OF = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in
 
 # Circles that are still there. An entry leaves with its circle; none may join.
 KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset({"outblas.core.epilogue", "outblas.core.problem"}),
     frozenset(f"outblas.autotune.store.{name}" for name in ("places", "store", "transfer")),
-    frozenset(f"outblas.report.{name}" for name in ("tune", "tune_chart", "tune_tables")),
-    frozenset(
-        f"outblas.report.{name}"
-        for name in (
-            "arithmetic",
-            "claims",
-            "compare",
-            "measured",
-            "measured_001",
-            "measured_simt",
-            "measured_turing",
-        )
-    ),
 )
 
 
