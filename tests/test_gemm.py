@@ -16,22 +16,14 @@ from hypothesis import strategies as st
 
 from outblas.core import configs
 from outblas.core.artifact import example
-<<<<<<< HEAD
-from outblas.core.problem import Problem, problem, transposed
-=======
 from outblas.core.epilogue import EpilogueArgs
-from outblas.core.problem import problem, transposed
->>>>>>> wt-device
+from outblas.core.problem import Problem, problem, transposed
 from outblas.core.shapes import LAYOUTS
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
 from outblas.hopper.core import compile, tile_order
-<<<<<<< HEAD
 from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import canonical, heuristic, operand_copies, workspace
-=======
 from outblas.hopper.gemm import canonical, heuristic, operand_copies, schedule, workspace
->>>>>>> wt-device
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, example_variant
 from outblas.inspect import inspect
