@@ -190,7 +190,7 @@ def test_who_loads():
         constants = rung(name).constants(
             own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
         )
-        return [constants["A_THREADS"], constants["B_THREADS"]]
+        return [constants["A_LOAD"].threads, constants["B_LOAD"].threads]
 
     assert busy("turing.double_buffer") == [256, 256]
     assert busy("turing.vectorized") == [64, 128]
