@@ -1,6 +1,6 @@
 """simt.shared
 
-Idea: a CTA stages a slab of A and of B in shared memory, and every thread reads its operands there.
+Idea: a CTA stages k-blocks of A and B in shared memory, and every thread reads its operands there.
 Parent: simt.coalesced
 Changes: per 32 terms, one coalesced load a thread of A and one of B, a barrier, 32 products from
     shared memory, a barrier.
@@ -66,18 +66,16 @@ def staged(
         left = size.K - start
         if not PREFETCH:
             a_regs, b_regs = tiles.load_blocks(a_next, b_next, left, A_LOAD, B_LOAD, TILE.even_k)
-        simt.store_k_block(a_smem, a_regs, A_LOAD)
-        simt.store_k_block(b_smem, b_regs, B_LOAD)
-        a_next = tiles.advance_ptr(a_next, BLOCK_K * strides.a.col)
-        b_next = tiles.advance_ptr(b_next, BLOCK_K * strides.b.row)
+        simt.store_k_blocks(a_smem, b_smem, a_regs, b_regs, A_LOAD, B_LOAD)
+        a_next, b_next = tiles.advance_ptrs(a_next, b_next, strides, TILE)
         if PREFETCH:
             # Past the last k-block nothing is left, and the masks load nothing.
             a_regs, b_regs = tiles.load_blocks(
                 a_next, b_next, left - BLOCK_K, A_LOAD, B_LOAD, False
             )
         for k in gl.static_range(BLOCK_K):
-            column = simt.a_column(a_smem, k, A_LOAD, SUMS)
-            acc += column * simt.b_row(b_smem, k, SUMS)
+            column, row = simt.load_fragments(a_smem, b_smem, k, A_LOAD, SUMS)
+            acc += column * row
 
     tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 

@@ -84,7 +84,7 @@ class SimtRung(rung.Rung[SimtConfig]):
             stages=self.buffers if c.block_k > 1 else 1,
             threads=c.threads,
             registers=c.accumulators + 2 * (c.thread_m + c.thread_n) + 24,
-            shared_memory=self.buffers * c.slab_bytes if c.block_k > 1 else 0,
+            shared_memory=self.buffers * c.k_block_bytes if c.block_k > 1 else 0,
             in_flight=c.prefetch or self.buffers > 1,
             group_m=c.group_m,
             store="wide" if c.piece_n > 1 else "registers",
@@ -108,7 +108,7 @@ class SimtRung(rung.Rung[SimtConfig]):
         )
 
     def ladder_constants(self, config: SimtConfig, problem: Problem, arch: int) -> dict[str, Any]:
-        c, held = config, maps(config, problem)
+        c, layouts = config, maps(config, problem)
         a_shape = (c.block_k, c.block_m) if c.transpose_a else (c.block_m, c.block_k)
         # Both or neither: a kernel with masks on one side alone would be another compile.
         even = problem.M % c.block_m == 0 and problem.N % c.block_n == 0
@@ -125,15 +125,16 @@ class SimtRung(rung.Rung[SimtConfig]):
                 wide=needs_int64(problem, config),
             ),
             "OUTPUTS": OutputLayout(
-                sums=gluon.registers(held.outputs), rows=gluon.registers(by_rows(held.outputs))
+                sums=gluon.registers(layouts.outputs),
+                rows=gluon.registers(by_rows(layouts.outputs)),
             ),
             "A_LOAD": OperandLayout(
-                copy=gluon.registers(held.a),
+                copy=gluon.registers(layouts.a),
                 shared=gluon.padded(a_shape, c.pad),
                 transposed=c.transpose_a,
             ),
             "B_LOAD": OperandLayout(
-                copy=gluon.registers(held.b),
+                copy=gluon.registers(layouts.b),
                 shared=gluon.padded((c.block_k, c.block_n), c.pad_b),
                 k_axis=0,
             ),

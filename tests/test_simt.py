@@ -191,7 +191,7 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says():
     for name in STAGED:
         artifact = registry.load(name).artifact()
         buffers = 2 if name == "simt.pipelined" else 1
-        least = buffers * own(name).slab_bytes
+        least = buffers * own(name).k_block_bytes
         assert (
             least - 64 * buffers <= artifact.smem_bytes <= least + 1024
         )  # the last row needs no padding

@@ -1,13 +1,13 @@
 """turing.double_buffer
 
-Idea: two slabs in shared memory, so that the next can be filled while one is multiplied; outputs
+Idea: two stages in shared memory, so that one can be filled while the other is multiplied; outputs
 leave in whole rows.
 Parent: turing.shared
-Changes: one barrier a slab in place of two; sums go through shared memory, and leave in rows as
+Changes: one barrier a k-block in place of two; sums go through shared memory, and leave in rows as
 alpha·AB + beta·C.
 Why it pays: it does not, as in the document: 1.00 of its parent at 2048, 0.97 at 4096, 0.076 of
     cuBLAS. A thread waits for what it loads before it multiplies: nothing overlaps, and 16 more
-    registers leave room for two thirds of the warps. Loads a slab ahead of their stores
+    registers leave room for two thirds of the warps. Loads a k-block ahead of their stores
     (`ahead=True`) give 0.079. The way out costs one FFMA an output.
 Source: 003 v09 (3.105 TFLOP/s on a T4 at 2048).
 """
@@ -51,13 +51,13 @@ def fill_stage(
         a_smem.store(a_regs)
         b_smem.store(b_regs)
     else:
-        a_ptr, b_ptr = a_next.ptr + a_next.offsets, b_next.ptr + b_next.offsets
+        a_ptr, b_ptr = a_next.ptr, b_next.ptr
         a_mask = tiles.block_mask(a_next, left, A_LOAD, False)
         b_mask = tiles.block_mask(b_next, left, B_LOAD, False)
         if tiles.thread_index() < A_LOAD.threads:
-            a_smem.store(gl.load(a_ptr, mask=a_mask, other=0.0))
+            a_smem.store(gl.load(a_ptr + a_next.offsets, mask=a_mask, other=0.0))
         if tiles.thread_index() >= THREADS - B_LOAD.threads:
-            b_smem.store(gl.load(b_ptr, mask=b_mask, other=0.0))
+            b_smem.store(gl.load(b_ptr + b_next.offsets, mask=b_mask, other=0.0))
 
 
 @gluon.jit(repr=rung.readable_name)
@@ -85,7 +85,6 @@ def buffered(
     BLOCK_K: gl.constexpr = TILE.block_k
     MMA: gl.constexpr = OUTPUTS.sums
     tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)
-    a_step, b_step = BLOCK_K * strides.a.col, BLOCK_K * strides.b.row
     a_next = tiles.a_block(a, strides.a, size, tile, TILE, A_LOAD)
     b_next = tiles.b_block(b, strides.b, size, tile, TILE, B_LOAD)
     a_smem = tiles.alloc_stages(2, a.dtype.element_ty, TILE.block_m, TILE, A_LOAD)
@@ -93,11 +92,11 @@ def buffered(
     acc = gl.full([TILE.block_m, TILE.block_n], 0.0, gl.float32, MMA)
 
     fill_stage(a_smem[0], b_smem[0], a_next, b_next, size.K, A_LOAD, B_LOAD)
-    a_next, b_next = tiles.advance(a_next, a_step), tiles.advance(b_next, b_step)
+    a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
     if AHEAD:
         left = size.K - BLOCK_K
         a_regs, b_regs = tiles.load_blocks(a_next, b_next, left, A_LOAD, B_LOAD, False)
-        a_next, b_next = tiles.advance(a_next, a_step), tiles.advance(b_next, b_step)
+        a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
     barrier()
     for start in range(0, size.K, 2 * BLOCK_K):
         for odd in gl.static_range(2):
@@ -108,7 +107,7 @@ def buffered(
                 a_regs, b_regs = tiles.load_blocks(a_next, b_next, left, A_LOAD, B_LOAD, False)
             else:
                 fill_stage(a_smem[1 - odd], b_smem[1 - odd], a_next, b_next, left, A_LOAD, B_LOAD)
-            a_next, b_next = tiles.advance(a_next, a_step), tiles.advance(b_next, b_step)
+            a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
             acc = tiles.mma_k_block(acc, a_smem[odd], b_smem[odd], BLOCK_K, MMA)
             barrier()  # the branches in `fill_stage` have room for none
 

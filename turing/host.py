@@ -1,5 +1,5 @@
-"""The host side of the tensor-core rungs: what they take, layouts from configs, what the compiler
-is told.
+"""The host side of the tensor-core rungs: which calls they take, layouts from configs, and what the
+compiler is told.
 """
 
 import math
@@ -34,8 +34,8 @@ Sizes = Sequence[tuple[TuringConfig, float]]
 def entry(
     kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1
 ) -> rung.Entry[TuringConfig]:
-    """What a rung's module offers, for a Gluon kernel that multiplies `steps` slabs an iteration of
-    its loop.
+    """What a rung's module offers, for a Gluon kernel that multiplies `steps` k-blocks an
+    iteration of its loop.
     """
     return TuringRung(kernel, body, own, steps).entry()
 
@@ -43,9 +43,9 @@ def entry(
 class TuringRung(rung.Rung[TuringConfig]):
     """A rung of the tensor-core ladder.
 
-    `steps`: slabs that an iteration of its loop multiplies (0: as many as there are stages, two at
-    least). `sizes`: configs to choose from, and how fast each is where there are many tiles; none:
-    its own.
+    `steps`: k-blocks that an iteration of its loop multiplies (0: as many as there are stages, two
+    at least). `sizes`: configs to choose from, and how fast each is where there are many tiles;
+    without any, the rung's default config.
     """
 
     base, dtype, layout = TuringConfig, torch.float16, "nt"
@@ -57,7 +57,9 @@ class TuringRung(rung.Rung[TuringConfig]):
         self.steps, self.sizes = steps, sizes
 
     def default(self, problem: Problem, sms: int, limit: int) -> TuringConfig:
-        """Of `sizes`, what takes least by its waves over the SMs, if it fits in shared memory."""
+        """The config of `sizes` that takes least time by its waves over the SMs and fits in shared
+        memory.
+        """
 
         def cost(size: tuple[TuringConfig, float]) -> float:
             config, speed = size
@@ -122,7 +124,8 @@ class TuringRung(rung.Rung[TuringConfig]):
             threads=c.threads,
             registers=c.accumulators + 48,
             shared_memory=max(
-                0 if self._direct else c.stages * c.slab_bytes, c.staged_bytes if c.stage_out else 0
+                0 if self._direct else c.stages * c.k_block_bytes,
+                c.staged_bytes if c.stage_out else 0,
             ),
             in_flight=c.ahead or self.steps != 1,
             group_m=c.group_m,
@@ -224,8 +227,8 @@ def _output_layout(c: TuringConfig, problem: Problem, mma: Any) -> OutputLayout:
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:
-    """Who writes which outputs, of an epilogue half after half: neighbouring lanes along the axis
-    along which they are stored, 16 bytes each.
+    """Which thread writes which outputs, those of an epilogue half after half: neighbouring lanes
+    go along the axis along which outputs are stored, 16 bytes each.
     """
     wide = launch.WIDEST // problem.out_dtype.itemsize
     columns = c.block_n if problem.epilogue == NONE else c.block_n // 2

@@ -1,12 +1,12 @@
 """turing.shared
 
-Idea: a CTA stages a slab of A and of B in shared memory, and its warps read their fragments there.
+Idea: a CTA stages k-blocks of A and B in shared memory, and its warps read their fragments there.
 Parent: turing.wmma
 Changes: per 16 terms, single elements from global to shared memory, a barrier, fragments from rows
     that are 8 elements longer (no bank conflicts), a barrier.
-Why it pays: a slab is loaded once for the warps of the tile, 6.4 GB in place of 34.4 at 4096, and a
-    row of it is one line: 1.98 times its parent, 0.078 of cuBLAS. But every element is a load and a
-    store of its own, and the queue to memory is full.
+Why it pays: a k-block is loaded once for the warps of the tile, 6.4 GB in place of 34.4 at 4096,
+    and a row of it is one line: 1.98 times its parent, 0.078 of cuBLAS. But every element is a load
+    and a store of its own, and the queue to memory is full.
 Source: 003 v08 (3.230 TFLOP/s on a T4 at 2048).
 """
 
@@ -60,8 +60,7 @@ def staged(
         a_regs, b_regs = tiles.load_blocks(a_next, b_next, left, A_LOAD, B_LOAD, TILE.even_k)
         a_smem.store(a_regs)
         b_smem.store(b_regs)
-        a_next = tiles.advance(a_next, BLOCK_K * strides.a.col)
-        b_next = tiles.advance(b_next, BLOCK_K * strides.b.row)
+        a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
         left -= BLOCK_K
         acc = tiles.mma_k_block(acc, a_smem, b_smem, BLOCK_K, MMA)
 

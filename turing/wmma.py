@@ -58,8 +58,7 @@ def direct(
         )
         left -= TILE.block_k
         acc = mma(a_fragment, b_fragment, acc)
-        a_next = tiles.advance(a_next, TILE.block_k * strides.a.col)
-        b_next = tiles.advance(b_next, TILE.block_k * strides.b.row)
+        a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
 
     tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 

@@ -60,10 +60,10 @@ def outputs(
     block: tuple[int, int],
     warp: tuple[int, int],
     thread: tuple[int, int],
-    piece: tuple[int, int],
+    fragment: tuple[int, int],
     interleave: bool,
 ) -> Mapping:
-    """Outputs of a CTA: warps side by side, and within a warp pieces of the lanes side by side,
+    """The outputs of a CTA: warps lie side by side, and within a warp fragments of the lanes do,
     again and again.
 
     Registers run down a column of the thread's outputs before they go to the next: consecutive
@@ -72,17 +72,17 @@ def outputs(
     steps: list[list[list[Basis]]] = [[] for _ in range(4)]
     for axis in (0, 1):
         lanes = warp[axis] // thread[axis]
-        span = piece[axis] * lanes  # what all lanes' pieces cover
+        span = fragment[axis] * lanes  # what all lanes' fragments cover
         parts = (
-            powers(1, piece[axis]),
-            powers(piece[axis], span),
+            powers(1, fragment[axis]),
+            powers(fragment[axis], span),
             powers(span, warp[axis]),
             powers(warp[axis], block[axis]),
         )
         for step, moves in zip(steps, parts, strict=True):
             step.append([(move, 0) if axis == 0 else (0, move) for move in moves])
-    (piece_m, piece_n), (lane_m, lane_n), (again_m, again_n), (warp_m, warp_n) = steps
-    registers = (*piece_m, *again_m, *piece_n, *again_n)
+    (fragment_m, fragment_n), (lane_m, lane_n), (again_m, again_n), (warp_m, warp_n) = steps
+    registers = (*fragment_m, *again_m, *fragment_n, *again_n)
     lanes_of = (*lane_n, *lane_m)
     if interleave and lane_m and lane_n:
         lanes_of = (lane_n[0], lane_m[0], *lane_n[1:], *lane_m[1:])

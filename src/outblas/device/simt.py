@@ -31,26 +31,24 @@ def alloc_k_block(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LOAD: gl.constexpr)
 
 
 @gluon.jit
-def store_k_block(smem, block, LOAD: gl.constexpr):
-    """Stores a k-block to shared memory, widened to fp32."""
-    if LOAD.transposed:
-        smem = smem.permute([1, 0])
-    smem.store(block.to(gl.float32))
+def store_k_blocks(a_smem, b_smem, a_regs, b_regs, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr):
+    """Stores k-blocks of A and B to shared memory, widened to fp32."""
+    if A_LOAD.transposed:
+        a_smem = a_smem.permute([1, 0])
+    if B_LOAD.transposed:
+        b_smem = b_smem.permute([1, 0])
+    a_smem.store(a_regs.to(gl.float32))
+    b_smem.store(b_regs.to(gl.float32))
 
 
 @gluon.jit
-def a_column(smem, k: gl.constexpr, LOAD: gl.constexpr, SUMS: gl.constexpr):
-    """Column k of A's k-block, as a column of the sums' layout."""
-    if LOAD.transposed:
-        return smem.slice(k, 1, 0).permute([1, 0]).load(SUMS)
+def load_fragments(a_smem, b_smem, k: gl.constexpr, A_LOAD: gl.constexpr, SUMS: gl.constexpr):
+    """Column k of A's k-block as a column of the sums' layout, and row k of B's as a row of it."""
+    if A_LOAD.transposed:
+        column = a_smem.slice(k, 1, 0).permute([1, 0]).load(SUMS)
     else:
-        return smem.slice(k, 1, 1).load(SUMS)
-
-
-@gluon.jit
-def b_row(smem, k: gl.constexpr, SUMS: gl.constexpr):
-    """Row k of B's k-block, as a row of the sums' layout."""
-    return smem.slice(k, 1, 0).load(SUMS)
+        column = a_smem.slice(k, 1, 1).load(SUMS)
+    return column, b_smem.slice(k, 1, 0).load(SUMS)
 
 
 @gluon.jit

@@ -125,15 +125,25 @@ def _first_block(
 
 
 @gluon.jit
-def advance(block, step):
-    """The k-block `step` elements of memory further."""
-    return KBlock(block.ptr, block.offsets + step, block.mask, block.k)
+def advance(a_next, b_next, strides, TILE: gl.constexpr):
+    """The next k-blocks of A and of B, by their offsets."""
+    a_offsets = a_next.offsets + TILE.block_k * strides.a.col
+    b_offsets = b_next.offsets + TILE.block_k * strides.b.row
+    return (
+        KBlock(a_next.ptr, a_offsets, a_next.mask, a_next.k),
+        KBlock(b_next.ptr, b_offsets, b_next.mask, b_next.k),
+    )
 
 
 @gluon.jit
-def advance_ptr(block, step):
-    """As `advance`, by the pointer in place of the offsets."""
-    return KBlock(block.ptr + step, block.offsets, block.mask, block.k)
+def advance_ptrs(a_next, b_next, strides, TILE: gl.constexpr):
+    """The next k-blocks of A and of B, by their pointers: offsets stay as they are."""
+    a_ptr = a_next.ptr + TILE.block_k * strides.a.col
+    b_ptr = b_next.ptr + TILE.block_k * strides.b.row
+    return (
+        KBlock(a_ptr, a_next.offsets, a_next.mask, a_next.k),
+        KBlock(b_ptr, b_next.offsets, b_next.mask, b_next.k),
+    )
 
 
 @gluon.jit
@@ -146,17 +156,26 @@ def block_mask(block, left, LOAD: gl.constexpr, EVEN: gl.constexpr):
 
 
 @gluon.jit
+def load(a_ptr, b_ptr, a_mask, b_mask):
+    """What lies at pointers to A and to B, zeros where masks are off."""
+    a_regs = gl.load(a_ptr, mask=a_mask, other=0.0)
+    b_regs = gl.load(b_ptr, mask=b_mask, other=0.0)
+    return a_regs, b_regs
+
+
+@gluon.jit
 def load_blocks(
     a_next, b_next, left, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, EVEN: gl.constexpr
 ):
     """A k-block of A and one of B in registers, with zeros where fewer than all of its terms are
     left.
     """
-    a_ptr = a_next.ptr + a_next.offsets
-    b_ptr = b_next.ptr + b_next.offsets
     a_mask = block_mask(a_next, left, A_LOAD, EVEN)
     b_mask = block_mask(b_next, left, B_LOAD, EVEN)
-    return gl.load(a_ptr, mask=a_mask, other=0.0), gl.load(b_ptr, mask=b_mask, other=0.0)
+    a_ptr, b_ptr = a_next.ptr, b_next.ptr
+    a_regs = gl.load(a_ptr + a_next.offsets, mask=a_mask, other=0.0)
+    b_regs = gl.load(b_ptr + b_next.offsets, mask=b_mask, other=0.0)
+    return a_regs, b_regs
 
 
 @gluon.jit
