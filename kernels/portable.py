@@ -416,8 +416,7 @@ KERNEL = Kernel(
     name="portable",
     ladder="portable",
     idea=(
-        "plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU "
-        "through "
+        "plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU through "
         "the interpreter"
     ),
     parent=None,

@@ -104,8 +104,7 @@ def _sizes(c: SimtConfig) -> str | None:
         return f"pad is {c.pad}, expected 0, 1, 2, 4, 8 or 16 words"
     if c.pad % 4 and c.transpose_a:
         return (
-            f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are "
-            "read "
+            f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are read "
             "16 bytes at a time"
         )
     if c.vector > 4:

@@ -100,8 +100,7 @@ class TuringRung(rung.Rung[TuringConfig]):
             return "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
         if problem.epilogue != NONE and not config.stage_out:
             return (
-                "config: stage_out is False, expected True: by way of shared memory an "
-                "epilogue "
+                "config: stage_out is False, expected True: by way of shared memory an epilogue "
                 "takes half a tile"
             )
         return None

@@ -14,8 +14,8 @@ Basis = tuple[int, int]  # rows, columns
 
 @dataclass(frozen=True)
 class Mapping:
-    """Threads to elements of a tile of `shape` (rows, columns): how far each bit moves, lowest bit
-    first.
+    """Which elements of a tile of `shape` (rows, columns) each thread holds: how far each bit of a
+    register's, a lane's and a warp's number moves, the lowest bit first.
     """
 
     shape: tuple[int, int]
@@ -38,12 +38,12 @@ class Mapping:
         return 1 << sum(basis != (0, 0) for basis in (*self.lanes, *self.warps))
 
     def reordered(self, registers: tuple[Basis, ...]) -> Mapping:
-        """The same elements in each thread, in registers of another order."""
+        """The map with the same elements in each thread, in registers of another order."""
         assert sorted(registers) == sorted(self.registers)
         return Mapping(self.shape, registers, self.lanes, self.warps)
 
     def transposed(self) -> Mapping:
-        """Of the transposed tile."""
+        """The map of the transposed tile."""
         parts = (
             tuple(basis[::-1] for basis in bases)
             for bases in (self.registers, self.lanes, self.warps)
@@ -90,16 +90,16 @@ def outputs(
 
 
 def by_rows(of: Mapping) -> Mapping:
-    """With registers along rows first, as wide stores of rows want them."""
+    """The map with registers along rows first, as wide stores of rows want them."""
     return of.reordered(tuple(sorted(of.registers, key=lambda basis: (basis[0], basis[1]))))
 
 
 def copies(shape: tuple[int, int], vector: int, warps: int, spread: bool = True) -> Mapping:
-    """A tile that a CTA copies: each thread `vector` elements of a row at once, neighbouring lanes
-    along the row.
+    """The map of a tile that a CTA copies: each thread moves `vector` elements of a row at once,
+    neighbouring lanes go along the row.
 
     Where there are more threads than vectors, vectors are shortened if the work is to be `spread`,
-    and the rest of the threads repeat that of others.
+    and the rest of the threads repeat the work of others.
     """
     rows, columns = shape
     vector = min(vector, max(1, rows * columns // (32 * warps)) if spread else vector, columns)
