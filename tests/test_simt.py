@@ -2,9 +2,11 @@
 and what rungs of both Gluon ladders share.
 """
 
+import ast
 import itertools
 import pickle
 import random
+import textwrap
 import threading
 from collections import Counter
 from dataclasses import fields, replace
@@ -193,7 +195,7 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
     for name in STAGED:
         artifact = registry.load(name).artifact()
         buffers = 2 if name == "simt.pipelined" else 1
-        least = buffers * own(name).slab_bytes
+        least = buffers * own(name).k_block_bytes
         assert (
             least - 64 * buffers <= artifact.smem_bytes <= least + 1024
         )  # the last row needs no padding
@@ -299,21 +301,42 @@ def specialized(name: str, given: Problem) -> tuple[dict[str, Any], dict[str, st
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_wide_products_step_in_64_bits(name: str) -> None:
-    """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is
-    near 2³¹.
-    """
+def test_wide_products_step_in_64_bits(name):
+    """K-blocks lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
     dtype = rung(name).dtype
     for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
         constants, types = specialized(name, problem(layout, shape, dtype))
-        assert constants["WIDE"]
-        assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
+        strides = types["strides"]
+        assert constants["TILE"].wide
+        assert types["size"].K == "i64"
+        assert (strides.a.col if layout == "tn" else strides.b.row) == "i64"
     assert grid.needs_int64(problem("nt", (1, 1, 2**31 - 8 * own(name).block_k), dtype), own(name))
 
 
 def test_narrow_products_step_in_32_bits() -> None:
     _, types = specialized("simt.shared", problem())
-    assert {types[name] for name in ("M", "a_m", "b_k")} == {"i32"}
+    size, strides = types["size"], types["strides"]
+    assert (size.M, strides.a.row, strides.b.row) == ("i32", "i32", "i32")
+
+
+def test_strides_that_are_known_take_no_argument():
+    _, types = specialized("simt.shared", problem())
+    assert types["c"] == "constexpr"
+    assert types["strides"].a == ("constexpr", "constexpr", "i32", "constexpr")
+    assert set(types["strides"].c) == {"constexpr"}
+
+
+@pytest.mark.parametrize("name", GLUON)
+def test_a_body_reads_every_parameter_it_takes(name):
+    body = rung(name).body
+    (function,) = ast.parse(textwrap.dedent(body.src)).body
+    read = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert set(body.arg_names) <= read
+    assert len(body.arg_names) <= 15
 
 
 def test_groups_of_tiles_are_counted_in_32_bits() -> None:

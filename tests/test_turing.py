@@ -28,8 +28,8 @@ NAMES = [kernel.name for kernel in registry.ladder("turing")]
 BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 SQUARE = (4096, 4096, 4096)
-# Slabs that the loop of a kernel multiplies.
-SLABS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
+# K-blocks that an iteration of a kernel's loop multiplies.
+K_BLOCKS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
 BUILDS = [(name, arch) for name in NAMES for arch in compilable(registry.find(name))]
 VALUES = {
     "block_m": (16, 32, 64, 128, 256),
@@ -90,7 +90,7 @@ def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
     terms, machine_instruction = (8, "HMMA.1688.F32") if arch == 75 else (16, "HMMA.16816.F32")
     found, config = inspect(name, arch=arch), own(name)
     outputs = config.block_m * config.block_n // config.num_warps
-    products = outputs * config.block_k // (16 * 8 * terms) * SLABS.get(name, 1)
+    products = outputs * config.block_k // (16 * 8 * terms) * K_BLOCKS.get(name, 1)
     found.require(has={f"mma.sync.aligned.m16n8k{terms}.": products}, lacks=absent(name))
     assert found.count(machine_instruction) % products == 0  # the assembler may unroll
     if name in BY_LDMATRIX:
@@ -193,7 +193,7 @@ def test_who_loads() -> None:
         constants = rung(name).constants(
             own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
         )
-        return [constants["A_THREADS"], constants["B_THREADS"]]
+        return [constants["A_LOAD"].threads, constants["B_LOAD"].threads]
 
     assert busy("turing.double_buffer") == [256, 256]
     assert busy("turing.vectorized") == [64, 128]
@@ -221,7 +221,7 @@ def test_who_loads() -> None:
         ("wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
         ("shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
         ("shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
-        ("shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
+        ("shared", "swizzle=True", "pad is 8, expected 0 where k-blocks are swizzled"),
         ("shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
         (
             "double_buffer",
@@ -285,10 +285,10 @@ def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reaso
 def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
     artifact = registry.load(name).artifact(config, arch=80, layout="tn")
     assert artifact.cubin
-    slabs = (
+    stages = (
         config.stages if name == "turing.cp_async" else 2 if name == "turing.double_buffer" else 1
     )
-    needed = max(slabs * config.slab_bytes, config.staged_bytes if config.stage_out else 0)
+    needed = max(stages * config.k_block_bytes, config.staged_bytes if config.stage_out else 0)
     assert artifact.smem_bytes <= (needed if name != "turing.wmma" else config.staged_bytes) + 512
 
 
