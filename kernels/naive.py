@@ -17,7 +17,6 @@ from triton.experimental.gluon import language as gl
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.work_tile import current_tile, matrix_ptr
-from ..registry import Kernel
 from . import simt_host
 from .simt_config import SimtConfig
 

@@ -25,7 +25,6 @@ from triton.experimental.gluon import language as gl
 from ..core.registry import Kernel
 from ..device import rung, simt, tiles
 from ..device.work_tile import current_tile
-from ..registry import Kernel
 from . import simt_host, warptile
 
 

@@ -40,8 +40,6 @@ from ..device.grid import (
 from ..device.launch import Specialization
 from ..device.records import EpilogueTensors, OutputCoord, TensorRef, TileTraits
 from ..device.work_tile import current_tile, matrix_ptr
-from ..operands import Launch, Problem, dtype_name
-from ..registry import Kernel
 from .portable_config import (
     CANDIDATES,
     INTERPRETED,

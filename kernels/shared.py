@@ -19,7 +19,6 @@ from triton.experimental.gluon import language as gl
 from ..core.registry import Kernel
 from ..device import rung, simt, tiles
 from ..device.work_tile import current_tile
-from ..registry import Kernel
 from . import coalesced, simt_host
 
 

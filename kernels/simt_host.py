@@ -15,9 +15,6 @@ from ..device import gluon, launch, rung, simt
 from ..device.grid import chunks_of, group_m, max_registers, needs_int64
 from ..device.mapping import by_rows
 from ..device.records import OperandLayout, OutputLayout, TileTraits
-from ..operands import Problem
-from ..registry import Kernel
-from ..space import Axes, Footprint
 from .simt_access import in_shared, passes
 from .simt_config import AXES, SimtConfig, invalid_reason
 from .simt_maps import maps

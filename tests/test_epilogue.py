@@ -101,9 +101,9 @@ def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n
     config = Config(16, block_n, 16, 2, 4, 1)
 
     def planned(a: Any, b: Any, c: Any, out: Any, *scales: Any, **extra: Any) -> None:
-        given = problem(a, b, out, extra=Extra(**extra))
+        given = problem(a, b, out, extra=EpilogueArgs(**extra))
         assert len(grid.chunks_of(given, config)) > 1
-        plan(given, config)(a, b, c, out, *scales[:2], *Extra(**extra)[1:])
+        plan(given, config)(a, b, c, out, *scales[:2], *EpilogueArgs(**extra)[1:])
 
     for activation in ("relu", "reglu"):
         case = Fused(

@@ -4,11 +4,11 @@ import pytest
 import torch
 from test_simt import own, rung
 
+from outblas.core.epilogue import EpilogueArgs
+from outblas.core.problem import problem
 from outblas.device import launch
 from outblas.device.grid import chunks_of
-from outblas.epilogue import Extra
 from outblas.kernels import portable
-from outblas.operands import problem
 
 FP16, FP32 = torch.float16, torch.float32
 
@@ -32,7 +32,7 @@ def call(dtype, *, batch=(3, 5), addend=True, bias=None, residual=False, activat
     c = torch.empty(M, N + 8, dtype=dtype, device="meta")[..., :N] if addend else None
     column = torch.empty(M, 1, dtype=dtype, device="meta")
     row = torch.empty(N, dtype=dtype, device="meta")
-    extra = Extra(
+    extra = EpilogueArgs(
         activation or "",
         bias={"column": column, "row": row}.get(bias),
         residual=torch.empty_like(out) if residual else None,

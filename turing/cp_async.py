@@ -23,7 +23,6 @@ from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import commit_copies, copy_async, mma, wait_copies
 from ..device.work_tile import current_tile
-from ..registry import Kernel
 from . import host, ldmatrix
 
 EPILOGUES = True

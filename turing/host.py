@@ -17,10 +17,6 @@ from ..device import gluon, launch, rung
 from ..device.grid import WARP, chunks_of, group_m, needs_int64, out_columns, tiles
 from ..device.mapping import copies
 from ..device.records import OperandLayout, OutputLayout, TileTraits
-from ..epilogue import EXTRAS, NONE
-from ..operands import Problem
-from ..registry import Kernel
-from ..space import Axes, Footprint
 from .access import copied, lines, width
 from .config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
@@ -139,7 +135,7 @@ class TuringRung(rung.Rung[TuringConfig]):
         self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int
     ) -> launch.Specialization:
         most = {name: width(config, problem, name) for name in "ab"}
-        most |= dict.fromkeys(("c", "out", *EXTRAS), 8)
+        most |= dict.fromkeys(("c", "out", *EPILOGUE_ARGS), 8)
         return launch.specialize(
             problem,
             chunks_of(problem, config),

@@ -20,7 +20,6 @@ from triton.experimental.gluon import language as gl
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.work_tile import current_tile
-from ..registry import Kernel
 from . import host, wmma
 
 

@@ -20,7 +20,6 @@ from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import mma
 from ..device.work_tile import current_tile
-from ..registry import Kernel
 from . import host
 from .config import TuringConfig
 

@@ -108,7 +108,7 @@ def chunks_of(problem: Problem, config: Tile) -> list[Chunk]:
         ranges[kept[-1]] = range(0, inner, columns)
     if len(kept) == 2:
         ranges[kept[0]] = range(0, outer, rows)
-    extra = [view and view.strides for view in map(problem.epilogue.views.get, EXTRAS)]
+    extra = [view and view.strides for view in map(problem.epilogue.views.get, EPILOGUE_ARGS)]
     chunks = []
     for index in itertools.product(*ranges):
         first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..epilogue import EXTRAS, NONE, View
-from ..operands import Launch, Problem, dtype_name
+from ..core.epilogue import EPILOGUE_ARGS, NONE, View
+from ..core.problem import Launch, Problem, dtype_name
 from .grid import INT32_MAX, Chunk, kept_dims
 from .records import (
     EpilogueTensors,
@@ -122,7 +122,7 @@ def epilogue_strides(problem: Problem) -> dict[str, Strides | None]:
     columns, that repeat where a kernel reads them, a stride is None.
     """
     found: dict[str, Strides | None] = {}
-    for name in EXTRAS:
+    for name in EPILOGUE_ARGS:
         view = problem.epilogue.views.get(name)
         strides = None if view is None else kernel_strides(problem, view.strides)
         if strides and name != "aux" and 0 in (strides.row, strides.col):
