@@ -196,9 +196,9 @@ def test_slices_at_any_offset_leave_their_surroundings_alone() -> None:
     assert int(whole.isnan().sum()) == whole.numel() - 21 * 27
 
 
-def test_a_slab_wider_than_its_strides(tmp_path: Path) -> None:
-    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start
-    at element 64.
+def test_a_k_block_wider_than_its_strides(tmp_path: Path) -> None:
+    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second k-block would
+    start at element 64.
     """
     stride, K = 2**26 + 1, 65
     storage = torch.from_file(

@@ -172,7 +172,7 @@ def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
         ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
         ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
         ("vector=8", "vector is 8, expected 1, 2 or 4"),
-        ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
+        ("store_at=16", "store_at is 16, expected a term of the k-block, 0 to 15"),
         ("group_m=0", "group_m is 0, expected 1 to 1024"),
         ("ctas=0", "ctas is 0, expected 1 to 32"),
         ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
@@ -238,8 +238,8 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     for name in ("vectorized", "warptile", "pipelined"):
         assert found[name].count("LDG.E.128") > 0
         assert found[name].count("STG.E.128") == own(f"simt.{name}").accumulators // 4
-    # One barrier for each of the two slabs of an iteration, and one before the loop; the parent has
-    # two for its one.
+    # One barrier for each of the two k-blocks of an iteration, and one before the loop; the parent
+    # has two for its one.
     assert found["pipelined"].count("BAR") == 3
     assert found["warptile"].count("BAR") == 2
     reuse = {name: code.ffma_reuse for name, code in found.items()}

@@ -129,13 +129,13 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     found["wmma"].require(lacks=("LDS", "STS", "BAR"))
     found["shared"].require(has=("BAR.SYNC",), lacks=("LDG.E.128",))
     counts = {name: Counter(hot_loop(code)) for name, code in found.items()}
-    # One barrier for each of the two slabs of an iteration; the parent has two for its one.
+    # One barrier for each of the two k-blocks of an iteration; the parent has two for its one.
     assert counts["double_buffer"]["BAR"] == counts["vectorized"]["BAR"] == 2
-    # Elements of A and B a slab over threads, then vectors of eight, then two of each.
+    # Elements of A and B a k-block over threads, then vectors of eight, then two of each.
     assert counts["double_buffer"]["LDG"] == 2 * (32 + 64) * 16 // 256
     assert counts["vectorized"]["LDG"] == 2 * 2
     found["ldmatrix"].require(has=("LDG.E.128", "STS.128", "LDSM.16.M88.4"), min_ctas=2)
-    # One wait and one barrier a slab of the four in an iteration, and nothing but copies from
+    # One wait and one barrier a k-block of the four in an iteration, and nothing but copies from
     # global memory.
     assert [counts["cp_async"][name] for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
     assert counts["cp_async"]["LDGSTS"] == 4 * (128 + 256) * 32 // 8 // 256
@@ -147,12 +147,12 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
 )
 def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
     """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each,
-    a slab's rows of 16 halves one, of 32 halves two.
+    a k-block's rows of 16 halves one, of 32 halves two.
     """
     config = own(name)
-    slabs = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
+    k_blocks = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
     each = lines(config, problem("nt", SQUARE, FP16), name == "turing.wmma")
-    assert each * slabs * (2 if name == "turing.ldmatrix" else 1) == sectors
+    assert each * k_blocks * (2 if name == "turing.ldmatrix" else 1) == sectors
 
 
 @pytest.mark.compile
@@ -189,7 +189,7 @@ def test_who_loads() -> None:
     """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
 
     def busy(name: str, edge: int = 2048, **changes: Any) -> list[int]:
-        """Threads that load a vector of a slab of A, and of B, that no other thread loads."""
+        """Threads that load a vector of a k-block of A, and of B, that no other thread loads."""
         constants = rung(name).constants(
             own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
         )
@@ -204,8 +204,8 @@ def test_who_loads() -> None:
     # then all again.
     loop = hot_loop(inspect("turing.vectorized", arch=75))
     kinds = [name for name in loop if name in ("LDG", "STS", "HMMA", "BAR")]
-    slab = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
-    assert kinds == 2 * slab
+    k_block = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
+    assert kinds == 2 * k_block
 
 
 @pytest.mark.parametrize(
