@@ -1,13 +1,13 @@
 """hopper.cluster_multicast
 
-Idea: CTAs of a cluster that need the same slice load a part of it each, and TMA delivers every part
-to all of them.
+Idea: CTAs of a cluster that need the same k tile load a part of it each, and TMA delivers every
+part to all of them.
 Parent: hopper.lean_barriers
-Changes: clusters of 2×1 CTAs share B; multicast loads with masks; a slot is released to every CTA
+Changes: clusters of 2×1 CTAs share B; multicast loads with masks; a stage is released to every CTA
 that writes to it.
 Why it pays: B, the larger operand of a 128×256 tile, is read from L2 once for two SMs: a third
     fewer reads. 5% at 4096, 9% at 8192. Sharing A (`cluster_m=1,cluster_n=2`) saves half as much:
-    0.8% less. Clusters of four lose 17%: they do not fit all 132 SMs, and every slot waits for the
+    0.8% less. Clusters of four lose 17%: they do not fit all 132 SMs, and every stage waits for the
     slowest of four CTAs.
 Source: 001 kernel 8 (734 TFLOP/s of cuBLAS's 716), 004.
 """
@@ -20,8 +20,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..core.registry import Kernel
 from . import lean_barriers
-from .core import entry, pipeline
+from .core import entry
 from .core.config import WARPGROUP
+from .core.pipeline import jitter
+from .core.records import ClusterCoord, Cta, WarpContext
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,27 @@ class Config(lean_barriers.Config):
 
 
 @dataclass(frozen=True)
-class ClusterRing(lean_barriers.LeanRing):
-    """full[s]: as the parent's; `tx_bytes` are those of a whole slot, whoever loads them. empty[s]:
-    1 by each consumer warpgroup of each CTA of the cluster: thread r of a warpgroup arrives at CTA
-    r.
+class ClusterPipeline(lean_barriers.LeanPipeline):
+    """A stage is filled by all CTAs of the cluster that share an operand.
+
+    full[s], 1 arrival a phase:
+        the CTA's own producer arrives and announces `tx_bytes`, those of the whole stage;
+        TMA subtracts the bytes as they land, whichever CTA loads them;
+        the CTA's consumers wait for the phase, then read the stage.
+    empty[s], consumers · cluster arrivals a phase:
+        when a consumer warpgroup of any CTA of the cluster has read its stage s, its thread r
+        arrives at the barrier of CTA r;
+        the CTA's producer waits for the phase before, then loads, into its own stage s and into
+        those of its peers.
     """
 
-    def contract(self) -> dict[str, int]:
+    def arrival_counts(self) -> dict[str, int]:
         return {"full": 1, "empty": self.consumers * self.cluster}
 
     @cute.jit
-    def release(self, index: Int32):
-        pipeline.jitter(self.jitter)
-        self.note("empty", "consumers", self.consumers * self.cluster)
+    def consumer_release(self, index: Int32):
+        jitter(self.jitter)
+        self.record_arrivals("empty", "consumers", self.consumers * self.cluster)
         lane = cute.arch.thread_idx()[0] % WARPGROUP
         if lane < self.cluster:
             cute.arch.mbarrier_arrive(self.empty + index, lane)
@@ -52,36 +62,43 @@ class ClusterMulticast(lean_barriers.LeanBarriers):
     """CTA r of a cluster stands at row r % cluster_m, column r // cluster_m of it."""
 
     introduces = frozenset({"cluster_m", "cluster_n"})
-    ring_type = ClusterRing
+    pipeline_type = ClusterPipeline
 
-    def cluster_id(self, k):
-        return k.cta // self.config.cluster
+    def cluster_id(self, context: WarpContext):
+        return context.cta // self.config.cluster
 
-    def loads(self):
-        """A is shared along a row of the cluster, B along a column."""
+    def load_operations(self):
+        """CTAs of a row of the cluster load the same tile of A, those of a column one of B."""
         one, many = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SMulticastOp()
         return tuple(
             (many if n > 1 else one, n) for n in (self.config.cluster_n, self.config.cluster_m)
         )
 
-    def share(self, k):
+    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
         rows, columns = self.config.cluster_m, self.config.cluster_n
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        k.part_b, k.part_a = rank % rows, rank // rows
-        k.mask_a = Int16(sum(1 << rows * i for i in range(columns))) << Int16(k.part_b)
-        k.mask_b = Int16((1 << rows) - 1) << Int16(k.part_a * rows)
+        m, n = rank % rows, rank // rows
+        return ClusterCoord(
+            m,
+            n,
+            mask_a=Int16(sum(1 << rows * i for i in range(columns))) << Int16(m),
+            mask_b=Int16((1 << rows) - 1) << Int16(n * rows),
+        )
 
-    def tile(self, k, step):
-        m, n = lean_barriers.LeanBarriers.tile(self, k, step)
-        return m * self.config.cluster_m + k.part_b, n * self.config.cluster_n + k.part_a
+    def tile_coord(self, cta: Cta, step=0):
+        m, n = lean_barriers.LeanBarriers.tile_coord(self, cta, step)
+        return (
+            m * self.config.cluster_m + cta.coord.cta_m_in_cluster,
+            n * self.config.cluster_n + cta.coord.cta_n_in_cluster,
+        )
 
     @cute.jit
-    def meet(self):
+    def cluster_sync(self):
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
 
     @cute.jit
-    def leave(self):
+    def cluster_exit(self):
         """A CTA must not end while its peers may still write to its shared memory."""
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()

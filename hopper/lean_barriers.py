@@ -2,12 +2,12 @@
 
 Idea: one arrival per warpgroup in place of one per thread.
 Parent: hopper.persistent
-Changes: the ring. Who waits no longer arrives; phase bits say which turn a barrier is in. 3
-    arrivals a turn for two consumers, of 257 + 257.
+Changes: the pipeline. Who waits no longer arrives; phase bits say which phase a barrier is in. 3
+    arrivals a phase for two consumers, of 257 + 257.
 Why it pays: consumers need not wait for each other before they multiply, so one keeps the tensor
-    cores busy while the other is between two slots: from wgmma to release takes 834 cycles where it
-    took 1035. 5% at 4096, 4% at 8192; with the stores of `hopper.store_tuning` it would be 11%, for
-    then nothing else is in the way.
+    cores busy while the other is between two stages: from wgmma to release takes 834 cycles where
+    it took 1035. 5% at 4096, 4% at 8192; with the stores of `hopper.store_tuning` it would be 11%,
+    for then nothing else is in the way.
 Source: 001 kernel 7 (704 TFLOP/s of cuBLAS's 716), 004.
 """
 
@@ -18,40 +18,46 @@ from cutlass import Int32
 
 from ..core.registry import Kernel
 from . import persistent
-from .core import entry, pipeline
+from .core import entry
 from .core.config import WARPGROUP
+from .core.pipeline import Pipeline, PipelineState, jitter
 
 Config = persistent.Config
 
 
 @dataclass(frozen=True)
-class LeanRing(pipeline.Ring):
-    """full[s]: 1 arrival a turn, by the producer, which announces `tx_bytes`. empty[s]: 1 by each
-    consumer warpgroup, once it has read the slot. Slots begin empty: the producer waits for the
-    phase before the first.
+class LeanPipeline(Pipeline):
+    """One arrival for each warpgroup.
+
+    full[s], 1 arrival a phase:
+        the producer arrives and announces `tx_bytes`, TMA subtracts them as they land;
+        the consumers wait for the phase, then read the stage.
+    empty[s], as many arrivals a phase as there are consumers:
+        the first thread of each consumer arrives when the warpgroup has read the stage;
+        the producer waits for the phase before (a new barrier counts as being in it, for stages
+        begin empty), then fills the stage.
     """
 
-    def contract(self) -> dict[str, int]:
+    def arrival_counts(self) -> dict[str, int]:
         return {"full": 1, "empty": self.consumers}
 
     @cute.jit
-    def acquire(self, slot: pipeline.Slot):
-        pipeline.jitter(self.jitter)
-        cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase ^ 1)
-        self.announce(slot)
+    def producer_acquire(self, state: PipelineState):
+        jitter(self.jitter)
+        cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)
 
     @cute.jit
-    def release(self, index: Int32):
-        pipeline.jitter(self.jitter)
-        self.note("empty", "consumers", self.consumers)
+    def consumer_release(self, index: Int32):
+        jitter(self.jitter)
+        self.record_arrivals("empty", "consumers", self.consumers)
         if cute.arch.thread_idx()[0] % WARPGROUP == 0:
             cute.arch.mbarrier_arrive(self.empty + index)
 
 
 class LeanBarriers(persistent.Persistent):
-    """Its parent over another ring."""
+    """Its parent over another pipeline."""
 
-    ring_type = LeanRing
+    pipeline_type = LeanPipeline
 
 
 KERNEL = Kernel(

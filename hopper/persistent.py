@@ -23,6 +23,8 @@ import cutlass.cute as cute
 from ..core.registry import Kernel
 from . import two_consumers
 from .core import entry, roles
+from .core.pipeline import Pipeline
+from .core.records import Cta, WarpContext
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Config(two_consumers.Config):
 
 
 class Persistent(two_consumers.TwoConsumers):
-    """`k.table[step, cluster]`: the cluster's tiles in order, as row · columns + column, -1 where
-    it has none left.
+    """`table[step, cluster]`: the cluster's tiles in order, as row · columns + column, -1 where it
+    has none left.
     """
 
     introduces = frozenset({"order", "group_m", "group_n", "sms"})
@@ -42,38 +44,48 @@ class Persistent(two_consumers.TwoConsumers):
     def grid(self, tiles, table):
         return table.shape[1] * self.config.cluster
 
-    def cluster_id(self, k):
-        return k.cta
+    def cluster_id(self, context: WarpContext):
+        """The number of the CTA's cluster."""
+        return context.cta
 
-    def tile(self, k, step):
-        at = k.table[step, self.cluster_id(k)]
-        return at // k.tiles_n, at % k.tiles_n
+    def tile_coord(self, cta: Cta, step=0):
+        """Row and column tile of the CTA's step `step`."""
+        tile = cta.grid.table[step, self.cluster_id(cta.context)]
+        return tile // cta.grid.tiles_n, tile % cta.grid.tiles_n
 
     @cute.jit
-    def steps(self, k):
+    def steps(self, cta: Cta):
         """How many tiles this cluster has: only the last may be missing."""
-        count = k.table.shape[0]
-        if k.table[count - 1, self.cluster_id(k)] < 0:
+        count = cta.grid.table.shape[0]
+        if cta.grid.table[count - 1, self.cluster_id(cta.context)] < 0:
             count -= 1
         return count
 
     @cute.jit
-    def producer(self, k, ring):
-        slot = ring.start()
-        for step in cutlass.range(self.steps(k), unroll=1):
-            m, n = self.tile(k, step)
-            slot = roles.load_tile(k, ring, slot, m, n)
+    def producer(self, cta: Cta, pipeline: Pipeline):
+        state = pipeline.initial_state()
+        for step in cutlass.range(self.steps(cta), unroll=1):
+            m, n = self.tile_coord(cta, step)
+            state = roles.load_tile(
+                cta.load_a, cta.load_b, pipeline, state, m, n, cta.grid.k_tiles, cta.timers
+            )
 
     @cute.jit
-    def consumer(self, k, ring):
-        slot = ring.start()
-        for step in cutlass.range(self.steps(k), unroll=1):
-            m, n = self.tile(k, step)
-            self.clear(k)
-            slot = roles.multiply_tile(
-                k, ring, slot, self.config.in_flight, self.config.accumulate_flag
+    def consumer(self, cta: Cta, consumer, pipeline: Pipeline):
+        state = pipeline.initial_state()
+        for step in cutlass.range(self.steps(cta), unroll=1):
+            m, n = self.tile_coord(cta, step)
+            self.clear_accumulator(consumer.fragments)
+            state = roles.mma_tile(
+                consumer.fragments,
+                pipeline,
+                state,
+                cta.grid.k_tiles,
+                self.config.in_flight,
+                self.config.accumulate_flag,
+                cta.timers,
             )
-            self.store(k, m, n)
+            self.store_tile(cta, consumer, m, n)
 
 
 KERNEL = Kernel(

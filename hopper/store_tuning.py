@@ -2,7 +2,7 @@
 
 Idea: three small changes to what happens between two tiles.
 Parent: hopper.cluster_multicast
-Changes: each its own flag. `reorder_stores`: the four lanes of a quad trade registers until each
+Changes: each its own flag. `reorder_stores`: the four lanes of a quad exchange registers until each
     holds 16 bytes of one row, and C leaves in whole 32-byte sectors, four times fewer stores
     (16-bit C whose rows are aligned to 16 bytes); `write_through`: stores bypass L1 (st.global.wt);
     `accumulate_flag`: the first wgmma of a tile overwrites the accumulator, which need not be
@@ -23,6 +23,8 @@ from cutlass.cute.nvgpu import StoreCacheMode
 from ..core.registry import Kernel
 from . import cluster_multicast
 from .core import entry, roles
+from .core.phase_clock import STORE, lap
+from .core.records import Cta, MmaFragments
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,13 @@ class StoreTuning(cluster_multicast.ClusterMulticast):
     introduces = frozenset({"reorder_stores", "write_through", "accumulate_flag"})
 
     @cute.jit
-    def clear(self, k):
+    def clear_accumulator(self, fragments: MmaFragments):
         if cutlass.const_expr(not self.config.accumulate_flag):
-            k.acc.fill(0.0)
+            fragments.acc.fill(0.0)
 
     @cute.jit
-    def store(self, k, m, n):
+    def store_tile(self, cta: Cta, consumer, m, n):
+        tile = (self.config.tile_m, self.config.tile_n)
         whole = (
             self.config.reorder_stores and self.width == 8 and self.config.instruction_n % 32 == 0
         )
@@ -51,7 +54,8 @@ class StoreTuning(cluster_multicast.ClusterMulticast):
         cache = (
             StoreCacheMode.WRITE_THROUGH if self.config.write_through else StoreCacheMode.WRITE_BACK
         )
-        roles.store_registers(k, m, n, width, cache)
+        roles.store_registers(consumer, cta.mC, m, n, tile, width, cache)
+        lap(cta.timers, STORE)
 
 
 KERNEL = Kernel(

@@ -2,18 +2,19 @@
 
 Idea: C leaves through shared memory, by TMA, while the next tile is multiplied.
 Parent: hopper.store_tuning
-Changes: each consumer writes its half of the tile to shared memory in slabs of 64×64 (stmatrix),
+Changes: each consumer writes its half of the tile to shared memory in subtiles of 64×64
+    (stmatrix),
     and one thread starts the TMA stores, which the next tile's store awaits and nobody else.
 Why it pays: TMA writes whole lines and computes addresses and edges itself, and the consumers go on
     at once: 900 cycles a tile where the parent stores 2100. 0.5% at 4096, 1% at 8192. Every thread
-    fences its writes for the async proxy before the store is issued, and a slab is written again
-    only when the store that reads it has done so (`staging`). TMA writes granules of 16 bytes, past
-    the edge of C too: a C whose rows do not start and end at multiples of 16 bytes is stored as the
-    parent does.
+    fences its writes for the async proxy before the store is issued, and a buffer is written again
+    only when the store that reads it has done so (`core.epilogue_store`). TMA writes granules of 16
+    bytes, past the edge of C too: a C whose rows do not start and end at multiples of 16 bytes is
+    stored as the parent does.
 Source: 001 kernel 10 (758 TFLOP/s of cuBLAS's 716), 004.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -22,6 +23,7 @@ from ..core.registry import Kernel
 from . import store_tuning
 from .core import entry, epilogue_store
 from .core.config import SLAB
+from .core.records import Cta
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Config(store_tuning.Config):
 
 
 class TmaStore(store_tuning.StoreTuning):
-    """`store_buffers` slabs of 8 KiB a consumer: by default all of its half tile, in 16 bits."""
+    """`store_buffers` subtiles of 8 KiB a consumer: by default all of its half tile, in 16 bits."""
 
     introduces = frozenset({"store_buffers"})
 
@@ -47,29 +49,30 @@ class TmaStore(store_tuning.StoreTuning):
     def staged(self):
         return self.width >= 4 and self.config.store_buffers > 0
 
-    def maps_c(self, c):
-        return epilogue_store.maps(self.config, c) if self.staged else ()
+    def store_operand(self, c):
+        return epilogue_store.make_operand(self.config, c) if self.staged else ()
 
-    def prepare_store(self, k, smem, maps):
-        if self.staged:
-            epilogue_store.place(k, smem, maps)
+    def alloc_epilogue(self, smem, operand, dtype):
+        return epilogue_store.alloc_smem(smem, operand, dtype) if self.staged else None
 
-    def become_consumer(self, k, consumer):
-        store_tuning.StoreTuning.become_consumer(self, k, consumer)
-        if self.staged:
-            epilogue_store.become_writer(k, self.config, consumer)
+    def make_consumer(self, cta: Cta, index):
+        consumer = store_tuning.StoreTuning.make_consumer(self, cta, index)
+        if not self.staged:
+            return consumer
+        writer = epilogue_store.make_writer(self.config, cta.epilogue, consumer)
+        return replace(consumer, writer=writer)
 
     @cute.jit
-    def store(self, k, m, n):
+    def store_tile(self, cta: Cta, consumer, m, n):
         if cutlass.const_expr(self.staged):
-            epilogue_store.store(k, self.config, m, n)
+            epilogue_store.store(consumer, self.config, m, n, cta.timers)
         else:
-            store_tuning.StoreTuning.store(self, k, m, n)
+            store_tuning.StoreTuning.store_tile(self, cta, consumer, m, n)
 
     @cute.jit
-    def leave(self):
-        epilogue_store.finish()  # shared memory must outlive the stores that read it
-        store_tuning.StoreTuning.leave(self)
+    def cluster_exit(self):
+        epilogue_store.wait_stores_read()  # shared memory must outlive the stores that read it
+        store_tuning.StoreTuning.cluster_exit(self)
 
 
 KERNEL = Kernel(

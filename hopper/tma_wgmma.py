@@ -6,7 +6,7 @@ Changes: against a CUDA-core kernel, one thread starts two bulk tensor copies in
     loads, and one wgmma m64n64k16 per 16 of K reads both operands from shared memory in place of
     thousands of FFMAs.
 Why it pays: the tensor cores do 4096 bf16 FLOP per SM and clock against 256 on the FP32 units, and
-    TMA swizzles, so reads of shared memory meet no bank conflicts. It still stops at each slice:
+    TMA swizzles, so reads of shared memory meet no bank conflicts. It still stops at each k tile:
     load, wait, multiply, wait (2699 cycles of loading for 204 of wgmma). Only other CTAs on the SM
     hide that. 0.37 of cuBLAS at 4096.
 Source: 001 kernel 2 (317 TFLOP/s of cuBLAS's 716), 004 kernel A.
@@ -21,34 +21,41 @@ from .core import entry, roles
 from .core.base import HopperGemm
 from .core.config import HopperConfig
 from .core.phase_clock import LOAD, TENSOR, lap
+from .core.pipeline import Pipeline
+from .core.records import Cta, WarpRole
 
 Config = HopperConfig
 
 
 class TmaWgmma(HopperGemm):
-    """One CTA a tile, one warpgroup, one slot, one mbarrier."""
+    """One CTA a tile, one warpgroup, one stage, one mbarrier."""
 
-    def tile(self, k):
-        return k.cta % k.tiles_m, k.cta // k.tiles_m  # CTAs that start together share columns of B
+    def tile_coord(self, cta: Cta, step=0):
+        """Row and column tile of a CTA at its step `step`; it has one. CTAs that start together
+        share columns of B.
+        """
+        block, tiles_m = cta.context.cta, cta.grid.tiles_m
+        return block % tiles_m, block // tiles_m
 
     @cute.jit
-    def body(self, k, ring):
-        self.become_consumer(k, 0)
-        m, n = self.tile(k)
-        slot = ring.start()
-        self.clear(k)
-        for at in cutlass.range(k.k_tiles, unroll=1):
-            if k.warp == 0:
-                ring.acquire(slot)
-                roles.load_slice(k, ring, slot, m, n, at)
-            ring.wait(slot)
-            lap(k, LOAD)
-            roles.multiply_slot(k, slot.index)
+    def body(self, cta: Cta, pipeline: Pipeline):
+        consumer = self.make_consumer(cta, 0)
+        m, n = self.tile_coord(cta)
+        state = pipeline.initial_state()
+        self.clear_accumulator(consumer.fragments)
+        for k_tile in cutlass.range(cta.grid.k_tiles, unroll=1):
+            if cta.context.warp == WarpRole.LOAD:
+                pipeline.producer_acquire(state)
+                pipeline.arrive_and_expect_tx(state)
+                roles.load_k_tile(cta.load_a, cta.load_b, pipeline, state, m, n, k_tile)
+            pipeline.consumer_wait(state)
+            lap(cta.timers, LOAD)
+            roles.mma_stage(consumer.fragments, state.index)
             warpgroup.wait_group(0)
-            ring.release(slot.index)
-            lap(k, TENSOR)
-            slot = ring.next(slot)
-        self.store(k, m, n)
+            pipeline.consumer_release(state.index)
+            lap(cta.timers, TENSOR)
+            state = pipeline.advance(state)
+        self.store_tile(cta, consumer, m, n)
 
 
 KERNEL = Kernel(

@@ -2,10 +2,10 @@
 
 Idea: a 128×256 tile, half of it in the registers of each of two consumer warpgroups.
 Parent: hopper.warp_specialized
-Changes: 128×256 tiles, m64n256k16, three slots of 48 KiB; setmaxnreg moves registers from the
+Changes: 128×256 tiles, m64n256k16, three stages of 48 KiB; setmaxnreg moves registers from the
     producer (24 a thread) to the consumers (240).
 Why it pays: a quarter fewer bytes per FLOP from L2, which bound the parent. 0.80 of cuBLAS at 4096,
-    0.83 at 8192: the consumers arrive at "full" as well as wait there, so each slice starts when
+    0.83 at 8192: the consumers arrive at "full" as well as wait there, so each k tile starts when
     the slower one is ready. One consumer cannot hold the tile: its 256 accumulators a thread exceed
     the 255 registers there are, spill, and serialise wgmma
     (`consumers=1,producer_registers=0,consumer_registers=0`: 0.05). setmaxnreg is worth 0.2% here,
@@ -38,12 +38,12 @@ class TwoConsumers(warp_specialized.WarpSpecialized):
     introduces = frozenset({"producer_registers", "consumer_registers"})
 
     @cute.jit
-    def give_registers(self):
+    def decrease_registers(self):
         if cutlass.const_expr(self.config.producer_registers > 0):
             cute.arch.setmaxregister_decrease(self.config.producer_registers)
 
     @cute.jit
-    def take_registers(self):
+    def increase_registers(self):
         if cutlass.const_expr(self.config.consumer_registers > 0):
             cute.arch.setmaxregister_increase(self.config.consumer_registers)
 
@@ -51,7 +51,7 @@ class TwoConsumers(warp_specialized.WarpSpecialized):
 KERNEL = Kernel(
     name="hopper.two_consumers",
     ladder="hopper",
-    idea="128x256x64 tiles over two consumers, three slots, setmaxnreg 24/240",
+    idea="128x256x64 tiles over two consumers, three stages, setmaxnreg 24/240",
     parent="hopper.warp_specialized",
     source="001 kernel 5, 004 kernel D",
     dtypes=("bfloat16", "float16"),

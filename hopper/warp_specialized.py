@@ -1,16 +1,17 @@
 """hopper.warp_specialized
 
-Idea: one warpgroup only loads, another only multiplies, and a ring of slots lies between them.
+Idea: one warpgroup only loads, another only multiplies, and a pipeline of stages lies between them.
 Parent: hopper.large_tile
-Changes: the body splits into `producer` and `consumer`; five slots; each slot gets a second
+Changes: the body splits into `producer` and `consumer`; five stages; each stage gets a second
 barrier, "empty".
-Why it pays: TMA fills up to five slices ahead while wgmma reads, so latency is paid once a tile and
-    not once a slice. 0.70 of cuBLAS at 4096, 1.07 of the parent. It gains no more because L2 gives
-    no more: 128×128 tiles ask it for 2.15 GB, at its peak of 5120 bytes a clock 237 µs, and this
-    takes 250; one group in flight (`in_flight=1`) 239. Everyone who waits on a barrier also arrives
-    at it, as with cuda::barrier (`sync.TokenRing`). At 8192 it loses 7%: 132 CTAs run at a time
-    where the parent has 396, so the same order of tiles shares fewer columns of B; L2 serves 54% of
-    requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB. `hopper.persistent` orders the tiles.
+Why it pays: TMA fills up to five k tiles ahead while wgmma reads, so latency is paid once a tile
+    and not once a k tile. 0.70 of cuBLAS at 4096, 1.07 of the parent. It gains no more because L2
+    gives no more: 128×128 tiles ask it for 2.15 GB, at its peak of 5120 bytes a clock 237 µs, and
+    this takes 250; one group in flight (`in_flight=1`) 239. Everyone who waits on a barrier also
+    arrives at it, as with cuda::barrier (`core.pipeline.TokenPipeline`). At 8192 it loses 7%: 132
+    CTAs run at a time where the parent has 396, so the same order of tiles shares fewer columns of
+    B; L2 serves 54% of requests, not 76%, and DRAM reads are 5.1 GB, not 2.0 GB.
+    `hopper.persistent` orders the tiles.
 Source: 001 kernel 4 (498 TFLOP/s of cuBLAS's 716), 004 kernel C.
 """
 
@@ -20,7 +21,9 @@ import cutlass.cute as cute
 
 from ..core.registry import Kernel
 from . import large_tile
-from .core import entry, pipeline, roles
+from .core import entry, roles
+from .core.pipeline import Pipeline, TokenPipeline
+from .core.records import Cta, WarpRole
 
 
 @dataclass(frozen=True)
@@ -32,50 +35,66 @@ class WarpSpecialized(large_tile.LargeTile):
     """Warpgroup 0 is the producer, by its first warp; the others are consumers."""
 
     introduces = frozenset({"slots", "consumers", "in_flight"})
-    ring_type: type[pipeline.Ring] = pipeline.TokenRing
+    pipeline_type: type[Pipeline] = TokenPipeline
 
     @property
     def warpgroups(self) -> int:
         return 1 + self.config.consumers
 
     @cute.jit
-    def body(self, k, ring):
-        if k.warpgroup == 0:
-            self.give_registers()
-            if k.warp == 0:
-                self.producer(k, ring)
+    def body(self, cta: Cta, pipeline: Pipeline):
+        if cta.context.warpgroup == 0:
+            self.decrease_registers()
+            if cta.context.warp == WarpRole.LOAD:
+                self.producer(cta, pipeline)
         else:
-            self.take_registers()
-            self.become_consumer(k, k.warpgroup - 1)
-            self.consumer(k, ring)
+            self.increase_registers()
+            self.consumer(cta, self.make_consumer(cta, cta.context.warpgroup - 1), pipeline)
 
     @cute.jit
-    def give_registers(self):
-        """The producer keeps what the compiler gave it."""
+    def decrease_registers(self):
+        """The producer keeps the registers that the compiler gave it."""
 
     @cute.jit
-    def take_registers(self):
+    def increase_registers(self):
         """So do the consumers."""
 
     @cute.jit
-    def producer(self, k, ring):
-        m, n = self.tile(k)
-        roles.load_tile(k, ring, ring.start(), m, n)
+    def producer(self, cta: Cta, pipeline: Pipeline):
+        """The warp that loads."""
+        m, n = self.tile_coord(cta)
+        roles.load_tile(
+            cta.load_a,
+            cta.load_b,
+            pipeline,
+            pipeline.initial_state(),
+            m,
+            n,
+            cta.grid.k_tiles,
+            cta.timers,
+        )
 
     @cute.jit
-    def consumer(self, k, ring):
-        m, n = self.tile(k)
-        self.clear(k)
-        roles.multiply_tile(
-            k, ring, ring.start(), self.config.in_flight, self.config.accumulate_flag
+    def consumer(self, cta: Cta, consumer, pipeline: Pipeline):
+        """A warpgroup that multiplies and stores."""
+        m, n = self.tile_coord(cta)
+        self.clear_accumulator(consumer.fragments)
+        roles.mma_tile(
+            consumer.fragments,
+            pipeline,
+            pipeline.initial_state(),
+            cta.grid.k_tiles,
+            self.config.in_flight,
+            self.config.accumulate_flag,
+            cta.timers,
         )
-        self.store(k, m, n)
+        self.store_tile(cta, consumer, m, n)
 
 
 KERNEL = Kernel(
     name="hopper.warp_specialized",
     ladder="hopper",
-    idea="a producer and a consumer warpgroup over a ring of five slots",
+    idea="a producer and a consumer warpgroup over a pipeline of five stages",
     parent="hopper.large_tile",
     source="001 kernel 4, 004 kernel C",
     dtypes=("bfloat16", "float16"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_gemm_work import Word, arithmetic, launch  # noqa: F401
+from test_gemm_work import Word, arithmetic, coord, launch  # noqa: F401
 
 from outblas.core import configs
 from outblas.core.artifact import example
@@ -132,34 +132,34 @@ CUTS = (
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_what_is_taken_fits(arithmetic, data):  # noqa: F811
-    """`work`'s own arithmetic, at the first and last steps of the first and last clusters, on
-    integers of 32 bits."""
+    """The scheduler's own arithmetic, at the first and last steps of the first and last clusters,
+    on integers of 32 bits.
+    """
     draw = data.draw
     M, N, K, batch = draw(EDGE), draw(EDGE), draw(EDGE), draw(EDGE)
     shared = draw(st.sampled_from(["", "cluster_n=2", "cluster_m=2"]))
     text = f"{SMALL},k_serpentine=False,{draw(st.sampled_from(CUTS))},{shared}"
     config = configs.from_text(gemm.Config, text)
     assume(gemm.unsupported(asked(M, N, K, batch), config) is None)
-    k = launch(config, M, N, K, batch, fit=132 // config.cluster)
-    numbers = [n for n in (*vars(k).values(), *k.by) if isinstance(n, Word)]
-    ends = tile_order.columns(config, N) * config.tile_n, k.clusters * config.cluster
+    scheduler = launch(config, M, N, K, batch, fit=132 // config.cluster)
+    params = scheduler.params
+    numbers = [n for n in (*params, *params.divmods) if isinstance(n, Word)]
+    ends = tile_order.columns(config, N) * config.tile_n, params.clusters * config.cluster
     assert all(0 <= n < 2**31 for n in (*numbers, *ends)), text
-    for cluster in {Word(0), k.clusters - 1}:
-        k.cluster = cluster
-        k.part_a, k.part_b = Word(config.cluster_n - 1), Word(config.cluster_m - 1)
-        k.part_k = Word(config.cluster_k - 1)
-        steps = Word(arithmetic.steps(k, config))
+    last = coord(config.cluster_m - 1, config.cluster_n - 1, config.cluster_k - 1)
+    for cluster in {Word(0), params.clusters - 1}:
+        one = replace(scheduler, cluster=cluster, coord=last)
+        steps = Word(arithmetic.work_tile_count(one, config))
         for step in {Word(0), steps - 1} if steps else ():
-            mine = arithmetic.at(k, config, step)
-            row, column = (
-                mine.m * config.tile_m + Word(config.tile_m - 1),
-                mine.column + (config.tile_n - 1),
-            )
+            work = arithmetic.current_work(one, config, step)
+            row = work.m * config.tile_m + Word(config.tile_m - 1)
+            column = work.column + (config.tile_n - 1)
             assert row >= 0
             assert column >= 0
-            if config.split and mine.pieces > 1:
-                place = (mine.place + mine.pieces) * Word(config.cluster)
-                assert place * (config.tile_m * config.tile_n) > 0
+            partition = work.partition
+            if config.split and partition.total > 1:
+                end = (partition.workspace_index + partition.total) * Word(config.cluster)
+                assert end * (config.tile_m * config.tile_n) > 0
 
 
 @pytest.mark.parametrize("batch", [(2**31 + 8,), (3, 2**31 + 8), (2**31 + 8, 3), (2, 2**16, 2**16)])

@@ -12,7 +12,7 @@ from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.hopper import gemm
 from outblas.hopper.core import compile
-from outblas.hopper.gemm import epilogue_load
+from outblas.hopper.gemm import epilogue_load, epilogue_tile
 from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.variant import example_variant
 
@@ -171,17 +171,16 @@ def test_pairs_in_rows_come_in_whole_granules():
     )
 
 
-def test_slabs_fit_the_slots_that_carry_them():
+def test_subtiles_of_the_source_fit_the_stages_that_carry_them():
+    dtype = compile.NUMERIC[BF16]
     for text in (BASE, TALL, f"{SMALL},tile_n=16"):
         config = configs.from_text(gemm.Config, text)
-        per = epilogue_load.per_slot(config, config, compile.NUMERIC[BF16])
-        assert (
-            per * config.sharing * epilogue_load.slab_bytes(config, compile.NUMERIC[BF16])
-            <= config.slot_bytes
-        )
-        assert epilogue_load.slots(config, config, compile.NUMERIC[BF16]) * per >= len(
-            gemm.epilogue.places(config, compile.NUMERIC[BF16], config.tile_n)
-        )
+        per_stage = epilogue_load.subtiles_per_stage(config, config, dtype)
+        size = epilogue_load.subtile_bytes(config, dtype)
+        assert per_stage * config.sharing * size <= config.slot_bytes
+        subtiles = epilogue_tile.subtiles(config, dtype, config.tile_n)
+        stages = epilogue_load.stages_per_tile(config, config, dtype)
+        assert stages * per_stage >= len(subtiles)
 
 
 @pytest.mark.compile

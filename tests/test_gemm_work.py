@@ -1,12 +1,12 @@
-"""Who computes what in hopper.gemm: its arithmetic on tiles, slices and pieces of K, on Python's
-integers.
+"""Who computes what in hopper.gemm: its arithmetic on tiles, k tiles and partitions of K, on
+Python's integers.
 """
 
-from __future__ import annotations  # handed on by compile() to the source of `work`
+from __future__ import annotations  # handed on by compile() to the scheduler's source
 
 import ast
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from outblas.core.artifact import example
 from outblas.device import raster
 from outblas.hopper import gemm
 from outblas.hopper.core import bounds, tile_order
-from outblas.hopper.gemm import tile_scheduler
+from outblas.hopper.gemm import records, tile_scheduler
 
 BF16 = torch.bfloat16
 OWN = gemm.Config()
@@ -59,11 +59,13 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
 
 @pytest.fixture(scope="module")
 def arithmetic():
-    """`work`'s own source on Python's integers: what the DSL would trace is computed instead."""
+    """The scheduler's own source on Python's integers: what the DSL would trace is computed
+    instead.
+    """
     tree = ast.parse(Path(tile_scheduler.__file__).read_text(encoding="utf-8"))
     dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
     made = {"cutlass": dsl, "cute": SimpleNamespace(jit=lambda function: function), "Int32": Word}
-    made |= {"NamedTuple": NamedTuple, "__name__": "work"}
+    made |= {"NamedTuple": NamedTuple, "dataclass": dataclass, "__name__": tile_scheduler.__name__}
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(tree, tile_scheduler.__file__, "exec"), made)
     return SimpleNamespace(**made)
@@ -78,60 +80,68 @@ def launch(config, M, N, K, batch=0, fit=132, order=""):
     pieces = min(config.split_k, k_tiles)
     columns, narrow = tile_order.columns(config, N), config.tile_n - 8
     clusters = min(fit, tiles * (k_tiles if config.stream_k else pieces))
-    once, table = tiles * pieces <= fit and not config.stream_k, None
+    single_wave, table = tiles * pieces <= fit and not config.stream_k, None
     if order == "dealt":  # a tile each, of any matrix, in any order that has them all
         table = (
-            [Word(tile) for tile in reversed(range(tiles))] if once and not config.split else None
+            [Word(tile) for tile in reversed(range(tiles))]
+            if single_wave and not config.split
+            else None
         )
     elif order:
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
-    by = tile_scheduler.Divisors(
-        *(
-            Word(n)
-            for n in (tiles_m if table is None else tiles_n, tiles_m * tiles_n, clusters, pieces)
-        )
+    line = tiles_m if table is None else tiles_n
+    wide = min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0
+    params = tile_scheduler.ScheduleParams(
+        divmods=tile_scheduler.FastDivmods(*map(Word, (line, tiles_m * tiles_n, clusters, pieces))),
+        tiles=Word(tiles),
+        wide_columns=Word(wide),
+        k_tiles=Word(k_tiles),
+        table=table,
+        partitions=Word(pieces),
+        clusters=Word(clusters),
     )
-    numbers = {
-        "clusters": clusters,
-        "tiles": tiles,
-        "k_tiles": k_tiles,
-        "pieces": pieces,
-        "wide": min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0,
-        "part_a": 0,
-        "part_b": 0,
-    }
-    words = {name: Word(value) for name, value in numbers.items()}
-    own = {
-        "batched": batch > 0,
-        "table": table,
-        "by": by,
-        "single_wave": once,
-        "only": None,
-        "columns": config.tile_n,
-    }
-    return SimpleNamespace(**own, **words)
+    return tile_scheduler.TileScheduler(
+        params,
+        cluster=Word(0),
+        coord=coord(),
+        table_entry=None,
+        columns=config.tile_n,
+        batched=batch > 0,
+        single_wave=single_wave,
+    )
 
 
-def all_work(arithmetic, k, config):
-    """(cluster, step, work) of a whole launch; CTAs that share a tile along K as pieces of it."""
-    found = []
-    for cluster, part in itertools.product(range(int(k.clusters)), range(config.cluster_k)):
-        k.cluster, k.part_k = Word(cluster), Word(part)
-        k.only = k.table[cluster] if k.table and k.single_wave else None
-        for step in range(arithmetic.steps(k, config)):
-            mine = tile_scheduler.Work(
-                *(int(value) for value in arithmetic.at(k, config, Word(step)))
-            )
+def coord(m=0, n=0, k=0):
+    """Where a CTA stands in its cluster."""
+    return records.ClusterCoord(Word(m), Word(n), None, None, Word(k), Word(0), Word(0))
+
+
+def all_work(arithmetic, scheduler, config):
+    """(cluster, step, work tile) of a whole launch; CTAs that share a tile along K as its
+    partitions.
+    """
+    found, params = [], scheduler.params
+    for cluster, part in itertools.product(range(int(params.clusters)), range(config.cluster_k)):
+        single = params.table and scheduler.single_wave
+        one = replace(
+            scheduler,
+            cluster=Word(cluster),
+            coord=coord(k=part),
+            table_entry=params.table[cluster] if single else None,
+        )
+        for step in range(arithmetic.work_tile_count(one, config)):
+            *place, partition = arithmetic.current_work(one, config, Word(step))
+            partition = tile_scheduler.KPartition(*map(int, partition))
             if config.cluster_k > 1:
-                mine = mine._replace(piece=part, pieces=config.cluster_k)
-            found.append((cluster, step, mine))
+                partition = partition._replace(index=part, total=config.cluster_k)
+            found.append((cluster, step, tile_scheduler.WorkTile(*map(int, place), partition)))
     return found
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
+def test_every_k_tile_of_every_tile_is_computed_once(arithmetic, data):
     draw = data.draw
     kind = draw(st.sampled_from(["whole", "split", "stream", "cluster"]))
     config = replace(
@@ -154,69 +164,74 @@ def test_every_slice_of_every_tile_is_computed_once(arithmetic, data):
     check(arithmetic, launch(config, M, N, K, batch, fit, order), config, rows, columns)
 
 
-def check(arithmetic, k, config, rows, columns):
-    found = all_work(arithmetic, k, config)
+def check(arithmetic, scheduler, config, rows, columns):
+    params = scheduler.params
+    k_tiles, clusters = int(params.k_tiles), int(params.clusters)
+    found = all_work(arithmetic, scheduler, config)
     tiles = {}
-    for _, _, mine in found:
-        assert mine.count > 0 or mine.pieces == 1 or int(k.k_tiles) < config.cluster_k
-        tiles.setdefault((mine.matrix, mine.m, mine.column), []).append(mine)
-    assert len(tiles) == int(k.tiles)
+    for _, _, work in found:
+        partition = work.partition
+        assert partition.count > 0 or partition.total == 1 or k_tiles < config.cluster_k
+        tiles.setdefault((work.matrix, work.m, work.column), []).append(work)
+    assert len(tiles) == int(params.tiles)
     assert {m for _, m, _ in tiles} == set(range(rows))
     assert len({column for _, _, column in tiles}) == columns
     places = set()
-    shared = set()
-    for parts in tiles.values():
-        parts.sort(key=lambda mine: mine.piece)
-        assert [mine.piece for mine in parts] == list(range(parts[0].pieces))
-        assert len({(mine.narrow, mine.pieces, mine.shared, mine.place) for mine in parts}) == 1
+    split_tiles = set()
+    for works in tiles.values():
+        works.sort(key=lambda work: work.partition.index)
+        parts = [work.partition for work in works]
+        first = parts[0]
+        assert [part.index for part in parts] == list(range(first.total))
+        assert len({work.narrow for work in works}) == 1
+        assert len({(part.total, part.split_tile, part.workspace_index) for part in parts}) == 1
         ends = 0
-        for mine in parts:
-            assert mine.begin == ends
-            ends += mine.count
-        assert ends == int(k.k_tiles)
+        for part in parts:
+            assert part.begin == ends
+            ends += part.count
+        assert ends == k_tiles
         if len(parts) > 1 and config.split:
-            own = {parts[0].place + mine.piece for mine in parts}
+            own = {first.workspace_index + part.index for part in parts}
             assert not own & places
-            assert parts[0].shared not in shared
+            assert first.split_tile not in split_tiles
             places |= own
-            shared.add(parts[0].shared)
+            split_tiles.add(first.split_tile)
     # The host's room for partial sums and counters.
-    cut = int(k.tiles % k.clusters if config.stream_k else k.tiles)
-    room = int(k.clusters) + cut if config.stream_k else int(k.tiles * k.pieces)
+    cut = int(params.tiles % params.clusters if config.stream_k else params.tiles)
+    room = clusters + cut if config.stream_k else int(params.tiles * params.partitions)
     assert max(places, default=-1) < room
-    assert max(shared, default=-1) < max(cut, 1)
-    steps = [sum(1 for cluster, _, _ in found if cluster == c) for c in range(int(k.clusters))]
+    assert max(split_tiles, default=-1) < max(cut, 1)
+    steps = [sum(1 for cluster, _, _ in found if cluster == c) for c in range(clusters)]
     assert min(steps) >= 1
     if config.stream_k:
-        slices = [
-            sum(mine.count for cluster, _, mine in found if cluster == c)
-            for c in range(int(k.clusters))
+        counts = [
+            sum(work.partition.count for cluster, _, work in found if cluster == c)
+            for c in range(clusters)
         ]
-        assert max(slices) - min(slices) <= 1 or int(k.tiles % k.clusters * k.k_tiles) < int(
-            k.clusters
-        )
+        row = int(params.tiles % params.clusters * params.k_tiles)
+        assert max(counts) - min(counts) <= 1 or row < clusters
 
 
 @pytest.mark.parametrize(
     ("M", "N", "K", "tiles", "clusters"),
     [
-        (64, 64, 64 * 3, 1, 3),  # fewer slices than clusters fit
+        (64, 64, 64 * 3, 1, 3),  # fewer k tiles than clusters fit
         (128, 64, 64 * 5, 2, 10),
-        (64 * 7, 64, 64, 7, 7),  # a slice each
-        (64 * 133, 64, 64, 133, 132),  # one tile of one slice is left over
+        (64 * 7, 64, 64, 7, 7),  # a k tile each
+        (64 * 133, 64, 64, 133, 132),  # one tile of one k tile is left over
         (64 * 264, 64, 128, 264, 132),  # none is
     ],
 )
-def test_stream_k_with_few_slices(arithmetic, M, N, K, tiles, clusters):
+def test_stream_k_with_few_k_tiles(arithmetic, M, N, K, tiles, clusters):
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
-    k = launch(config, M, N, K)
-    assert (k.tiles, k.clusters) == (tiles, clusters)
-    check(arithmetic, k, config, *tile_order.cluster_tiles(config, M, N))
+    scheduler = launch(config, M, N, K)
+    assert (scheduler.params.tiles, scheduler.params.clusters) == (tiles, clusters)
+    check(arithmetic, scheduler, config, *tile_order.cluster_tiles(config, M, N))
 
 
-def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
+def test_the_longest_row_of_k_tiles_is_numbered_in_32_bits(arithmetic):
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
@@ -229,13 +244,11 @@ def test_the_longest_row_of_slices_is_numbered_in_32_bits(arithmetic):
 
 def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic):
     config = replace(OWN, tile_m=64, tile_n=64, cluster_m=2, cluster_n=2)
-    k = launch(config, 256, 256, 64)
-    k.cluster = Word(3)
+    scheduler = replace(launch(config, 256, 256, 64), cluster=Word(3))
     tiles = set()
-    for k.part_b in (0, 1):
-        for k.part_a in (0, 1):
-            mine = arithmetic.at(k, config, Word(0))
-            tiles.add((int(mine.m), int(mine.column)))
+    for m, n in itertools.product(range(2), range(2)):
+        work = arithmetic.current_work(replace(scheduler, coord=coord(m, n)), config, Word(0))
+        tiles.add((int(work.m), int(work.column)))
     assert tiles == {(m, column) for m in (2, 3) for column in (128, 192)}
 
 
@@ -244,14 +257,16 @@ def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic):
 def test_elastic_columns_cover_the_matrix(arithmetic, tile_n, N):
     """In whole steps of 8, unless narrow ones are too wide, of which one fewer would not do."""
     config = replace(OWN, tile_n=tile_n, elastic=True, cluster_m=1)
-    k = launch(config, 1, N, 64)
-    k.cluster = Word(0)
-    k.clusters = Word(1)
-    tiles = [arithmetic.at(k, config, Word(n)) for n in range(int(k.tiles))]
-    widths = [config.widths[int(mine.narrow)] for mine in tiles]
+    scheduler = launch(config, 1, N, 64)
+    scheduler = replace(scheduler, params=scheduler.params._replace(clusters=Word(1)))
+    tiles = [
+        arithmetic.current_work(scheduler, config, Word(n))
+        for n in range(int(scheduler.params.tiles))
+    ]
+    widths = [config.widths[int(work.narrow)] for work in tiles]
     assert len(tiles) == tile_order.columns(config, N)
     assert set(widths) <= {tile_n, tile_n - 8}
-    assert [int(mine.column) for mine in tiles] == [sum(widths[:n]) for n in range(len(widths))]
+    assert [int(work.column) for work in tiles] == [sum(widths[:n]) for n in range(len(widths))]
     over = sum(widths) - N
     assert over >= 0
     if over >= 8:

@@ -302,35 +302,35 @@ def test_only_compiles_with_phases_read_the_clock(end):
 @pytest.mark.parametrize(
     ("method", "broken", "barrier", "traced", "expected"),
     [
-        ("release", lambda self, index: None, "empty", "no", 2),
-        ("contract", lambda self: {"full": 1, "empty": 3}, "empty", "{'consumers': 2}", 3),
-        ("announce", lambda self, slot: None, "full", "no", 1),
+        ("consumer_release", lambda self, index: None, "empty", "no", 2),
+        ("arrival_counts", lambda self: {"full": 1, "empty": 3}, "empty", "{'consumers': 2}", 3),
+        ("arrive_and_expect_tx", lambda self, state: None, "full", "no", 1),
     ],
 )
-def test_a_ring_that_breaks_its_contract_fails_the_compile(
+def test_a_pipeline_that_breaks_its_contract_fails_the_compile(
     method, broken, barrier, traced, expected, monkeypatch
 ):
     """It would hang on the GPU."""
-    monkeypatch.setattr(lean_barriers.LeanRing, method, broken)
-    message = f"{barrier}[s] gets {traced} arrivals a turn, its contract expects {expected}"
+    monkeypatch.setattr(lean_barriers.LeanPipeline, method, broken)
+    message = f"{barrier}[s] gets {traced} arrivals a phase, its contract expects {expected}"
     with pytest.raises(Exception, match=re.escape(message)):
         load("lean_barriers").artifact()
 
 
 @pytest.mark.parametrize(
-    ("ring", "consumers", "cluster", "full", "empty"),
+    ("kind", "consumers", "cluster", "full", "empty"),
     [
-        (pipeline.Ring, 1, 1, 1, 0),
-        (pipeline.TokenRing, 1, 1, 129, 129),
-        (pipeline.TokenRing, 2, 1, 257, 257),
-        (lean_barriers.LeanRing, 2, 1, 1, 2),
-        (cluster_multicast.ClusterRing, 2, 2, 1, 4),
-        (cluster_multicast.ClusterRing, 3, 4, 1, 12),
+        (pipeline.Pipeline, 1, 1, 1, 0),
+        (pipeline.TokenPipeline, 1, 1, 129, 129),
+        (pipeline.TokenPipeline, 2, 1, 257, 257),
+        (lean_barriers.LeanPipeline, 2, 1, 1, 2),
+        (cluster_multicast.ClusterPipeline, 2, 2, 1, 4),
+        (cluster_multicast.ClusterPipeline, 3, 4, 1, 12),
     ],
 )
-def test_arrival_counts_follow_from_the_roles(ring, consumers, cluster, full, empty):
-    made = ring(None, None, 3, 49152, consumers, cluster, False)
-    assert made.contract() == {"full": full, "empty": empty}
+def test_arrival_counts_follow_from_the_roles(kind, consumers, cluster, full, empty):
+    made = kind(None, None, 3, 49152, consumers, cluster, False)
+    assert made.arrival_counts() == {"full": full, "empty": empty}
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(end, monkeypatch):
     lands = end.Config().slot_bytes
     monkeypatch.setattr(HopperConfig, "slot_bytes", property(lambda self: lands + 128))
     with pytest.raises(
-        Exception, match=f"{lands} bytes land in a slot, the config announces {lands + 128}"
+        Exception, match=f"{lands} bytes land in a stage, the config announces {lands + 128}"
     ):
         end.artifact()
 

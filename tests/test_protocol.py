@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from protocol.faults import FAULTS, TURN_EARLY
-from protocol.launch import Case, form_of, simulate, simulate_rung
+from protocol.launch import Case, simulate, simulate_rung, traits_of
 from protocol.machine import Barrier, NamedBarrier, ProtocolFault
 
 from outblas.core.registry import LADDERS
@@ -315,15 +315,15 @@ def test_no_k_tile_is_no_product():
         simulate(case_of(COOPERATIVE, k_tiles=0), 0)
 
 
-def test_forms_of_the_cases_are_those_that_they_say():
-    assert form_of(case_of(*SCHEDULES["pingpong, addend fetched"])).fetched == "addend"
-    assert form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).in_turn
-    assert (
-        form_of(case_of(*SCHEDULES["staggered turns, residual fetched"], k_tiles=9)).fetched
-        == "residual"
-    )
-    assert form_of(case_of(*SCHEDULES["staggered turns, gated pairs"], k_tiles=9)).aux == "staged"
-    assert form_of(MORE["cooperative, one tile"]).once
+def test_traits_of_the_cases_are_those_that_they_say():
+    def traits(name):
+        return traits_of(case_of(*SCHEDULES[name], k_tiles=9))
+
+    assert traits("pingpong, addend fetched").source == "addend"
+    assert traits("staggered turns, residual fetched").staggered_tail
+    assert traits("staggered turns, residual fetched").source == "residual"
+    assert traits("staggered turns, gated pairs").aux == "staged"
+    assert traits_of(MORE["cooperative, one tile"]).single_wave
 
 
 def test_a_named_barrier_takes_no_more_threads_than_it_is_for():

@@ -1,20 +1,33 @@
 """What every Hopper rung shares: operand layouts, tensor maps, shared memory, barriers, launch."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int64
 from cutlass.cute.nvgpu import StoreCacheMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from . import phase_clock, pipeline, roles
+from . import phase_clock, roles
 from .config import WARPGROUP, HopperConfig, invalid_reason
+from .phase_clock import STORE, lap
+from .pipeline import Pipeline
+from .records import (
+    ClusterCoord,
+    Consumer,
+    Cta,
+    MmaFragments,
+    TiledMmas,
+    TileGrid,
+    TmaLoad,
+    TmaOperand,
+    WarpContext,
+    WarpRole,
+)
 
-ONE_SLOT = (None, None, 0)
+ONE_STAGE = (None, None, 0)
 
 
 class HopperGemm:
@@ -28,7 +41,7 @@ class HopperGemm:
     # Fields of HopperConfig that the rung itself brings in; it understands these and its parents'.
     # The others must keep the value that HopperConfig gives them.
     introduces = frozenset({"tile_m", "tile_n", "tile_k", "mma_n", "jitter", "phases"})
-    ring_type: type[pipeline.Ring] = pipeline.Ring
+    pipeline_type: type[Pipeline] = Pipeline
     persistent = False
 
     def __init__(self, config: HopperConfig, *, width: int):
@@ -64,81 +77,87 @@ class HopperGemm:
         """CTAs launched for a number of tiles, or for a table of tiles."""
         return tiles
 
-    def loads(self):
-        """What TMA copies of A and of B are made of: the operation, and how many CTAs share one
-        tile.
+    def load_operations(self):
+        """The TMA operation that loads A and that which loads B, each with the number of CTAs that
+        load a part of the same tile.
         """
         return (cpasync.CopyBulkTensorTileG2SOp(), 1), (cpasync.CopyBulkTensorTileG2SOp(), 1)
 
-    def maps(self, a, b, major_a, major_b):
-        """Host: of A (M, K) and of B (N, K) the atom and tensor of its TMA loads, and the layout of
-        its slots.
-        """
+    def load_operands(self, a, b, major_a, major_b) -> list[TmaOperand]:
+        """Host: what the kernel is given to load A (M, K) and B (N, K)."""
         config = self.config
         tile = (config.tile_m, config.slot_n, config.tile_k)
         layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
         layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.slots)
-        made = []
-        for tensor, layout, rows, (load, shared) in zip(
-            (a, b), (layout_a, layout_b), tile[:2], self.loads(), strict=True
+        operands = []
+        for tensor, layout, rows, (load, multicast) in zip(
+            (a, b), (layout_a, layout_b), tile[:2], self.load_operations(), strict=True
         ):
-            slot, box = cute.slice_(layout, ONE_SLOT), (rows, config.tile_k)
-            made += [
-                *cpasync.make_tiled_tma_atom(load, tensor, slot, box, num_multicast=shared),
-                layout,
-            ]
-        return made
+            atom, coordinates = cpasync.make_tiled_tma_atom(
+                load,
+                tensor,
+                cute.slice_(layout, ONE_STAGE),
+                (rows, config.tile_k),
+                num_multicast=multicast,
+            )
+            operands.append(TmaOperand(atom, coordinates, layout))
+        return operands
 
-    def share(self, k):
-        """Which part of a tile of A and of B this CTA loads, and the masks of the CTAs that receive
-        it.
-        """
-        k.part_a, k.part_b, k.mask_a, k.mask_b = 0, 0, None, None
+    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
+        """Where the CTA stands in its cluster."""
+        return ClusterCoord(0, 0, None, None)
 
-    def maps_c(self, c):
-        """Atoms and tensors of a TMA store of C."""
+    def store_operand(self, c):
+        """Host: what the kernel is given to store C by TMA, () where it leaves from registers."""
         return ()
 
-    def prepare_store(self, k, smem, maps):
-        """Shared memory of the store."""
+    def alloc_epilogue(self, smem, operand, dtype):
+        """The shared memory through which C leaves, or None."""
+        return None
 
     @cute.jit
-    def meet(self):
-        """Barriers are initialised for all who use them."""
+    def cluster_sync(self):
+        """Barriers are initialised, for all who use them."""
         cute.arch.sync_threads()
 
     @cute.jit
-    def leave(self):
-        """Before a CTA ends."""
+    def cluster_exit(self):
+        """What a CTA waits for before it ends."""
 
     @cute.jit
-    def body(self, k, ring):
+    def body(self, cta: Cta, pipeline: Pipeline):
         """What one CTA does, barriers initialised."""
         raise TypeError("a rung defines body")
 
     @cute.jit
-    def clear(self, k):
+    def clear_accumulator(self, fragments: MmaFragments):
         """Before the first product of a tile."""
-        k.acc.fill(0.0)
+        fragments.acc.fill(0.0)
 
     @cute.jit
-    def store(self, k, m, n):
+    def store_tile(self, cta: Cta, consumer, m, n):
         """Writes the accumulator to row tile m, column tile n of C."""
-        roles.store_registers(k, m, n, min(self.width, 2), StoreCacheMode.WRITE_BACK)
+        tile, width = (self.config.tile_m, self.config.tile_n), min(self.width, 2)
+        roles.store_registers(consumer, cta.mC, m, n, tile, width, StoreCacheMode.WRITE_BACK)
+        lap(cta.timers, STORE)
 
-    def become_consumer(self, k, consumer):
-        """Adds to `k` what consumer warpgroup `consumer` multiplies with: its rows of every slot,
-        its accumulator.
+    def make_consumer(self, cta: Cta, index) -> Consumer:
+        """What a thread of consumer warpgroup `index` multiplies with: its rows of every stage, its
+        accumulator.
         """
-        c = self.config
-        thread = k.mma.get_slice(
-            consumer * WARPGROUP
-        )  # descriptors: all threads of a warpgroup hold the same
-        k.consumer = consumer
-        k.consumer_thread = consumer * WARPGROUP + k.tidx % WARPGROUP
-        k.tCrA = k.mma.make_fragment_A(thread.partition_A(k.sA))  # (MMA, MMA_M, MMA_K, SLOT)
-        k.tCrB = k.mma.make_fragment_B(thread.partition_B(k.sB))  # (MMA, MMA_N, MMA_K, SLOT)
-        k.acc = cute.make_rmem_tensor(k.mma.partition_shape_C((c.tile_m, c.tile_n)), Float32)
+        c, mma = self.config, cta.mma
+        # Descriptors of shared memory: those of a warpgroup's threads are all the same.
+        thread = mma.accumulating.get_slice(index * WARPGROUP)
+        thread_in_tile = index * WARPGROUP + cta.context.thread % WARPGROUP
+        fragments = MmaFragments(
+            mma,
+            tCrA=mma.accumulating.make_fragment_A(thread.partition_A(cta.sA)),
+            tCrB=mma.accumulating.make_fragment_B(thread.partition_B(cta.sB)),
+            acc=cute.make_rmem_tensor(
+                mma.accumulating.partition_shape_C((c.tile_m, c.tile_n)), Float32
+            ),
+        )
+        return Consumer(index, thread_in_tile, cta.context, fragments)
 
     # ---- host
     @cute.jit
@@ -147,11 +166,10 @@ class HopperGemm:
         None; `trace`: int64 (CTAs, warpgroups, phases) or None.
         """
         config = self.config
-        b = cute.make_tensor(
-            b.iterator, cute.select(b.layout, mode=[1, 0])
-        )  # (N, K), as wgmma and TMA name B
+        # (N, K), as wgmma and TMA name B.
+        b = cute.make_tensor(b.iterator, cute.select(b.layout, mode=[1, 0]))
         major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
-        tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
+        operand_a, operand_b = self.load_operands(a, b, major_a, major_b)
         mma, mma_overwriting = (
             hopper_helpers.make_trivial_tiled_mma(
                 a.element_type,
@@ -170,22 +188,14 @@ class HopperGemm:
         tiles_n = cute.ceil_div(c.shape[1], config.tile_n * config.cluster_n)
         k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
         self.kernel(
-            tma_a,
-            mA,
-            tma_b,
-            mB,
+            operand_a,
+            operand_b,
             c,
             a.element_type,
-            mma,
-            mma_overwriting,
-            layout_a,
-            layout_b,
-            tiles_m,
-            tiles_n,
-            k_tiles,
-            table,
+            TiledMmas(mma, mma_overwriting),
+            TileGrid(tiles_m, tiles_n, k_tiles, table),
             trace,
-            self.maps_c(c),
+            self.store_operand(c),
         ).launch(
             grid=(self.grid(tiles_m * tiles_n, table), 1, 1),
             block=(WARPGROUP * self.warpgroups, 1, 1),
@@ -198,106 +208,94 @@ class HopperGemm:
     @cute.kernel
     def kernel(
         self,
-        tma_a: cute.CopyAtom,
-        mA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        mB: cute.Tensor,
+        operand_a: TmaOperand,
+        operand_b: TmaOperand,
         mC: cute.Tensor,
         dtype: cutlass.Constexpr,
-        mma: cute.TiledMma,
-        mma_overwriting: cute.TiledMma,
-        layout_a: cute.ComposedLayout,
-        layout_b: cute.ComposedLayout,
-        tiles_m: Int32,
-        tiles_n: Int32,
-        k_tiles: Int32,
-        table,
+        mma: TiledMmas,
+        grid: TileGrid,
         trace,
-        maps_c: tuple[Any, ...],
+        store_operand: tuple[Any, ...],
     ):
-        config = self.config
         tidx, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == 0:
-            cpasync.prefetch_descriptor(tma_a)
-            cpasync.prefetch_descriptor(tma_b)
+        if warp == WarpRole.LOAD:
+            cpasync.prefetch_descriptor(operand_a.atom)
+            cpasync.prefetch_descriptor(operand_b.atom)
 
         smem = SmemAllocator()
-        bars = smem.allocate_array(Int64, 2 * config.slots)
-        sA = smem.allocate_tensor(
-            dtype, layout_a.outer, 1024, swizzle=layout_a.inner
-        )  # (bM, bK, SLOT)
-        sB = smem.allocate_tensor(
-            dtype, layout_b.outer, 1024, swizzle=layout_b.inner
-        )  # (bN, bK, SLOT)
-        landed = sum(
-            cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT))
-            for layout in (layout_a, layout_b)
+        pipeline = self.alloc_pipeline(smem, dtype, operand_a.layout, operand_b.layout)
+        sA, sB = (
+            smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
+            for layout in (operand_a.layout, operand_b.layout)
         )
-        assert landed == config.slot_bytes, (
-            f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
-        )
-        ring = self.ring_type(
-            bars,
-            bars + config.slots,
+        warpgroup_index = cute.arch.make_warp_uniform(tidx // WARPGROUP)
+        context = WarpContext(tidx, block, warp, warpgroup_index)
+        coord = self.cluster_coord(context)
+        load_a, load_b = self.partition_loads(operand_a, operand_b, sA, sB, coord)
+        epilogue = self.alloc_epilogue(smem, store_operand, mC.element_type)
+
+        if warp == WarpRole.LOAD:
+            with cute.arch.elect_one():
+                pipeline.init_barriers()
+            cute.arch.mbarrier_init_fence()
+        self.cluster_sync()
+        timers = phase_clock.start(trace, context)
+        cta = Cta(context, coord, grid, load_a, load_b, mma, sA, sB, mC, epilogue, timers)
+        self.body(cta, pipeline)
+        phase_clock.finish(timers)
+        self.cluster_exit()
+        pipeline.check_arrival_counts()
+
+    def alloc_pipeline(self, smem, dtype, layout_a, layout_b) -> Pipeline:
+        """The barriers in shared memory, and the pipeline over them. Raises AssertionError where
+        the bytes that the config announces are not those that land in a stage.
+        """
+        config = self.config
+        barriers = smem.allocate_array(Int64, 2 * config.slots)
+        check_stage_bytes(config, dtype, layout_a, layout_b)
+        return self.pipeline_type(
+            barriers,
+            barriers + config.slots,
             config.slots,
             config.slot_bytes,
             config.consumers,
             config.cluster,
             config.jitter,
         )
-        k = SimpleNamespace(
-            tidx=tidx,
-            cta=cta,
-            warp=warp,
-            warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
-            tiles_m=tiles_m,
-            tiles_n=tiles_n,
-            k_tiles=k_tiles,
-            tile_m=config.tile_m,
-            tile_n=config.tile_n,
-            tma_a=tma_a,
-            tma_b=tma_b,
-            mma=mma,
-            mma_overwriting=mma_overwriting,
-            sA=sA,
-            sB=sB,
-            mC=mC,
-            table=table,
-            trace=trace,
-        )
-        self.share(k)
-        (_, share_a), (_, share_b) = self.loads()
-        gA = cute.local_tile(
-            mA, (config.tile_m, config.tile_k), (None, None)
-        )  # (bM, bK, RestM, RestK)
-        gB = cute.local_tile(
-            mB, (config.tile_n, config.tile_k), (None, None)
-        )  # (bN, bK, RestN, RestK)
-        k.tAsA, k.tAgA = cpasync.tma_partition(
-            tma_a,
-            k.part_a,
-            cute.make_layout(share_a),
-            cute.group_modes(sA, 0, 2),
-            cute.group_modes(gA, 0, 2),
-        )
-        k.tBsB, k.tBgB = cpasync.tma_partition(
-            tma_b,
-            k.part_b,
-            cute.make_layout(share_b),
-            cute.group_modes(sB, 0, 2),
-            cute.group_modes(gB, 0, 2),
-        )
-        self.prepare_store(k, smem, maps_c)
 
-        if warp == 0:
-            with cute.arch.elect_one():
-                ring.init()
-            cute.arch.mbarrier_init_fence()
-        self.meet()
-        k.laps = phase_clock.start(k)
-        self.body(k, ring)
-        phase_clock.finish(k)
-        self.leave()
-        ring.settle()
+    def partition_loads(self, operand_a, operand_b, sA, sB, coord: ClusterCoord) -> list[TmaLoad]:
+        """How the CTA loads its part of the tiles of A and of B."""
+        config = self.config
+        (_, multicast_a), (_, multicast_b) = self.load_operations()
+        gA = cute.local_tile(operand_a.tensor, (config.tile_m, config.tile_k), (None, None))
+        gB = cute.local_tile(operand_b.tensor, (config.tile_n, config.tile_k), (None, None))
+        tAsA, tAgA = cpasync.tma_partition(
+            operand_a.atom,
+            coord.cta_n_in_cluster,
+            cute.make_layout(multicast_a),
+            cute.group_modes(sA, 0, 2),
+            cute.group_modes(gA, 0, 2),  # (bM, bK, RestM, RestK)
+        )
+        tBsB, tBgB = cpasync.tma_partition(
+            operand_b.atom,
+            coord.cta_m_in_cluster,
+            cute.make_layout(multicast_b),
+            cute.group_modes(sB, 0, 2),
+            cute.group_modes(gB, 0, 2),  # (bN, bK, RestN, RestK)
+        )
+        return [
+            TmaLoad(operand_a.atom, tAsA, tAgA, coord.mask_a),
+            TmaLoad(operand_b.atom, tBsB, tBgB, coord.mask_b),
+        ]
+
+
+def check_stage_bytes(config, dtype, layout_a, layout_b):
+    """Raises AssertionError where the bytes that the config announces are not those that land."""
+    landing = sum(
+        cute.size_in_bytes(dtype, cute.slice_(layout, ONE_STAGE)) for layout in (layout_a, layout_b)
+    )
+    assert landing == config.slot_bytes, (
+        f"{landing} bytes land in a stage, the config announces {config.slot_bytes}"
+    )

@@ -1,199 +1,263 @@
-"""What threads do for one tile: load its slices, multiply them, store the accumulator.
-
-`k` is a namespace of facts known while tracing: atoms, partitioned tensors, thread coordinates.
-"""
+"""What threads do for one tile: load its k tiles, multiply them, store the accumulator."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from .phase_clock import LOAD, STORE, TENSOR, WAIT, lap
+from .config import WARPGROUP
+from .phase_clock import LOAD, TENSOR, WAIT, PhaseTimers, lap
+from .pipeline import Pipeline, PipelineState
+from .records import MmaFragments, NamedBarrier, TmaLoad
 
 
 @cute.jit
-def load_slice(k, ring, slot, m: Int32, n: Int32, at: Int32):
-    """One warp: start the TMA loads of k-slice `at` of row tile m and column tile n into a slot
-    that was acquired.
+def sync_consumer(index):
+    """Waits for the 128 threads of consumer warpgroup `index`."""
+    cute.arch.barrier(barrier_id=index + NamedBarrier.CONSUMER, number_of_threads=WARPGROUP)
+
+
+# ---- the producer
+@cute.jit
+def load_k_tile(
+    load_a: TmaLoad,
+    load_b: TmaLoad,
+    pipeline: Pipeline,
+    state: PipelineState,
+    m: Int32,
+    n: Int32,
+    k_tile: Int32,
+):
+    """One warp: starts the TMA loads of k tile `k_tile` of row tile m and column tile n into a
+    stage whose bytes are announced.
     """
-    full = ring.full + slot.index
+    barrier = pipeline.producer_get_barrier(state)
     cute.copy(
-        k.tma_a,
-        k.tAgA[None, m, at],
-        k.tAsA[None, slot.index],
-        tma_bar_ptr=full,
-        mcast_mask=k.mask_a,
+        load_a.atom,
+        load_a.source[None, m, k_tile],
+        load_a.shared[None, state.index],
+        tma_bar_ptr=barrier,
+        mcast_mask=load_a.mask,
     )
     cute.copy(
-        k.tma_b,
-        k.tBgB[None, n, at],
-        k.tBsB[None, slot.index],
-        tma_bar_ptr=full,
-        mcast_mask=k.mask_b,
+        load_b.atom,
+        load_b.source[None, n, k_tile],
+        load_b.shared[None, state.index],
+        tma_bar_ptr=barrier,
+        mcast_mask=load_b.mask,
     )
 
 
 @cute.jit
-def load_tile(k, ring, slot, m: Int32, n: Int32):
-    """Producer warp: all slices of one tile through the ring. Returns the slot after the last."""
-    for at in cutlass.range(k.k_tiles, unroll=1):
-        ring.acquire(slot)
-        lap(k, WAIT)
-        load_slice(k, ring, slot, m, n, at)
-        lap(k, LOAD)
-        slot = ring.next(slot)
-    return slot
+def load_tile(
+    load_a: TmaLoad,
+    load_b: TmaLoad,
+    pipeline: Pipeline,
+    state: PipelineState,
+    m: Int32,
+    n: Int32,
+    k_tiles: Int32,
+    timers: PhaseTimers | None,
+):
+    """Producer warp: all k tiles of one tile. Returns the state after the last."""
+    for k_tile in cutlass.range(k_tiles, unroll=1):
+        pipeline.producer_acquire(state)
+        pipeline.arrive_and_expect_tx(state)
+        lap(timers, WAIT)
+        load_k_tile(load_a, load_b, pipeline, state, m, n, k_tile)
+        lap(timers, LOAD)
+        state = pipeline.advance(state)
+    return state
 
 
+# ---- a consumer
 @cute.jit
-def multiply_slot(k, index: Int32, overwrite: cutlass.Constexpr = False):
-    """Consumers: acc += A·B of one slot, or acc = A·B, as one wgmma group, left in flight."""
+def mma_stage(fragments: MmaFragments, index: Int32, overwrite: cutlass.Constexpr = False):
+    """Consumers: acc += A·B of one stage, or acc = A·B, as one wgmma group, left in flight."""
+    tCrA, tCrB, acc = fragments.tCrA, fragments.tCrB, fragments.acc
     warpgroup.fence()
-    for kb in cutlass.range_constexpr(cute.size(k.tCrA, mode=[2])):
-        mma = k.mma_overwriting if cutlass.const_expr(overwrite and kb == 0) else k.mma
-        cute.gemm(mma, k.acc, k.tCrA[None, None, kb, index], k.tCrB[None, None, kb, index], k.acc)
+    for kb in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        mma = fragments.mma.accumulating
+        if cutlass.const_expr(overwrite and kb == 0):
+            mma = fragments.mma.overwriting
+        cute.gemm(mma, acc, tCrA[None, None, kb, index], tCrB[None, None, kb, index], acc)
     warpgroup.commit_group()
 
 
 @cute.jit
-def multiply_slots(
-    k, ring, slot, count: Int32, in_flight: cutlass.Constexpr, overwrite: cutlass.Constexpr
+def mma_k_loop(
+    fragments: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
+    count: Int32,
+    in_flight: cutlass.Constexpr,
+    overwrite: cutlass.Constexpr,
+    timers: PhaseTimers | None,
 ):
-    """Consumers: `count` slices of one tile, the last `in_flight` groups still running at the end.
-    Returns the slot after the last, and the last one's index.
+    """Consumers: `count` k tiles of one tile, the last `in_flight` groups still running at the end.
+    Returns the state after the last, and the last stage's index.
 
-    A slot is released when its own group is done; with one group in flight that is one slot later.
-    `overwrite`: the first product replaces what the accumulator holds.
+    A stage is released when its own group is done; with one group in flight that is one stage
+    later. `overwrite`: the first product replaces what the accumulator holds.
     """
-    previous, rest = slot.index, count
+    previous, rest = state.index, count
     if cutlass.const_expr(in_flight > 0 or overwrite):
-        ring.wait(slot)
-        lap(k, WAIT)
-        multiply_slot(k, slot.index, overwrite)
+        pipeline.consumer_wait(state)
+        lap(timers, WAIT)
+        mma_stage(fragments, state.index, overwrite)
         if cutlass.const_expr(in_flight == 0):
             warpgroup.wait_group(0)
-            ring.release(slot.index)
-        lap(k, TENSOR)
-        slot, rest = ring.next(slot), rest - 1
+            pipeline.consumer_release(state.index)
+        lap(timers, TENSOR)
+        state, rest = pipeline.advance(state), rest - 1
+
     for _ in cutlass.range(rest, unroll=1):
-        ring.wait(slot)
-        lap(k, WAIT)
-        multiply_slot(k, slot.index)
+        pipeline.consumer_wait(state)
+        lap(timers, WAIT)
+        mma_stage(fragments, state.index)
         warpgroup.wait_group(in_flight)
-        ring.release(previous if cutlass.const_expr(in_flight > 0) else slot.index)
-        lap(k, TENSOR)
-        previous = slot.index
-        slot = ring.next(slot)
-    return slot, previous
+        done = previous if cutlass.const_expr(in_flight > 0) else state.index
+        pipeline.consumer_release(done)
+        lap(timers, TENSOR)
+        previous = state.index
+        state = pipeline.advance(state)
+    return state, previous
 
 
 @cute.jit
-def multiply_promoted(k, ring, slot, count: Int32):
-    """As `multiply_slots`, of fp8: tensor cores keep 14 bits of a sum, so each slot's is one of its
-    own, added to the accumulator in fp32 while the other consumer multiplies. Returns the slot
-    after the last.
+def mma_k_loop_promoted(
+    fragments: MmaFragments,
+    partial: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
+    count: Int32,
+):
+    """As `mma_k_loop`, of fp8. Tensor cores keep 14 bits of a sum, so each stage is summed in an
+    accumulator of its own, `partial`, and added to the tile's in fp32 while the other consumer
+    multiplies. Returns the state after the last.
     """
-    acc, own = k.acc, k.own.acc
+    acc, stage_acc = fragments.acc, partial.acc
     acc.fill(0.0)
     for _ in cutlass.range(count, unroll=1):
-        ring.wait(slot)
-        multiply_slot(k.own, slot.index, True)
+        pipeline.consumer_wait(state)
+        mma_stage(partial, state.index, True)
         warpgroup.wait_group(0)
-        ring.release(slot.index)
+        pipeline.consumer_release(state.index)
         for v in cutlass.range_constexpr(cute.size(acc)):
-            acc[v] += own[v]
-        slot = ring.next(slot)
-    return slot
+            acc[v] += stage_acc[v]
+        state = pipeline.advance(state)
+    return state
 
 
 @cute.jit
-def drain(k, ring, previous: Int32, in_flight: cutlass.Constexpr):
-    """Consumers: the accumulator is complete, the last slot released."""
+def mma_tail(
+    pipeline: Pipeline, previous: Int32, in_flight: cutlass.Constexpr, timers: PhaseTimers | None
+):
+    """Consumers: waits until the accumulator is complete, and releases the last stage."""
     if cutlass.const_expr(in_flight > 0):
         warpgroup.wait_group(0)
-        ring.release(previous)
-        lap(k, TENSOR)
+        pipeline.consumer_release(previous)
+        lap(timers, TENSOR)
 
 
 @cute.jit
-def multiply_tile(k, ring, slot, in_flight: cutlass.Constexpr, overwrite: cutlass.Constexpr):
-    """Consumers: all slices of one tile, the accumulator complete at the end. Returns the slot
+def mma_tile(
+    fragments: MmaFragments,
+    pipeline: Pipeline,
+    state: PipelineState,
+    k_tiles: Int32,
+    in_flight: cutlass.Constexpr,
+    overwrite: cutlass.Constexpr,
+    timers: PhaseTimers | None,
+):
+    """Consumers: all k tiles of one tile, the accumulator complete at the end. Returns the state
     after the last.
     """
-    slot, previous = multiply_slots(k, ring, slot, k.k_tiles, in_flight, overwrite)
-    drain(k, ring, previous, in_flight)
-    return slot
+    state, previous = mma_k_loop(fragments, pipeline, state, k_tiles, in_flight, overwrite, timers)
+    mma_tail(pipeline, previous, in_flight, timers)
+    return state
 
 
+# ---- stores from registers
 @cute.jit
-def swap(x, y, upper, distance: cutlass.Constexpr):
+def exchange(x, y, upper, distance: cutlass.Constexpr):
     """Between two lanes `distance` apart: the upper one's x for the lower one's y."""
     received = cute.arch.shuffle_sync_bfly(x if upper else y, distance)
     return received if upper else x, y if upper else received
 
 
 @cute.jit
-def gather_rows(rounded, lane):
-    """The four lanes of a quad hold two neighbours each of eight columns; they trade until each
-    holds all eight of another group of columns: 16 bytes of one row, where they had 4 of each.
+def transpose_quad(rounded, lane):
+    """The four lanes of a quad hold two neighbours each of eight columns; they exchange words until
+    each holds all eight of another group of columns: 16 bytes of one row, where they had 4 of each.
     """
     words = cute.recast_tensor(rounded, Uint32)
-    gathered = cute.make_rmem_tensor((cute.size(words),), Uint32)
+    transposed = cute.make_rmem_tensor((cute.size(words),), Uint32)
     odd, high = lane & 1 == 1, lane & 2 == 2
     for v in cutlass.range_constexpr(cute.size(words) // 4):
-        first = (
-            v // 2 * 8 + v % 2
-        )  # four groups of columns; within each, the row and the one eight below
+        # Four groups of columns; within each, the row and the one eight below.
+        first = v // 2 * 8 + v % 2
         w0, w1, w2, w3 = words[first], words[first + 2], words[first + 4], words[first + 6]
-        w0, w1 = swap(w0, w1, odd, 1)
-        w2, w3 = swap(w2, w3, odd, 1)
-        w0, w2 = swap(w0, w2, high, 2)
-        w1, w3 = swap(w1, w3, high, 2)
-        gathered[4 * v], gathered[4 * v + 1], gathered[4 * v + 2], gathered[4 * v + 3] = (
-            w0,
-            w1,
-            w2,
-            w3,
-        )
-    return cute.recast_tensor(gathered, rounded.element_type)
+        w0, w1 = exchange(w0, w1, odd, 1)
+        w2, w3 = exchange(w2, w3, odd, 1)
+        w0, w2 = exchange(w0, w2, high, 2)
+        w1, w3 = exchange(w1, w3, high, 2)
+        for i in cutlass.range_constexpr(4):
+            transposed[4 * v + i] = (w0, w1, w2, w3)[i]
+    return cute.recast_tensor(transposed, rounded.element_type)
 
 
 @cute.jit
-def store_registers(k, m: Int32, n: Int32, width: cutlass.Constexpr, cache: cutlass.Constexpr):
-    """Consumers: the accumulator to row tile m, column tile n of C, as `store_pieces`."""
-    tile = (k.tile_m, k.tile_n)
-    gC = cute.local_tile(k.mC, tile, (m, n))
-    cC = cute.local_tile(cute.make_identity_tensor(k.mC.shape), tile, (m, n))
-    store_pieces(k, gC, cC, k.mC.shape, width, cache)
+def store_registers(
+    consumer,
+    mC,
+    m: Int32,
+    n: Int32,
+    tile: cutlass.Constexpr,
+    width: cutlass.Constexpr,
+    cache: cutlass.Constexpr,
+):
+    """Consumers: the accumulator to row tile m, column tile n of C, as `store_fragment` does."""
+    gC = cute.local_tile(mC, tile, (m, n))
+    cC = cute.local_tile(cute.make_identity_tensor(mC.shape), tile, (m, n))
+    store_fragment(consumer, consumer.fragments, gC, cC, mC.shape, width, cache)
 
 
 @cute.jit
-def store_pieces(k, gC, cC, shape, width: cutlass.Constexpr, cache: cutlass.Constexpr):
-    """Consumers: each thread rounds what it holds to C's dtype and writes it to the tile `gC`,
-    whose coordinates are `cC`, `width` elements of a row at a time (1, 2, or 8 of 16 bits); edges
-    of `shape` are predicated. `cache` is the StoreCacheMode.
+def store_fragment(
+    consumer,
+    fragments: MmaFragments,
+    gC,
+    cC,
+    shape,
+    width: cutlass.Constexpr,
+    cache: cutlass.Constexpr,
+):
+    """Consumers: each thread rounds its accumulators to C's dtype and writes them to the tile `gC`,
+    whose coordinates are `cC`: `width` elements of a row at a time (1, 2, or 8 of 16 bits). The
+    edges of `shape` are predicated. `cache` is the StoreCacheMode.
     """
-    dtype = k.mC.element_type
-    thread = k.mma.get_slice(k.consumer_thread)
+    dtype, acc = gC.element_type, fragments.acc
+    thread = fragments.mma.accumulating.get_slice(consumer.thread_in_tile)
     tCgC, tCcC = thread.partition_C(gC), thread.partition_C(cC)  # ((2, 2, V), MMA_M, MMA_N)
-    tCrC = cute.make_rmem_tensor(k.acc.shape, dtype)
-    tCrC.store(k.acc.load().to(dtype))
+    tCrC = cute.make_rmem_tensor(acc.shape, dtype)
+    tCrC.store(acc.load().to(dtype))
     right = Int32(0)  # columns from a lane's own first element to that of the vector it holds
     if cutlass.const_expr(width == 8):
-        lane = k.tidx % 4
-        tCrC, right = gather_rows(tCrC, lane), 6 * lane
+        lane = consumer.context.thread % 4
+        tCrC, right = transpose_quad(tCrC, lane), 6 * lane
+
     bits = width * dtype.width
     atom = cute.make_copy_atom(
         cute.nvgpu.CopyR2GOp(), dtype, num_bits_per_copy=bits, store_cache_mode=cache
     )
     for j in cutlass.range(cute.size(tCrC) // width, unroll_full=True):
-        first = (
-            j // 2 * 16 + j % 2 * 2 if cutlass.const_expr(width == 8) else j * width
-        )  # of the vector, in lane 0
+        first = j * width  # of the vector, in lane 0
+        if cutlass.const_expr(width == 8):
+            first = j // 2 * 16 + j % 2 * 2
         row, column = tCcC[first]
         if cute.elem_less((row, column + right), shape):
             at = tCgC.iterator + (cute.crd2idx(first, tCgC.layout) + right)
             at = cute.make_ptr(dtype, at.toint(), at.memspace, assumed_align=bits // 8)
-            held = cute.make_tensor(tCrC.iterator + j * width, width)
-            cute.copy(atom, held, cute.make_tensor(at, width))
-    lap(k, STORE)
+            vector = cute.make_tensor(tCrC.iterator + j * width, width)
+            cute.copy(atom, vector, cute.make_tensor(at, width))

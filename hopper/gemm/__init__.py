@@ -12,7 +12,8 @@ Changes: what a tile is, and which cluster computes it, is arithmetic on the pro
     warp that loads it (`tma_load`); CTAs end without a barrier (`pipeline`). C leaves through
     shared memory at any width, by rows or by columns (`epilogue_store`); what follows the product
     is done in registers (`epilogue_math`), and a source that lies as C does is loaded through the
-    pipeline's stages (`epilogue_load`). Two fp8 values are moved as one of 16 bits.
+    pipeline's stages (`epilogue_load`). Two fp8 values are moved as one of 16 bits. `kernel.Gemm`
+    says which warp does what, and when.
 Why it pays: at 8192 columns of variable width make 16 whole waves where 128×256 tiles make 15.5:
     1.04 of cuBLAS, 1.025 without. Walking K backwards in every other tile is worth 0.5% there.
     Neighbours in a GPC ask L2 for a line together: 1024 in 64×128 tiles is 1.12 so, 0.89 without.

@@ -1,5 +1,5 @@
-"""Partial sums within a cluster: `cluster_k` CTAs have a part of K each, and send each other their
-sums.
+"""Split-K within a cluster: `cluster_k` CTAs have a part of K each, and send each other their
+partial sums.
 
 CTA r ends with the r-th part of the tile's columns, complete. The others' sums of it land in its
 shared memory, where only they write, while it may still multiply: nothing goes through L2, and
@@ -7,9 +7,14 @@ nobody waits but for what it adds. Sums are added in the order of K, so bits do 
 was first. A consumer warpgroup exchanges with the same warpgroup of its peers, over two barriers of
 its own:
 
-landed: 1 arrival a tile, by its first thread, which announces the bytes of all peers.
-free: 1 by each peer a tile but the last, when the peer has read what this one sent, and may be sent
-the next.
+landed, 1 arrival a tile:
+    the consumer's first thread arrives and announces the bytes of all peers;
+    the peers' asynchronous stores subtract them as they land;
+    the consumer's threads wait for the phase of this tile, then read.
+free, cluster_k - 1 arrivals a tile but the last:
+    when a peer has read what was sent to it, one of its threads arrives here;
+    before it sends the sums of any tile but the first, the consumer waits for the phase of the tile
+    before.
 """
 
 import cutlass
@@ -17,24 +22,26 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.config import WARPGROUP
+from ..core.roles import sync_consumer
+from .records import ClusterReduction, Consumer, Cta
 
 VECTOR = 4  # floats that a thread sends at once; those of a warpgroup lie side by side
 
 
-def place(k, smem, config, barriers):
-    """Adds to `k` the memory in which sums land, and the barriers: landed of each consumer, then
-    free.
-    """
-    k.received = cute.recast_ptr(smem.allocate(config.exchange_bytes, 16), dtype=Float32)
-    k.exchanged = barriers
+def alloc_smem(smem, config, barriers) -> ClusterReduction:
+    """The memory in which sums land. `barriers`: landed of each consumer, then free of each."""
+    received = cute.recast_ptr(smem.allocate(config.exchange_bytes, 16), dtype=Float32)
+    return ClusterReduction(received, barriers)
 
 
 @cute.jit
-def init(k, config: cutlass.Constexpr):
+def init_barriers(reduction: ClusterReduction, config: cutlass.Constexpr):
     """One thread, before anyone waits."""
     for consumer in cutlass.range_constexpr(config.sharing):
-        cute.arch.mbarrier_init(k.exchanged + consumer, 1)
-        cute.arch.mbarrier_init(k.exchanged + config.sharing + consumer, config.cluster_k - 1)
+        cute.arch.mbarrier_init(reduction.barriers + consumer, 1)
+        cute.arch.mbarrier_init(
+            reduction.barriers + config.sharing + consumer, config.cluster_k - 1
+        )
 
 
 def registers(acc, parts: int, part: int) -> list[int]:
@@ -42,69 +49,99 @@ def registers(acc, parts: int, part: int) -> list[int]:
     MMA_M.
     """
     rows = cute.size(acc, mode=[1])
-    held = cute.size(acc) // rows
-    return [
-        row * held + part * (held // parts) + v for row in range(rows) for v in range(held // parts)
-    ]
+    row_registers = cute.size(acc) // rows
+    count = row_registers // parts
+    return [row * row_registers + part * count + v for row in range(rows) for v in range(count)]
 
 
 @cute.jit
-def combine(k, config: cutlass.Constexpr, turn: Int32, turns: Int32):
-    """One consumer, its products done: the sum of its part of the columns, as a list of registers.
-    `turn`: of how many tiles, `turns`, this is which.
+def reduce(cta: Cta, consumer: Consumer, acc, iteration: Int32, iterations: Int32):
+    """One consumer, its products done: the sum of its part of the columns, as registers.
+    `iteration`: the number of this tile among the CTA's, of which there are `iterations`.
     """
-    parts = config.cluster_k
-    flat = cute.make_tensor(k.acc.iterator, cute.size(k.acc))
-    words = cute.recast_tensor(flat, Int32)
-    count = cute.size(k.acc) // parts
-    lane, own = k.tidx % WARPGROUP, k.part_k
-    room = k.received + k.share * ((parts - 1) * count * WARPGROUP)
-    landed, free = k.exchanged + k.share, k.exchanged + config.sharing + k.share
+    config, reduction = cta.config, cta.cluster_reduction
+    count = cute.size(acc) // config.cluster_k
+    lane = consumer.context.thread % WARPGROUP
+    peer_sums = (config.cluster_k - 1) * count * WARPGROUP
+    received = reduction.received + consumer.warpgroup_in_tile * peer_sums
+    landed = reduction.barriers + consumer.warpgroup_in_tile
+    free = reduction.barriers + config.sharing + consumer.warpgroup_in_tile
     if lane == 0:
-        cute.arch.mbarrier_arrive_and_expect_tx(landed, (parts - 1) * count * WARPGROUP * 4)
-    if cutlass.const_expr(not k.single_wave):
-        await_free(free, turn)
-    for part in cutlass.range_constexpr(parts):
-        sent = registers(k.acc, parts, part)
-        if own != part:
-            slot = own - 1 if own > part else own
-            for v in cutlass.range_constexpr(0, count, VECTOR):
-                vector = tuple(words[sent[v + i]] for i in range(VECTOR))
-                at = aligned(room + (slot * count + v) * WARPGROUP + lane * VECTOR)
-                cute.arch.store_async_dsmem(at, vector, landed, k.first_part + part * config.group)
-    cute.arch.mbarrier_wait(landed, turn & 1)
-    sums = cute.make_rmem_tensor((count,), Float32)
-    for v in cutlass.range_constexpr(0, count, VECTOR):
-        at = room + v * WARPGROUP + lane * VECTOR
-        theirs = [received(at + slot * (count * WARPGROUP)) for slot in range(parts - 1)]
-        for i in cutlass.range_constexpr(VECTOR):
-            mine = flat[registers(k.acc, parts, 0)[v + i]]
-            for part in cutlass.range_constexpr(1, parts):
-                mine = flat[registers(k.acc, parts, part)[v + i]] if own == part else mine
-            total = mine if own == 0 else theirs[0][i]
-            for part in cutlass.range_constexpr(1, parts):
-                later = theirs[part - 1][i]  # of piece `part`, where that is behind this CTA's own
-                if cutlass.const_expr(part < parts - 1):
-                    later = later if own < part else theirs[part][i]
-                total += mine if own == part else later
-            sums[v + i] = total
-    if cutlass.const_expr(not k.single_wave):
-        cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
-        peer = lane < parts and lane != own
-        if peer and turn + 1 < turns:
-            # what was read stays ahead of what the peer sends next
-            cute.arch.fence_acq_rel_cluster()
-            cute.arch.mbarrier_arrive(free, k.first_part + lane * config.group)
+        cute.arch.mbarrier_arrive_and_expect_tx(landed, peer_sums * 4)
+    if cutlass.const_expr(not cta.traits.single_wave):
+        await_free(free, iteration)
+    send_partials(cta, acc, received, landed, lane)
+    cute.arch.mbarrier_wait(landed, iteration & 1)
+    sums = add_partials(cta, acc, received, lane)
+    if cutlass.const_expr(not cta.traits.single_wave):
+        sync_consumer(consumer.index)
+        release_peers(cta, free, lane, iteration + 1 < iterations)
     return sums
 
 
 @cute.jit
-def await_free(free, turn: Int32):
-    if turn > 0:
-        cute.arch.mbarrier_wait(free, (turn - 1) & 1)
+def await_free(free, iteration: Int32):
+    """The peers have read what was sent to them for the tile before."""
+    if iteration > 0:
+        cute.arch.mbarrier_wait(free, (iteration - 1) & 1)
 
 
-def received(pointer):
+@cute.jit
+def send_partials(cta: Cta, acc, received, landed, lane):
+    """Sends every peer its part of the columns, from registers to its shared memory."""
+    parts, own = cta.config.cluster_k, cta.coord.cta_k_in_cluster
+    words = cute.recast_tensor(cute.make_tensor(acc.iterator, cute.size(acc)), Int32)
+    count = cute.size(acc) // parts
+    for part in cutlass.range_constexpr(parts):
+        sent = registers(acc, parts, part)
+        if own != part:
+            sender = own - 1 if own > part else own  # this CTA's number among those that send
+            peer = cta.coord.multicast_rank + part * cta.config.group
+            for v in cutlass.range_constexpr(0, count, VECTOR):
+                vector = tuple(words[sent[v + i]] for i in range(VECTOR))
+                target = aligned(received + (sender * count + v) * WARPGROUP + lane * VECTOR)
+                cute.arch.store_async_dsmem(target, vector, landed, peer)
+
+
+@cute.jit
+def add_partials(cta: Cta, acc, received, lane):
+    """Adds up this CTA's part of the columns: its own sums and those that landed, in the order of
+    K.
+    """
+    parts, own = cta.config.cluster_k, cta.coord.cta_k_in_cluster
+    flat = cute.make_tensor(acc.iterator, cute.size(acc))
+    count = cute.size(acc) // parts
+    sums = cute.make_rmem_tensor((count,), Float32)
+    for v in cutlass.range_constexpr(0, count, VECTOR):
+        first = received + v * WARPGROUP + lane * VECTOR
+        theirs = [
+            received_vector(first + sender * (count * WARPGROUP)) for sender in range(parts - 1)
+        ]
+        for i in cutlass.range_constexpr(VECTOR):
+            mine = flat[registers(acc, parts, 0)[v + i]]
+            for part in cutlass.range_constexpr(1, parts):
+                mine = flat[registers(acc, parts, part)[v + i]] if own == part else mine
+            total = mine if own == 0 else theirs[0][i]
+            for part in cutlass.range_constexpr(1, parts):
+                later = theirs[part - 1][i]  # of part `part`, where that is behind this CTA's own
+                if cutlass.const_expr(part < parts - 1):
+                    later = later if own < part else theirs[part][i]
+                total += mine if own == part else later
+            sums[v + i] = total
+    return sums
+
+
+@cute.jit
+def release_peers(cta: Cta, free, lane, again):
+    """Tells the peers that they may send the sums of the next tile, if there is one (`again`)."""
+    peer = lane < cta.config.cluster_k and lane != cta.coord.cta_k_in_cluster
+    if peer and again:
+        # What was read stays ahead of what the peer sends next.
+        cute.arch.fence_acq_rel_cluster()
+        cute.arch.mbarrier_arrive(free, cta.coord.multicast_rank + lane * cta.config.group)
+
+
+def received_vector(pointer):
     """A vector of the sums that landed."""
     vector = cute.make_rmem_tensor((VECTOR,), Float32)
     cute.autovec_copy(cute.make_tensor(aligned(pointer), VECTOR), vector)

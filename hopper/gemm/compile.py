@@ -135,9 +135,9 @@ def shared_memory(gemm: Any, variant: Variant) -> int:
     because they lie over the stages of the pipeline, are narrow, or do not exist.
     """
     config, traits, dtype = variant.config, variant.traits, compile.NUMERIC[variant.out_dtype]
-    epilogue_config = gemm(config, traits).stored
-    columns = epilogue_tile.slab_columns(epilogue_config, dtype)
+    epilogue_config = gemm(config, traits).epilogue_config
+    columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
     subtile = 64 * columns * variant.out_dtype.itemsize
-    apart = traits.staged and not epilogue_store.over_ring(epilogue_config, dtype, traits)
+    apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
     unused = SLAB_BYTES - (subtile if apart else 0)
     return config.shared_memory_bytes - config.consumers * config.store_buffers * unused

@@ -1,9 +1,9 @@
-"""What an addend or a residual that lies as C does comes by: TMA, into slots of the ring behind a
-tile's last slices.
+"""The epilogue's source: an addend or a residual that lies as C does comes by TMA, into stages of
+the pipeline behind a tile's last k tiles.
 
 There it is on its way while the products run, and takes memory for as long as it waits to be read.
-A slot holds as many slabs of C (`epilogue`) for each consumer that shares the tile as fit in its
-part of A and in its part of B.
+A stage holds as many subtiles of C (`epilogue_store`) for each consumer that shares the tile as fit
+in its part of A and in its part of B.
 """
 
 import cutlass
@@ -11,179 +11,217 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from ..core.config import WARPGROUP
+from ..core.pipeline import PipelineState
+from ..core.records import NamedBarrier
+from ..core.roles import sync_consumer
 from . import epilogue_tile
-
-LOADERS = 6  # the named barrier of the two warps that load
-
-
-def slab_bytes(stored, dtype) -> int:
-    return int(64 * epilogue_tile.slab_columns(stored, dtype) * dtype.width // 8)
+from .pipeline import GroupPipeline
+from .records import Consumer, EpilogueSource
+from .tile_scheduler import WorkTile
 
 
-def per_slot(config, stored, dtype) -> int:
-    """Slabs of each consumer in a slot; none where slots do not begin at whole swizzles."""
+def subtile_bytes(epilogue_config, dtype) -> int:
+    return int(64 * epilogue_tile.subtile_columns(epilogue_config, dtype) * dtype.width // 8)
+
+
+def subtiles_per_stage(config, epilogue_config, dtype) -> int:
+    """Subtiles of each consumer in a stage; none where stages do not begin at whole swizzles."""
     if config.tile_k < 64:
         return 0
-    rows = config.tile_m, config.slot_n
-    return int(
-        sum(extent * config.tile_k * 2 // slab_bytes(stored, dtype) for extent in rows)
-        // config.sharing
+    rows, size = (config.tile_m, config.slot_n), subtile_bytes(epilogue_config, dtype)
+    return int(sum(extent * config.tile_k * 2 // size for extent in rows) // config.sharing)
+
+
+def stages_per_tile(config, epilogue_config, dtype) -> int:
+    """Stages in which the source of a tile comes: as many for each, whatever its width."""
+    most = max(
+        len(epilogue_tile.subtiles(epilogue_config, dtype, width))
+        for width in epilogue_config.widths
     )
+    return -(-most // subtiles_per_stage(config, epilogue_config, dtype))
 
 
-def slots(config, stored, dtype) -> int:
-    """Of a tile: as many for each, whatever its width."""
-    most = max(len(epilogue_tile.places(stored, dtype, width)) for width in stored.widths)
-    return -(-most // per_slot(config, stored, dtype))
-
-
-def memory(k, config, stored, index, number: int):
-    """Where a slab of slot `index` begins."""
-    size = slab_bytes(stored, k.mC.element_type)
+def subtile_pointer(source: EpilogueSource, index, number: int):
+    """Where subtile `number` of stage `index` begins."""
+    config, size = source.config, subtile_bytes(source.epilogue_config, source.dtype)
     bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.slot_n))
     in_a = bytes_a // size
     if number < in_a:
-        return k.slots + (index * bytes_a + number * size)
-    return k.slots + (config.slots * bytes_a + index * bytes_b + (number - in_a) * size)
+        return source.stages + (index * bytes_a + number * size)
+    return source.stages + (config.slots * bytes_a + index * bytes_b + (number - in_a) * size)
 
 
+# ---- the warps that load
 @cute.jit
 def load(
-    k,
-    config: cutlass.Constexpr,
-    stored: cutlass.Constexpr,
-    ring,
-    slot,
-    work,
+    source: EpilogueSource,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work: WorkTile,
     issues: cutlass.Constexpr,
 ):
-    """One of the two warps that load, after a tile's slices. Returns the slot after the last.
-    `issues`: it is the one that loads these.
+    """One of the two warps that load, after a tile's k tiles. Returns the state after the last
+    stage. `issues`: it is the one that loads the source.
 
-    The other must not wait for these slots to be empty: nothing of them waits for it, so they may
+    The other must not wait for these stages to be empty: nothing of them waits for it, so they may
     be filled, read and released before it looks, and it would wait for a phase that has passed. Nor
     may it go on without knowing that they were empty: by parity it would take the phase before for
     the one that it awaits next. So the two meet.
     """
-    for number in cutlass.range_constexpr(slots(config, stored, k.mC.element_type)):
+    config, epilogue_config = source.config, source.epilogue_config
+    stages = stages_per_tile(config, epilogue_config, source.dtype)
+    for number in cutlass.range_constexpr(stages):
         if cutlass.const_expr(issues):
-            ring.await_empty(slot)
+            pipeline.producer_acquire(state)
             if cutlass.const_expr(config.elastic):
                 if work.narrow == 0:
-                    fill(k, config, stored, ring, slot, work, config.tile_n, number)
+                    fill_stage(source, pipeline, state, work, config.tile_n, number)
                 else:
-                    fill(k, config, stored, ring, slot, work, config.tile_n - 8, number)
+                    fill_stage(source, pipeline, state, work, config.tile_n - 8, number)
             else:
-                fill(k, config, stored, ring, slot, work, stored.tile_n, number)
-        slot = ring.next(slot)
+                fill_stage(source, pipeline, state, work, epilogue_config.tile_n, number)
+        state = pipeline.advance(state)
     # Not `cute.arch.barrier`, which is `bar.sync`: where two warps meet at different `bar.sync`
     # instructions, compute-sanitizer's synccheck reports divergent threads. It finds nothing where
     # they meet at `barrier.sync`.
-    cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")
-    return slot
+    cute.arch.inline_ptx(f"barrier.sync {int(NamedBarrier.LOAD_WARPS)}, {2 * 32};")
+    return state
 
 
 @cute.jit
-def fill(
-    k,
-    config: cutlass.Constexpr,
-    stored: cutlass.Constexpr,
-    ring,
-    slot,
-    work,
+def fill_stage(
+    source: EpilogueSource,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work: WorkTile,
     width: cutlass.Constexpr,
     number: cutlass.Constexpr,
 ):
-    """The slabs of all consumers in slot `number` of those of a tile."""
-    dtype, per = k.mC.element_type, per_slot(config, stored, k.mC.element_type)
-    columns = epilogue_tile.slab_columns(stored, dtype)
-    batch = epilogue_tile.places(stored, dtype, width)[number * per :][:per]
-    ring.announce(slot, len(batch) * config.sharing * slab_bytes(stored, dtype))
-    for share in cutlass.range_constexpr(config.sharing):
-        for i in cutlass.range_constexpr(len(batch)):
-            at = memory(k, config, stored, slot.index, share * per + i)
-            sC = cute.make_tensor(
-                cute.recast_ptr(at, k.slab_layout.inner, dtype), k.slab_layout.outer
-            )
-            row = work.m * stored.tile_m + (batch[i][0] * stored.sharing + share) * 64
+    """Loads the subtiles of all consumers in stage `number` of those of a tile."""
+    epilogue_config, dtype = source.epilogue_config, source.dtype
+    per = subtiles_per_stage(source.config, epilogue_config, dtype)
+    columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
+    batch = epilogue_tile.subtiles(epilogue_config, dtype, width)[number * per :][:per]
+    consumers = source.config.sharing
+    pipeline.arrive_and_expect_tx(
+        state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)
+    )
+    for consumer in cutlass.range_constexpr(consumers):
+        for n in cutlass.range_constexpr(len(batch)):
+            i, start = batch[n]
+            sC = subtile_tensor(source, subtile_pointer(source, state.index, consumer * per + n))
+            row = work.m * epilogue_config.tile_m + (i * epilogue_config.sharing + consumer) * 64
             gC = epilogue_tile.tile_of(
-                k, k.gmem_fetched, row, work.column + batch[i][1], work.matrix, (64, columns)
+                source.tma.tensor,
+                source.batched,
+                row,
+                work.column + start,
+                work.matrix,
+                (64, columns),
             )
             sC, gC = cute.group_modes(sC, 0, 2), cute.group_modes(gC, 0, 2)
-            target, source = cpasync.tma_partition(k.tma_fetched, 0, cute.make_layout(1), sC, gC)
-            cute.copy(k.tma_fetched, source, target, tma_bar_ptr=ring.full + slot.index)
+            target, origin = cpasync.tma_partition(source.tma.atom, 0, cute.make_layout(1), sC, gC)
+            cute.copy(
+                source.tma.atom, origin, target, tma_bar_ptr=pipeline.producer_get_barrier(state)
+            )
 
 
-def turns(k, config, stored, ring, slot):
-    """One consumer: the ring's slots of a tile's slabs in their order, `slot` the first."""
-    found = [slot]
-    while len(found) < slots(config, stored, k.mC.element_type):
-        found.append(ring.next(found[-1]))
-    return found
+def subtile_tensor(source: EpilogueSource, pointer):
+    """A subtile in shared memory, (64, columns)."""
+    layout = source.subtile_layout
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, source.dtype), layout.outer)
+
+
+# ---- a consumer
+def stage_states(source: EpilogueSource, pipeline: GroupPipeline, state: PipelineState):
+    """The pipeline's states in which a tile's source comes, in their order, `state` the first."""
+    states = [state]
+    while len(states) < stages_per_tile(source.config, source.epilogue_config, source.dtype):
+        states.append(pipeline.advance(states[-1]))
+    return states
 
 
 @cute.jit
-def await_full(k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, slot):
-    """One consumer of pingpong, before the other multiplies: all that was fetched for its tile has
-    landed. The other's slices come into these slots next. While one of them is not full, its
-    barrier is still in the phase before, and by parity the other would take that for the phase that
-    it waits for.
+def await_all(source: EpilogueSource, pipeline: GroupPipeline, state: PipelineState):
+    """One consumer of pingpong, before the other multiplies: all of its tile's source has landed.
+    The other's k tiles come into these stages next. While one of them is not full, its barrier is
+    still in the phase before, and by parity the other would take that for the phase that it waits
+    for.
     """
-    for each in turns(k, config, stored, ring, slot):
-        ring.wait(each)
+    for each in stage_states(source, pipeline, state):
+        pipeline.consumer_wait(each)
 
 
 @cute.jit
-def take(
-    k,
-    config: cutlass.Constexpr,
-    stored: cutlass.Constexpr,
-    ring,
-    turns,
+def read_subtile(
+    source: EpilogueSource,
+    consumer: Consumer,
+    pipeline: GroupPipeline,
+    states,
     number: cutlass.Constexpr,
-    slabs: cutlass.Constexpr,
+    subtiles: cutlass.Constexpr,
 ):
-    """One consumer: this thread's values of its slab `number`. C may lie where the addend does:
-    what the next slab has of the same columns must have come before this one leaves.
+    """One consumer: this thread's values of its subtile `number`. C may lie where the addend does:
+    what the next subtile has of the same columns must have come before this one leaves.
     """
-    dtype = k.mC.element_type
-    per = per_slot(config, stored, dtype)
-    slot = turns[number // per]
+    per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
+    state = states[number // per]
     if cutlass.const_expr(number % per == 0):
-        ring.wait(slot)
-    ends = number + 1 == len(slabs)
+        pipeline.consumer_wait(state)
+    ends = number + 1 == len(subtiles)
     if cutlass.const_expr((number + 1) % per == 0 and not ends):
-        (i, start), (next_i, next_start) = slabs[number : number + 2]
-        if cutlass.const_expr(
-            i == next_i and next_start < start + epilogue_tile.slab_columns(stored, dtype)
-        ):
-            ring.wait(turns[(number + 1) // per])
-    slab = memory(k, config, stored, slot.index, number % per).toint()
-    for share in cutlass.range_constexpr(1, config.sharing):
-        other = memory(k, config, stored, slot.index, share * per + number % per).toint()
-        slab = other if k.share == share else slab
-    at = cute.make_ptr(cutlass.Uint8, slab, k.slots.memspace, assumed_align=1024)
-    lies = cute.make_tensor(cute.recast_ptr(at, k.slab_layout.inner, dtype), k.slab_layout.outer)
-    values = cute.make_rmem_tensor(k.slab_registers, dtype)
-    thread = k.from_shared.get_slice(k.tidx % WARPGROUP)
-    cute.copy(k.from_shared, thread.partition_S(lies), k.from_shared.retile(values))
+        (i, start), (next_i, next_start) = subtiles[number : number + 2]
+        columns = epilogue_tile.subtile_columns(source.epilogue_config, source.dtype)
+        if cutlass.const_expr(i == next_i and next_start < start + columns):
+            pipeline.consumer_wait(states[(number + 1) // per])
+
+    values = copy_subtile(source, consumer, state.index, number % per, per)
     if cutlass.const_expr((number + 1) % per == 0 or ends):
-        leave(k, ring, slot)
+        release_stage(consumer, pipeline, state)
     return values
 
 
 @cute.jit
-def skip(
-    k, config: cutlass.Constexpr, stored: cutlass.Constexpr, ring, turns, count: cutlass.Constexpr
+def copy_subtile(
+    source: EpilogueSource,
+    consumer: Consumer,
+    index,
+    number: cutlass.Constexpr,
+    per: cutlass.Constexpr,
 ):
-    """One consumer, after the last of `count` slabs: slots that a narrow tile leaves empty."""
-    for slot in turns[-(-count // per_slot(config, stored, k.mC.element_type)) :]:
-        ring.wait(slot)
-        leave(k, ring, slot)
+    """This thread's values of subtile `number` of its consumer in stage `index`, which holds `per`
+    of each.
+    """
+    subtile = subtile_pointer(source, index, number).toint()
+    for other in cutlass.range_constexpr(1, source.config.sharing):
+        others = subtile_pointer(source, index, other * per + number).toint()
+        subtile = others if consumer.warpgroup_in_tile == other else subtile
+    pointer = cute.make_ptr(cutlass.Uint8, subtile, source.stages.memspace, assumed_align=1024)
+    writer = consumer.writer
+    values = cute.make_rmem_tensor(writer.fragment_shape, source.dtype)
+    thread = writer.load_copy.get_slice(consumer.context.thread % WARPGROUP)
+    tensor = subtile_tensor(source, pointer)
+    cute.copy(writer.load_copy, thread.partition_S(tensor), writer.load_copy.retile(values))
+    return values
 
 
 @cute.jit
-def leave(k, ring, slot):
-    """One consumer has read all that it needs of a slot."""
-    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
-    ring.release(slot.index)
+def release_rest(
+    source: EpilogueSource,
+    consumer: Consumer,
+    pipeline: GroupPipeline,
+    states,
+    count: cutlass.Constexpr,
+):
+    """One consumer, after the last of `count` subtiles: stages that a narrow tile leaves empty."""
+    per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
+    for state in states[-(-count // per) :]:
+        pipeline.consumer_wait(state)
+        release_stage(consumer, pipeline, state)
+
+
+@cute.jit
+def release_stage(consumer: Consumer, pipeline: GroupPipeline, state: PipelineState):
+    """One consumer has read all that it needs of a stage."""
+    sync_consumer(consumer.index)
+    pipeline.consumer_release(state.index)

@@ -1,14 +1,18 @@
-"""C of `hopper.gemm` on its way through shared memory: as `staging`, for tiles of any width, C by
-rows or by columns.
+"""C of `hopper.gemm` on its way through shared memory: as `core.epilogue_store`, for tiles of any
+width, C by rows or by columns.
 
-A slab has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest tile has. Where
-slabs do not divide a tile's width the last overlaps its neighbour: both write the same values
-there, and one TMA box serves every width. The contract of a slab's memory is `staging`'s.
+An epilogue subtile has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest
+tile has. Where subtiles do not divide a tile's width the last overlaps its neighbour: both write
+the same values there, and one TMA box serves every width. The contract of a buffer is that of
+`core.epilogue_store`.
 
-What is done to sums on the way is `transform`'s; what lies as C does comes as `fetched` says.
+What is done to sums on the way is `epilogue_math`'s; what lies as C does comes as `epilogue_load`
+says.
 """
 
 import functools
+from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -16,215 +20,311 @@ from cutlass import Float32, Uint32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
-from ..core import epilogue_store
 from ..core.config import WARPGROUP
-from . import epilogue_load as fetched
-from . import epilogue_math
-from .epilogue_tile import places, slab_columns, tile_of
-
-ALL = 8  # the named barrier of all consumers
+from ..core.epilogue_store import wait_stores_read
+from ..core.pipeline import PipelineState
+from ..core.records import NamedBarrier
+from ..core.roles import sync_consumer
+from . import epilogue_load, epilogue_math
+from .epilogue_tile import subtile_columns, subtiles, tile_of
+from .pipeline import GroupPipeline
+from .records import Consumer, Epilogue, EpilogueTma, TmaTensor
 
 _STORE, _LOAD = warp.StMatrix8x8x16bOp, warp.LdMatrix8x8x16bOp
 _ROWS = warpgroup.SmemLayoutAtomKind
 _BY_BYTES = {128: _ROWS.K_SW128, 64: _ROWS.K_SW64, 32: _ROWS.K_SW32, 16: _ROWS.K_INTER}
 
 
-def buffers(config, dtype, form) -> int:
-    """Slabs of one consumer in shared memory. A CTA that has one tile lays all of them over the
-    ring, whose slots it has read by then; they fit unless K's slices are few and C's elements wide.
-    Not where other slabs lie there.
+@dataclass(frozen=True)
+class SubtileWriter:
+    """How a thread of a consumer writes its warpgroup's subtiles, `columns` wide, and reads them.
+
+    `store_copy` takes registers of shape `fragment_shape` to tSsC, (CPY, CPY_M, CPY_N, BUFFER),
+    the thread's part of `buffers`, (64, columns, BUFFER); `load_copy` takes a subtile to registers.
     """
-    slabs = max(len(places(config, dtype, width)) for width in config.widths)
-    room = slabs * config.consumers * 64 * slab_columns(config, dtype) * dtype.width // 8
-    fits = room <= config.slots * config.slot_bytes and not form.source and form.aux != "staged"
-    return slabs if form.single_wave and fits else config.store_buffers
+
+    store_copy: Any
+    load_copy: Any
+    buffers: Any
+    tSsC: Any
+    fragment_shape: Any
+    columns: int
 
 
-def over_ring(config, dtype, form) -> bool:
-    return bool(buffers(config, dtype, form) > config.store_buffers)
+@dataclass(frozen=True)
+class StorePass:
+    """Stores of one matrix: outputs, or one half of x (`aux`).
 
-
-def maps(config, c, aux, fetched, form):
-    """Host: atoms and tensors of the TMA store of C, of x if it leaves so, and of the loads of what
-    is fetched (or None), and the layouts of a slab and of all, (64, columns, BUFFER of all
-    consumers).
+    `tma` stores them. `waits`: buffers must be waited for before they are written; `waits_first`:
+    before the first round, too. They need not be where they lie over the stages, and are written
+    once (`overlays_stages`).
     """
+
+    aux: bool
+    half: int
+    tma: TmaTensor
+    subtiles: tuple[tuple[int, int], ...]
+    overlays_stages: bool
+    waits: bool
+    waits_first: bool
+
+
+def buffer_count(config, dtype, traits) -> int:
+    """Subtiles of one consumer in shared memory. A CTA that has one tile lays all of them over the
+    pipeline's stages, which it has read by then; they fit unless k tiles are few and C's elements
+    wide. Not where the epilogue's source or x need buffers, too.
+    """
+    count = max(len(subtiles(config, dtype, width)) for width in config.widths)
+    room = count * config.consumers * 64 * subtile_columns(config, dtype) * dtype.width // 8
+    fits = room <= config.slots * config.slot_bytes
+    alone = not traits.source and traits.aux != "staged"
+    return count if traits.single_wave and fits and alone else config.store_buffers
+
+
+def overlays_stages(config, dtype, traits) -> bool:
+    """Whether buffers lie over the pipeline's stages."""
+    return bool(buffer_count(config, dtype, traits) > config.store_buffers)
+
+
+def make_tma(config, c, aux, source, traits) -> EpilogueTma:
+    """Host: what the kernel is given to move C, x and the epilogue's source by TMA."""
     dtype = c.element_type
-    columns = slab_columns(config, dtype)
-    kind = _ROWS.MN_SW128 if form.by_columns else _BY_BYTES[columns * dtype.width // 8]
+    columns = subtile_columns(config, dtype)
+    kind = _ROWS.MN_SW128 if traits.by_columns else _BY_BYTES[columns * dtype.width // 8]
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    held = buffers(config, dtype, form) * config.consumers
-    slabs = cute.tile_to_shape(atom, (64, columns, held), (0, 1, 2))
+    count = buffer_count(config, dtype, traits) * config.consumers
+    buffers = cute.tile_to_shape(atom, (64, columns, count), (0, 1, 2))
     one = cute.tile_to_shape(atom, (64, columns), (0, 1))
 
-    def made(operation, tensor):
-        return cpasync.make_tiled_tma_atom(operation, tensor, one, (64, columns))
+    def tma(operation, tensor):
+        return TmaTensor(*cpasync.make_tiled_tma_atom(operation, tensor, one, (64, columns)))
 
-    store = cpasync.CopyBulkTensorTileS2GOp()
-    stored = made(store, c)
-    written = made(store, aux) if form.aux == "staged" else (None, None)
-    read = made(cpasync.CopyBulkTensorTileG2SOp(), fetched) if form.source else (None, None)
-    return *stored, *written, *read, one, slabs
+    nothing, store = TmaTensor(None, None), cpasync.CopyBulkTensorTileS2GOp()
+    return EpilogueTma(
+        c=tma(store, c),
+        aux=tma(store, aux) if traits.aux == "staged" else nothing,
+        source=tma(cpasync.CopyBulkTensorTileG2SOp(), source) if traits.source else nothing,
+        subtile_layout=one,
+        layout=buffers,
+    )
 
 
-def place(k, config, smem, made, ring):
-    """Adds the slabs of all consumers to `k`, in shared memory of their own or in that of the
-    ring's slots, `ring`.
+def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
+    """The buffers of all consumers, in shared memory of their own or in that of the `stages`."""
+    layout = tma.layout
+    if overlays_stages(config, dtype, traits):
+        return cute.make_tensor(cute.recast_ptr(stages, layout.inner, dtype), layout.outer)
+    return smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
+
+
+def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
+    """How thread `thread` of consumer warpgroup `consumer` writes subtiles, and reads them: by
+    matrices of 16 bits, pairs of 32.
     """
-    (
-        k.tma_c,
-        k.gmem_c,
-        k.tma_aux,
-        k.gmem_aux,
-        k.tma_fetched,
-        k.gmem_fetched,
-        k.slab_layout,
-        slabs,
-    ) = made
-    dtype = k.mC.element_type
-    if over_ring(config, dtype, k.form):
-        k.sC = cute.make_tensor(cute.recast_ptr(ring, slabs.inner, dtype), slabs.outer)
-    else:
-        k.sC = smem.allocate_tensor(dtype, slabs.outer, 1024, swizzle=slabs.inner)
-
-
-def become_writer(k, config, consumer, by_columns: bool):
-    """Adds to `k` how one consumer's threads write slabs, and read them: by matrices of 16 bits,
-    pairs of 32.
-    """
-    dtype = k.mC.element_type
-    columns = k.slab_columns = slab_columns(config, dtype)
+    dtype, config, traits = epilogue.dtype, epilogue.config, epilogue.traits
+    columns = subtile_columns(config, dtype)
     if dtype.width == 16:
-        operations = [kind(by_columns, 4 if columns % 16 == 0 else 2) for kind in (_STORE, _LOAD)]
-        atom, back = (cute.make_copy_atom(operation, dtype) for operation in operations)
+        matrices = 4 if columns % 16 == 0 else 2
+        store_atom, load_atom = (
+            cute.make_copy_atom(operation(traits.by_columns, matrices), dtype)
+            for operation in (_STORE, _LOAD)
+        )
     else:
-        atom = back = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
+        store_atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=64)
+        load_atom = store_atom
     major = cute.nvgpu.OperandMajorMode.K
-    kind = k.operand_type
     mma = hopper_helpers.make_trivial_tiled_mma(
-        kind, kind, major, major, Float32, (1, 1, 1), (64, columns)
+        mma_dtype, mma_dtype, major, major, Float32, (1, 1, 1), (64, columns)
     )
-    lie = cute.make_tiled_copy_C_atom(atom, mma)
-    k.to_shared, k.from_shared = (
-        cute.make_tiled_copy_S(atom, lie),
-        cute.make_tiled_copy_S(back, lie),
+    fragment = cute.make_tiled_copy_C_atom(store_atom, mma)
+    store_copy = cute.make_tiled_copy_S(store_atom, fragment)
+    load_copy = cute.make_tiled_copy_S(load_atom, fragment)
+    part = store_copy.get_slice(thread % WARPGROUP)
+    count = buffer_count(config, dtype, traits)
+    buffers = cute.local_tile(epilogue.sC, (64, columns, count), (0, 0, consumer))
+    return SubtileWriter(
+        store_copy,
+        load_copy,
+        buffers,
+        tSsC=part.partition_D(buffers),
+        fragment_shape=cute.shape(part.partition_S(buffers))[:3],
+        columns=columns,
     )
-    thread = k.to_shared.get_slice(k.tidx % WARPGROUP)
-    k.slabs = cute.local_tile(k.sC, (64, columns, buffers(config, dtype, k.form)), (0, 0, consumer))
-    k.tSsC = thread.partition_D(k.slabs)  # (CPY, CPY_M, CPY_N, BUFFER)
-    k.slab_registers = cute.shape(thread.partition_S(k.slabs))[:3]
 
 
 @cute.jit
-def settle(k, config: cutlass.Constexpr):
-    """Every consumer, its products done: where C will lie over the ring, waits until all of them
-    have read it. Not in `store`, for consumers that share a tile may not all come there: whoever
-    adds the pieces of K last does.
+def wait_mainloop_done(epilogue: Epilogue):
+    """Every consumer, its products done: where C will lie over the stages, waits until all
+    consumers have read them. Not in `store`, for consumers that share a tile may not all come
+    there: whoever adds the partitions of K last does.
     """
-    if cutlass.const_expr(config.sharing > 1 and over_ring(config, k.mC.element_type, k.form)):
-        cute.arch.barrier(barrier_id=ALL, number_of_threads=config.sharing * WARPGROUP)
+    config = epilogue.config
+    overlays = overlays_stages(config, epilogue.dtype, epilogue.traits)
+    if cutlass.const_expr(config.sharing > 1 and overlays):
+        cute.arch.barrier(
+            barrier_id=int(NamedBarrier.ALL_CONSUMERS),
+            number_of_threads=config.sharing * WARPGROUP,
+        )
 
 
 @cute.jit
 def store(
-    k,
-    whole: cutlass.Constexpr,
-    config: cutlass.Constexpr,
-    work,
+    tile: epilogue_math.EpilogueTile,
     width: cutlass.Constexpr,
-    ring,
-    slot,
-    steps: cutlass.Constexpr,
+    source,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    operations: cutlass.Constexpr,
 ):
-    """One consumer: its rows of the tile, x first where a call asks for it. `whole`: the kernel's
-    config; `slot`: the first of those in which something was fetched, if anything was; `steps`: a
-    `transform.Steps`.
+    """One consumer: its rows of the tile, `width` columns of C, x first where a call asks for it.
+    `state`: the first of those in which the epilogue's source came, if there is one.
     """
-    free = k.form.staggered_tail
-    if cutlass.const_expr(k.form.aux == "staged"):
-        for half in cutlass.range_constexpr(2 if k.form.gated else 1):
-            store_pass(k, whole, config, work, width, ring, slot, steps, "aux", half, free)
+    traits = tile.epilogue.traits
+    free = traits.staggered_tail  # buffers were waited for before the last products
+    if cutlass.const_expr(traits.aux == "staged"):
+        for half in cutlass.range_constexpr(2 if traits.gated else 1):
+            aux = make_pass(tile.epilogue, width, "aux", half, free)
+            run_pass(tile, aux, None, pipeline, state, operations)
             free = False
-    store_pass(k, whole, config, work, width, ring, slot, steps, "out", 0, free)
+    out = make_pass(tile.epilogue, width, "out", 0, free)
+    run_pass(tile, out, source, pipeline, state, operations)
+
+
+def make_pass(epilogue: Epilogue, width: int, what: str, half: int, free: bool) -> StorePass:
+    """The pass that stores "aux" or "out". `free`: its first buffers are."""
+    fresh = overlays_stages(epilogue.config, epilogue.dtype, epilogue.traits)
+    return StorePass(
+        aux=what == "aux",
+        half=half,
+        tma=epilogue.tma.aux if what == "aux" else epilogue.tma.c,
+        subtiles=tuple(subtiles(epilogue.config, epilogue.dtype, width)),
+        overlays_stages=fresh,
+        waits=not fresh,
+        waits_first=not fresh and not free,
+    )
 
 
 @cute.jit
-def store_pass(
-    k,
-    whole: cutlass.Constexpr,
-    config: cutlass.Constexpr,
-    work,
-    width: cutlass.Constexpr,
-    ring,
-    slot,
-    steps: cutlass.Constexpr,
-    what: cutlass.Constexpr,
-    half: cutlass.Constexpr,
-    free: cutlass.Constexpr,
+def run_pass(
+    tile: epilogue_math.EpilogueTile,
+    stores: cutlass.Constexpr,
+    source,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    operations: cutlass.Constexpr,
 ):
-    """Outputs, or a half of x, in rounds of as many slabs as there are buffers; a round leaves as
-    one group of stores. Slabs over the ring are written once, after `settle`. `free`: buffers are.
-    What takes steps is made before buffers are waited for.
+    """Stores one matrix in rounds of as many subtiles as there are buffers; a round leaves as one
+    group of stores.
     """
-    dtype, together = k.mC.element_type, config.store_buffers
-    columns, slabs = slab_columns(config, dtype), places(config, dtype, width)
-    fresh = over_ring(config, dtype, k.form)
-    tma, gmem = (k.tma_c, k.gmem_c) if what == "out" else (k.tma_aux, k.gmem_aux)
-    fetches = what == "out" and k.form.source != ""
-    turns = fetched.turns(k, whole, config, ring, slot) if fetches else ()
-    take = steps.outputs if what == "out" else functools.partial(steps.x, half)
-    issuer = k.warp % 4 == 0
-    for first in cutlass.range_constexpr(0, len(slabs), together):
-        batch, buffer = slabs[first : first + together], first if fresh else 0
-        waits = not (fresh or (free and first == 0))
-        if cutlass.const_expr(waits and k.form.plain):
-            await_buffers(k)
-        for n in cutlass.range_constexpr(len(batch)):
-            (i, start), come = batch[n], None
-            take((i, start + columns))
-            if cutlass.const_expr(fetches):
-                come = functools.partial(
-                    fetched.take, k, whole, config, ring, turns, first + n, slabs
+    count, together = len(stores.subtiles), tile.epilogue.config.store_buffers
+    states = ()
+    if cutlass.const_expr(source is not None):
+        states = epilogue_load.stage_states(source, pipeline, state)
+    for first in cutlass.range_constexpr(0, count, together):
+        last = min(first + together, count)
+        for number in cutlass.range_constexpr(first, last):
+            load_source = None
+            if cutlass.const_expr(source is not None):
+                load_source = functools.partial(
+                    epilogue_load.read_subtile,
+                    source,
+                    tile.consumer,
+                    pipeline,
+                    states,
+                    number,
+                    stores.subtiles,
                 )
-            slab = rounded(k, config, batch[n], what, half, come)
-            if cutlass.const_expr(n == 0 and waits and not k.form.plain):
-                pin(slab)
-                await_buffers(k)
-            cute.copy(k.to_shared, slab, k.tSsC[None, None, None, buffer + n])
+            write_subtile(tile, stores, number, first, operations, load_source)
         cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
-        if issuer:
-            for n in cutlass.range_constexpr(len(batch)):
-                row = work.m * config.tile_m + (batch[n][0] * config.sharing + k.share) * 64
-                gC = tile_of(
-                    k, gmem, row, work.column + batch[n][1], work.matrix, (64, columns), half
-                )
-                sC, gC = cute.group_modes(k.slabs, 0, 2), cute.group_modes(gC, 0, 2)
-                tCsC, tCgC = cpasync.tma_partition(tma, 0, cute.make_layout(1), sC, gC)
-                cute.copy(tma, tCsC[None, buffer + n], tCgC)
-            cute.arch.cp_async_bulk_commit_group()
-    if cutlass.const_expr(fetches):
-        fetched.skip(k, whole, config, ring, turns, len(slabs))
+        sync_consumer(tile.consumer.index)
+        store_round(tile, stores, first, last)
+    if cutlass.const_expr(source is not None):
+        epilogue_load.release_rest(source, tile.consumer, pipeline, states, count)
 
 
 @cute.jit
-def await_buffers(k):
-    free_buffers(k)
-    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)
+def write_subtile(
+    tile: epilogue_math.EpilogueTile,
+    stores: cutlass.Constexpr,
+    number: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+    operations: cutlass.Constexpr,
+    load_source: cutlass.Constexpr,
+):
+    """One consumer: subtile `number` of the round that begins with `first`, computed, rounded, and
+    written to its buffer. What takes operations is computed before buffers are waited for.
+    """
+    writer, plain = tile.consumer.writer, tile.epilogue.traits.plain
+    waits = number == first and (stores.waits if first > 0 else stores.waits_first)
+    if cutlass.const_expr(waits and plain):
+        await_buffers(tile.consumer)
+    i, start = stores.subtiles[number]
+    end = (i, start + writer.columns)
+    if cutlass.const_expr(stores.aux):
+        operations.compute_x(stores.half, end)
+    else:
+        operations.compute_outputs(end)
+    rounded = round_subtile(tile, stores, i, start, load_source)
+    if cutlass.const_expr(waits and not plain):
+        pin(rounded)
+        await_buffers(tile.consumer)
+    buffer = number if stores.overlays_stages else number - first
+    cute.copy(writer.store_copy, rounded, writer.tSsC[None, None, None, buffer])
 
 
 @cute.jit
-def free_buffers(k):
-    """One consumer: what it stored last has left its slabs, as all know after the next barrier."""
-    if k.warp % 4 == 0:
-        epilogue_store.finish()
+def store_round(
+    tile: epilogue_math.EpilogueTile,
+    stores: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+    last: cutlass.Constexpr,
+):
+    """The issuing thread of a consumer: TMA stores of subtiles `first` to `last`, which all have
+    written and fenced.
+    """
+    epilogue, consumer, work = tile.epilogue, tile.consumer, tile.work
+    config, writer, tma = epilogue.config, consumer.writer, stores.tma
+    if consumer.context.warp % 4 == 0:
+        for number in cutlass.range_constexpr(first, last):
+            i, start = stores.subtiles[number]
+            row = work.m * config.tile_m + (i * config.sharing + consumer.warpgroup_in_tile) * 64
+            gC = tile_of(
+                tma.tensor,
+                epilogue.traits.batched,
+                row,
+                work.column + start,
+                work.matrix,
+                (64, writer.columns),
+                stores.half,
+            )
+            sC, gC = cute.group_modes(writer.buffers, 0, 2), cute.group_modes(gC, 0, 2)
+            tCsC, tCgC = cpasync.tma_partition(tma.atom, 0, cute.make_layout(1), sC, gC)
+            buffer = number if stores.overlays_stages else number - first
+            cute.copy(tma.atom, tCsC[None, buffer], tCgC)
+        cute.arch.cp_async_bulk_commit_group()
 
 
-def pin(slab):
+@cute.jit
+def await_buffers(consumer: Consumer):
+    """One consumer: its buffers may be written again."""
+    await_stores(consumer)
+    sync_consumer(consumer.index)
+
+
+@cute.jit
+def await_stores(consumer: Consumer):
+    """One consumer: what it stored last has left its buffers, as all know after the next
+    barrier.
+    """
+    if consumer.context.warp % 4 == 0:
+        wait_stores_read()
+
+
+def pin(fragment):
     """What follows comes after these registers are made; compilers move that behind a wait if they
     may.
     """
-    words = cute.recast_tensor(slab, Uint32)
+    words = cute.recast_tensor(fragment, Uint32)
     for v in range(cute.size(words)):
         words[v] = cute.arch.inline_ptx(
             "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[words[v]]
@@ -232,24 +332,20 @@ def pin(slab):
 
 
 @cute.jit
-def rounded(
-    k,
-    config: cutlass.Constexpr,
-    slab: cutlass.Constexpr,
-    what: cutlass.Constexpr,
-    half: cutlass.Constexpr,
-    come: cutlass.Constexpr,
+def round_subtile(
+    tile: epilogue_math.EpilogueTile,
+    stores: cutlass.Constexpr,
+    i: cutlass.Constexpr,
+    start: cutlass.Constexpr,
+    load_source: cutlass.Constexpr,
 ):
-    """A slab in C's dtype, of outputs or of a half of x. `come`: as `transform.finished`
-    takes it.
+    """The subtile of row group i and columns from `start` on in C's dtype. `load_source` returns
+    the values of the epilogue's source, where there is one.
     """
-    i, start = slab
-    which = epilogue_math.registers(
-        config, k.width, i, start, slab_columns(config, k.mC.element_type), half
-    )
-    values = epilogue_math.values_of(k, which)
-    if cutlass.const_expr(what == "out"):
-        epilogue_math.finished(k, values, come)
-    made = cute.make_rmem_tensor(k.slab_registers, k.mC.element_type)
-    made.store(cute.make_tensor(values.iterator, made.layout).load().to(k.mC.element_type))
-    return made
+    writer, dtype = tile.consumer.writer, tile.epilogue.dtype
+    values = tile.values(tile.registers(i, start, writer.columns, stores.half))
+    if cutlass.const_expr(not stores.aux):
+        epilogue_math.add_source(tile.epilogue, values, load_source)
+    rounded = cute.make_rmem_tensor(writer.fragment_shape, dtype)
+    rounded.store(cute.make_tensor(values.iterator, rounded.layout).load().to(dtype))
+    return rounded

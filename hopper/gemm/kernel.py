@@ -1,38 +1,40 @@
-"""The device code of `hopper.gemm`: what each warp does, from first load to last store."""
+"""`hopper.gemm` as it is launched: the host's part, the set-up of a CTA, the warps that load."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64
-from cutlass.cute.nvgpu import StoreCacheMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from .. import hilbert, tma_store
-from ..core import epilogue_store as staging
-from ..core import roles
-from ..core.base import ONE_SLOT
+from ..core import epilogue_store as core_epilogue_store
+from ..core.base import check_stage_bytes
 from ..core.config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
-from . import (
-    cluster_reduce,
-    epilogue_math,
-    epilogue_store,
-    epilogue_tile,
-    tile_scheduler,
-    tma_load,
+from ..core.records import TmaOperand, WarpContext, WarpRole
+from . import cluster_reduce, epilogue_load, epilogue_math, epilogue_store, tile_scheduler, tma_load
+from .consumer import consumer_loop
+from .pipeline import GroupPipeline
+from .records import (
+    ClusterCoord,
+    Cta,
+    Epilogue,
+    EpilogueSource,
+    EpilogueTensors,
+    EpilogueTma,
+    MmaOperands,
+    OperandLoads,
+    SplitKWorkspace,
+    TmaTensor,
 )
-from . import epilogue_load as fetched
-from . import splitk_reduce as pieces
-from .pipeline import GroupRing
+from .tile_scheduler import FastDivmods, ScheduleParams, TileScheduler
 from .traits import KernelTraits, batch_last, split_gated
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
-BESIDE = 4  # slots' barriers, as much as what pieces of K say and wait for takes
-TURN = 4  # named barriers TURN and TURN + 1: consumer 0 or 1 may multiply
+BESIDE = 4  # stages' barriers, as much as split-K's words and barriers take
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,80 @@ class Config(hilbert.Config):
 
 
 class Gemm(tma_store.TmaStore):
-    """C = alpha A B + beta C. Who multiplies what is `work`'s."""
+    """C = alpha A B + beta C, and the epilogue of `outblas.epilogue`.
 
-    ring_type = GroupRing
+    Warp roles (`WarpRole`), of a CTA of 1 + consumers warpgroups:
+
+    =====================  ========================================================================
+    warp 0, LOAD_A         loads A's k tiles, announces the bytes of every stage, loads the source
+    warp 1, LOAD_B         loads B's k tiles
+    warps 2 and 3          give their registers away and end
+    warpgroups 1 to 3      consumers: wgmma, reduction along K, epilogue, stores
+    =====================  ========================================================================
+
+    Consumers share a tile, 64 · n rows each; in pingpong each of two has tiles of its own.
+
+    Timeline of LOAD_A and of LOAD_B, for each work tile of the CTA::
+
+        for each k tile:
+            producer_acquire: wait for the phase of empty[s] before this one
+            LOAD_A: arrive_and_expect_tx(full[s], bytes of A and B)
+            TMA load, which counts on full[s] of every CTA that receives it
+        for each stage of the epilogue's source, if there is one:
+            LOAD_A: producer_acquire, arrive_and_expect_tx, TMA loads
+        with a source: both meet at LOAD_WARPS, so LOAD_B knows that its stages were empty
+    after the last work tile, LOAD_A:
+        producer_tail: wait until every stage has been released, so that no peer arrives any more
+
+    Timeline of a consumer c, for each of its work tiles::
+
+        pingpong:           wait at MMA_ORDER + c
+        for each k tile:    consumer_wait: wait for this phase of full[s]
+                            wgmma of stage s, left in flight
+                            wait for the group before, consumer_release of its stage
+        staggered tail:     before the last k tiles mma_tail; this thread's TMA stores have left
+                            their buffers; wait at MMA_ORDER + c
+        pingpong, source:   wait until the whole source has landed
+        both of these:      arrive at MMA_ORDER + 1 - c
+        mma_tail:           wait for all groups, consumer_release of the last stage
+        C over the stages:  meet at ALL_CONSUMERS
+        split-K:            write partial sums, meet at CONSUMER + c, count, meet again;
+                            only the one that came last goes on
+        cluster-K:          send partial sums to the peers, wait at landed[c], add,
+                            arrive at free[c] of every peer
+        for each round of as many subtiles as there are buffers:
+            operations of the first subtile; of a source: consumer_wait, read, consumer_release
+            wait until the stores before have left their buffers, meet at CONSUMER + c
+            write this subtile, then the others of the round as they are computed; fence
+            meet at CONSUMER + c; one thread issues the TMA stores
+
+    Barriers. The pipeline's are waited for by the phase bit of a `PipelineState`; a new barrier
+    counts as being in phase 1, for stages begin empty:
+
+    ================  ====================================  ======================  ===============
+    barrier           arrivals of a phase                   who waits               for which phase
+    ================  ====================================  ======================  ===============
+    full[s]           1: LOAD_A, and the bytes of TMA       consumers of the stage  state.phase
+    empty[s]          one of each consumer of the stage in  LOAD_A, LOAD_B          state.phase ^ 1
+                      every CTA that loads for this one,
+                      when it has read its stage s
+    landed[c]         1: consumer c, and the bytes of       consumer c              iteration & 1
+                      cluster_k - 1 peers
+    free[c]           cluster_k - 1: consumer c of each     consumer c, before it   that of the
+                      peer, when it has read                sends again             iteration before
+    CONSUMER + c      128 threads of consumer c             the same
+    MMA_ORDER + c     128 threads of the other consumer     128 of consumer c
+    LOAD_WARPS        64: LOAD_A and LOAD_B                 the same
+    ALL_CONSUMERS     all consumers of the tile             the same
+    ================  ====================================  ======================  ===============
+
+    MMA_ORDER begins with the second consumer, which lets the first one multiply. The arrivals that
+    are traced are compared with those of the pipeline's contract (`check_arrival_counts`).
+
+    Which tile, or part of one, a CTA computes is decided by `tile_scheduler`.
+    """
+
+    pipeline_type = GroupPipeline
     introduces = frozenset(
         {
             "swap",
@@ -67,10 +140,10 @@ class Gemm(tma_store.TmaStore):
         }
     )
 
-    def __init__(self, config: HopperConfig, form: KernelTraits):
+    def __init__(self, config: HopperConfig, traits: KernelTraits):
         if reason := self.invalid_reason(config):
             raise ValueError(f"config: {reason}")
-        self.config, self.form = config, form
+        self.config, self.traits = config, traits
 
     @classmethod
     def invalid_reason(cls, config):
@@ -85,51 +158,55 @@ class Gemm(tma_store.TmaStore):
 
     @property
     def staged(self):
-        return self.form.staged and self.config.store_buffers > 0
+        return self.traits.staged and self.config.store_buffers > 0
 
     @property
-    def stored(self):
-        return self.config.stored(self.form.gated)
+    def epilogue_config(self):
+        """The config of what a CTA stores."""
+        return self.config.stored(self.traits.gated)
 
-    def share(self, k):
-        rows, columns = self.config.cluster_m, self.config.cluster_n
+    def cluster_coord(self, context: WarpContext) -> ClusterCoord:
+        config = self.config
+        rows, columns = config.cluster_m, config.cluster_n
         rank = Int32(0)
-        if self.config.cluster > 1:
+        if config.cluster > 1:
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        k.part_b, k.part_a = rank % rows, rank // rows % columns
-        k.part_k = rank // self.config.group
-        k.first = k.part_k * self.config.group  # rank of the first CTA that has the same part of K
-        k.first_part = (
-            rank - k.first
-        )  # and of the one that has the first part of K of the same tile
-        k.mask_a = Int16(sum(1 << rows * i for i in range(columns))) << Int16(k.first + k.part_b)
-        k.mask_b = Int16((1 << rows) - 1) << Int16(k.first + k.part_a * rows)
+        m, n = rank % rows, rank // rows % columns
+        k = rank // config.group
+        base = k * config.group
+        return ClusterCoord(
+            cta_m_in_cluster=m,
+            cta_n_in_cluster=n,
+            cta_k_in_cluster=k,
+            multicast_base=base,
+            multicast_rank=rank - base,
+            mask_a=Int16(sum(1 << rows * i for i in range(columns))) << Int16(base + m),
+            mask_b=Int16((1 << rows) - 1) << Int16(base + n * rows),
+        )
 
-    def maps(self, a, b, major_a, major_b):
-        """Of gated pairs, a slot holds columns of B's first half, then as many of its second: B is
+    def load_operands(self, a, b, major_a, major_b) -> list[TmaOperand]:
+        """Of gated pairs, a stage holds columns of B's first half, then as many of its second: B is
         (N, K, 2).
         """
-        made = super().maps(a, b, major_a, major_b)
-        if not self.form.gated:
-            return made
+        operand_a, operand_b = super().load_operands(a, b, major_a, major_b)
+        if not self.traits.gated:
+            return [operand_a, operand_b]
         config, dtype = self.config, b.element_type
         half, along_k = config.slot_n // 2, major_b.is_k_major_b()
         kind = hopper_helpers.get_smem_layout_atom(
             major_b, dtype, config.tile_k if along_k else half
         )
-        atom, order = (
-            warpgroup.make_smem_layout_atom(kind, dtype),
-            (0, 1, 2) if along_k else (1, 0, 2),
-        )
-        slots = cute.tile_to_shape(atom, (config.slot_n, config.tile_k, config.slots), order)
+        atom = warpgroup.make_smem_layout_atom(kind, dtype)
+        order = (0, 1, 2) if along_k else (1, 0, 2)
+        stages = cute.tile_to_shape(atom, (config.slot_n, config.tile_k, config.slots), order)
         one = cute.tile_to_shape(atom, (half, config.tile_k), order[:2])
-        _, (load, shared) = self.loads()
-        loaded = cpasync.make_tiled_tma_atom(
-            load, b, one, (half, config.tile_k), num_multicast=shared
+        _, (load, multicast) = self.load_operations()
+        atom_b, coordinates = cpasync.make_tiled_tma_atom(
+            load, b, one, (half, config.tile_k), num_multicast=multicast
         )
-        return *made[:3], *loaded, slots
+        return [operand_a, TmaOperand(atom_b, coordinates, stages)]
 
-    # host
+    # ---- host
     @cute.jit
     def __call__(
         self,
@@ -145,87 +222,50 @@ class Gemm(tma_store.TmaStore):
         scale_b,
         sums,
         counters,
-        pieces: Int32,
+        partitions: Int32,
         clusters: Int32,
         alpha: Float32,
         beta: Float32,
         stream,
     ):
-        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a transposed
-        product the last two of each change places. `table`: tiles in their order, int32, or None;
-        `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as `form` says; of gated
+        """Launches the kernel.
+
+        a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a transposed
+        product the last two of each change places. `table`: tiles in their order, int32, or None.
+        `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as the traits say; of gated
         pairs they have 2 N columns as b has, but for the residual. `sums`, fp32, and `counters`,
-        int32 and 0: of pieces of K, or None. `clusters` at most are launched.
+        int32 and 0: the workspace of split-K, or None. `clusters` at most are launched.
+
+        The signature is flat because the host calls it: a tuple among the arguments of a compiled
+        function costs more than a microsecond a call.
         """
-        config, form = self.config, self.form
-        a, c = batch_last(a, form.transposed), batch_last(c, form.transposed)
-        b = batch_last(b, not form.transposed)  # (N, K), as wgmma and TMA name B
+        config, traits = self.config, self.traits
+        a, c = batch_last(a, traits.transposed), batch_last(c, traits.transposed)
+        b = batch_last(b, not traits.transposed)  # (N, K), as wgmma and TMA name B
         addend, bias, residual, aux, scale_a, scale_b = (
-            t if t is None or cute.rank(t) == 1 else batch_last(t, form.transposed)
+            t if t is None or cute.rank(t) == 1 else batch_last(t, traits.transposed)
             for t in (addend, bias, residual, aux, scale_a, scale_b)
         )
-        if cutlass.const_expr(form.gated):
+        if cutlass.const_expr(traits.gated):
             b = split_gated(b, 0, c.shape[1])
-            if cutlass.const_expr(form.aux == "staged"):
+            if cutlass.const_expr(traits.aux == "staged"):
                 aux = split_gated(aux, 1, c.shape[1])
-        major_a, major_b = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
-        tma_a, mA, layout_a, tma_b, mB, layout_b = self.maps(a, b, major_a, major_b)
-        fetched = addend if form.source == "addend" else residual
-        maps_c = (
-            epilogue_store.maps(self.stored, c, aux, fetched, form)
-            if cutlass.const_expr(self.staged)
-            else ()
-        )
-        tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
-        wide, columns = (
-            Int32(0),
-            cute.ceil_div(c.shape[1] * (2 if form.gated else 1), config.tile_n),
-        )
-        if cutlass.const_expr(config.elastic):
-            columns = c.shape[1] // (config.tile_n - 8)
-            columns += 1 if columns * config.tile_n < c.shape[1] else 0
-            wide = cutlass.min(
-                cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8),
-                columns,
-            )
-        tiles_n = cute.ceil_div(columns, config.cluster_n)
-        matrices = c.shape[2] if cutlass.const_expr(self.form.batched) else Int32(1)
-        tiles = tiles_m * tiles_n * matrices
-        k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
-        line = tiles_n if cutlass.const_expr(self.form.ordered) else tiles_m
-        divisors = tuple(
-            cute.fast_divmod_create_divisor_v2(divisor)
-            for divisor in (line, tiles_m * tiles_n, clusters, pieces)
-        )
+        majors = LayoutEnum.from_tensor(a), LayoutEnum.from_tensor(b)
+        operand_a, operand_b = self.load_operands(a, b, *majors)
+        epilogue_tma = None
+        if cutlass.const_expr(self.staged):
+            source = addend if traits.source == "addend" else residual
+            epilogue_tma = epilogue_store.make_tma(self.epilogue_config, c, aux, source, traits)
         self.kernel(
-            tma_a,
-            mA,
-            tma_b,
-            mB,
+            operand_a,
+            operand_b,
             c,
             a.element_type,
-            major_a,
-            major_b,
-            layout_a,
-            layout_b,
-            divisors,
-            tiles,
-            wide,
-            k_tiles,
-            table,
-            addend,
-            bias,
-            residual,
-            aux,
-            scale_a,
-            scale_b,
-            sums,
-            counters,
-            pieces,
-            clusters,
-            alpha,
-            beta,
-            maps_c,
+            majors,
+            self.make_schedule(a, c, table, partitions, clusters),
+            EpilogueTensors(addend, bias, residual, aux, scale_a, scale_b, alpha, beta),
+            SplitKWorkspace(sums, counters),
+            epilogue_tma,
         ).launch(
             grid=(clusters * config.cluster, 1, 1),
             block=(WARPGROUP * self.warpgroups, 1, 1),
@@ -235,404 +275,250 @@ class Gemm(tma_store.TmaStore):
             use_pdl=config.pdl,
         )
 
-    # device
+    @cute.jit
+    def make_schedule(self, a, c, table, partitions, clusters):
+        """Host: the schedule of A (M, K[, L]) and C (M, N[, L])."""
+        config, traits = self.config, self.traits
+        tiles_m = cute.ceil_div(c.shape[0], config.tile_m * config.cluster_m)
+        wide, columns = (
+            Int32(0),
+            cute.ceil_div(c.shape[1] * (2 if traits.gated else 1), config.tile_n),
+        )
+        if cutlass.const_expr(config.elastic):
+            columns = c.shape[1] // (config.tile_n - 8)
+            columns += 1 if columns * config.tile_n < c.shape[1] else 0
+            wide = cutlass.min(
+                cute.ceil_div(cutlass.max(c.shape[1] - columns * (config.tile_n - 8), 0), 8),
+                columns,
+            )
+        tiles_n = cute.ceil_div(columns, config.cluster_n)
+        matrices = c.shape[2] if cutlass.const_expr(traits.batched) else Int32(1)
+        tiles = tiles_m * tiles_n * matrices
+        k_tiles = cute.ceil_div(a.shape[1], config.tile_k)
+        line = tiles_n if cutlass.const_expr(traits.ordered) else tiles_m
+        divmods = FastDivmods(
+            *(
+                cute.fast_divmod_create_divisor_v2(divisor)
+                for divisor in (line, tiles_m * tiles_n, clusters, partitions)
+            )
+        )
+        return ScheduleParams(divmods, tiles, wide, k_tiles, table, partitions, clusters)
+
+    # ---- the set-up of a CTA
     @cute.kernel
     def kernel(
         self,
-        tma_a: cute.CopyAtom,
-        mA: cute.Tensor,
-        tma_b: cute.CopyAtom,
-        mB: cute.Tensor,
+        operand_a: TmaOperand,
+        operand_b: TmaOperand,
         mC: cute.Tensor,
         dtype: cutlass.Constexpr,
-        major_a: cutlass.Constexpr,
-        major_b: cutlass.Constexpr,
-        layout_a: cute.ComposedLayout,
-        layout_b: cute.ComposedLayout,
-        divisors: tuple[Any, ...],
-        tiles: Int32,
-        wide: Int32,
-        k_tiles: Int32,
-        table,
-        addend,
-        bias,
-        residual,
-        aux,
-        scale_a,
-        scale_b,
-        sums,
-        counters,
-        pieces: Int32,
-        clusters: Int32,
-        alpha: Float32,
-        beta: Float32,
-        maps_c: tuple[Any, ...],
+        majors: cutlass.Constexpr,
+        schedule: ScheduleParams,
+        epilogue_tensors: EpilogueTensors,
+        workspace: SplitKWorkspace,
+        epilogue_tma,
     ):
         config = self.config
         tidx, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
-        cluster, only = cta // config.cluster, None
-        if cutlass.const_expr(self.form.ordered and self.form.single_wave):
-            only = table[cluster]  # 600 cycles away: asked for before all else
+        block, _, _ = cute.arch.block_idx()
+        cluster, table_entry = block // config.cluster, None
+        if cutlass.const_expr(self.traits.ordered and self.traits.single_wave):
+            table_entry = schedule.table[cluster]  # 600 cycles away: asked for before all else
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == WARPGROUP // 32:
-            for descriptor in (tma_a, tma_b, *maps_c[:-2:2]):
-                if cutlass.const_expr(descriptor is not None):
-                    cpasync.prefetch_descriptor(descriptor)
+        if warp == WarpRole.MMA:
+            for atom in tma_atoms(operand_a, operand_b, epilogue_tma):
+                cpasync.prefetch_descriptor(atom)
+
         smem = SmemAllocator()
-        bars = smem.allocate_array(Int64, 2 * config.slots)
-        said = smem.allocate_array(Int32, 4)
-        exchanged = smem.allocate_array(Int64, 2 * config.sharing)
-        slots = smem.allocate(config.slots * config.slot_bytes, 1024)
-        sA = at(slots, dtype, layout_a)  # (bM, bK, SLOT)
-        sB = at(slots + cute.size_in_bytes(dtype, layout_a), dtype, layout_b)  # (bN, bK, SLOT)
-        landed = sum(
-            cute.size_in_bytes(dtype, cute.slice_(layout, ONE_SLOT))
-            for layout in (layout_a, layout_b)
+        barriers = smem.allocate_array(Int64, 2 * config.slots)
+        arrived = smem.allocate_array(Int32, 4)
+        reduction_barriers = smem.allocate_array(Int64, 2 * config.sharing)
+        stages = smem.allocate(config.slots * config.slot_bytes, 1024)
+        operands = self.mma_operands(stages, dtype, majors, operand_a.layout, operand_b.layout)
+        warpgroup_index = cute.arch.make_warp_uniform(tidx // WARPGROUP)
+        context = WarpContext(tidx, block, warp, warpgroup_index)
+        coord = self.cluster_coord(context)
+        pipeline = self.make_pipeline(barriers, coord)
+        loads = self.make_loads(operand_a, operand_b, stages, dtype, coord)
+        epilogue, source = self.make_epilogue(smem, mC, epilogue_tensors, epilogue_tma, stages)
+        cluster_reduction = None
+        if cutlass.const_expr(config.cluster_k > 1):
+            cluster_reduction = cluster_reduce.alloc_smem(smem, config, reduction_barriers)
+            if warp == WarpRole.LOAD_A:
+                with cute.arch.elect_one():
+                    cluster_reduce.init_barriers(cluster_reduction, config)
+        pipeline.init_barriers()
+        self.cluster_sync()
+        if cutlass.const_expr(config.pdl):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+
+        scheduler = self.make_scheduler(schedule, cluster, coord, table_entry)
+        cta = Cta(
+            config,
+            self.traits,
+            context,
+            coord,
+            scheduler,
+            loads,
+            operands,
+            epilogue,
+            source,
+            self.source_stages(epilogue.dtype),
+            workspace,
+            cute.make_tensor(arrived, 4),
+            cluster_reduction,
         )
-        assert landed == config.slot_bytes, (
-            f"{landed} bytes land in a slot, the config announces {config.slot_bytes}"
-        )
-        k = SimpleNamespace(
-            tidx=tidx,
-            cta=cta,
-            warp=warp,
-            warpgroup=cute.arch.make_warp_uniform(tidx // WARPGROUP),
-            cluster=cluster,
-            only=only,
-            clusters=clusters,
-            by=tile_scheduler.Divisors(*divisors),
-            tiles=tiles,
-            wide=wide,
-            k_tiles=k_tiles,
-            tma_a=tma_a,
-            tma_b=tma_b,
-            mA=mA,
-            mB=mB,
-            mC=mC,
-            sA=sA,
-            sB=sB,
-            table=table,
-            addend=addend,
-            bias=bias,
-            residual=residual,
-            aux=aux,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            slots=slots,
-            sums=sums,
-            counters=counters,
-            pieces=pieces,
-            alpha=alpha,
-            beta=beta,
-            operand_type=dtype,
-            trace=None,
-            majors=(major_a.mma_major_mode(), major_b.mma_major_mode()),
-            batched=self.form.batched,
-            single_wave=self.form.single_wave,
-            form=self.form,
-            columns=config.tile_n // (2 if self.form.gated else 1),
-            extents=mC.shape[:2],
-            said=cute.make_tensor(said, 4),
-        )
-        k.kinds, k.multiplied = (dtype, dtype), (sA, sB)
-        if cutlass.const_expr(self.form.formats != ""):
-            k.kinds = tuple(FORMATS[name] for name in self.form.formats.split()[:2])
+        self.body(cta, pipeline)
+        self.cluster_exit()
+        pipeline.check_arrival_counts()
+
+    def mma_operands(self, stages, dtype, majors, layout_a, layout_b) -> MmaOperands:
+        """A and B in the memory of the stages, as wgmma reads them."""
+        config, words = self.config, cute.size_in_bytes(dtype, layout_a)
+        check_stage_bytes(config, dtype, layout_a, layout_b)
+        dtypes, layouts = (dtype, dtype), (layout_a, layout_b)
+        if self.traits.formats:
+            dtypes = tuple(FORMATS[name] for name in self.traits.formats.split()[:2])
             shape = (config.tile_m, config.slot_n, 2 * config.tile_k)
             layouts = (
-                hopper_helpers.make_smem_layout_a(major_a, shape, k.kinds[0], config.slots),
-                hopper_helpers.make_smem_layout_b(major_b, shape, k.kinds[1], config.slots),
+                hopper_helpers.make_smem_layout_a(majors[0], shape, dtypes[0], config.slots),
+                hopper_helpers.make_smem_layout_b(majors[1], shape, dtypes[1], config.slots),
             )
-            starts = (slots, slots + cute.size_in_bytes(dtype, layout_a))
-            k.multiplied = tuple(at(*each) for each in zip(starts, k.kinds, layouts, strict=True))
-        self.share(k)
-        ring = self.ring_type(
-            bars,
-            bars + config.slots,
+        return MmaOperands(
+            sA=smem_tensor(stages, dtypes[0], layouts[0]),
+            sB=smem_tensor(stages + words, dtypes[1], layouts[1]),
+            dtypes=dtypes,
+            majors=tuple(major.mma_major_mode() for major in majors),
+            word_dtype=dtype,
+        )
+
+    def make_pipeline(self, barriers, coord: ClusterCoord) -> GroupPipeline:
+        """The pipeline over barriers in shared memory: `full` of each stage, then `empty`."""
+        config = self.config
+        return self.pipeline_type(
+            barriers,
+            barriers + config.slots,
             config.slots,
             config.slot_bytes,
             config.sharing,
             config.group,
             config.jitter,
-            first=k.first,
+            first_rank=coord.multicast_base,
         )
-        (_, share_a), (_, share_b) = self.loads()
+
+    def make_loads(self, operand_a, operand_b, stages, dtype, coord: ClusterCoord) -> OperandLoads:
+        """How the CTA loads A; B is partitioned for each work tile."""
+        config = self.config
+        (_, multicast_a), (_, multicast_b) = self.load_operations()
+        sA = smem_tensor(stages, dtype, operand_a.layout)
+        bytes_a = cute.size_in_bytes(dtype, operand_a.layout)
+        sB = smem_tensor(stages + bytes_a, dtype, operand_b.layout)
         gA = cute.local_tile(
-            mA, (config.tile_m, config.tile_k), (None,) * cute.rank(mA)
-        )  # (bM, bK, RestM, RestK, L)
-        k.tAsA, k.tAgA = cpasync.tma_partition(
-            tma_a,
-            k.part_a,
-            cute.make_layout(share_a),
+            operand_a.tensor,
+            (config.tile_m, config.tile_k),
+            (None,) * cute.rank(operand_a.tensor),
+        )  # (bM, bK, RestM, RestK[, L])
+        tAsA, tAgA = cpasync.tma_partition(
+            operand_a.atom,
+            coord.cta_n_in_cluster,
+            cute.make_layout(multicast_a),
             cute.group_modes(sA, 0, 2),
             cute.group_modes(gA, 0, 2),
         )
-        k.share_b = share_b
-        k.slots_a_tile = k_tiles + self.fetches(k)
-        if cutlass.const_expr(self.staged):
-            epilogue_store.place(k, self.stored, smem, maps_c, slots)
-        if cutlass.const_expr(config.cluster_k > 1):
-            cluster_reduce.place(k, smem, config, exchanged)
-            if warp == 0:
-                with cute.arch.elect_one():
-                    cluster_reduce.init(k, config)
-        ring.init()
-        self.meet()
-        if cutlass.const_expr(config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
-        self.body(k, ring)
-        self.leave()
-        ring.settle()
+        target = TmaTensor(operand_b.atom, operand_b.tensor)
+        return OperandLoads(operand_a.atom, tAsA, tAgA, target, sB, multicast_b)
+
+    def make_epilogue(self, smem, mC, tensors, tma, stages):
+        """What the epilogue reads, and its source, or None. Allocates the buffers of C."""
+        config, traits, dtype = self.epilogue_config, self.traits, mC.element_type
+        sC = source = None
+        if self.staged:
+            sC = epilogue_store.alloc_smem(smem, config, tma, dtype, traits, stages)
+        epilogue = Epilogue(traits, config, tensors, mC, mC.shape[:2], dtype, tma, sC)
+        if traits.source:
+            source = EpilogueSource(
+                tma.source, stages, tma.subtile_layout, self.config, config, dtype, traits.batched
+            )
+        return epilogue, source
+
+    def make_scheduler(self, params, cluster, coord: ClusterCoord, table_entry) -> TileScheduler:
+        """What decides about this CTA's work."""
+        return TileScheduler(
+            params,
+            cluster,
+            coord,
+            table_entry,
+            columns=self.config.tile_n // (2 if self.traits.gated else 1),
+            batched=self.traits.batched,
+            single_wave=self.traits.single_wave,
+        )
+
+    def source_stages(self, dtype) -> int:
+        """Stages in which the epilogue's source comes, of each tile."""
+        if not self.traits.source:
+            return 0
+        return epilogue_load.stages_per_tile(self.config, self.epilogue_config, dtype)
 
     @cute.jit
-    def meet(self):
+    def cluster_sync(self):
         if cutlass.const_expr(self.config.cluster > 1):
-            tma_store.TmaStore.meet(self)
+            tma_store.TmaStore.cluster_sync(self)
         else:
             cute.arch.sync_threads()
 
     @cute.jit
-    def leave(self):
-        staging.finish()
+    def cluster_exit(self):
+        core_epilogue_store.wait_stores_read()
 
-    def columns_of_b(self, k, column, matrix):
-        """Where the CTA's parts of B's slices go in shared memory, and come from: columns from
-        `column` on, of gated pairs those of either half.
+    # ---- roles
+    @cute.jit
+    def body(self, cta: Cta, pipeline: GroupPipeline):
+        context = cta.context
+        if context.warpgroup == 0:
+            self.decrease_registers()
+            if context.warp == WarpRole.LOAD_A:
+                self.producer(cta, pipeline, WarpRole.LOAD_A)
+            if context.warp == WarpRole.LOAD_B:
+                self.producer(cta, pipeline, WarpRole.LOAD_B)
+        else:
+            self.increase_registers()
+            consumer_loop(cta, pipeline, context.warpgroup - 1)
+
+    @cute.jit
+    def producer(self, cta: Cta, pipeline: GroupPipeline, role: cutlass.Constexpr):
+        """One warp: all k tiles of A (LOAD_A) or of B (LOAD_B). LOAD_A announces the bytes of both,
+        and loads the epilogue's source.
         """
-        parts = 2 if self.form.gated else 1
-        box = (self.config.slot_n // parts, self.config.tile_k)
-        layout = cute.make_layout(k.share_b)
-        found = []
-        for part in range(parts):
-            rest = (part,) * (parts - 1) + (matrix,) * self.form.batched
-            from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), k.mB)
-            gB, sB = (
-                cute.local_tile(from_column, box, (0, None, *rest)),
-                cute.local_tile(k.sB, box, (part, 0, None)),
-            )
-            found.append(
-                cpasync.tma_partition(
-                    k.tma_b,
-                    k.part_b,
-                    layout,
-                    cute.group_modes(sB, 0, 2),
-                    cute.group_modes(gB, 0, 2),
-                )
-            )
-        return found
-
-    @cute.jit
-    def body(self, k, ring):
-        if k.warpgroup == 0:
-            self.give_registers()
-            if k.warp == 0:
-                self.producer(k, ring, 0)
-            if k.warp == 1:
-                self.producer(k, ring, 1)
-        else:
-            self.take_registers()
-            self.become_consumer(k, k.warpgroup - 1)
-            self.consumer(k, ring)
-
-    @cute.jit
-    def producer(self, k, ring, operand: cutlass.Constexpr):
-        """One warp: all slices of A (operand 0) or of B (1)."""
-        slot = ring.start()
-        for step in cutlass.range(tile_scheduler.steps(k, self.config), unroll=1):
-            mine = tile_scheduler.at(k, self.config, step)
-            back = step & 1 if cutlass.const_expr(self.config.k_serpentine) else Int32(0)
-            if cutlass.const_expr(operand == 0):
-                source = (
-                    k.tAgA[None, mine.m, None, mine.matrix]
-                    if self.form.batched
-                    else k.tAgA[None, mine.m, None]
-                )
-                load = tma_load.Load(k.tma_a, ((k.tAsA, source),), k.mask_a)
+        config, traits = self.config, self.traits
+        loads_a = role == WarpRole.LOAD_A
+        state = pipeline.initial_state()
+        count = tile_scheduler.work_tile_count(cta.scheduler, config)
+        for step in cutlass.range(count, unroll=1):
+            work = tile_scheduler.current_work(cta.scheduler, config, step)
+            backwards = step & 1 if cutlass.const_expr(config.k_serpentine) else Int32(0)
+            if cutlass.const_expr(loads_a):
+                load = tma_load.work_tile_load_a(cta, work)
             else:
-                load = tma_load.Load(
-                    k.tma_b, self.columns_of_b(k, mine.column, mine.matrix), k.mask_b
-                )
-            if cutlass.const_expr(operand == 0 and self.form.bias == "pairs"):
-                epilogue_math.warm(k, mine)
-            slot = tma_load.slices(load, ring, slot, mine.begin, mine.count, back, operand == 0)
-            if cutlass.const_expr(self.form.source != ""):
-                slot = fetched.load(k, self.config, self.stored, ring, slot, mine, operand == 0)
-        if cutlass.const_expr(operand == 0):
-            ring.close(slot)
-
-    def become_consumer(self, k, consumer):
-        config = self.config
-        k.consumer = consumer
-        k.share = Int32(0) if config.pingpong else consumer
-        k.consumer_thread = k.share * WARPGROUP + k.tidx % WARPGROUP
-        k.parts = config.cluster * config.sharing
-        k.part = (k.part_b + k.part_a * config.cluster_m) * config.sharing + k.share
-        k.staged = self.staged
-        if self.staged:
-            epilogue_store.become_writer(k, self.stored, consumer, self.form.by_columns)
-
-    def view(self, k, width):
-        """`k` for tiles so many columns wide: instructions, fragments, accumulators."""
-        config = self.config
-        view = SimpleNamespace(**vars(k) | {"width": width})
-        view.mma, view.mma_overwriting = (
-            self.instructions(k, config.mma_n or width) for _ in range(2)
-        )
-        view.mma.set(warpgroup.Field.ACCUMULATE, True)
-        view.mma_overwriting.set(warpgroup.Field.ACCUMULATE, False)
-        thread = view.mma.get_slice(
-            k.share * WARPGROUP
-        )  # descriptors: all threads of a warpgroup hold the same
-        view.tCrA = view.mma.make_fragment_A(
-            thread.partition_A(k.multiplied[0])
-        )  # (MMA, MMA_M, MMA_K, SLOT)
-        whole = self.instructions(
-            k, config.mma_n or config.slot_n
-        )  # the slot's columns, of which a tile has the first
-        view.tCrB = whole.make_fragment_B(
-            whole.get_slice(0).partition_B(k.multiplied[1])
-        )  # (MMA, MMA_N, MMA_K, SLOT)
-        shape = view.mma.partition_shape_C((config.tile_m, width))
-        view.acc = cute.make_rmem_tensor(shape, Float32)
-        if self.form.promoted:
-            view.own = SimpleNamespace(
-                **vars(view) | {"acc": cute.make_rmem_tensor(shape, Float32)}
-            )
-        return view
-
-    def instructions(self, k, columns):
-        shape = (self.config.sharing, 1, 1)
-        return hopper_helpers.make_trivial_tiled_mma(
-            *k.kinds, *k.majors, Float32, shape, (64, columns)
-        )
-
-    @cute.jit
-    def consumer(self, k, ring):
-        config = self.config
-        views = [self.view(k, width) for width in config.widths]
-        slot, first, stride = ring.start(), Int32(0), 1
-        if cutlass.const_expr(config.pingpong):
-            first, stride = k.consumer, 2
-            slot = ring.skip(slot, k.consumer * k.slots_a_tile)
-        if cutlass.const_expr(config.pingpong or self.form.staggered_tail):
-            self.give_first_turn(k)
-        turns = (tile_scheduler.steps(k, config) - first + stride - 1) // stride
-        for turn in cutlass.range(turns, unroll=1):
-            mine = tile_scheduler.at(k, config, first + turn * stride)
-            if cutlass.const_expr(config.pingpong):
-                cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
-            if cutlass.const_expr(config.elastic):
-                if mine.narrow == 0:
-                    slot = self.compute(views[0], ring, slot, mine, config.tile_n, turn, turns)
-                else:
-                    slot = self.compute(views[1], ring, slot, mine, config.tile_n - 8, turn, turns)
-            else:
-                slot = self.compute(views[0], ring, slot, mine, config.tile_n, turn, turns)
-            if cutlass.const_expr(config.pingpong):
-                slot = ring.skip(slot, k.slots_a_tile)
-
-    @cute.jit
-    def give_first_turn(self, k):
-        if k.consumer == 1:
-            cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)
-
-    @cute.jit
-    def compute(self, k, ring, slot, mine, width: cutlass.Constexpr, turn, turns):
-        """One tile, or a piece of one: products, sums, C. Returns the slot after the last."""
-        config = self.config
-        part, own = width // config.cluster_k, mine
-        if cutlass.const_expr(config.cluster_k > 1):
-            own = mine._replace(column=mine.column + k.part_k * part)
-        if cutlass.const_expr(self.form.promoted):
-            slot, in_flight, previous = (
-                roles.multiply_promoted(k, ring, slot, mine.count),
-                0,
-                Int32(0),
-            )
-        else:
-            in_flight, last = config.in_flight, config.last if self.form.staggered_tail else 0
-            slot, previous = roles.multiply_slots(k, ring, slot, mine.count - last, in_flight, True)
-            if cutlass.const_expr(last > 0):
-                roles.drain(k, ring, previous, in_flight)
-                epilogue_store.free_buffers(k)
-                cute.arch.barrier(barrier_id=TURN + k.consumer, number_of_threads=2 * WARPGROUP)
-                rest = cutlass.min(
-                    mine.count, last
-                )  # of a constant, compilers make what they take for divergent
-                slot, previous = roles.multiply_slots(k, ring, slot, rest, in_flight, False)
-        if cutlass.const_expr(config.pingpong and self.form.source != ""):
-            fetched.await_full(k, config, self.stored, ring, slot)
-        if cutlass.const_expr(config.pingpong or self.form.staggered_tail):
-            cute.arch.barrier_arrive(
-                barrier_id=TURN + 1 - k.consumer, number_of_threads=2 * WARPGROUP
-            )
-        steps = None
-        if cutlass.const_expr(not config.split and config.cluster_k == 1):
-            steps = epilogue_math.Steps(k, self.stored, mine, width)
-        roles.drain(k, ring, previous, in_flight)
-        if cutlass.const_expr(self.staged):
-            epilogue_store.settle(k, self.stored)
-        if cutlass.const_expr(config.split):
-            if mine.pieces == 1:
-                self.finish(k, mine, width, ring, slot, None)
-            else:
-                if pieces.combine(k, mine, config.accumulator_registers):
-                    self.finish(k, mine, width, ring, slot, None)
-        elif cutlass.const_expr(config.cluster_k > 1):
-            sums = cluster_reduce.combine(k, config, turn, turns)
-            self.finish(self.held(k, sums, part), own, part, ring, slot, None)
-        else:
-            self.finish(k, mine, width, ring, slot, steps)
-        for _ in cutlass.range_constexpr(self.fetches(k)):
-            slot = ring.next(slot)
-        return slot
-
-    def fetches(self, k) -> int:
-        """Slots of a tile in which what is fetched comes."""
-        return fetched.slots(self.config, self.stored, k.mC.element_type) if self.form.source else 0
-
-    def held(self, k, registers, width):
-        """`k` for a tile so many columns wide, whose accumulators are these registers."""
-        view = self.view(k, width)
-        view.acc = cute.make_tensor(registers.iterator, view.acc.layout)
-        return view
-
-    @cute.jit
-    def finish(self, k, mine, width: cutlass.Constexpr, ring, slot, steps):
-        """A complete accumulator becomes a tile of C. `slot`: the one after the tile's last slice;
-        `steps`: those that its epilogue has to take, if some of it was begun.
-        """
-        config, form = self.stored, self.form
-        steps = epilogue_math.Steps(k, config, mine, width) if steps is None else steps
-        if cutlass.const_expr(form.gated):
-            width = width // 2
-        if cutlass.const_expr(form.aux not in ("", "staged")):
-            epilogue_math.store_sums(k, config, mine, steps)
-        if cutlass.const_expr(self.staged):
-            epilogue_store.store(k, self.config, config, mine, width, ring, slot, steps)
-        elif cutlass.const_expr(form.plain):
-            self.store_registers(k, config, mine, width)
-        else:
-            outputs = epilogue_math.in_registers(k, config, width, steps)
-            self.store_registers(self.held(k, outputs, width), config, mine, width)
-
-    @cute.jit
-    def store_registers(self, k, config: cutlass.Constexpr, mine, width: cutlass.Constexpr):
-        """The accumulator straight to C."""
-        shape = (config.tile_m, width)
-        row = mine.m * config.tile_m
-        gC = epilogue_tile.tile_of(k, k.mC, row, mine.column, mine.matrix, shape)
-        coordinates = cute.make_identity_tensor(k.extents)
-        cC = cute.local_tile(cute.domain_offset((row, mine.column), coordinates), shape, (0, 0))
-        together = self.form.width
-        if cutlass.const_expr(
-            together > 2 and not (together == 8 and (config.mma_n or width) % 32 == 0)
-        ):
-            together = 2
-        roles.store_pieces(k, gC, cC, k.extents, together, StoreCacheMode.WRITE_THROUGH)
+                load = tma_load.work_tile_load_b(cta, work)
+            if cutlass.const_expr(loads_a and traits.bias == "pairs"):
+                epilogue_math.prefetch_bias(cta, work)
+            begin, k_tiles = work.partition.begin, work.partition.count
+            state = tma_load.load_k_tiles(load, pipeline, state, begin, k_tiles, backwards, loads_a)
+            if cutlass.const_expr(traits.source != ""):
+                state = epilogue_load.load(cta.source, pipeline, state, work, loads_a)
+        if cutlass.const_expr(loads_a):
+            pipeline.producer_tail(state)
 
 
-def at(memory, dtype, layout):
+def tma_atoms(operand_a: TmaOperand, operand_b: TmaOperand, epilogue_tma: EpilogueTma | None):
+    """The atoms of all tensors that a call moves by TMA."""
+    atoms = [operand_a.atom, operand_b.atom]
+    if epilogue_tma is not None:
+        atoms += [epilogue_tma.c.atom, epilogue_tma.aux.atom, epilogue_tma.source.atom]
+    return [atom for atom in atoms if atom is not None]
+
+
+def smem_tensor(pointer, dtype, layout):
     """A swizzled tensor in shared memory."""
-    return cute.make_tensor(cute.recast_ptr(memory, layout.inner, dtype), layout.outer)
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype), layout.outer)

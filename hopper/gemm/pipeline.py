@@ -1,10 +1,10 @@
-"""The ring of `hopper.gemm`: as a cluster's, among the CTAs that load for each other, and short to
-begin and to end.
+"""The pipeline of `hopper.gemm`: that of a cluster, among the CTAs that load for each other, and
+short to begin and to end.
 
-A call of a few µs waits for each of these: four warps initialise the barriers; a slot that no other
-CTA fills is released without mapping an address; and a CTA ends when its own barriers say that no
-peer will arrive any more. A barrier of the whole cluster would say so too, behind a fence of the
-GPU's memory.
+A call of a few µs waits for each of these. Four warps initialise the barriers; a stage that no
+other CTA fills is released without mapping an address; and a CTA ends when its own barriers say
+that no peer will arrive any more. A barrier of the whole cluster would say so too, behind a fence
+of the GPU's memory.
 """
 
 from dataclasses import dataclass
@@ -14,56 +14,60 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .. import cluster_multicast
-from ..core import pipeline
 from ..core.config import WARPGROUP
+from ..core.pipeline import PipelineState, jitter
 
 
 @dataclass(frozen=True)
-class GroupRing(cluster_multicast.ClusterRing):
-    """`cluster` is the number of CTAs that load for each other, `first` the rank of the first of
-    them.
+class GroupPipeline(cluster_multicast.ClusterPipeline):
+    """`cluster` is the number of CTAs that load for each other, `first_rank` the rank of the first
+    of them. Arrivals are those of the parent. Two warps load, one of which announces the bytes of
+    both:
+
+    full[s], 1 arrival a phase:
+        warp LOAD_A arrives and announces the bytes of A and B (or those of the epilogue's source);
+        TMA subtracts them as they land, those that warp LOAD_B and peers load among them;
+        the consumers wait for the phase, then read the stage.
+    empty[s], consumers that share a tile · cluster arrivals a phase:
+        thread r of a consumer arrives at the barrier of CTA `first_rank` + r when the consumer has
+        read its stage s;
+        both loading warps wait for the phase before, then load.
     """
 
-    first: Int32 | int = 0
+    first_rank: Int32 | int = 0
 
     @cute.jit
-    def init(self):
-        """The first warpgroup, before anyone waits: each warp a quarter of the slots."""
-        contract = self.contract()
+    def init_barriers(self):
+        """The first warpgroup, before anyone waits: each warp a quarter of the stages."""
+        counts = self.arrival_counts()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp < 4:
             with cute.arch.elect_one():
-                for first in cutlass.range_constexpr(0, self.slots, 4):
-                    slot = first + warp
-                    if slot < self.slots:
-                        cute.arch.mbarrier_init(self.full + slot, contract["full"])
-                        cute.arch.mbarrier_init(self.empty + slot, contract["empty"])
+                for first in cutlass.range_constexpr(0, self.stages, 4):
+                    stage = first + warp
+                    if stage < self.stages:
+                        cute.arch.mbarrier_init(self.full + stage, counts["full"])
+                        cute.arch.mbarrier_init(self.empty + stage, counts["empty"])
             cute.arch.mbarrier_init_fence()
 
     @cute.jit
-    def await_empty(self, slot: pipeline.Slot):
-        """A warp that loads: wait until the slot may be filled."""
-        pipeline.jitter(self.jitter)
-        cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase ^ 1)
-
-    @cute.jit
-    def release(self, index: Int32):
-        pipeline.jitter(self.jitter)
-        self.note("empty", "consumers", self.consumers * self.cluster)
+    def consumer_release(self, index: Int32):
+        jitter(self.jitter)
+        self.record_arrivals("empty", "consumers", self.consumers * self.cluster)
         lane = cute.arch.thread_idx()[0] % WARPGROUP
         if cutlass.const_expr(self.cluster == 1):
             if lane == 0:
                 cute.arch.mbarrier_arrive(self.empty + index)
         else:
             if lane < self.cluster:
-                cute.arch.mbarrier_arrive(self.empty + index, self.first + lane)
+                cute.arch.mbarrier_arrive(self.empty + index, self.first_rank + lane)
 
     @cute.jit
-    def close(self, slot: pipeline.Slot):
-        """Producer warp, after its last slot: waits until no peer will arrive here any more, so
+    def producer_tail(self, state: PipelineState):
+        """Producer warp, after its last stage: waits until no peer will arrive here any more, so
         that the CTA may end. What peers multicast into it, its consumers have waited for.
         """
         if cutlass.const_expr(self.cluster > 1):
-            for _ in cutlass.range(self.slots, unroll=1):
-                cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase ^ 1)
-                slot = self.next(slot)
+            for _ in cutlass.range(self.stages, unroll=1):
+                cute.arch.mbarrier_wait(self.empty + state.index, state.phase ^ 1)
+                state = self.advance(state)

@@ -1,12 +1,13 @@
-"""Which piece of the product a cluster computes at each of its steps.
+"""Which part of the product a cluster computes at each of its steps.
 
-Tiles of C are numbered by `k.table`, an order made by the host, or down the columns of the grid.
-Where each cluster has one tile, of any matrix, `k.only` is its entry of that table. Without pieces
-of K, cluster c has tiles c, c + clusters, and so on. With `split_k` the pieces of a tile count as
-tiles do. With `stream_k` the tiles that fill no whole wave are one long row of slices, of which
-every cluster has an equal part: pieces of one or two tiles, after its whole ones.
+Tiles of C are numbered by a table, an order made by the host, or down the columns of the grid.
+Where each cluster has one tile, of any matrix, its entry of that table is `table_entry`. If K is
+not split, cluster c has tiles c, c + clusters, and so on. With `split_k` the partitions of a tile
+count as tiles do. With `stream_k` the tiles that fill no whole wave are one long row of k tiles, of
+which every cluster has an equal part: partitions of one or two tiles, after its whole ones.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -14,114 +15,200 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 
-class Work(NamedTuple):
-    """A tile, or a piece of it: row tile `m` of the CTA, first column, index of its width, matrix
-    of the batch, slices of K from `begin` on. It is one of `pieces`, number `piece`, of the
-    `shared`-th tile that is cut; `place` is where the partial sums of the tile's first piece lie.
+class FastDivmods(NamedTuple):
+    """The numbers that tiles are divided by, prepared by the host: a division by anything else is
+    30 instructions in a row, and the first load waits for two. `line`: tiles side by side in the
+    order in which they are numbered; `matrix`: tiles of one matrix.
+    """
+
+    line: Any
+    matrix: Any
+    clusters: Any
+    partitions: Any
+
+
+class ScheduleParams(NamedTuple):
+    """The schedule of a launch, made by the host.
+
+    `divmods` divide quickly. `tiles` are those of all matrices, `k_tiles` those of one tile.
+    `wide_columns`: of a variable tile N, how many columns of tiles have the greater width. `table`:
+    the tiles in their order, int32, or None. `partitions`: split-K partitions of a tile.
+    `clusters`: those that are launched.
+    """
+
+    divmods: Any
+    tiles: Any
+    wide_columns: Any
+    k_tiles: Any
+    table: Any
+    partitions: Any
+    clusters: Any
+
+
+class KPartition(NamedTuple):
+    """Part of the K of a tile: `count` k tiles from `begin` on. It is partition `index` of
+    `total` of the `split_tile`-th tile that is split; the partial sums of that tile's first
+    partition lie at `workspace_index`.
+    """
+
+    begin: Int32
+    count: Int32
+    index: Int32
+    total: Int32
+    split_tile: Int32
+    workspace_index: Int32
+
+
+class WorkTile(NamedTuple):
+    """What a CTA computes at one step: row tile `m`, the columns from `column` on of one matrix of
+    the batch, and the `partition` of K. `narrow`: 1 if the tile has the smaller of the two widths.
     """
 
     m: Int32
     column: Int32
     narrow: Int32
     matrix: Int32
-    begin: Int32
-    count: Int32
-    piece: Int32
-    pieces: Int32
-    shared: Int32
-    place: Int32
+    partition: KPartition
 
 
-class Divisors(NamedTuple):
-    """What numbers of tiles are divided by, made by the host: a division by anything else is 30
-    instructions in a row, and the first load waits for two. `line`: tiles side by side in the order
-    in which they are numbered; `matrix`: of one.
+@dataclass(frozen=True)
+class TileScheduler:
+    """What decides about a CTA's work. `cluster`: the number of its cluster. `coord`: where it
+    stands in it. `table_entry`: the cluster's tile, where that is its only one, else None.
+    `columns`: columns of C from one tile to the next. `batched`, `single_wave`: as `KernelTraits`.
     """
 
-    line: Any
-    matrix: Any
-    clusters: Any
-    pieces: Any
+    params: ScheduleParams
+    cluster: Any
+    coord: Any
+    table_entry: Any
+    columns: int
+    batched: bool
+    single_wave: bool
 
 
 @cute.jit
-def steps(k, config: cutlass.Constexpr):
-    """How many pieces of work the cluster has."""
-    if cutlass.const_expr(k.single_wave):
+def work_tile_count(scheduler: TileScheduler, config: cutlass.Constexpr):
+    """How many work tiles the cluster has."""
+    params = scheduler.params
+    if cutlass.const_expr(scheduler.single_wave):
         return 1
     if cutlass.const_expr(config.stream_k):
-        begin, end = stream(k, k.cluster), stream(k, k.cluster + 1)
+        begin = stream_begin(params, scheduler.cluster)
+        end = stream_begin(params, scheduler.cluster + 1)
         parts = Int32(0)
         if end > begin:
-            parts = (end - 1) // k.k_tiles - begin // k.k_tiles + 1
-        return k.tiles // k.by.clusters + parts
-    items = k.tiles * k.pieces if cutlass.const_expr(config.split) else k.tiles
-    return (items - k.cluster + k.clusters - 1) // k.by.clusters
+            parts = (end - 1) // params.k_tiles - begin // params.k_tiles + 1
+        return params.tiles // params.divmods.clusters + parts
+    items = params.tiles * params.partitions if cutlass.const_expr(config.split) else params.tiles
+    return (items - scheduler.cluster + params.clusters - 1) // params.divmods.clusters
 
 
 @cute.jit
-def cutters(k):
-    """Clusters that have a part of the row of slices: all, or as many as there are slices."""
-    return cutlass.min(k.clusters, k.tiles % k.by.clusters * k.k_tiles)
+def stream_clusters(params: ScheduleParams):
+    """Clusters that have a part of the row of k tiles: all, or as many as there are k tiles."""
+    return cutlass.min(params.clusters, params.tiles % params.divmods.clusters * params.k_tiles)
 
 
 @cute.jit
-def stream(k, cluster):
-    """Where a cluster's part begins in the row of slices of the tiles that fill no wave."""
-    count = cutters(k)
+def stream_begin(params: ScheduleParams, cluster):
+    """Where a cluster's part begins in the row of k tiles of the tiles that fill no wave."""
+    count = stream_clusters(params)
     begin = Int32(0)
     if count > 0:
-        begin = cutlass.min(cluster, count) * (k.tiles % k.by.clusters * k.k_tiles) // count
+        row = params.tiles % params.divmods.clusters * params.k_tiles
+        begin = cutlass.min(cluster, count) * row // count
     return begin
 
 
 @cute.jit
-def at(k, config: cutlass.Constexpr, step):
+def current_work(scheduler: TileScheduler, config: cutlass.Constexpr, step):
     """The work of the cluster's step `step`, for this CTA."""
-    index = step * k.clusters + k.cluster
-    begin, count = Int32(0), k.k_tiles
-    piece, pieces, shared, place = Int32(0), Int32(1), Int32(0), Int32(0)
+    params = scheduler.params
+    index = step * params.clusters + scheduler.cluster
+    partition = KPartition(Int32(0), params.k_tiles, Int32(0), Int32(1), Int32(0), Int32(0))
     if cutlass.const_expr(config.stream_k):
-        whole = k.tiles // k.by.clusters
-        if step >= whole:
-            slices, count_of = k.tiles % k.by.clusters * k.k_tiles, cutters(k)
-            first, end = stream(k, k.cluster), stream(k, k.cluster + 1)
-            shared = first // k.k_tiles + (step - whole)
-            low = shared * k.k_tiles
-            begin = cutlass.max(first - low, 0)
-            count = cutlass.min(end - low, k.k_tiles) - begin
-            begins_in = (
-                (low + 1) * count_of + slices - 1
-            ) // slices - 1  # the cluster with the tile's first slice
-            ends_in = ((low + k.k_tiles) * count_of + slices - 1) // slices - 1
-            piece, pieces = k.cluster - begins_in, ends_in - begins_in + 1
-            place = (
-                begins_in + shared
-            )  # tile after tile, cluster after cluster: no two pieces have one sum
-            index = whole * k.clusters + shared
+        index, partition = stream_k_work(scheduler, index, partition, step)
     elif cutlass.const_expr(config.cluster_k > 1):
-        begin = k.part_k * k.k_tiles // config.cluster_k
-        count = (k.part_k + 1) * k.k_tiles // config.cluster_k - begin
+        partition = cluster_k_partition(scheduler, config, partition)
     elif cutlass.const_expr(config.split):
-        shared, piece = divmod(index, k.by.pieces)
-        pieces = k.pieces
-        begin = piece * k.k_tiles // k.by.pieces
-        count = (piece + 1) * k.k_tiles // k.by.pieces - begin
-        place = shared * pieces
-        index = shared
+        index, partition = split_k_work(params, index)
+    return tile_coord(scheduler, config, index, partition)
+
+
+@cute.jit
+def stream_k_work(scheduler: TileScheduler, index, partition: KPartition, step):
+    """The number of the tile, and the part of its K, with stream-K. `index` and `partition` are
+    those of a whole tile.
+    """
+    params = scheduler.params
+    whole = params.tiles // params.divmods.clusters
+    if step >= whole:
+        row = params.tiles % params.divmods.clusters * params.k_tiles
+        count_of = stream_clusters(params)
+        first = stream_begin(params, scheduler.cluster)
+        end = stream_begin(params, scheduler.cluster + 1)
+        split_tile = first // params.k_tiles + (step - whole)
+        low = split_tile * params.k_tiles
+        begin = cutlass.max(first - low, 0)
+        count = cutlass.min(end - low, params.k_tiles) - begin
+        # The clusters that have the tile's first and its last k tile.
+        begins_in = ((low + 1) * count_of + row - 1) // row - 1
+        ends_in = ((low + params.k_tiles) * count_of + row - 1) // row - 1
+        # Tile after tile, cluster after cluster: no two partitions have one place for their sums.
+        workspace_index = begins_in + split_tile
+        partition = KPartition(
+            begin,
+            count,
+            scheduler.cluster - begins_in,
+            ends_in - begins_in + 1,
+            split_tile,
+            workspace_index,
+        )
+        index = whole * params.clusters + split_tile
+    return index, partition
+
+
+@cute.jit
+def cluster_k_partition(scheduler: TileScheduler, config: cutlass.Constexpr, partition: KPartition):
+    """The part of K that this CTA of the cluster has of every tile."""
+    part, k_tiles = scheduler.coord.cta_k_in_cluster, scheduler.params.k_tiles
+    begin = part * k_tiles // config.cluster_k
+    count = (part + 1) * k_tiles // config.cluster_k - begin
+    return partition._replace(begin=begin, count=count)
+
+
+@cute.jit
+def split_k_work(params: ScheduleParams, index):
+    """The number of the tile, and the partition of its K, where partitions count as tiles do."""
+    tile, part = divmod(index, params.divmods.partitions)
+    begin = part * params.k_tiles // params.divmods.partitions
+    count = (part + 1) * params.k_tiles // params.divmods.partitions - begin
+    workspace_index = tile * params.partitions
+    return tile, KPartition(begin, count, part, params.partitions, tile, workspace_index)
+
+
+@cute.jit
+def tile_coord(scheduler: TileScheduler, config: cutlass.Constexpr, index, partition: KPartition):
+    """The work tile of this CTA in the cluster's tile number `index`."""
+    params, coord = scheduler.params, scheduler.coord
     matrix = Int32(0)
-    if cutlass.const_expr(k.only is not None):
-        index = k.only
-    if cutlass.const_expr(k.batched):
-        matrix, index = divmod(index, k.by.matrix)
-    if cutlass.const_expr(k.table is not None):
-        m, n = divmod(index if k.only is not None else k.table[index], k.by.line)
+    if cutlass.const_expr(scheduler.table_entry is not None):
+        index = scheduler.table_entry
+    if cutlass.const_expr(scheduler.batched):
+        matrix, index = divmod(index, params.divmods.matrix)
+    if cutlass.const_expr(params.table is not None):
+        if cutlass.const_expr(scheduler.table_entry is None):
+            index = params.table[index]
+        m, n = divmod(index, params.divmods.line)
     else:
-        n, m = divmod(index, k.by.line)
-    m, n = m * config.cluster_m + k.part_b, n * config.cluster_n + k.part_a
-    column, narrow = n * k.columns, Int32(0)
+        n, m = divmod(index, params.divmods.line)
+    m = m * config.cluster_m + coord.cta_m_in_cluster
+    n = n * config.cluster_n + coord.cta_n_in_cluster
+
+    column, narrow = n * scheduler.columns, Int32(0)
     if cutlass.const_expr(config.elastic):
-        column -= 8 * cutlass.max(n - k.wide, 0)
-        if n >= k.wide:
+        column -= 8 * cutlass.max(n - params.wide_columns, 0)
+        if n >= params.wide_columns:
             narrow = Int32(1)
-    return Work(m, column, narrow, matrix, begin, count, piece, pieces, shared, place)
+    return WorkTile(m, column, narrow, matrix, partition)

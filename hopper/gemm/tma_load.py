@@ -1,5 +1,5 @@
-"""How slices come into the ring: one warp loads A, another B, for each TMA load keeps a warp busy
-for 150 cycles.
+"""How k tiles come into the pipeline: one warp loads A, another B, for each TMA load keeps a warp
+busy for 150 cycles.
 """
 
 from typing import Any, NamedTuple
@@ -7,37 +7,95 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from ..core.pipeline import PipelineState
+from .pipeline import GroupPipeline
+from .records import Cta
+from .tile_scheduler import WorkTile
 
 
-class Load(NamedTuple):
-    """An operand: its TMA atom; of each part of its slices of one tile where it goes and comes
-    from, with the slot or slice last; and which CTAs of the cluster receive what this one loads.
+class WorkTileLoad(NamedTuple):
+    """An operand of one work tile: its TMA atom; the shared tensor (TMA, STAGE) and the global
+    tensor (TMA, RestK) of each part of its k tiles; the mask of the CTAs that receive it.
     """
 
-    tma: Any
+    atom: Any
     parts: Any
     mask: Any
 
 
+def work_tile_load_a(cta: Cta, work: WorkTile) -> WorkTileLoad:
+    """The rows of A that this CTA loads of a work tile."""
+    loads = cta.loads
+    source = (
+        loads.tAgA[None, work.m, None, work.matrix]
+        if cta.traits.batched
+        else loads.tAgA[None, work.m, None]
+    )
+    return WorkTileLoad(loads.atom_a, ((loads.tAsA, source),), cta.coord.mask_a)
+
+
+def work_tile_load_b(cta: Cta, work: WorkTile) -> WorkTileLoad:
+    """The columns of B that this CTA loads of a work tile; of gated pairs those of either half."""
+    return WorkTileLoad(
+        cta.loads.operand_b.atom, partition_columns(cta, work.column, work.matrix), cta.coord.mask_b
+    )
+
+
+def partition_columns(cta: Cta, column, matrix):
+    """B's k tiles from `column` on, in shared and in global memory, as `tma_partition` makes them;
+    one pair for each half of gated pairs.
+    """
+    loads, parts = cta.loads, 2 if cta.traits.gated else 1
+    box = (cta.config.slot_n // parts, cta.config.tile_k)
+    layout = cute.make_layout(loads.multicast_b)
+    partitions = []
+    for part in range(parts):
+        rest = (part,) * (parts - 1) + (matrix,) * cta.traits.batched
+        from_column = cute.domain_offset((column, 0, *(0 for _ in rest)), loads.operand_b.tensor)
+        gB = cute.local_tile(from_column, box, (0, None, *rest))
+        sB = cute.local_tile(loads.sB, box, (part, 0, None))
+        partitions.append(
+            cpasync.tma_partition(
+                loads.operand_b.atom,
+                cta.coord.cta_m_in_cluster,
+                layout,
+                cute.group_modes(sB, 0, 2),
+                cute.group_modes(gB, 0, 2),
+            )
+        )
+    return partitions
+
+
 @cute.jit
-def slices(load, ring, slot, begin: Int32, count: Int32, back, announces: cutlass.Constexpr):
-    """One warp: `count` slices of an operand from slice `begin` on, the last first where `back` is
-    1. Returns the slot after the last. `announces`: by this warp a slot learns how many bytes will
-    land, of either operand.
+def load_k_tiles(
+    load: WorkTileLoad,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    begin: Int32,
+    count: Int32,
+    backwards,
+    announces: cutlass.Constexpr,
+):
+    """One warp: `count` k tiles of an operand from k tile `begin` on, the last first where
+    `backwards` is 1. Returns the state after the last. `announces`: this warp announces how many
+    bytes will land in a stage, of either operand.
     """
     for i in cutlass.range(count, unroll=1):
-        ring.await_empty(slot)
+        pipeline.producer_acquire(state)
         if cutlass.const_expr(announces):
-            ring.announce(slot)
-        at, full = begin + i + back * (count - 1 - 2 * i), ring.full + slot.index
+            pipeline.arrive_and_expect_tx(state)
+        k_tile = begin + i + backwards * (count - 1 - 2 * i)
+        barrier = pipeline.producer_get_barrier(state)
         for part in cutlass.range_constexpr(len(load.parts)):
             target, source = load.parts[part]
             cute.copy(
-                load.tma,
-                source[None, at],
-                target[None, slot.index],
-                tma_bar_ptr=full,
+                load.atom,
+                source[None, k_tile],
+                target[None, state.index],
+                tma_bar_ptr=barrier,
                 mcast_mask=load.mask,
             )
-        slot = ring.next(slot)
-    return slot
+        state = pipeline.advance(state)
+    return state

@@ -119,7 +119,7 @@ def variant_of(
         ordered=_takes_a_table(grid, config, single_wave, guaranteed),
         single_wave=single_wave,
         scaled=problem.scaled,
-        function=epilogue_math.function(
+        function=epilogue_math.resolve_activation(
             problem.epilogue.function, problem.out_dtype.itemsize, problem.K
         ),
         gated=problem.epilogue.gated,
@@ -251,11 +251,11 @@ def can_load_source(problem: Problem, config: HopperConfig) -> bool:
     whole_tiles = not config.split and config.cluster_k == 1
     if not whole_tiles or config.slots == 1:
         return False
-    if epilogue_load.per_slot(config, epilogue_config, dtype) == 0:
+    if epilogue_load.subtiles_per_stage(config, epilogue_config, dtype) == 0:
         return False
     if not config.pingpong:
         return True
-    stages = epilogue_load.slots(config, epilogue_config, dtype)
+    stages = epilogue_load.stages_per_tile(config, epilogue_config, dtype)
     return stages + config.in_flight <= config.slots
 
 

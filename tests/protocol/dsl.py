@@ -5,7 +5,9 @@ a time.
 """
 
 import builtins
+import importlib.util
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -30,18 +32,8 @@ from .values import LANES_OF_ELEMENT, NUMERICS, Numeric, Opaque, Registers, Sum
 __all__ = ["GlobalTensor", "Matrix", "Numeric", "Table", "content", "load", "use"]
 
 FOLDER = Path(outblas.hopper.__file__).parent
-PLAIN = {
-    "config",
-    "schedule",
-    "placement",
-    "host",
-    "gemm_host",
-    "rules",
-    "copies",
-    "cycles",
-    "space",
-    "gemm_space",
-}
+# Modules that the kernels import as they are: configs and the host's side.
+PLAIN = {"core.config", "core.entry"}
 
 
 def use(on: Machine) -> None:
@@ -352,73 +344,85 @@ MODULES = {
 }
 
 
-# ---- what follows the product, of which a protocol sees only when it asks for what was fetched
-class Steps:
-    def __init__(self, k, config, work, width):
+# ---- what follows the product, of which a protocol sees only when it asks for the source
+@dataclass(frozen=True)
+class EpilogueTile:
+    epilogue: object
+    consumer: object
+    work: object
+    acc: Registers
+    width: int
+
+    def registers(self, *_):
+        return None
+
+    def values(self, _):
+        return Registers([self.acc[0], self.acc[self.acc.count - 1]])
+
+
+class EpilogueOps:
+    def __init__(self, tile):
+        self.tile = tile
+
+    def compute_outputs(self, end=None):
         pass
 
-    def outputs(self, end=None):
-        pass
-
-    def x(self, half, end=None):
+    def compute_x(self, half, end=None):
         pass
 
 
-def values_of(k, which):
-    return Registers([k.acc[0], k.acc[k.acc.count - 1]])
+def add_source(epilogue, values, load_source):
+    if epilogue.traits.source:
+        values[0] = (values[0], load_source().fetched)
 
 
-def finished(k, values, come):
-    if k.form.fetched:
-        values[0] = (values[0], come().fetched)
+def output_registers(operations, width):
+    acc = operations.tile.acc
+    return Registers([acc[i] for i in range(acc.count)])
 
 
-def in_registers(k, config, width, steps):
-    return Registers([k.acc[i] for i in range(k.acc.count)])
-
-
-TRANSFORM = SimpleNamespace(
-    Steps=Steps,
-    finished=finished,
-    in_registers=in_registers,
-    registers=lambda *_: None,
-    store_sums=lambda k, config, work, steps: k.acc[0],
-    values_of=values_of,
-    warm=lambda k, work: None,
+EPILOGUE_MATH = SimpleNamespace(
+    EpilogueOps=EpilogueOps,
+    EpilogueTile=EpilogueTile,
+    add_source=add_source,
+    output_registers=output_registers,
+    prefetch_bias=lambda cta, work: None,
+    store_aux=lambda operations: operations.tile.acc[0],
 )
 
 
-def store_pieces(k, gC, cC, shape, width, cache):
+def store_fragment(consumer, fragments, gC, cC, shape, width, cache):
     """Registers straight to C."""
     agent, config = state.machine.agent, state.machine.config
-    share, columns = getattr(k, "share", k.consumer), getattr(k, "width", config.tile_n)
+    warpgroup = getattr(consumer, "warpgroup_in_tile", consumer.index)
     if agent.tidx % 128 == 0:
         for i in range(config.tile_m // (64 * config.sharing)):
-            row = gC.offset[0] + (i * config.sharing + share) * 64
-            state.machine.stored(agent, ("C", (row, *gC.offset[1:])), [("C", k.acc[0])], columns)
+            row = gC.offset[0] + (i * config.sharing + warpgroup) * 64
+            stored = [("C", fragments.acc[0])]
+            state.machine.stored(agent, ("C", (row, *gC.offset[1:])), stored, gC.box[1])
 
 
 # ---- the kernels' modules
 def load(patches=None):
-    """The modules of `hopper/` over this DSL, by name, made as they are asked for. `patches`: of a
-    module's source, pairs of what to replace, all of it, and by what.
+    """The modules of `hopper/` over this DSL, by their path in it ("gemm.kernel"), made as they are
+    asked for. `patches`: of a module's source, pairs of what to replace, all of it, and by what.
     """
     patches = patches or {}
     made: dict[str, ModuleType] = {}
 
     def find(name):
-        if name == "transform":
-            return TRANSFORM
+        if name == "gemm.epilogue_math":
+            return EPILOGUE_MATH
         if name in PLAIN:
-            return __import__(f"outblas.hopper.{name}", fromlist=["_"])
+            return importlib.import_module(f"outblas.hopper.{name}")
         if name not in made:
             module = made[name] = ModuleType(f"outblas.hopper.{name}")
-            path = FOLDER / f"{name}.py"
+            path = FOLDER / f"{name.replace('.', '/')}.py"
             source = path.read_text(encoding="utf-8")
             for old, new in patches.get(name, ()):
-                assert old in source, f"{name}.py has no {old!r}"
+                assert old in source, f"{name} has no {old!r}"
                 source = source.replace(old, new)
-            module.__package__ = "outblas.hopper"
+            module.__package__ = module.__name__.rpartition(".")[0]
             module.__file__ = str(path)
             module.__dict__["__builtins__"] = vars(builtins) | {"__import__": imported}
             exec(compile(source, str(path), "exec"), module.__dict__)
@@ -426,20 +430,25 @@ def load(patches=None):
         return made[name]
 
     def after(name, module):
-        if name == "sync":
-            module.Ring.settle = lambda self: None  # compares what one trace has of all roles
-        if name == "roles":
-            module.store_pieces = store_pieces
-        if name == "staging":
-            module.rounded = lambda k, config, i, j: Registers([k.acc[0]])
+        if name == "core.pipeline":
+            # It compares what one trace has of all roles.
+            module.Pipeline.check_arrival_counts = lambda self: None
+        if name == "core.roles":
+            module.store_fragment = store_fragment
+        if name == "core.epilogue_store":
+            module.round_subtile = lambda consumer, *_: Registers([consumer.fragments.acc[0]])
 
     def imported(name, scope=None, local=None, wanted=(), level=0):
         if level == 0 and name.split(".")[0] == "cutlass":
             return MODULES[name] if wanted else CUTLASS
-        if level == 1 and not name:
-            return SimpleNamespace(**{each: find(each) for each in wanted})
-        if level == 1:
-            return find(name)
-        return builtins.__import__(name, scope, local, wanted, level)
+        if level == 0:
+            return builtins.__import__(name, scope, local, wanted, level)
+        absolute = importlib.util.resolve_name("." * level + name, scope["__package__"])
+        inside = absolute.removeprefix("outblas.hopper").removeprefix(".")
+        if not absolute.startswith("outblas.hopper"):
+            return builtins.__import__(name, scope, local, wanted, level)
+        if (FOLDER / inside.replace(".", "/")).is_dir():
+            return SimpleNamespace(**{each: find(f"{inside}.{each}".strip(".")) for each in wanted})
+        return find(inside)
 
     return find

@@ -20,19 +20,23 @@ class Fault(NamedTuple):
 
 
 # As they were shipped.
-FETCH_ALONE = (
+LOAD_ALONE = (
     Change(
-        "fetched",
-        "        if cutlass.const_expr(issues):\n            ring.await_empty(slot)\n",
-        "        ring.await_empty(slot)\n        if cutlass.const_expr(issues):\n",
+        "gemm.epilogue_load",
+        "        if cutlass.const_expr(issues):\n            pipeline.producer_acquire(state)\n",
+        "        pipeline.producer_acquire(state)\n        if cutlass.const_expr(issues):\n",
     ),
-    Change("fetched", '    cute.arch.inline_ptx(f"barrier.sync {LOADERS}, {2 * 32};")\n', ""),
+    Change(
+        "gemm.epilogue_load",
+        '    cute.arch.inline_ptx(f"barrier.sync {int(NamedBarrier.LOAD_WARPS)}, {2 * 32};")\n',
+        "",
+    ),
 )
 TURN_EARLY = (
     Change(
-        "gemm",
-        "            fetched.await_full(k, config, self.stored, ring, slot)\n",
-        "            pass\n",
+        "gemm.consumer",
+        "        epilogue_load.await_all(cta.source, pipeline, state)\n",
+        "        pass\n",
     ),
 )
 
@@ -41,67 +45,67 @@ FAULTS = (
     Fault(
         "the turn passes before the addend has landed, as was shipped",
         "pingpong, addend fetched",
-        TURN_EARLY + FETCH_ALONE,
+        TURN_EARLY + LOAD_ALONE,
     ),
     Fault(
         "a warp waits for stages that nothing of it holds",
         "staggered turns, residual fetched",
-        FETCH_ALONE,
+        LOAD_ALONE,
     ),
     Fault(
         "a warp skips stages that it does not know to be empty",
         "pingpong, one k tile",
-        FETCH_ALONE[1:],
+        LOAD_ALONE[1:],
     ),
     Fault(
         "the turn passes before the products",
         "pingpong",
         (
             Change(
-                "gemm",
-                "        part, own = width // config.cluster_k, mine\n",
-                "        part, own = width // config.cluster_k, mine\n"
-                "        if config.pingpong:\n"
-                "            other = TURN + 1 - k.consumer\n"
-                "            cute.arch.barrier_arrive(barrier_id=other, number_of_threads=2 * "
-                "WARPGROUP)\n",
+                "gemm.consumer",
+                "    state, previous = multiply(cta,",
+                "    if config.pingpong:\n"
+                "        mma_order_arrive(consumer)\n"
+                "    state, previous = multiply(cta,",
             ),
             Change(
-                "gemm",
-                "if cutlass.const_expr(config.pingpong or self.form.in_turn):\n            "
-                "cute.arch.barrier_arrive(",
-                "if cutlass.const_expr(self.form.in_turn):\n            cute.arch.barrier_arrive(",
+                "gemm.consumer",
+                "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
+                "        mma_order_arrive(consumer)\n",
+                "    if cutlass.const_expr(traits.staggered_tail):\n"
+                "        mma_order_arrive(consumer)\n",
             ),
         ),
     ),
     Fault(
         "nobody gives the first turn",
         "pingpong",
-        (Change("gemm", "            self.give_first_turn(k)\n", "            pass\n"),),
+        (Change("gemm.consumer", "        mma_order_begin(consumer)\n", "        pass\n"),),
     ),
     Fault(
         "consumers skip one stage too few",
         "pingpong",
         (
             Change(
-                "gemm",
-                "slot = ring.skip(slot, k.slots_a_tile)",
-                "slot = ring.skip(slot, k.slots_a_tile - 1)",
+                "gemm.consumer",
+                "state = pipeline.advance_by(state, stages_per_tile)",
+                "state = pipeline.advance_by(state, stages_per_tile - 1)",
             ),
         ),
     ),
     Fault(
         "phases do not turn over in a skip",
         "pingpong",
-        (Change("sync", "slot.phase ^ (turns & 1))", "slot.phase)"),),
+        (Change("core.pipeline", "state.phase ^ (wraps & 1))", "state.phase)"),),
     ),
     Fault(
         "consumers do not wait for a stage",
         "cooperative",
         (
             Change(
-                "roles",
-                "    for _ in cutlass.range(rest, unroll=1):\n        ring.wait(slot)\n",
+                "core.roles",
+                "    for _ in cutlass.range(rest, unroll=1):\n"
+                "        pipeline.consumer_wait(state)\n",
                 "    for _ in cutlass.range(rest, unroll=1):\n",
             ),
         ),
@@ -111,9 +115,9 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "loads",
-                "        ring.await_empty(slot)\n",
-                "        if announces:\n            ring.await_empty(slot)\n",
+                "gemm.tma_load",
+                "        pipeline.producer_acquire(state)\n",
+                "        if announces:\n            pipeline.producer_acquire(state)\n",
             ),
         ),
     ),
@@ -122,9 +126,9 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "sync",
-                "mbarrier_wait(self.full + slot.index, slot.phase)",
-                "mbarrier_wait(self.full + slot.index, slot.phase ^ 1)",
+                "core.pipeline",
+                "mbarrier_wait(self.full + state.index, state.phase)",
+                "mbarrier_wait(self.full + state.index, state.phase ^ 1)",
             ),
         ),
     ),
@@ -133,32 +137,25 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "group_ring",
-                "        cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase ^ 1)\n"
-                "\n"
-                "    @cute.jit\n"
-                "    def release",
-                "        cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase)\n"
-                "\n"
-                "    @cute.jit\n"
-                "    def release",
+                "lean_barriers",
+                "mbarrier_wait(self.empty + state.index, state.phase ^ 1)",
+                "mbarrier_wait(self.empty + state.index, state.phase)",
             ),
         ),
     ),
     Fault(
         "phases do not turn over",
         "cooperative",
-        (Change("sync", "(slot.phase ^ 1) if wrapped else slot.phase", "slot.phase"),),
+        (Change("core.pipeline", "(state.phase ^ 1) if wrapped else state.phase", "state.phase"),),
     ),
     Fault(
         "a stage is released before its products are done",
         "cooperative",
         (
             Change(
-                "roles",
-                "        ring.release(previous if cutlass.const_expr(in_flight > 0) else "
-                "slot.index)",
-                "        ring.release(slot.index)",
+                "core.roles",
+                "        done = previous if cutlass.const_expr(in_flight > 0) else state.index\n",
+                "        done = state.index\n",
             ),
         ),
     ),
@@ -167,8 +164,8 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "roles",
-                "        warpgroup.wait_group(0)\n        ring.release(previous)\n",
+                "core.roles",
+                "        warpgroup.wait_group(0)\n        pipeline.consumer_release(previous)\n",
                 "        warpgroup.wait_group(0)\n",
             ),
         ),
@@ -178,48 +175,52 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "roles",
-                "        warpgroup.wait_group(0)\n        ring.release(previous)\n",
-                "        ring.release(previous)\n",
+                "core.roles",
+                "        warpgroup.wait_group(0)\n        pipeline.consumer_release(previous)\n",
+                "        pipeline.consumer_release(previous)\n",
             ),
         ),
     ),
     Fault(
         "one arrival too few is expected",
         "multicast",
-        (Change("group_ring", 'contract["empty"])', 'contract["empty"] - 1)'),),
+        (Change("gemm.pipeline", 'counts["empty"])', 'counts["empty"] - 1)'),),
     ),
     Fault(
         "one arrival too many is expected",
         "cooperative",
-        (Change("group_ring", 'contract["empty"])', 'contract["empty"] + 1)'),),
+        (Change("gemm.pipeline", 'counts["empty"])', 'counts["empty"] + 1)'),),
     ),
     Fault(
         "a peer is not told of a release",
         "multicast",
-        (Change("group_ring", "if lane < self.cluster:", "if lane < self.cluster - 1:"),),
+        (Change("gemm.pipeline", "if lane < self.cluster:", "if lane < self.cluster - 1:"),),
     ),
     Fault(
         "CTAs do not meet before they load",
         "multicast",
-        (Change("gemm", "        self.meet()\n", ""),),
+        (Change("gemm.kernel", "        self.cluster_sync()\n", ""),),
     ),
     Fault(
         "a CTA ends while peers still arrive",
         "multicast",
-        (Change("gemm", "            ring.close(slot)\n", "            pass\n"),),
+        (
+            Change(
+                "gemm.kernel", "            pipeline.producer_tail(state)\n", "            pass\n"
+            ),
+        ),
     ),
     Fault(
         "a CTA ends while its stores read shared memory",
         "cooperative",
-        (Change("gemm", "        self.leave()\n", ""),),
+        (Change("gemm.kernel", "        self.cluster_exit()\n", ""),),
     ),
     Fault(
         "more bytes are announced than land",
         "cooperative",
         (
             Change(
-                "sync",
+                "core.pipeline",
                 "self.tx_bytes if tx_bytes is None",
                 "self.tx_bytes + 16 if tx_bytes is None",
             ),
@@ -230,9 +231,10 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "epilogue",
-                "            await_buffers(k)\n        for n",
-                "            pass\n        for n",
+                "gemm.epilogue_store",
+                "    if cutlass.const_expr(waits and plain):\n"
+                "        await_buffers(tile.consumer)\n",
+                "",
             ),
         ),
     ),
@@ -241,30 +243,43 @@ FAULTS = (
         "cooperative",
         (
             Change(
-                "epilogue",
+                "gemm.epilogue_store",
                 '        cute.arch.fence_proxy("async.shared", space="cta")\n'
-                "        cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)",
-                '        cute.arch.fence_proxy("async.shared", space="cta")',
+                "        sync_consumer(tile.consumer.index)\n",
+                '        cute.arch.fence_proxy("async.shared", space="cta")\n',
             ),
         ),
     ),
     Fault(
         "stores are issued without a fence",
         "cooperative",
-        (Change("epilogue", '        cute.arch.fence_proxy("async.shared", space="cta")\n', ""),),
+        (
+            Change(
+                "gemm.epilogue_store",
+                '        cute.arch.fence_proxy("async.shared", space="cta")\n',
+                "",
+            ),
+        ),
     ),
     Fault(
         "C goes over stages that the other consumer still reads",
         "cooperative, one tile",
-        (Change("gemm", "            epilogue.settle(k, self.stored)\n", "            pass\n"),),
+        (
+            Change(
+                "gemm.consumer",
+                "        epilogue_store.wait_mainloop_done(cta.epilogue)\n",
+                "        pass\n",
+            ),
+        ),
     ),
     Fault(
         "what was fetched is read before it lands",
         "addend fetched",
         (
             Change(
-                "fetched",
-                "    if cutlass.const_expr(number % per == 0):\n        ring.wait(slot)\n",
+                "gemm.epilogue_load",
+                "    if cutlass.const_expr(number % per == 0):\n"
+                "        pipeline.consumer_wait(state)\n",
                 "",
             ),
         ),
@@ -274,10 +289,9 @@ FAULTS = (
         "addend fetched",
         (
             Change(
-                "fetched",
-                "    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)\n   "
-                " ring.release",
-                "    ring.release",
+                "gemm.epilogue_load",
+                "    sync_consumer(consumer.index)\n    pipeline.consumer_release",
+                "    pipeline.consumer_release",
             ),
         ),
     ),
@@ -286,20 +300,20 @@ FAULTS = (
         "elastic columns, addend in place",
         (
             Change(
-                "fetched",
-                "            ring.wait(turns[(number + 1) // per])\n",
+                "gemm.epilogue_load",
+                "            pipeline.consumer_wait(states[(number + 1) // per])\n",
                 "            pass\n",
             ),
         ),
     ),
     Fault(
-        "slots that a narrow tile leaves empty are not released",
+        "stages that a narrow tile leaves empty are not released",
         "elastic columns, few to a stage",
         (
             Change(
-                "epilogue",
-                "        fetched.skip(k, whole, config, ring, turns, len(slabs))",
-                "        pass",
+                "gemm.epilogue_store",
+                "epilogue_load.release_rest(source, tile.consumer, pipeline, states, count)",
+                "pass",
             ),
         ),
     ),
@@ -308,25 +322,29 @@ FAULTS = (
         "staggered turns",
         (
             Change(
-                "gemm",
-                "if cutlass.const_expr(config.pingpong or self.form.in_turn):\n            "
-                "cute.arch.barrier_arrive(",
-                "if cutlass.const_expr(config.pingpong):\n            cute.arch.barrier_arrive(",
+                "gemm.consumer",
+                "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
+                "        mma_order_arrive(consumer)\n",
+                "    if cutlass.const_expr(config.pingpong):\n        mma_order_arrive(consumer)\n",
             ),
         ),
     ),
     Fault(
         "sums of the cluster are read before they land",
         "cluster-K",
-        (Change("exchange", "    cute.arch.mbarrier_wait(landed, turn & 1)\n", ""),),
+        (
+            Change(
+                "gemm.cluster_reduce", "    cute.arch.mbarrier_wait(landed, iteration & 1)\n", ""
+            ),
+        ),
     ),
     Fault(
         "sums of the cluster are awaited in one phase for ever",
         "cluster-K",
         (
             Change(
-                "exchange",
-                "    cute.arch.mbarrier_wait(landed, turn & 1)\n",
+                "gemm.cluster_reduce",
+                "    cute.arch.mbarrier_wait(landed, iteration & 1)\n",
                 "    cute.arch.mbarrier_wait(landed, 0)\n",
             ),
         ),
@@ -334,21 +352,27 @@ FAULTS = (
     Fault(
         "sums are sent before the peer has read the last ones",
         "cluster-K",
-        (Change("exchange", "        await_free(free, turn)\n", "        pass\n"),),
+        (Change("gemm.cluster_reduce", "        await_free(free, iteration)\n", "        pass\n"),),
     ),
     Fault(
         "a peer too few has to be free",
         "cluster-K",
-        (Change("exchange", "config.cluster_k - 1)\n", "config.cluster_k - 2)\n"),),
+        (
+            Change(
+                "gemm.cluster_reduce",
+                "consumer, config.cluster_k - 1",
+                "consumer, config.cluster_k - 2",
+            ),
+        ),
     ),
     Fault(
         "fewer sums are announced than land",
         "cluster-K",
         (
             Change(
-                "exchange",
-                "landed, (parts - 1) * count * WARPGROUP * 4)",
-                "landed, (parts - 2) * count * WARPGROUP * 4)",
+                "gemm.cluster_reduce",
+                "mbarrier_arrive_and_expect_tx(landed, peer_sums * 4)",
+                "mbarrier_arrive_and_expect_tx(landed, peer_sums * 4 - count * WARPGROUP * 4)",
             ),
         ),
     ),
@@ -356,8 +380,8 @@ FAULTS = (
         "partial sums are counted before they are written",
         "split-K",
         (
-            Change("pieces", "        cute.arch.fence_acq_rel_gpu()\n", ""),
-            Change("pieces", 'sem="acq_rel"', 'sem="relaxed"'),
+            Change("gemm.splitk_reduce", "        cute.arch.fence_acq_rel_gpu()\n", ""),
+            Change("gemm.splitk_reduce", 'sem="acq_rel"', 'sem="relaxed"'),
         ),
     ),
     Fault(
@@ -365,10 +389,9 @@ FAULTS = (
         "split-K",
         (
             Change(
-                "pieces",
-                "    cute.arch.barrier(barrier_id=k.consumer + 1, number_of_threads=WARPGROUP)\n   "
-                " said = k.said",
-                "    said = k.said",
+                "gemm.splitk_reduce",
+                "    sync_consumer(consumer.index)\n    count_arrival",
+                "    count_arrival",
             ),
         ),
     ),
@@ -377,8 +400,8 @@ FAULTS = (
         "split-K",
         (
             Change(
-                "pieces",
-                "            counters[work.shared * k.parts + k.part] = Int32(0)\n",
+                "gemm.splitk_reduce",
+                "            counters[index] = Int32(0)\n",
                 "            pass\n",
             ),
         ),
@@ -388,9 +411,9 @@ FAULTS = (
         "split-K",
         (
             Change(
-                "pieces",
-                "    last = said[k.consumer] == work.pieces - 1",
-                "    last = said[k.consumer] == work.pieces - 2",
+                "gemm.splitk_reduce",
+                "    last = reduction.arrived[consumer.index] == partition.total - 1",
+                "    last = reduction.arrived[consumer.index] == partition.total - 2",
             ),
         ),
     ),
@@ -399,7 +422,9 @@ FAULTS = (
         "stream-K, five clusters",
         (
             Change(
-                "work", "            place = begins_in + shared ", "            place = begins_in "
+                "gemm.tile_scheduler",
+                "workspace_index = begins_in + split_tile",
+                "workspace_index = begins_in",
             ),
         ),
     ),

@@ -58,9 +58,9 @@ class Launch(Machine):
     of their sum.
     """
 
-    def __init__(self, case: Case, form, timing: Timing, number: int):
+    def __init__(self, case: Case, traits, timing: Timing, number: int):
         super().__init__(timing, content=dsl.content)
-        self.case, self.config, self.form, self.number = case, case.config, form, number
+        self.case, self.config, self.traits, self.number = case, case.config, traits, number
         self.order: dict[tuple, tuple[int, ...]] = {}
         self.written: set[tuple] = set()
         width = 32 if case.out_dtype is torch.float32 else 16
@@ -89,10 +89,10 @@ class Launch(Machine):
     def columns_at_once(self) -> int:
         """Of a part of C that is stored or fetched at once."""
         from outblas.hopper.core import compile
-        from outblas.hopper.gemm import epilogue_store as epilogue
+        from outblas.hopper.gemm import epilogue_tile
 
-        stored = self.config.stored(self.form.gated)
-        return epilogue.slab_columns(stored, compile.NUMERIC[self.case.out_dtype])
+        stored = self.config.stored(self.traits.gated)
+        return epilogue_tile.subtile_columns(stored, compile.NUMERIC[self.case.out_dtype])
 
     def stored(self, agent, target, found, columns=None) -> None:
         """A part of C, or of x, is written."""
@@ -115,9 +115,9 @@ class Launch(Machine):
             )
         if name.startswith("aux"):
             return
-        if self.form.fetched and (came is None or came[1] != offset):
+        if self.traits.source and (came is None or came[1] != offset):
             raise ProtocolFault("wrong result", f"C at {offset} is added to {came}")
-        matrix = tuple(rest[-1:]) if self.form.batched else ()
+        matrix = tuple(rest[-1:]) if self.traits.batched else ()
         wide = columns or self.columns_at_once
         key = (row, column, *matrix)
         if key in self.order:
@@ -137,14 +137,14 @@ class Launch(Machine):
             raise ProtocolFault(
                 "wrong result", f"C at {(row, column)} multiplies k of {a} and {halves}"
             )
-        wide = config.tile_n // (2 if self.form.gated else 1)
+        wide = config.tile_n // (2 if self.traits.gated else 1)
         own = wide // config.cluster_k
         low = first[0] + part * own
         if not (0 <= row - a[0] < config.tile_m and low <= column < low + own):
             raise ProtocolFault(
                 "wrong result", f"C at {(row, column)} multiplies {product}, part {part}"
             )
-        if self.form.batched and not a[-1] == first[-1] == rest[-1]:
+        if self.traits.batched and not a[-1] == first[-1] == rest[-1]:
             raise ProtocolFault("wrong result", f"matrix {rest[-1]} multiplies {product}")
         return int(a[1]) // config.tile_k
 
@@ -181,14 +181,14 @@ def modules(patches: tuple = ()):
     for name, old, new in patches:
         by_module.setdefault(name, []).append((old, new))
     find = dsl.load(by_module)
-    find("gemm")
+    find("gemm.kernel")
     return find
 
 
-def form_of(case: Case):
+def traits_of(case: Case):
     """What the host makes of the call, on a GPU where so many clusters fit."""
     config, dtype = case.config, torch.bfloat16
-    K = max(case.k_tiles, 1) * config.tile_k  # the form is that of any K
+    K = max(case.k_tiles, 1) * config.tile_k  # the traits are those of any K
     lead = (case.matrices,) if case.matrices else ()
 
     def empty(*shape, of=case.out_dtype):
@@ -208,20 +208,20 @@ def form_of(case: Case):
     )
     c = empty(case.M, columns) if "addend" in has else None
     problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
-    rung = Rung(real_gemm.Gemm, modules()("form").Form, real_gemm.Config())
+    rung = Rung(real_gemm.Gemm, modules()("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
     return variant_of(
         rung, problem, False, config, tile_grid(problem, config), case.clusters
     ).traits
 
 
-def table(case: Case, form, launched: int):
+def table(case: Case, traits, launched: int):
     """The order of tiles, in any order that has them all where each cluster has one."""
     config = case.config
-    if not form.ordered:
+    if not traits.ordered:
         return None
-    rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
-    if form.once:
+    rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if traits.gated else 1))
+    if traits.single_wave:
         tiles = list(range(rows * columns * max(case.matrices, 1)))
         random.Random(len(tiles)).shuffle(tiles)
         return dsl.Table(tiles)
@@ -241,10 +241,10 @@ def simulate(
     """Runs the call, `calls` times over the same workspace. Returns the last launch. Raises
     ProtocolFault.
     """
-    config, form = case.config, form_of(case)
+    config, traits = case.config, traits_of(case)
     find = modules(patches)
-    gemm = find("gemm").Gemm(config, form)
-    rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if form.gated else 1))
+    gemm = find("gemm.kernel").Gemm(config, traits)
+    rows, columns = tile_order.cluster_tiles(config, case.M, case.N * (2 if traits.gated else 1))
     tiles = rows * columns * max(case.matrices, 1)
     pieces = min(config.split_k, max(case.k_tiles, 1))
     launched = min(case.clusters, tiles * (case.k_tiles if config.stream_k else pieces))
@@ -256,10 +256,12 @@ def simulate(
         sums = dsl.GlobalTensor(GlobalMemory(places * config.accumulator_registers * 128))
         counters = dsl.GlobalTensor(GlobalMemory(max(cut, 1) * parts))
     for number in range(calls):
-        launch = Launch(case, form, Timing(seed + 1_000_003 * number if seed else 0, slow), number)
+        launch = Launch(
+            case, traits, Timing(seed + 1_000_003 * number if seed else 0, slow), number
+        )
         dsl.use(launch)
-        lead = (case.matrices,) if form.batched else ()
-        wide = case.N * (2 if form.gated else 1)
+        lead = (case.matrices,) if traits.batched else ()
+        wide = case.N * (2 if traits.gated else 1)
 
         def matrix(name, m, n, lead=lead, number=number):
             return dsl.Matrix(f"{name}@{number}", (*lead, m, n))
@@ -267,14 +269,14 @@ def simulate(
         K = case.k_tiles * config.tile_k
         shapes = {"addend": wide, "residual": case.N, "aux": wide, "bias": wide}
         added = [
-            matrix(name, case.M, shapes[name]) if getattr(form, name) == "staged" else None
+            matrix(name, case.M, shapes[name]) if getattr(traits, name) == "staged" else None
             for name in ADDED
         ]
         gemm(
             matrix("A", case.M, K),
             matrix("B", K, wide),
             matrix("C", case.M, case.N),
-            table(case, form, launched),
+            table(case, traits, launched),
             *added,
             sums,
             counters,
@@ -292,12 +294,12 @@ def simulate(
 
 
 @dataclass(frozen=True)
-class PlainForm:
+class PlainTraits:
     """What the rungs of the ladder compute: C = A B."""
 
     gated: bool = False
     batched: bool = False
-    fetched: str = ""
+    source: str = ""
 
 
 def simulate_rung(
@@ -316,7 +318,7 @@ def simulate_rung(
     module = find(name)
     kind = module.__dict__[next(n for n in vars(module) if n.lower() == name.replace("_", ""))]
     case = Case(config, M, N, k_tiles, clusters)
-    launch = Launch(case, PlainForm(), Timing(seed), 0)
+    launch = Launch(case, PlainTraits(), Timing(seed), 0)
     dsl.use(launch)
     table = None
     if kind.persistent:

@@ -130,11 +130,11 @@ class GlobalWords:
 
 class Matrix:
     """A matrix in global memory, or a part of it. `offset`: coordinates of its first element;
-    `rest`: modes that are still to be chosen, and their steps.
+    `rest`: modes that are still to be chosen, and their steps; `box`: the shape of a tile.
     """
 
-    def __init__(self, name, shape, offset=None, rest=()):
-        self.name, self.shape = name, tuple(shape)
+    def __init__(self, name, shape, offset=None, rest=(), box=None):
+        self.name, self.shape, self.box = name, tuple(shape), box
         self.offset = tuple(offset or (0,) * len(self.shape))
         self.rest = tuple(rest)
 
@@ -158,7 +158,7 @@ class Matrix:
                 rest.append((mode, steps[mode]))
             else:
                 offset[mode] += number * steps[mode]
-        return Matrix(self.name, self.shape, offset, rest)
+        return Matrix(self.name, self.shape, offset, rest, tuple(box))
 
     def __getitem__(self, index):
         offset, rest = list(self.offset), []

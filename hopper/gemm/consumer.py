@@ -1,0 +1,294 @@
+"""What a consumer warpgroup of `hopper.gemm` does: products of its work tiles, their reduction
+along K, their epilogue. `kernel.Gemm` says how it works together with the other warps.
+"""
+
+from dataclasses import replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import StoreCacheMode, warpgroup
+from cutlass.utils import hopper_helpers
+
+from ..core import roles
+from ..core.config import WARPGROUP
+from ..core.pipeline import PipelineState
+from ..core.records import MmaFragments, NamedBarrier, TiledMmas
+from . import (
+    cluster_reduce,
+    epilogue_load,
+    epilogue_math,
+    epilogue_store,
+    epilogue_tile,
+    splitk_reduce,
+    tile_scheduler,
+)
+from .epilogue_math import EpilogueOps, EpilogueTile
+from .pipeline import GroupPipeline
+from .records import Consumer, Cta, SplitKReduction, TileMma
+from .tile_scheduler import WorkTile
+
+
+# ---- what a consumer has before its first tile
+def make_consumer(cta: Cta, index) -> Consumer:
+    """A thread of consumer warpgroup `index`."""
+    warpgroup_in_tile = Int32(0) if cta.config.pingpong else index
+    thread_in_tile = warpgroup_in_tile * WARPGROUP + cta.context.thread % WARPGROUP
+    writer = None
+    if cta.epilogue.tma is not None:
+        writer = epilogue_store.make_writer(
+            cta.epilogue, cta.operands.word_dtype, index, cta.context.thread
+        )
+    return Consumer(index, warpgroup_in_tile, thread_in_tile, cta.context, writer)
+
+
+def make_reduction(cta: Cta, consumer: Consumer) -> SplitKReduction:
+    """This consumer's place in the workspace of split-K."""
+    config, coord = cta.config, cta.coord
+    cta_in_cluster = coord.cta_m_in_cluster + coord.cta_n_in_cluster * config.cluster_m
+    return SplitKReduction(
+        cta.splitk,
+        cta.arrived,
+        unit=cta_in_cluster * config.sharing + consumer.warpgroup_in_tile,
+        units=config.cluster * config.sharing,
+    )
+
+
+def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
+    """Instructions, fragments and accumulators for tiles `width` columns wide."""
+    config, operands = cta.config, cta.operands
+    mma, overwriting = (tiled_mma(cta, config.mma_n or width) for _ in range(2))
+    mma.set(warpgroup.Field.ACCUMULATE, True)
+    overwriting.set(warpgroup.Field.ACCUMULATE, False)
+    # Descriptors of shared memory: those of a warpgroup's threads are all the same.
+    thread = mma.get_slice(consumer.warpgroup_in_tile * WARPGROUP)
+    tCrA = mma.make_fragment_A(thread.partition_A(operands.sA))
+    # All columns of a stage, of which a tile has the first.
+    whole = tiled_mma(cta, config.mma_n or config.slot_n)
+    tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(operands.sB))
+    shape = mma.partition_shape_C((config.tile_m, width))
+    acc = cute.make_rmem_tensor(shape, Float32)
+    fragments = MmaFragments(TiledMmas(mma, overwriting), tCrA, tCrB, acc)
+    partial = None
+    if cta.traits.promoted:
+        partial = replace(fragments, acc=cute.make_rmem_tensor(shape, Float32))
+    return TileMma(width, fragments, partial)
+
+
+def tiled_mma(cta: Cta, columns: int):
+    """wgmma of the consumers that share a tile, `columns` wide."""
+    operands, shape = cta.operands, (cta.config.sharing, 1, 1)
+    return hopper_helpers.make_trivial_tiled_mma(
+        *operands.dtypes, *operands.majors, Float32, shape, (64, columns)
+    )
+
+
+def with_accumulator(cta: Cta, consumer: Consumer, registers, width: int) -> TileMma:
+    """As `make_tile_mma`, with these registers for an accumulator."""
+    mma = make_tile_mma(cta, consumer, width)
+    acc = cute.make_tensor(registers.iterator, mma.fragments.acc.layout)
+    return replace(mma, fragments=replace(mma.fragments, acc=acc))
+
+
+# ---- the ordered sequence of two consumers
+@cute.jit
+def mma_order_wait(consumer: Consumer):
+    """Waits until the other consumer lets this one multiply."""
+    cute.arch.barrier(
+        barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP
+    )
+
+
+@cute.jit
+def mma_order_arrive(consumer: Consumer):
+    """Lets the other consumer multiply."""
+    cute.arch.barrier_arrive(
+        barrier_id=NamedBarrier.MMA_ORDER + 1 - consumer.index, number_of_threads=2 * WARPGROUP
+    )
+
+
+@cute.jit
+def mma_order_begin(consumer: Consumer):
+    """The second consumer lets the first one begin."""
+    if consumer.index == 1:
+        cute.arch.barrier_arrive(
+            barrier_id=int(NamedBarrier.MMA_ORDER), number_of_threads=2 * WARPGROUP
+        )
+
+
+# ---- tiles
+@cute.jit
+def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
+    """Consumer warpgroup `index`: all its work tiles."""
+    config = cta.config
+    consumer = make_consumer(cta, index)
+    reduction = make_reduction(cta, consumer)
+    mmas = [make_tile_mma(cta, consumer, width) for width in config.widths]
+    state, first, stride = pipeline.initial_state(), Int32(0), 1
+    stages_per_tile = cta.scheduler.params.k_tiles + cta.source_stages
+    if cutlass.const_expr(config.pingpong):
+        first, stride = consumer.index, 2
+        state = pipeline.advance_by(state, consumer.index * stages_per_tile)
+    if cutlass.const_expr(config.pingpong or cta.traits.staggered_tail):
+        mma_order_begin(consumer)
+
+    count = tile_scheduler.work_tile_count(cta.scheduler, config)
+    iterations = (count - first + stride - 1) // stride
+    for iteration in cutlass.range(iterations, unroll=1):
+        work = tile_scheduler.current_work(cta.scheduler, config, first + iteration * stride)
+        if cutlass.const_expr(config.pingpong):
+            mma_order_wait(consumer)
+        if cutlass.const_expr(config.elastic):
+            if work.narrow == 0:
+                state = compute_tile(
+                    cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
+                )
+            else:
+                state = compute_tile(
+                    cta, consumer, mmas[1], reduction, pipeline, state, work, iteration, iterations
+                )
+        else:
+            state = compute_tile(
+                cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
+            )
+        if cutlass.const_expr(config.pingpong):
+            state = pipeline.advance_by(state, stages_per_tile)
+
+
+@cute.jit
+def compute_tile(
+    cta: Cta,
+    consumer: Consumer,
+    mma: TileMma,
+    reduction,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    work: WorkTile,
+    iteration,
+    iterations,
+):
+    """One work tile: products, the reduction along K, the epilogue. Returns the state after the
+    last stage.
+    """
+    config, traits = cta.config, cta.traits
+    width, own = mma.width // config.cluster_k, work
+    if cutlass.const_expr(config.cluster_k > 1):
+        own = work._replace(column=work.column + cta.coord.cta_k_in_cluster * width)
+    state, previous = multiply(cta, consumer, mma, pipeline, state, work.partition.count)
+    if cutlass.const_expr(config.pingpong and traits.source != ""):
+        epilogue_load.await_all(cta.source, pipeline, state)
+    if cutlass.const_expr(config.pingpong or traits.staggered_tail):
+        mma_order_arrive(consumer)
+    operations = None
+    if cutlass.const_expr(not config.split and config.cluster_k == 1):
+        operations = EpilogueOps(epilogue_tile_of(cta, consumer, mma, work))
+    in_flight = 0 if traits.promoted else config.in_flight
+    roles.mma_tail(pipeline, previous, in_flight, None)
+    if cutlass.const_expr(cta.epilogue.tma is not None):
+        epilogue_store.wait_mainloop_done(cta.epilogue)
+
+    if cutlass.const_expr(config.split):
+        if work.partition.total == 1:
+            finish_tile(cta, consumer, mma, work, pipeline, state, None)
+        else:
+            registers = config.accumulator_registers
+            acc = mma.fragments.acc
+            if splitk_reduce.reduce(reduction, consumer, acc, work.partition, registers):
+                finish_tile(cta, consumer, mma, work, pipeline, state, None)
+    elif cutlass.const_expr(config.cluster_k > 1):
+        sums = cluster_reduce.reduce(cta, consumer, mma.fragments.acc, iteration, iterations)
+        part = with_accumulator(cta, consumer, sums, width)
+        finish_tile(cta, consumer, part, own, pipeline, state, None)
+    else:
+        finish_tile(cta, consumer, mma, work, pipeline, state, operations)
+    for _ in cutlass.range_constexpr(cta.source_stages):
+        state = pipeline.advance(state)
+    return state
+
+
+@cute.jit
+def multiply(
+    cta: Cta, consumer: Consumer, mma: TileMma, pipeline: GroupPipeline, state: PipelineState, count
+):
+    """The products of `count` k tiles, the last groups still running. Returns the state after the
+    last, and the last one's stage.
+
+    With a staggered tail the last k tiles are multiplied in the consumers' order: the first one
+    stores its half of the tile while the second one multiplies, and the second one while the first
+    one multiplies the next tile.
+    """
+    config, fragments = cta.config, mma.fragments
+    if cutlass.const_expr(cta.traits.promoted):
+        state = roles.mma_k_loop_promoted(fragments, mma.partial, pipeline, state, count)
+        previous = Int32(0)
+    else:
+        in_flight, last = config.in_flight, config.last if cta.traits.staggered_tail else 0
+        state, previous = roles.mma_k_loop(
+            fragments, pipeline, state, count - last, in_flight, True, None
+        )
+        if cutlass.const_expr(last > 0):
+            roles.mma_tail(pipeline, previous, in_flight, None)
+            epilogue_store.await_stores(consumer)
+            mma_order_wait(consumer)
+            # Not a constant, of which compilers make what they take for divergent.
+            rest = cutlass.min(count, last)
+            state, previous = roles.mma_k_loop(
+                fragments, pipeline, state, rest, in_flight, False, None
+            )
+    return state, previous
+
+
+def epilogue_tile_of(cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile) -> EpilogueTile:
+    """The sums of a work tile, for its epilogue."""
+    return EpilogueTile(cta.epilogue, consumer, work, mma.fragments.acc, mma.width)
+
+
+@cute.jit
+def finish_tile(
+    cta: Cta,
+    consumer: Consumer,
+    mma: TileMma,
+    work: WorkTile,
+    pipeline: GroupPipeline,
+    state: PipelineState,
+    operations,
+):
+    """A complete accumulator becomes a tile of C. `state`: the one after the tile's last k tile;
+    `operations`: those of its epilogue, if some were begun.
+    """
+    traits = cta.traits
+    if cutlass.const_expr(operations is None):
+        operations = EpilogueOps(epilogue_tile_of(cta, consumer, mma, work))
+    width = mma.width // 2 if cutlass.const_expr(traits.gated) else mma.width
+    if cutlass.const_expr(traits.aux not in ("", "staged")):
+        epilogue_math.store_aux(operations)
+    if cutlass.const_expr(cta.epilogue.tma is not None):
+        tile = operations.tile
+        epilogue_store.store(tile, width, cta.source, pipeline, state, operations)
+    elif cutlass.const_expr(traits.plain):
+        store_registers(cta, consumer, mma, work, width)
+    else:
+        outputs = epilogue_math.output_registers(operations, width)
+        rounded = with_accumulator(cta, consumer, outputs, width)
+        store_registers(cta, consumer, rounded, work, width)
+
+
+@cute.jit
+def store_registers(
+    cta: Cta, consumer: Consumer, mma: TileMma, work: WorkTile, width: cutlass.Constexpr
+):
+    """The accumulator straight to C, `width` columns of it."""
+    epilogue, config = cta.epilogue, cta.epilogue.config
+    shape = (config.tile_m, width)
+    row = work.m * config.tile_m
+    gC = epilogue_tile.tile_of(
+        epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape
+    )
+    coordinates = cute.make_identity_tensor(epilogue.extents)
+    cC = cute.local_tile(cute.domain_offset((row, work.column), coordinates), shape, (0, 0))
+    vector, whole_quads = cta.traits.width, (config.mma_n or width) % 32 == 0
+    if cutlass.const_expr(vector > 2 and not (vector == 8 and whole_quads)):
+        vector = 2
+    roles.store_fragment(
+        consumer, mma.fragments, gC, cC, epilogue.extents, vector, StoreCacheMode.WRITE_THROUGH
+    )
