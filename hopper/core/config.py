@@ -35,8 +35,8 @@ class HopperConfig:
         order: the order of the tiles, one of `device.raster.ORDERS`.
         group_m, group_n: tiles of a super-group of that order.
         sms: CTAs that share the tiles (0: one on each SM).
-        gpc: where each CTA has one whole tile, the SMs of a GPC have neighbouring ones, whatever
-            `order` says (`gpc_placement`).
+        gpc: where each CTA has one whole tile, the SMs of a GPC have neighbouring ones,
+            whatever `order` says (`gpc_placement`).
         cluster_m, cluster_n: CTAs of a cluster that load for each other.
 
     Store
@@ -47,10 +47,10 @@ class HopperConfig:
             (0: registers are stored straight to memory).
 
     Production (`hopper.gemm`)
-        swap: computes C^T = B^T A^T. Few rows of C become columns of the tile, which come in steps
-            of 8, and tiles may begin at any column where A's rows lie along K.
-        elastic: tiles are tile_n or tile_n - 8 columns wide, so that whole columns of tiles cover
-            N.
+        swap: computes C^T = B^T A^T. Few rows of C become columns of the tile, which come in
+            steps of 8, and tiles may begin at any column where A's rows lie along K.
+        elastic: tiles are tile_n or tile_n - 8 columns wide, so that whole columns of
+            tiles cover N.
         pingpong: consumers multiply a tile each in turn, not halves of the same.
         k_serpentine: every other tile of a CTA walks K backwards; its last k tiles are still in L2.
         split_k: partitions of K, which the CTA that ends last adds in their order.
@@ -354,8 +354,8 @@ def _production_reason(c: HopperConfig) -> str | None:
         )
     if c.split or c.pingpong or c.elastic or c.mma_n:
         return (
-            f"cluster_k is {c.cluster_k}, expected 1 with split_k, stream_k, pingpong, elastic "
-            "or mma_n"
+            f"cluster_k is {c.cluster_k}, expected 1 with split_k, stream_k, pingpong, "
+            "elastic or mma_n"
         )
     return None
 
@@ -363,8 +363,8 @@ def _production_reason(c: HopperConfig) -> str | None:
 def _store_reason(c: HopperConfig) -> str | None:
     if not 0 <= c.store_buffers <= c.slabs:
         return (
-            f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, the epilogue subtiles "
-            "of a consumer"
+            f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, "
+            "the epilogue subtiles of a consumer"
         )
     return None
 

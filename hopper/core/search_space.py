@@ -97,8 +97,8 @@ def pruned_reason(
         )
     if c.store_buffers == 1 < c.slabs:
         return (
-            f"store_buffers is {c.store_buffers} of {c.slabs} epilogue subtiles, expected 2: each "
-            "would wait for the one before"
+            f"store_buffers is {c.store_buffers} of {c.slabs} epilogue subtiles, "
+            "expected 2: each would wait for the one before"
         )
     if c.sms and c.sms >= machine.sms:
         return f"sms is {c.sms}, expected fewer than the {machine.sms} of the GPU: 0 has them all"
