@@ -51,7 +51,7 @@ class TwoConsumers(warp_specialized.WarpSpecialized):
 KERNEL = Kernel(
     name="hopper.two_consumers",
     ladder="hopper",
-    idea="128x256x64 tiles over two consumers, three slots, setmaxnreg 24/240",
+    idea="128x256x64 tiles over two consumers, three stages, setmaxnreg 24/240",
     parent="hopper.warp_specialized",
     source="001 kernel 5, 004 kernel D",
     dtypes=("bfloat16", "float16"),

@@ -94,7 +94,7 @@ class WarpSpecialized(large_tile.LargeTile):
 KERNEL = Kernel(
     name="hopper.warp_specialized",
     ladder="hopper",
-    idea="a producer and a consumer warpgroup over a ring of five slots",
+    idea="a producer and a consumer warpgroup over a pipeline of five stages",
     parent="hopper.large_tile",
     source="001 kernel 4, 004 kernel C",
     dtypes=("bfloat16", "float16"),

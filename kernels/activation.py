@@ -31,9 +31,8 @@ def _value_and_slope(x, FUNCTION: tl.constexpr):  # type: ignore[no-untyped-def]
         below = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
         return x * below, below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     elif FUNCTION == "gelu_tanh":
-        s = 1 / (
-            1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))
-        )  # (1 + tanh) / 2, nothing cancelled
+        # (1 + tanh u) / 2 without a difference of near numbers.
+        s = 1 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
         return x * s, s + x * s * (1 - s) * (1.5957691216057308 + 0.21406447 * x * x)
     else:
         tl.static_assert(FUNCTION == "silu")
@@ -53,8 +52,10 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`elements` of grad, in rows of `columns`; rows of x and out are twice as wide where it is
-    gated.
+    """out = grad · f'(x) for `elements` elements of grad, in rows of `columns`.
+
+    GATE: rows of x and out are twice as wide; their first halves belong to the gate, whose value
+    multiplies the second. WIDE: indices take 64 bits.
     """
     start = tl.program_id(0)
     if WIDE:
@@ -82,7 +83,7 @@ def backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     out = torch.empty_like(x)
     elements, columns, gate = grad.numel(), grad.shape[-1] if grad.dim() else 1, activation in GATED
     wide = x.numel() > INT32_MAX - BLOCK
-    # out is new memory, and as aligned as can be
+    # `out` is new memory, and as aligned as can be.
     divisors = tuple(
         math.gcd(value, 16) for value in (grad.data_ptr(), x.data_ptr(), elements, columns)
     )
@@ -102,8 +103,8 @@ def _loaded(key: tuple[Any, ...], arch: int, device: int) -> CompiledKernel:
 
 
 def compile_for(key: tuple[Any, ...], arch: int) -> CompiledKernel:
-    """The kernel for a function, whether it is gated and wide, a pointer's type and divisors; needs
-    no GPU.
+    """The kernel for a key: function, whether it is gated, whether it is wide, the type of
+    pointers, and the divisors of grad, x, elements and columns. Needs no GPU.
     """
     *constants, pointer, (grad, x, elements, columns) = key
     size = "i64" if constants[2] else "i32"

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from ..core.registry import Kernel
 from ..device import rung, tiles
+from ..device.work_tile import current_tile, matrix_ptr
 from . import simt_host
 from .simt_config import SimtConfig
 
@@ -30,89 +31,35 @@ def direct(
     out,
     alpha,
     beta,
-    M,
-    N,
-    K,
-    inner,
-    a_outer,
-    a_inner,
-    a_m,
-    a_k,
-    b_outer,
-    b_inner,
-    b_k,
-    b_n,
-    c_outer,
-    c_inner,
-    c_m,
-    c_n,
-    out_outer,
-    out_inner,
-    out_m,
-    out_n,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    EVEN: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    SHORT: gl.constexpr,
-    WIDE: gl.constexpr,
-    TRANSPOSE_A: gl.constexpr,
+    size,
+    strides,
+    TILE: gl.constexpr,
     OUTPUTS: gl.constexpr,
-    ROWS: gl.constexpr,
-    A_COPY: gl.constexpr,
-    B_COPY: gl.constexpr,
-    A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr,
-    PREFETCH: gl.constexpr,
-    STORE_AT: gl.constexpr,
-    SNAKE: gl.constexpr,
-    RUNG: gl.constexpr,
 ):
-    """Every product of an output is two loads and one FFMA of its thread; nothing is shared but by
-    the caches.
+    """out = alpha · A B + beta · C. Every product of an output is two loads and one FFMA of its
+    thread; threads share nothing but what the caches hold.
+
+    OUTPUTS.sums is the layout that says which thread computes which output.
     """
-    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    m = tiles.indices(first_m, BLOCK_M, gl.SliceLayout(1, OUTPUTS), WIDE)
-    n = tiles.indices(first_n, BLOCK_N, gl.SliceLayout(0, OUTPUTS), WIDE)
-    inside_m = tiles.inside(m, M, BLOCK_M, gl.SliceLayout(1, OUTPUTS), EVEN)
-    inside_n = tiles.inside(n, N, BLOCK_N, gl.SliceLayout(0, OUTPUTS), EVEN)
-    a_ptr = a + outer_index * a_outer + inner_index * a_inner + m * a_m
-    b_ptr = b + outer_index * b_outer + inner_index * b_inner + n * b_n
-    acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, OUTPUTS)
-    for _ in range(K):
-        column = gl.load(a_ptr, mask=inside_m, other=0.0)
-        row = gl.load(b_ptr, mask=inside_n, other=0.0)
+    tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)
+    ROWS: gl.constexpr = gl.SliceLayout(1, OUTPUTS.sums)
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, OUTPUTS.sums)
+    m = tiles.indices(tile.first_m, TILE.block_m, ROWS, TILE.wide)
+    n = tiles.indices(tile.first_n, TILE.block_n, COLUMNS, TILE.wide)
+    mask_m = tiles.mask_below(m, size.M, TILE.block_m, ROWS, TILE.even_m)
+    mask_n = tiles.mask_below(n, size.N, TILE.block_n, COLUMNS, TILE.even_n)
+
+    a_ptr = matrix_ptr(a, strides.a, tile) + m * strides.a.row
+    b_ptr = matrix_ptr(b, strides.b, tile) + n * strides.b.col
+    acc = gl.full([TILE.block_m, TILE.block_n], 0.0, gl.float32, OUTPUTS.sums)
+    for _ in range(size.K):
+        column = gl.load(a_ptr, mask=mask_m, other=0.0)
+        row = gl.load(b_ptr, mask=mask_n, other=0.0)
         acc += column.to(gl.float32)[:, None] * row.to(gl.float32)[None, :]
-        a_ptr += a_k
-        b_ptr += b_k
-    tiles.finish(
-        acc,
-        c,
-        out,
-        alpha,
-        beta,
-        M,
-        N,
-        first_m,
-        first_n,
-        outer_index,
-        inner_index,
-        c_outer,
-        c_inner,
-        c_m,
-        c_n,
-        out_outer,
-        out_inner,
-        out_m,
-        out_n,
-        BLOCK_M,
-        BLOCK_N,
-        EVEN,
-        WIDE,
-        ROWS,
-    )
+        a_ptr += strides.a.col
+        b_ptr += strides.b.row
+
+    tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 
 
 KERNEL = Kernel(

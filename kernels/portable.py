@@ -27,17 +27,19 @@ from ..core.artifact import Artifact, example
 from ..core.problem import Launch, Problem, dtype_name
 from ..core.registry import Kernel
 from ..device import language, launch
-from ..device.fused import finish, halves, pair, quarters
+from ..device.fused import gated_columns, quarter_columns, split_columns, store_outputs
 from ..device.grid import (
     MAX_PROGRAMS,
+    chunks_of,
     group_m,
     max_registers,
     needs_int64,
     out_columns,
-    pieces_of,
     tiles,
 )
 from ..device.launch import Specialization
+from ..device.records import EpilogueTensors, OutputCoord, TensorRef, TileTraits
+from ..device.work_tile import current_tile, matrix_ptr
 from .portable_config import (
     CANDIDATES,
     INTERPRETED,
@@ -63,19 +65,92 @@ __all__ = [
 ]
 
 Config = PortableConfig
-BATCH_INVARIANT = (
-    True  # one config for all rows, and every element sums over K in the order of its slabs
-)
+# One config serves all rows, and every element sums over K in the order of its k-blocks.
+BATCH_INVARIANT = True
 EPILOGUES = True
 
 _ROUND_TO_TF32 = tl.constexpr("cvt.rna.tf32.f32 $0, $1;")
 
 
 def _readable_name(specialization: Any) -> str:
-    blocks = "x".join(
-        str(specialization.constants[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")
-    )
-    return f"outblas_portable_{blocks}_{specialization.signature['a'].removeprefix('*')}"
+    """As `device.rung.readable_name`, which imports Gluon."""
+    tile = specialization.constants["TILE"]
+    dtype = specialization.signature["a"].removeprefix("*")
+    return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_product(  # type: ignore[no-untyped-def]
+    acc, a_tile, b_tile, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """acc + A B of a k-block.
+
+    The interpreter takes fp64: its bf16 products are wrong, and bits of fp32 sums may depend on a
+    row's place in a tile.
+    """
+    if PRECISION == "tf32":
+        # Tensor cores would drop the low bits: twice cuBLAS's error, and a bias towards zero.
+        a_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1)
+        b_tile = tl.inline_asm_elementwise(_ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1)
+    if INTERPRETED:
+        product = tl.dot(a_tile.to(tl.float64), b_tile.to(tl.float64), out_dtype=tl.float64)
+        return acc + product.to(tl.float32)
+    elif a_tile.dtype == tl.float32 and PRECISION == "ieee":
+        # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As an
+        # addition the compiler would fold it into the product.
+        ones = tl.full(acc.shape, 1, tl.float32)
+        return tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
+    else:
+        return tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_tile(  # type: ignore[no-untyped-def]
+    acc,
+    c,
+    out,
+    epilogue_tensors,
+    alpha,
+    beta,
+    size,
+    strides,
+    tile,
+    TILE: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out = alpha · acc + beta · C for a tile of sums, or what an epilogue makes of that, one part
+    of the columns after the other: all outputs of a large tile would take too many registers.
+    """
+    BLOCK_N: tl.constexpr = TILE.block_n
+    GATED: tl.constexpr = EPILOGUE is not None and EPILOGUE.gated
+    COUNT: tl.constexpr = 1 if EPILOGUE is None else 2 if BLOCK_N < 128 else 4
+    PART: tl.constexpr = BLOCK_N // COUNT
+    parts = (acc,) if COUNT == 1 else split_columns(acc) if COUNT == 2 else quarter_columns(acc)
+    c_ref, out_ref = TensorRef(c, *strides.c), TensorRef(out, *strides.out)
+    m = tile.first_m + tl.arange(0, TILE.block_m)
+    if TILE.wide:
+        m = m.to(tl.int64)
+    mask_m = tl.full((TILE.block_m, 1), 1, tl.int1) if TILE.even_m else m[:, None] < size.M
+    for part in tl.static_range(COUNT // 2 if GATED else COUNT):
+        n = tile.first_n + part * PART + tl.arange(0, PART)
+        if TILE.wide:
+            n = n.to(tl.int64)
+        mask_n = tl.full((1, PART), 1, tl.int1) if TILE.even_n else n[None, :] < size.N
+        coord = OutputCoord(m[:, None], n[None, :], mask_m, mask_n, tile.outer, tile.inner)
+        sums = (parts[part], parts[part + COUNT // 2]) if GATED else (parts[part],)
+        store_outputs(
+            sums,
+            c_ref,
+            out_ref,
+            epilogue_tensors,
+            alpha,
+            beta,
+            size.N,
+            coord,
+            EPILOGUE,
+            INTERPRETED,
+        )
 
 
 @triton.jit(repr=_readable_name)  # type: ignore[untyped-decorator]
@@ -86,140 +161,71 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     out,
     alpha,
     beta,
-    M,
-    N,
-    K,
-    inner,
-    a_outer,
-    a_inner,
-    a_m,
-    a_k,
-    b_outer,
-    b_inner,
-    b_k,
-    b_n,
-    c_outer,
-    c_inner,
-    c_m,
-    c_n,
-    out_outer,
-    out_inner,
-    out_m,
-    out_n,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    EVEN_M: tl.constexpr,
-    EVEN_N: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    WIDE: tl.constexpr,
+    size,
+    strides,
+    TILE: tl.constexpr,
     PRECISION: tl.constexpr,
     INTERPRETED_K: tl.constexpr,
-    FUNCTION: tl.constexpr,
-    GATED: tl.constexpr,
-    extra,
+    EPILOGUE: tl.constexpr,
+    epilogue_tensors,
 ):
-    """One tile of out[outer, inner, M, N] = alpha A B + beta C (c is None without one), or what
-    `fused.finish` makes of that; of a gated pair from BLOCK_N // 2 columns of B and as many of its
-    second half.
+    """One tile of out[outer, inner, M, N] = alpha A B + beta C, or what an epilogue makes of that;
+    of a gated one from BLOCK_N // 2 columns of B and as many of its second half.
 
     Masked lanes may compute offsets that wrap around; every offset that is used is in range. The
-    interpreter needs K as a Python number to walk a range (INTERPRETED_K, 0 when compiled), and
-    operands in fp64: its bf16 products are wrong, and bits of fp32 sums may depend on a row's place
-    in a tile.
+    interpreter needs K as a Python number to walk a range: INTERPRETED_K, 0 when compiled.
     """
-    tiles_m = (M + BLOCK_M - 1) // BLOCK_M
-    WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    tiles_n = (N + WIDTH - 1) // WIDTH
-    tile = tl.program_id(0) % (tiles_m * tiles_n)
-    product = tl.program_id(0) // (tiles_m * tiles_n)
-    outer_index = (product // inner).to(tl.int64)
-    inner_index = (product % inner).to(tl.int64)
-    in_group = tile % (GROUP_M * tiles_n)
-    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
-    group_m = tl.minimum(tiles_m - first_m, GROUP_M)
-
-    m = (first_m + in_group % group_m) * BLOCK_M + tl.arange(0, BLOCK_M)
-    first_n = (in_group // group_m) * WIDTH
-    n = first_n + tl.arange(0, BLOCK_N)
+    BLOCK_N: tl.constexpr = TILE.block_n
+    BLOCK_K: tl.constexpr = TILE.block_k
+    GATED: tl.constexpr = EPILOGUE is not None and EPILOGUE.gated
+    OUT_COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    tile = current_tile(size, TILE.block_m, OUT_COLUMNS, TILE.group_m)
+    m = tile.first_m + tl.arange(0, TILE.block_m)
+    n = tile.first_n + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    if WIDE:
+    if TILE.wide:
         m = m.to(tl.int64)
         n = n.to(tl.int64)
         k = k.to(tl.int64)
     b_column = n
     if GATED:
-        n, b_column = pair(n, tl.arange(0, BLOCK_N), N, WIDTH)
+        n, b_column = gated_columns(n, tl.arange(0, BLOCK_N), size.N, OUT_COLUMNS)
     # A mask of ones compiles away.
-    inside_m = tl.full((BLOCK_M, 1), 1, tl.int1) if EVEN_M else m[:, None] < M
-    inside_n = tl.full((1, BLOCK_N), 1, tl.int1) if EVEN_N else n[None, :] < N
+    mask_m = tl.full((TILE.block_m, 1), 1, tl.int1) if TILE.even_m else m[:, None] < size.M
+    mask_n = tl.full((1, BLOCK_N), 1, tl.int1) if TILE.even_n else n[None, :] < size.N
 
-    a_tile_ptr = (
-        a + outer_index * a_outer + inner_index * a_inner + (m[:, None] * a_m + k[None, :] * a_k)
+    a_ptr = matrix_ptr(a, strides.a, tile) + (
+        m[:, None] * strides.a.row + k[None, :] * strides.a.col
     )
-    b_tile_ptr = (
-        b
-        + outer_index * b_outer
-        + inner_index * b_inner
-        + (k[:, None] * b_k + b_column[None, :] * b_n)
+    b_ptr = matrix_ptr(b, strides.b, tile) + (
+        k[:, None] * strides.b.row + b_column[None, :] * strides.b.col
     )
-    acc = tl.full((BLOCK_M, BLOCK_N), 0, tl.float32)
-    ones = tl.full((BLOCK_M, BLOCK_N), 1, tl.float32)
-    slab = (
-        tl.full((), BLOCK_K, tl.int64) if WIDE else BLOCK_K
-    )  # a step of so many strides can be wider than they are
+    acc = tl.full((TILE.block_m, BLOCK_N), 0, tl.float32)
+    # A k-block can be wider, in elements of memory, than any stride is.
+    terms = tl.full((), BLOCK_K, tl.int64) if TILE.wide else BLOCK_K
     # A `while` loop would not be pipelined.
-    for start in range(0, INTERPRETED_K if INTERPRETED_K else K, BLOCK_K):
-        inside_k = tl.full((BLOCK_K,), 1, tl.int1) if EVEN_K else k < K - start
-        a_tile = tl.load(a_tile_ptr, mask=inside_m & inside_k[None, :], other=0.0)
-        b_tile = tl.load(b_tile_ptr, mask=inside_k[:, None] & inside_n, other=0.0)
-        if PRECISION == "tf32":
-            # Tensor cores would drop the low bits: twice cuBLAS's error, and a bias towards zero.
-            a_tile = tl.inline_asm_elementwise(
-                _ROUND_TO_TF32, "=r,r", [a_tile], tl.float32, True, 1
-            )
-            b_tile = tl.inline_asm_elementwise(
-                _ROUND_TO_TF32, "=r,r", [b_tile], tl.float32, True, 1
-            )
-        if INTERPRETED_K:
-            acc += tl.dot(a_tile.to(tl.float64), b_tile.to(tl.float64), out_dtype=tl.float64).to(
-                tl.float32
-            )
-        elif a_tile.dtype == tl.float32 and PRECISION == "ieee":
-            # Sums of BLOCK_K terms, then a sum of those: the error of one long sum grows with K. As
-            # an addition the compiler would fold it into the product.
-            acc = tl.fma(tl.dot(a_tile, b_tile, input_precision=PRECISION), ones, acc)
-        else:
-            acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
-        a_tile_ptr += slab * a_k
-        b_tile_ptr += slab * b_k
+    for start in range(0, INTERPRETED_K if INTERPRETED_K else size.K, BLOCK_K):
+        mask_k = tl.full((BLOCK_K,), 1, tl.int1) if TILE.even_k else k < size.K - start
+        a_tile = tl.load(a_ptr, mask=mask_m & mask_k[None, :], other=0.0)
+        b_tile = tl.load(b_ptr, mask=mask_k[:, None] & mask_n, other=0.0)
+        acc = add_product(acc, a_tile, b_tile, PRECISION, INTERPRETED_K != 0)
+        a_ptr += terms * strides.a.col
+        b_ptr += terms * strides.b.row
 
-    COUNT: tl.constexpr = 1 if FUNCTION is None else 2 if BLOCK_N < 128 else 4
-    PART: tl.constexpr = BLOCK_N // COUNT
-    # One after the other, for all outputs of a large tile take too many registers.
-    parts = (acc,) if COUNT == 1 else halves(acc) if COUNT == 2 else quarters(acc)
-    c_view, out_view = (c, c_outer, c_inner, c_m, c_n), (out, out_outer, out_inner, out_m, out_n)
-    for part in tl.static_range(WIDTH // PART):
-        n = first_n + part * PART + tl.arange(0, PART)
-        if WIDE:
-            n = n.to(tl.int64)
-        inside_n = tl.full((1, PART), 1, tl.int1) if EVEN_N else n[None, :] < N
-        place = (m[:, None], n[None, :], inside_m, inside_n, outer_index, inner_index)
-        sums = (parts[part], parts[part + COUNT // 2]) if GATED else (parts[part],)
-        finish(
-            sums,
-            c_view,
-            out_view,
-            extra,
-            alpha,
-            beta,
-            N,
-            place,
-            FUNCTION,
-            GATED,
-            INTERPRETED_K != 0,
-        )
+    store_tile(
+        acc,
+        c,
+        out,
+        epilogue_tensors,
+        alpha,
+        beta,
+        size,
+        strides,
+        tile,
+        TILE,
+        EPILOGUE,
+        INTERPRETED_K != 0,
+    )
 
 
 _interpreted = language.interpreted(matmul_kernel)
@@ -254,7 +260,7 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
     if problem.device.type == "cpu":
         config = config or INTERPRETED
         constants = _constants(problem, config, "ieee", interpreted=True)
-        return launch.bind(problem, pieces_of(problem, config), _interpreter, constants)
+        return launch.bind(problem, chunks_of(problem, config), _interpreter, constants)
     arch = launch.arch_of(problem.device)
     if config is None:
         config = choose(
@@ -268,7 +274,7 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
         compiled = _compile(_specialize(problem, config, arch), arch, torch.cuda.current_device())
         return launch.bind(
             problem,
-            pieces_of(problem, config),
+            chunks_of(problem, config),
             lambda programs: compiled[programs, 1, 1],
             constants,
         )
@@ -333,6 +339,7 @@ def _compile(specialization: Specialization, arch: int, device: int | None) -> C
     belongs to one.
     """
     signature, constants = dict(specialization.signature), dict(specialization.constants)
+    assert list(signature) == matmul_kernel.arg_names, "the host passes what the kernel takes"
     source = ASTSource(matmul_kernel, signature, constants, specialization.attributes)
     with language.lock:
         return triton.compile(
@@ -342,46 +349,65 @@ def _compile(specialization: Specialization, arch: int, device: int | None) -> C
 
 def _specialize(problem: Problem, config: PortableConfig, arch: int) -> Specialization:
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
+    tile: TileTraits = constants["TILE"]
     # Without a limit ptxas spills a few registers to fit more CTAs; with one, FMA kernels with
     # masks take all of them.
-    masked = not (constants["EVEN_M"] and constants["EVEN_N"] and constants["EVEN_K"])
+    masked = not (tile.even_m and tile.even_n and tile.even_k)
     unlimited = masked and arch >= 80 and uses_fma(problem, arch)
     return launch.specialize(
         problem,
-        pieces_of(problem, config),
+        chunks_of(problem, config),
         constants,
-        lambda _, value: math.gcd(value, 16),
-        wide=constants["WIDE"],
+        _Divisibility(),
+        wide=tile.wide,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         max_registers=None if unlimited else max_registers(config.threads),
     )
 
 
+class _Divisibility:
+    """Every divisor up to 16, which decides what Triton vectorizes."""
+
+    def of_pointer(self, tensor: str, alignment: int) -> int:
+        return math.gcd(alignment, 16)
+
+    def of_stride(self, tensor: str, stride: int) -> int:
+        return math.gcd(stride, 16)
+
+    def of_size(self, name: str, size: int) -> int:
+        return math.gcd(size, 16)
+
+
 def _constants(
     problem: Problem, config: PortableConfig, precision: str, *, interpreted: bool
 ) -> dict[str, Any]:
-    """Arguments of the kernel after those of every kernel, in order."""
-    M, N, K = problem.M, problem.N, problem.K
+    """The constants of the kernel, in the order of its parameters."""
     return {
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "GROUP_M": group_m(config, problem),
-        "EVEN_M": M % config.block_m == 0,
-        "EVEN_N": N % out_columns(config, problem) == 0,
-        "EVEN_K": K % config.block_k == 0,
-        "WIDE": needs_int64(problem, config),
+        "TILE": TileTraits(
+            name=KERNEL.name,
+            block_m=config.block_m,
+            block_n=config.block_n,
+            block_k=config.block_k,
+            group_m=group_m(config, problem),
+            even_m=problem.M % config.block_m == 0,
+            even_n=problem.N % out_columns(config, problem) == 0,
+            even_k=problem.K % config.block_k == 0,
+            wide=needs_int64(problem, config),
+        ),
         "PRECISION": precision,
-        "INTERPRETED_K": K if interpreted else 0,
-        **launch.fused(problem),
+        "INTERPRETED_K": problem.K if interpreted else 0,
+        "EPILOGUE": launch.epilogue_traits(problem),
     }
 
 
 def _interpreter(programs: int) -> Callable[..., None]:
     def run(*arguments: Any) -> None:
+        *others, extra = arguments
+        if extra is not None:  # the interpreter needs the names that a launch leaves out
+            extra = EpilogueTensors(*(TensorRef(*tensor) for tensor in extra))
         with language.lock, np.errstate(all="ignore"):
-            _interpreted[(programs,)](*arguments)
+            _interpreted[(programs,)](*others, extra)
 
     return run
 
@@ -394,8 +420,7 @@ KERNEL = Kernel(
     name="portable",
     ladder="portable",
     idea=(
-        "plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU "
-        "through "
+        "plain tl.dot with masks and any strides: the fallback everywhere, and on the CPU through "
         "the interpreter"
     ),
     parent=None,

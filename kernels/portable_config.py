@@ -1,6 +1,4 @@
-"""Plans of the portable kernel: tile configs, their budgets, the presets, the rule that
-picks one.
-"""
+"""Configs of the portable kernel: their budgets, the presets, and the rule that picks one."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,20 +15,20 @@ from ..device.grid import tiles
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
 _BARRIERS = 64  # bytes; tcgen05 waits on one
-# share of the tensor cores' rate at 256 columns of a B that is not stored by rows: measured on an
-# H100
+# The share of the tensor cores' rate that 256 columns of a B that is not stored by rows reach, as
+# measured on an H100.
 WIDE_B = 0.75
-_TYPICAL_ROWS = 512  # of a batch-invariant product, where one preset serves a row and thousands
-_MAX_ACCUMULATORS = (
-    128  # fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255
-)
+# Rows of a batch-invariant product, where one preset serves a row and thousands.
+_TYPICAL_ROWS = 512
+# fp32 registers a thread; with addresses and fragments, 256 would pass the limit of 255.
+_MAX_ACCUMULATORS = 128
 
 
 @dataclass(frozen=True)
 class PortableConfig:
-    """One CTA computes block_m × block_n outputs, block_k terms a step, in `num_warps` warps.
+    """One CTA computes block_m × block_n outputs in `num_warps` warps, block_k terms at a time.
 
-    `group_m` tile rows are walked together, column by column, so that neighbours in time share
+    `group_m` rows of tiles are walked together, column by column, so that neighbours in time share
     operands in L2; `num_stages` is the depth of Triton's software pipeline.
     """
 
@@ -58,15 +56,15 @@ class PortableConfig:
         return 2 * math.sqrt(self.accumulators) * self.block_k
 
     def shared_memory(self, dtype: torch.dtype) -> int:
-        """Bytes of shared memory, at most: barriers, and the stages or an fp32 tile of outputs
-        before wide stores.
+        """Bytes of shared memory that the kernel takes at most: barriers, and the stages or an fp32
+        tile of outputs before wide stores.
         """
         stage = (self.block_m + self.block_n) * self.block_k * dtype.itemsize
         return _BARRIERS + max(self.num_stages * stage, self.block_m * self.block_n * 4)
 
     def registers(self, vector_a: int, vector_b: int) -> int:
-        """Registers a thread that accumulators and load addresses hold, for loads of that many
-        elements.
+        """Registers of a thread that accumulators and load addresses hold, where one load of A, and
+        one of B, takes so many elements.
         """
         addresses = (
             self.block_m * self.block_k // vector_a + self.block_k * self.block_n // vector_b
@@ -114,11 +112,10 @@ def _presets(*rows: tuple[int, int, int, int, int]) -> tuple[PortableConfig, ...
     return tuple(PortableConfig(m, n, k, 8, warps, stages) for m, n, k, warps, stages in rows)
 
 
-INTERPRETED = PortableConfig(
-    64, 64, 64, 8, 4, 1
-)  # the interpreter pays per operation, not per element
+# The interpreter pays for an operation, not for an element.
+INTERPRETED = PortableConfig(64, 64, 64, 8, 4, 1)
 
-# For tensor cores. Of configs with equal cost, `choose` takes the first that fits.
+# Presets for tensor cores. Of configs with equal cost, `choose` takes the first that fits.
 TENSOR_CORE = _presets(
     (128, 256, 64, 8, 4),
     (256, 128, 64, 8, 4),
@@ -150,7 +147,8 @@ TENSOR_CORE = _presets(
     (16, 16, 32, 2, 3),
 )
 
-# For fused multiply-adds: IEEE fp32, and every dtype below sm_80, where tl.dot has no tensor cores.
+# Presets for fused multiply-adds: IEEE fp32, and every dtype below sm_80, where tl.dot has no
+# tensor cores.
 FMA = _presets(
     (64, 64, 32, 4, 3),
     (128, 64, 16, 8, 3),
@@ -194,8 +192,8 @@ def candidates(problem: Problem, arch: int, shared_memory_limit: int) -> tuple[P
 
 
 def _register_budget(problem: Problem, arch: int, narrowest: int) -> int:
-    """Registers for accumulators and addresses; the rest of the 255 holds operands and what else a
-    step needs.
+    """Registers of a thread for accumulators and addresses; the rest of the 255 holds operands and
+    what else a k-block needs.
     """
     if uses_fma(problem, arch):
         return 80 if problem.dtype == torch.float32 else 64
@@ -227,8 +225,8 @@ def vector(problem: Problem, operand: str, arch: int) -> int:
 def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:
     """The cheapest preset by `cycles`. Raises ValueError when none fits.
 
-    For a batch-invariant product that is one preset for every A and every output: by N, K, dtype
-    and the layout of B.
+    A batch-invariant product gets one preset for every A and every output, by N, K, dtype and the
+    layout of B.
     """
     if problem.batch_invariant:
         problem = _representative(problem)
@@ -241,7 +239,9 @@ def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int)
 
 
 def _representative(problem: Problem) -> Problem:
-    """One product for all that share B: with rows that fill a GPU, packed and aligned."""
+    """The product that stands for all that share B: it has rows that fill a GPU, packed and
+    aligned.
+    """
     packed_a, packed_out, aligned = (problem.K, 1), (problem.N, 1), (LINE, LINE, 16)
     shared = replace(
         problem, M=_TYPICAL_ROWS, batch=(), b=problem.b[-2:], c=None, alignment=aligned
@@ -250,8 +250,8 @@ def _representative(problem: Problem) -> Problem:
 
 
 def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -> float:
-    """Estimated SM cycles of a call: waves of tiles, times the steps of a tile, times products plus
-    loads of a step.
+    """Estimated SM cycles of a call: waves of tiles, times the k-blocks of a tile, times the
+    products and loads of a k-block.
     """
     if uses_fma(problem, arch):
         # A term costs a thread its products and reads of 4 operands, 4 cycles each. Copies and the
@@ -261,8 +261,8 @@ def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -
         if problem.b[-1] != 1:
             reads *= 8  # bank conflicts, where B is not stored by rows: fitted to an H100
         issued = config.accumulators + reads
-        step = config.block_k * alone * config.threads * issued / 128 + 40
-        tile = math.ceil(problem.K / config.block_k) * step
+        k_block = config.block_k * alone * config.threads * issued / 128 + 40
+        tile = math.ceil(problem.K / config.block_k) * k_block
     else:
         products = 2048 if problem.dtype.itemsize == 2 else 1024
         if arch >= 90 and config.block_m < 64:
@@ -272,8 +272,8 @@ def cycles(config: PortableConfig, problem: Problem, sm_count: int, arch: int) -
         loaded = 64  # bytes a cycle from L2
         per_k = config.block_m * config.block_n / products
         per_k += (config.block_m + config.block_n) * problem.dtype.itemsize / loaded
-        step = config.block_k * per_k + 40  # barriers and address arithmetic
-        tile = math.ceil(problem.K / config.block_k) * step + 1000  # first loads, last stores
+        k_block = config.block_k * per_k + 40  # barriers and address arithmetic
+        tile = math.ceil(problem.K / config.block_k) * k_block + 1000  # first loads, last stores
     return math.ceil(tiles(config, problem) * math.prod(problem.batch) / sm_count) * tile
 
 
@@ -285,9 +285,8 @@ _AXES: Axes = {
     "num_stages": (2, 3, 4, 5),
     "group_m": (1, 8),
 }
-_INTERPRETED: Axes = {
-    name: _AXES[name] for name in ("block_m", "block_n", "block_k")
-}  # the rest has no effect there
+# In the interpreter the others have no effect.
+_INTERPRETED: Axes = {name: _AXES[name] for name in ("block_m", "block_n", "block_k")}
 
 
 def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
@@ -297,14 +296,14 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
     vectors = vector(problem, "a", arch), vector(problem, "b", arch)
 
     def reason(config: PortableConfig) -> str | None:
-        if found := invalid_reason(config, problem.dtype, limit):
-            return found.removeprefix(to_text(config)).strip()
+        if invalid := invalid_reason(config, problem.dtype, limit):
+            return invalid.removeprefix(to_text(config)).strip()
         if machine is None:
             return None
-        held, budget = config.registers(*vectors), _register_budget(problem, arch, min(vectors))
-        if held > budget:
+        needed, budget = config.registers(*vectors), _register_budget(problem, arch, min(vectors))
+        if needed > budget:
             return (
-                f"accumulators and addresses take {held} registers a thread, expected at most "
+                f"accumulators and addresses take {needed} registers a thread, expected at most "
                 f"{budget}"
             )
         if fma and problem.dtype.itemsize == 2 and config.widened_operands > 192:
@@ -337,11 +336,11 @@ def space(problem: Problem, machine: Machine | None) -> Space[PortableConfig]:
             cache_lines=lines,
         )
 
-    own = (
+    default = (
         INTERPRETED
         if machine is None
         else choose(problem, machine.sms, arch, machine.shared_memory_per_cta)
     )
     axes = _INTERPRETED if machine is None else _AXES
     also = () if machine is None else CANDIDATES
-    return Space(own=own, axes=axes, invalid_reason=reason, footprint=footprint, also=also)
+    return Space(own=default, axes=axes, invalid_reason=reason, footprint=footprint, also=also)

@@ -1,6 +1,6 @@
 """simt.shared
 
-Idea: a CTA stages a slab of A and of B in shared memory, and every thread reads its operands there.
+Idea: a CTA stages k-blocks of A and B in shared memory, and every thread reads its operands there.
 Parent: simt.coalesced
 Changes: per 32 terms, one coalesced load a thread of A and one of B, a barrier, 32 products from
     shared memory, a barrier.
@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 
 from ..core.registry import Kernel
 from ..device import rung, simt, tiles
+from ..device.work_tile import current_tile
 from . import coalesced, simt_host
 
 
@@ -35,124 +36,48 @@ def staged(
     out,
     alpha,
     beta,
-    M,
-    N,
-    K,
-    inner,
-    a_outer,
-    a_inner,
-    a_m,
-    a_k,
-    b_outer,
-    b_inner,
-    b_k,
-    b_n,
-    c_outer,
-    c_inner,
-    c_m,
-    c_n,
-    out_outer,
-    out_inner,
-    out_m,
-    out_n,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    EVEN: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    SHORT: gl.constexpr,
-    WIDE: gl.constexpr,
-    TRANSPOSE_A: gl.constexpr,
+    size,
+    strides,
+    TILE: gl.constexpr,
     OUTPUTS: gl.constexpr,
-    ROWS: gl.constexpr,
-    A_COPY: gl.constexpr,
-    B_COPY: gl.constexpr,
-    A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr,
+    A_LOAD: gl.constexpr,
+    B_LOAD: gl.constexpr,
     PREFETCH: gl.constexpr,
-    STORE_AT: gl.constexpr,
-    SNAKE: gl.constexpr,
-    RUNG: gl.constexpr,
 ):
-    """Slab after slab of BLOCK_K terms: copy, multiply. Triton puts the two barriers of a slab
-    where they must be.
+    """One k-block after another, of BLOCK_K terms: copy, multiply. Triton puts the two barriers of
+    a k-block where they must be.
 
     The rungs from here to simt.warptile differ in layouts: who copies what, how it lies in shared
-    memory, who multiplies what. PREFETCH, which simt.warptile adds: a slab is loaded while the one
-    before it is multiplied.
+    memory, who multiplies what. PREFETCH, which simt.warptile adds: a k-block is loaded while the
+    one before it is multiplied.
     """
-    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    a_m_index = tiles.indices(first_m, BLOCK_M, gl.SliceLayout(1, A_COPY), WIDE)
-    a_k_index = tiles.indices(0, BLOCK_K, gl.SliceLayout(0, A_COPY), WIDE)
-    b_k_index = tiles.indices(0, BLOCK_K, gl.SliceLayout(1, B_COPY), WIDE)
-    b_n_index = tiles.indices(first_n, BLOCK_N, gl.SliceLayout(0, B_COPY), WIDE)
-    inside_m = tiles.inside(a_m_index, M, BLOCK_M, gl.SliceLayout(1, A_COPY), EVEN)[:, None]
-    inside_n = tiles.inside(b_n_index, N, BLOCK_N, gl.SliceLayout(0, B_COPY), EVEN)[None, :]
-    a_ptr = a + outer_index * a_outer + inner_index * a_inner
-    b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    a_offset = a_m_index[:, None] * a_m + a_k_index[None, :] * a_k
-    b_offset = b_k_index[:, None] * b_k + b_n_index[None, :] * b_n
-    a_tile = gl.allocate_shared_memory(
-        gl.float32, [BLOCK_K, BLOCK_M] if TRANSPOSE_A else [BLOCK_M, BLOCK_K], A_SHARED
-    )
-    b_tile = gl.allocate_shared_memory(gl.float32, [BLOCK_K, BLOCK_N], B_SHARED)
-    acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, OUTPUTS)
+    BLOCK_K: gl.constexpr = TILE.block_k
+    SUMS: gl.constexpr = OUTPUTS.sums
+    tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)
+    a_next = tiles.a_block(a, strides.a, size, tile, TILE, A_LOAD)
+    b_next = tiles.b_block(b, strides.b, size, tile, TILE, B_LOAD)
+    a_smem = simt.alloc_k_block(TILE.block_m, BLOCK_K, A_LOAD)
+    b_smem = simt.alloc_k_block(BLOCK_K, TILE.block_n, B_LOAD)
+    acc = gl.full([TILE.block_m, TILE.block_n], 0.0, gl.float32, SUMS)
+
     if PREFETCH:
-        a_inside_k = tiles.inside(a_k_index, K, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K)[None, :]
-        b_inside_k = tiles.inside(b_k_index, K, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K)[:, None]
-        a_slab = gl.load(a_ptr + a_offset, mask=inside_m & a_inside_k, other=0.0)
-        b_slab = gl.load(b_ptr + b_offset, mask=b_inside_k & inside_n, other=0.0)
-    for start in range(0, K, BLOCK_K):
+        a_regs, b_regs = tiles.load_blocks(a_next, b_next, size.K, A_LOAD, B_LOAD, TILE.even_k)
+    for start in range(0, size.K, BLOCK_K):
+        left = size.K - start
         if not PREFETCH:
-            a_inside_k = tiles.inside(
-                a_k_index, K - start, BLOCK_K, gl.SliceLayout(0, A_COPY), EVEN_K
-            )[None, :]
-            b_inside_k = tiles.inside(
-                b_k_index, K - start, BLOCK_K, gl.SliceLayout(1, B_COPY), EVEN_K
-            )[:, None]
-            a_slab = gl.load(a_ptr + a_offset, mask=inside_m & a_inside_k, other=0.0)
-            b_slab = gl.load(b_ptr + b_offset, mask=b_inside_k & inside_n, other=0.0)
-        simt.put(a_tile, a_slab, TRANSPOSE_A)
-        simt.put(b_tile, b_slab, False)
-        a_ptr += BLOCK_K * a_k
-        b_ptr += BLOCK_K * b_k
+            a_regs, b_regs = tiles.load_blocks(a_next, b_next, left, A_LOAD, B_LOAD, TILE.even_k)
+        simt.store_k_blocks(a_smem, b_smem, a_regs, b_regs, A_LOAD, B_LOAD)
+        a_next, b_next = tiles.advance_ptrs(a_next, b_next, strides, TILE)
         if PREFETCH:
-            left = K - start - BLOCK_K
-            a_slab = gl.load(
-                a_ptr + a_offset, mask=inside_m & (a_k_index < left)[None, :], other=0.0
-            )
-            b_slab = gl.load(
-                b_ptr + b_offset, mask=(b_k_index < left)[:, None] & inside_n, other=0.0
+            # Past the last k-block nothing is left, and the masks load nothing.
+            a_regs, b_regs = tiles.load_blocks(
+                a_next, b_next, left - BLOCK_K, A_LOAD, B_LOAD, False
             )
         for k in gl.static_range(BLOCK_K):
-            acc += simt.column_of(a_tile, k, TRANSPOSE_A, OUTPUTS) * simt.row_of(b_tile, k, OUTPUTS)
-    tiles.finish(
-        acc,
-        c,
-        out,
-        alpha,
-        beta,
-        M,
-        N,
-        first_m,
-        first_n,
-        outer_index,
-        inner_index,
-        c_outer,
-        c_inner,
-        c_m,
-        c_n,
-        out_outer,
-        out_inner,
-        out_m,
-        out_n,
-        BLOCK_M,
-        BLOCK_N,
-        EVEN,
-        WIDE,
-        ROWS,
-    )
+            column, row = simt.load_fragments(a_smem, b_smem, k, A_LOAD, SUMS)
+            acc += column * row
+
+    tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 
 
 KERNEL = Kernel(

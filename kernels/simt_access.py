@@ -1,9 +1,9 @@
 """What the layouts of a CUDA-core rung cost in memory, predicted without a GPU and without
 compiling.
 
-Shared memory: wavefronts of one warp for one slab. Global memory: transactions and sectors of one
-request of a warp. Products of aligned, row-major or transposed matrices without an edge; 16-bit
-operands are widened in shared memory.
+In shared memory these are the wavefronts of one warp for one k-block, in global memory the
+transactions and sectors of one request of a warp. The figures hold for products of aligned,
+row-major or transposed matrices without an edge; 16-bit operands are widened in shared memory.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ from .simt_maps import maps
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a warp to global memory: bytes a lane asks for, lines of 128 and sectors of 32
-    bytes touched; and how many of them move the warp's part of a tile.
+    """One request of a warp to global memory: the bytes that a lane asks for, the lines of 128 and
+    the sectors of 32 bytes that it touches, and how many such requests move the warp's part of a
+    tile.
     """
 
     bytes: int
@@ -29,13 +30,13 @@ class Request:
 
     @property
     def efficiency(self) -> float:
-        """Bytes asked for over bytes of the lines; above 1 where lanes share what they ask for."""
+        """Bytes that lanes ask for over bytes of the lines; above 1 where they ask for the same."""
         return access.WARP * self.bytes / (self.transactions * access.LINE)
 
 
 def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
     """By access: "A store", "B store", "A load", "B load"; {} for a rung that stages nothing."""
-    c, held = config, maps(config, problem)
+    c, layouts = config, maps(config, problem)
     if c.block_k == 1:
         return {}
 
@@ -46,20 +47,20 @@ def in_shared(config: SimtConfig, problem: Problem) -> dict[str, Shared]:
         return k * (c.block_n + c.pad_b) + n
 
     return {
-        "A store": access.shared(held.a, of_a),
-        "B store": access.shared(held.b, of_b),
+        "A store": access.shared(layouts.a, of_a),
+        "B store": access.shared(layouts.b, of_b),
         "A load": access.shared(
-            access.slab_of(held.outputs, c.block_k, 0), lambda k, m: of_a(m, k)
+            access.k_block_reads(layouts.outputs, c.block_k, 0), lambda k, m: of_a(m, k)
         ),
-        "B load": access.shared(access.slab_of(held.outputs, c.block_k, 1), of_b),
+        "B load": access.shared(access.k_block_reads(layouts.outputs, c.block_k, 1), of_b),
     }
 
 
 def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
     """By access: "A load", "B load", "out store"."""
-    held, size = maps(config, problem), problem.dtype.itemsize
+    layouts, size = maps(config, problem), problem.dtype.itemsize
     direct = config.block_k == 1
-    a, b = (held.outputs, held.outputs) if direct else (held.a, held.b)
+    a, b = (layouts.outputs, layouts.outputs) if direct else (layouts.a, layouts.b)
     rows, columns = problem.a[-2:]
 
     def of_a(m: int, k: int) -> int:
@@ -74,13 +75,13 @@ def in_global(config: SimtConfig, problem: Problem) -> dict[str, Request]:
     return {
         "A load": _request(a, of_a, size, config.vector),
         "B load": _request(b, of_b, size, config.vector),
-        "out store": _request(by_rows(held.outputs), of_out, problem.out_dtype.itemsize, 4),
+        "out store": _request(by_rows(layouts.outputs), of_out, problem.out_dtype.itemsize, 4),
     }
 
 
 def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
-    """Of all warps of a CTA for one slab: transactions of its loads by "l1", wavefronts of all its
-    accesses by "shared" (absent for a rung that stages nothing).
+    """What all warps of a CTA take for one k-block: transactions of its loads under "l1",
+    wavefronts of all its accesses under "shared" (absent for a rung that stages nothing).
     """
     loads = [
         request for access, request in in_global(config, problem).items() if access != "out store"
@@ -94,7 +95,7 @@ def passes(config: SimtConfig, problem: Problem) -> dict[str, float]:
 
 
 def _request(mapping: Mapping, byte: access.Address, size: int, most: int) -> Request:
-    """Elements that follow one another go with one request, at most so many of them."""
+    """Elements that follow one another go with one request, at most `most` of them."""
     steps = [step for basis in mapping.registers if (step := byte(*basis) - byte(0, 0))]
     width = size
     while width in steps and width < most * size:

@@ -8,29 +8,30 @@ from ..core.space import Axes
 from ..device.grid import MAX_THREADS, WARP, max_registers
 
 SM_THREADS = 2048
-MAX_ACCUMULATORS = (
-    128  # registers a thread; fragments, slabs on their way and addresses share the other 127
-)
+# Registers a thread; fragments, k-blocks on their way and addresses share the other 127.
+MAX_ACCUMULATORS = 128
 FP32 = 4  # bytes: shared memory holds fp32, 16-bit operands are widened on their way there
 
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults
-    of that rung.
+    """Which part of a CTA computes what. Sizes are in elements and powers of two; a rung's own
+    `Config` has the defaults of that rung.
 
-    CTA: `block_m` × `block_n` outputs, `block_k` terms a slab (1: operands are not staged in shared
-        memory).
-    Warp: `warp_m` × `warp_n` adjacent outputs. Thread: `thread_m` × `thread_n` outputs, in pieces
-    of `piece_m` × `piece_n` adjacent ones that alternate with those of the other lanes.
-    `interleave`: neighbouring lanes step along columns and rows in turn, in place of columns first.
-    Copies: at most `vector` elements of a row a load. `transpose_a`: A's slab lies in shared memory
-    as B's does, term by term; `pad` words lengthen the rows of A's slab, and of B's where they then
-    still start at 16 bytes. `prefetch`: the next slab is loaded while one is multiplied;
-    `store_at`: the term at which it goes to shared memory, where that has room for two. `group_m`
-    tile rows are walked together. `ctas`: registers are limited to what so many CTAs an SM can
-    have, on sm_90 and newer, where A lies along K in memory or is transposed; other code takes a
-    few more, and would spill.
+    A CTA computes `block_m` × `block_n` outputs, in k-blocks of `block_k` terms (1: operands are
+    not staged in shared memory); a warp `warp_m` × `warp_n` adjacent ones of them; a thread
+    `thread_m` × `thread_n`, in fragments of `piece_m` × `piece_n` adjacent ones that alternate with
+    those of the other lanes. `interleave`: neighbouring lanes step along columns and rows in turn,
+    in place of columns first.
+
+    A load takes at most `vector` elements of a row. `transpose_a`: A's k-block lies in shared
+    memory as B's does, term by term. `pad` words lengthen the rows of A's k-block, and those of B's
+    where they then still start at 16 bytes. `prefetch`: the next k-block is loaded while one is
+    multiplied; `store_at` is the term at which it goes to shared memory, where that has room for
+    two. `group_m` rows of tiles are walked together.
+
+    `ctas`: registers are limited to what so many CTAs an SM can have, on sm_90 and newer, where A
+    lies along K in memory or is transposed; other code takes a few more, and would spill.
     """
 
     block_m: int = 32
@@ -72,12 +73,12 @@ class SimtConfig:
 
     @property
     def pad_b(self) -> int:
-        """Words that lengthen the rows of B's slab, which are read 16 bytes at a time."""
+        """Words that lengthen the rows of B's k-block, which are read 16 bytes at a time."""
         return self.pad if self.pad % 4 == 0 else 0
 
     @property
-    def slab_bytes(self) -> int:
-        """Shared memory of one slab of A and one of B."""
+    def k_block_bytes(self) -> int:
+        """Shared memory of one k-block of A and one of B, in bytes."""
         rows = self.block_k if self.transpose_a else self.block_m
         a = self.block_m * self.block_k + rows * self.pad
         return (a + self.block_k * (self.block_n + self.pad_b)) * FP32
@@ -86,7 +87,7 @@ class SimtConfig:
 def invalid_reason(
     config: SimtConfig, shared_memory_limit: int | None = None, buffers: int = 1
 ) -> str | None:
-    """Why no kernel can be built from a config with so many buffers of slabs in so much shared
+    """Why no kernel can be built from a config, with so many buffers for k-blocks in so much shared
     memory (None: any amount); None if one can.
     """
     return _sizes(config) or _hierarchy(config) or _budgets(config, shared_memory_limit, buffers)
@@ -103,8 +104,7 @@ def _sizes(c: SimtConfig) -> str | None:
         return f"pad is {c.pad}, expected 0, 1, 2, 4, 8 or 16 words"
     if c.pad % 4 and c.transpose_a:
         return (
-            f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are "
-            "read "
+            f"pad is {c.pad}, expected a multiple of 4 where A is transposed: its rows are read "
             "16 bytes at a time"
         )
     if c.vector > 4:
@@ -115,7 +115,7 @@ def _sizes(c: SimtConfig) -> str | None:
             "so many words at a time"
         )
     if not 0 <= c.store_at < c.block_k:
-        return f"store_at is {c.store_at}, expected a term of the slab, 0 to {c.block_k - 1}"
+        return f"store_at is {c.store_at}, expected a term of the k-block, 0 to {c.block_k - 1}"
     for name, most in (("group_m", 1024), ("ctas", 32)):
         if not 1 <= getattr(c, name) <= most:
             return f"{name} is {getattr(c, name)}, expected 1 to {most}"
@@ -162,13 +162,13 @@ def _budgets(c: SimtConfig, limit: int | None, buffers: int) -> str | None:
                 f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, "
                 "expected at most 64"
             )
-    needed = buffers * c.slab_bytes if c.block_k > 1 else 0
+    needed = buffers * c.k_block_bytes if c.block_k > 1 else 0
     if limit is not None and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
     return None
 
 
-# What a sweep tries. A warp's tile, a thread's and its pieces only fit together.
+# What a sweep tries. The tile of a warp, that of a thread and its fragments only fit together.
 AXES: Axes = {
     "block_m": (32, 64, 128, 256),
     "block_n": (32, 64, 128, 256),

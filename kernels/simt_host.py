@@ -1,8 +1,9 @@
-"""The host side of the CUDA-core rungs: what they take, layouts from configs, what the compiler is
-told.
+"""The host side of the CUDA-core rungs: which calls they take, layouts from configs, and what the
+compiler is told.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from ..core.problem import Problem
 from ..core.registry import Kernel
 from ..core.space import Axes, Footprint
 from ..device import gluon, launch, rung, simt
-from ..device.grid import group_m, max_registers, needs_int64, pieces_of
+from ..device.grid import chunks_of, group_m, max_registers, needs_int64
 from ..device.mapping import by_rows
+from ..device.records import OperandLayout, OutputLayout, TileTraits
 from .simt_access import in_shared, passes
 from .simt_config import AXES, SimtConfig, invalid_reason
 from .simt_maps import maps
@@ -28,7 +30,7 @@ UNREAD = {
 def entry(
     kernel: Kernel, body: Any, own: type[SimtConfig], buffers: int = 1, steps: int = 1
 ) -> rung.Entry[SimtConfig]:
-    """What a rung's module offers, for a Gluon kernel with `buffers` slabs in shared memory of
+    """What a rung's module offers, for a Gluon kernel with `buffers` k-blocks in shared memory, of
     which an iteration of its loop multiplies `steps`.
     """
     return SimtRung(kernel, body, own, buffers, steps).entry()
@@ -52,7 +54,7 @@ class SimtRung(rung.Rung[SimtConfig]):
     def invalid_reason(self, config: SimtConfig, limit: int) -> str | None:
         return invalid_reason(config, limit, self.buffers)
 
-    def refusal(self, problem: Problem, config: SimtConfig, arch: int) -> str | None:
+    def unsupported_reason(self, problem: Problem, config: SimtConfig, arch: int) -> str | None:
         if problem.tf32:
             return "multiplies in IEEE fp32, and was given fp32 operands while torch asks for tf32"
         return None
@@ -82,7 +84,7 @@ class SimtRung(rung.Rung[SimtConfig]):
             stages=self.buffers if c.block_k > 1 else 1,
             threads=c.threads,
             registers=c.accumulators + 2 * (c.thread_m + c.thread_n) + 24,
-            shared_memory=self.buffers * c.slab_bytes if c.block_k > 1 else 0,
+            shared_memory=self.buffers * c.k_block_bytes if c.block_k > 1 else 0,
             in_flight=c.prefetch or self.buffers > 1,
             group_m=c.group_m,
             store="wide" if c.piece_n > 1 else "registers",
@@ -91,67 +93,87 @@ class SimtRung(rung.Rung[SimtConfig]):
     def specialization(
         self, config: SimtConfig, problem: Problem, constants: dict[str, Any], arch: int
     ) -> launch.Specialization:
-        """Divisors only as far as copies and stores of 16 bytes need them: every further one would
-        be another compile.
-        """
-        # Below sm_90, and with an A that is transposed on its way, the same code takes a few more:
-        # it would spill.
+        # Below sm_90, and with an A that is transposed on its way, the same code takes a few more
+        # registers: it would spill.
         limited = arch >= 90 and (config.transpose_a or problem.a[-1] == 1)
-        known = {
-            name: config.vector > 1 and launch.vector(problem, name) >= config.vector
-            for name in "ab"
-        }
-        written = [problem.out, *([problem.c] if problem.c else [])]
-        known["c"] = known["out"] = config.piece_n > 1 and all(
-            strides[-1] == 1 and not any(stride % 4 for stride in strides[:-1])
-            for strides in written
-        )
-
-        def divisor(name: str, value: int) -> int:
-            if name in ("M", "N"):  # of masks alone, which even tiles do not have
-                return 4 if not constants["EVEN"] and problem.M % 4 == problem.N % 4 == 0 else 1
-            if name == "K":
-                return 4 if value % 4 == 0 else 1
-            operand, is_stride, _ = name.partition("_")
-            if not known.get(operand):
-                return 1
-            if not is_stride:
-                return value
-            return 4 if value % 4 == 0 else 1
-
+        tile: TileTraits = constants["TILE"]
         return launch.specialize(
             problem,
-            pieces_of(problem, config),
+            chunks_of(problem, config),
             constants,
-            divisor,
-            wide=constants["WIDE"],
+            _divisibility(config, problem, even=tile.even_m and tile.even_n),
+            wide=tile.wide,
             num_warps=config.num_warps,
             max_registers=config.max_registers if limited else max_registers(config.threads),
         )
 
-    def constants(self, config: SimtConfig, problem: Problem, arch: int) -> dict[str, Any]:
-        c, held = config, maps(config, problem)
-        M, N, K = problem.M, problem.N, problem.K
+    def ladder_constants(self, config: SimtConfig, problem: Problem, arch: int) -> dict[str, Any]:
+        c, layouts = config, maps(config, problem)
+        a_shape = (c.block_k, c.block_m) if c.transpose_a else (c.block_m, c.block_k)
+        # Both or neither: a kernel with masks on one side alone would be another compile.
+        even = problem.M % c.block_m == 0 and problem.N % c.block_n == 0
         return {
-            "BLOCK_M": c.block_m,
-            "BLOCK_N": c.block_n,
-            "BLOCK_K": c.block_k,
-            "GROUP_M": group_m(c, problem),
-            "EVEN": M % c.block_m == 0 and N % c.block_n == 0,
-            "EVEN_K": K % (c.block_k * self.steps) == 0,
-            "SHORT": c.block_k * self.steps >= K,
-            "WIDE": needs_int64(problem, config),
-            "TRANSPOSE_A": c.transpose_a,
-            "OUTPUTS": gluon.registers(held.outputs),
-            "ROWS": gluon.registers(by_rows(held.outputs)),
-            "A_COPY": gluon.registers(held.a),
-            "B_COPY": gluon.registers(held.b),
-            "A_SHARED": gluon.padded(
-                (c.block_k, c.block_m) if c.transpose_a else (c.block_m, c.block_k), c.pad
+            "TILE": TileTraits(
+                name=self.kernel.name.replace(".", "_"),
+                block_m=c.block_m,
+                block_n=c.block_n,
+                block_k=c.block_k,
+                group_m=group_m(c, problem),
+                even_m=even,
+                even_n=even,
+                even_k=problem.K % (c.block_k * self.steps) == 0,
+                wide=needs_int64(problem, config),
             ),
-            "B_SHARED": gluon.padded((c.block_k, c.block_n), c.pad_b),
+            "OUTPUTS": OutputLayout(
+                sums=gluon.registers(layouts.outputs),
+                rows=gluon.registers(by_rows(layouts.outputs)),
+            ),
+            "A_LOAD": OperandLayout(
+                copy=gluon.registers(layouts.a),
+                shared=gluon.padded(a_shape, c.pad),
+                transposed=c.transpose_a,
+            ),
+            "B_LOAD": OperandLayout(
+                copy=gluon.registers(layouts.b),
+                shared=gluon.padded((c.block_k, c.block_n), c.pad_b),
+                k_axis=0,
+            ),
             "PREFETCH": c.prefetch,
+            "SHORT": c.block_k * self.steps >= problem.K,
             "STORE_AT": c.store_at,
             "SNAKE": simt.snake(c.thread_m, c.thread_n),
-            "RUNG": self.kernel.name.replace(".", "_"),
         }
+
+
+@dataclass(frozen=True)
+class _Divisibility:
+    """Divisors only as far as copies and stores of 16 bytes need them.
+
+    `known` says of which tensors they need them; `sizes_by_four`: the masks of M and N go by four.
+    """
+
+    known: dict[str, bool]
+    sizes_by_four: bool
+
+    def of_pointer(self, tensor: str, alignment: int) -> int:
+        return alignment if self.known[tensor] else 1
+
+    def of_stride(self, tensor: str, stride: int) -> int:
+        return 4 if self.known[tensor] and stride % 4 == 0 else 1
+
+    def of_size(self, name: str, size: int) -> int:
+        if name in ("M", "N"):
+            return 4 if self.sizes_by_four else 1
+        return 4 if name == "K" and size % 4 == 0 else 1
+
+
+def _divisibility(config: SimtConfig, problem: Problem, *, even: bool) -> _Divisibility:
+    """`even`: tiles divide M and N, which no mask reads then."""
+    known = {
+        name: config.vector > 1 and launch.vector(problem, name) >= config.vector for name in "ab"
+    }
+    stored = [problem.out, *([problem.c] if problem.c else [])]
+    known["c"] = known["out"] = config.piece_n > 1 and all(
+        strides[-1] == 1 and not any(stride % 4 for stride in strides[:-1]) for strides in stored
+    )
+    return _Divisibility(known, not even and problem.M % 4 == problem.N % 4 == 0)

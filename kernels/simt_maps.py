@@ -1,5 +1,5 @@
-"""Who holds what in a CUDA-core kernel: the maps that its config and the storage of its operands
-ask for.
+"""Which thread holds which elements in a CUDA-core kernel: the maps that its config and the storage
+of its operands ask for.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from .simt_config import SimtConfig
 
 @dataclass(frozen=True)
 class Maps:
-    """Who holds what: outputs, and the slabs of A and B on their way to shared memory."""
+    """Which thread holds which outputs, and which elements of the k-blocks of A and B on their way
+    to shared memory.
+    """
 
     outputs: Mapping
     a: Mapping

@@ -4,7 +4,7 @@ Idea: move four values with every load, and let no two lanes of one pass meet in
 Parent: simt.register
 Changes: 128-bit loads (64-bit of 16-bit operands); A is transposed on its way into shared memory,
     so that a thread's 8 rows are two 128-bit reads; rows there are padded by 4 words, and a
-    thread's 8 columns are two pieces of 4.
+    thread's 8 columns are two fragments of 4.
 Why it pays: a quarter of the load instructions. Transposing costs stores that collide in pairs, and
     8 adjacent columns reads that do: padding mends the stores, splitting the columns mends the
     reads, neither mends both. 0.863 of cuBLAS; 0.839 with `pad=0`, 0.762 with `piece_n=8`, 0.740

@@ -2,12 +2,13 @@
 
 Idea: a warp owns a square of the tile.
 Parent: simt.vectorized
-Changes: 128 threads; a warp computes 64×64 outputs, a thread 8×16 of them, in four pieces of 8×4.
-    Slabs of 16, and the next is loaded while one is multiplied.
+Changes: 128 threads; a warp computes 64×64 outputs, a thread 8×16 of them, in four fragments of
+    8×4. K-blocks of 16, and the next is loaded while one is multiplied.
 Why it pays: a warp reads 128 different values per term for 4096 products; in stripes of 16×128 it
     read 144 for 2048. A thread's 128 FFMAs take 24 values. 0.927 of cuBLAS. Without the load ahead
     (`prefetch=False`, the documents' form) it loses to its parent, 0.843: 230 registers a thread
-    leave 8 warps an SM in place of 16, and all of them wait for the slab. 0.772 with `pad=0` too.
+    leave 8 warps an SM in place of 16, and all of them wait for the k-block. 0.772 with `pad=0`
+    too.
 Source: 002 warp tile (41.50 TFLOP/s, 84% of cuBLAS), 003 v06, 000 kernel 7, 004's 93.7%.
 """
 

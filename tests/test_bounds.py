@@ -59,7 +59,7 @@ def asked(M, N, K, *batch, **changed):
         (
             asked(64, 64, 2**30),
             f"{SMALL},stream_k=True",
-            "slices of K, and was given K = 1073741824",
+            "k tiles, and was given K = 1073741824",
         ),
         (asked(64, 64, 8192, 2**14), f"{SMALL},split_k=64", "2147483648 partial sums"),
     ],
@@ -174,7 +174,7 @@ def test_launches_of_triton_s_kernels_cover_any_batch(batch) -> None:
     for i in reversed(range(len(batch) - 1)):
         steps[i] = steps[i + 1] * batch[i + 1]
     given = replace(given, out=(*steps, 1, 1))
-    launches = sorted((piece.offsets[3], piece.programs) for piece in grid.pieces_of(given, config))
+    launches = sorted((chunk.offsets[3], chunk.programs) for chunk in grid.chunks_of(given, config))
     assert all(0 < programs <= grid.MAX_PROGRAMS for _, programs in launches)
     reached = 0
     for first, programs in launches:

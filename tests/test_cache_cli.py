@@ -303,7 +303,7 @@ def many(path) -> None:
             store.merge([trial(j, workload=Workload(16 + i, 16, 16)) for j in range(2)], [])
 
 
-def test_the_first_are_shown_unless_more_are_asked_for(many) -> None:
+def test_the_first_are_shown_unless_more_are_asked_for(many: None) -> None:
     text = shown("show", "hopper.hilbert")
     assert "100 of 303 trials; --limit shows more" in text
     assert "303 of 303 trials" in shown("show", "hopper.hilbert", "--limit", 1000)

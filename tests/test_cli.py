@@ -1,6 +1,8 @@
 """Commands: what they print, as tables and as JSON, and their exit codes."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from outblas.core import registry
 from outblas.kernels import portable
 
 
-def test_list():
+def test_list() -> None:
     result = invoke("list", code=0)
     assert all(kernel.name in result.stdout for kernel in registry.ladder())
     records = json.loads(invoke("list", "hopper", "--json").stdout)
@@ -21,11 +23,11 @@ def test_list():
     assert records[0]["name"] == "hopper.tma_wgmma"
 
 
-def test_list_of_an_unknown_ladder():
+def test_list_of_an_unknown_ladder() -> None:
     refuses("expected a ladder", "list", "nothing")
 
 
-def test_doctor():
+def test_doctor() -> None:
     result = invoke("doctor", "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == (1 if report["problems"] else 0)
@@ -39,7 +41,7 @@ def test_doctor():
     assert "hopper.tma_wgmma" in invoke("doctor").stdout
 
 
-def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
+def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch: pytest.MonkeyPatch) -> None:
     from outblas.core import requirements
 
     installed = requirements.installed
@@ -52,7 +54,7 @@ def test_doctor_reports_a_version_outside_the_tested_range(monkeypatch):
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify(tmp_path):
+def test_verify(tmp_path: Path) -> None:
     saved = tmp_path / "verify.json"
     invoke(
         "verify",
@@ -79,13 +81,13 @@ def test_verify(tmp_path):
 
 @pytest.mark.interpreter
 @pytest.mark.no_gpu
-def test_verify_reports_a_broken_kernel(monkeypatch):
+def test_verify_reports_a_broken_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = portable.plan
 
-    def broken(*arguments):
+    def broken(*arguments: Any) -> Any:
         launch = plan(*arguments)
 
-        def run(a, b, c, out, alpha, beta):
+        def run(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: Any, beta: Any) -> None:
             launch(a, b, c, out, alpha, beta)
             out[0, 0] += 1
 
@@ -110,7 +112,7 @@ def test_verify_reports_a_broken_kernel(monkeypatch):
         (("portable", "--layout", "xy"), "--layout is 'xy'"),
     ],
 )
-def test_verify_usage_errors(arguments, message):
+def test_verify_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     refuses(message, "verify", *arguments)
 
 
@@ -143,32 +145,34 @@ def test_verify_usage_errors(arguments, message):
         ("profile portable --layout nm", "--layout is 'nm', expected one of"),
     ],
 )
-def test_messages_name_the_option_that_was_given(line, message, monkeypatch):
+def test_messages_name_the_option_that_was_given(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("outblas.cli.verify._tally", lambda *_, **__: pytest.fail("runs"))
     refuses(message, *line.split())
 
 
 @pytest.mark.parametrize("arch", ["90", "sm_90", "90a", "sm_90a", "SM_90A", "sm_90,90a"])
-def test_an_architecture_has_several_names(arch):
+def test_an_architecture_has_several_names(arch: str) -> None:
     assert cli_inspect._archs(arch) == [90]
     assert cli_inspect._archs(f"75,{arch},sm_80") == [75, 90, 80]
 
 
 @pytest.mark.no_gpu
-def test_verify_of_a_kernel_that_cannot_run_here():
+def test_verify_of_a_kernel_that_cannot_run_here() -> None:
     refuses("needs an NVIDIA GPU", "verify", "hopper.tma_wgmma")
 
 
 @pytest.mark.interpreter
 @pytest.mark.compile
 @pytest.mark.no_gpu
-def test_demo():
+def test_demo() -> None:
     result = invoke("demo", code=0)
     assert result.stdout.count("every element exact") == 5
     assert "HGMMA.64x64x16.F32.BF16" in result.stdout
 
 
-def test_saved_json_is_indented_and_keeps_every_digit(tmp_path):
+def test_saved_json_is_indented_and_keeps_every_digit(tmp_path: Path) -> None:
     records = [
         {"us": 12.0, "ratio": 1 / 3, "shape": [1, 2]},
         without_nulls({"us": 1e300, "ratio": None, "check": "exact"}),

@@ -102,7 +102,7 @@ def test_tiles_and_launches_of_any_size(monkeypatch: pytest.MonkeyPatch, block_n
 
     def planned(a: Any, b: Any, c: Any, out: Any, *scales: Any, **extra: Any) -> None:
         given = problem(a, b, out, extra=EpilogueArgs(**extra))
-        assert len(grid.pieces_of(given, config)) > 1
+        assert len(grid.chunks_of(given, config)) > 1
         plan(given, config)(a, b, c, out, *scales[:2], *EpilogueArgs(**extra)[1:])
 
     for activation in ("relu", "reglu"):
@@ -191,9 +191,8 @@ def test_what_an_epilogue_is_refused_for() -> None:
     given = form(*SQUARE, "swiglu", FP16)
     reason = "has no epilogue beside alpha and C, and was given bias, aux, swiglu, residual"
     assert rung("turing.ldmatrix").unsupported(given) == reason
-    assert "stage_out" in str(
-        rung("turing.cp_async").refusal(given, own("turing.cp_async", stage_out=False), 80)
-    )
+    unstaged = own("turing.cp_async", stage_out=False)
+    assert "stage_out" in str(rung("turing.cp_async").unsupported_reason(given, unstaged, 80))
 
 
 def test_offsets_of_an_epilogue_are_64_bit_where_they_must_be() -> None:

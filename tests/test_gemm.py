@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from outblas.core import configs
 from outblas.core.artifact import example
+from outblas.core.epilogue import EpilogueArgs
 from outblas.core.problem import Problem, problem, transposed
 from outblas.core.shapes import LAYOUTS
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
 from outblas.hopper.core import compile, tile_order
 from outblas.hopper.core.config import HopperConfig
-from outblas.hopper.gemm import canonical, heuristic, operand_copies, workspace
+from outblas.hopper.gemm import canonical, heuristic, operand_copies, schedule, workspace
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
-from outblas.hopper.gemm.variant import example_variant
+from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, example_variant
 from outblas.inspect import inspect
 from outblas.runtime import default_kernel
 
@@ -81,7 +82,7 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
     ],
 )
 def test_levers_show_in_the_machine_code(
-    text: str, layout: str, out_dtype: str, has: dict[str, int], lacks: tuple[str, ...]
+    text: str, layout: str, out_dtype: str, has: tuple[str, ...], lacks: tuple[str, ...]
 ) -> None:
     """No spills and no warnings of the assembler either. How many of each there are is in the
     snapshot.
@@ -472,6 +473,72 @@ def test_a_call_hands_over_its_own_tensors(
     ]
 
 
+@pytest.fixture
+def handed(monkeypatch):
+    """What launches hand to a compiled kernel: A, B, C, the table, tensors of the epilogue, ..."""
+    launches = []
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
+    monkeypatch.setattr(compile, "load", lambda *_: lambda *given: launches.append(given))
+    return launches
+
+
+def numbered(*shape):
+    return torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_each_index_of_other_batches_is_a_launch(swap, handed):
+    """The longest batch dimension is the kernel's, and the host loops over the others."""
+    a, out = numbered(2, 3, 64, 72), numbered(2, 3, 64, 40)
+    b = numbered(3, 2, 40, 72).transpose(0, 1).mT  # so that no stride walks both dimensions
+    residual = numbered(2, 3, 64, 40)
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
+    given = problem(a, b, out, extra=EpilogueArgs(residual=residual))
+    gemm.plan(given, config)(a, b, None, out, 1.0, 0.0, None, residual, None)
+    assert len(handed) == 2
+    for i, launch in enumerate(handed):
+        first, second, c = launch[:3]
+        assert torch.equal(first, (b if swap else a)[i])
+        assert torch.equal(second, (a if swap else b)[i])
+        assert torch.equal(c, out[i])
+        assert torch.equal(launch[4 + EPILOGUE_TENSORS.index("residual")], residual[i])
+        assert [launch[4 + EPILOGUE_TENSORS.index(name)] for name in ("addend", "aux")] == [
+            None
+        ] * 2
+
+
+def test_copies_are_handed_over_in_place_of_operands(handed):
+    a, b, out = numbered(64, 63), numbered(63, 40), numbered(64, 40)
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False")
+    gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
+    ((first, second, c, *_),) = handed
+    assert torch.equal(first, a)
+    assert first.stride() == (64, 1)
+    assert second is b
+    assert c is out
+
+
+@pytest.mark.parametrize(
+    ("text", "clusters", "floats", "counters"),
+    [
+        ("", 4, None, None),
+        # A CTA of 64x16 outputs has a partition of K for each of 4 x 3 tiles.
+        ("split_k=4,k_serpentine=False", 48, 48 * 64 * 16, 12),
+        # 12 tiles of 64 k tiles each: 132 clusters, all tiles in the last wave.
+        ("stream_k=True,k_serpentine=False", 132, (132 + 12) * 64 * 16, 12),
+    ],
+)
+def test_a_schedule_has_room_for_partial_sums(text, clusters, floats, counters):
+    """fp32 of each partition, and a counter of each tile that has several."""
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,{text}")
+    given = product(4 * 64, 3 * 16, 4096) if text else product(64, 64, 4096)
+    grid = schedule.tile_grid(given, config)
+    launched = schedule.launched_clusters(given, config, grid, resident=132)
+    assert launched == clusters
+    expected = None if floats is None else (floats, counters)
+    assert schedule.workspace_size(config, grid, launched) == expected
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_workspace_is_held_until_the_launch_is_enqueued(
     fails: bool, monkeypatch: pytest.MonkeyPatch
@@ -651,13 +718,13 @@ def test_another_order_of_k_is_refused_where_rows_must_not_tell(text: str) -> No
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("split_k=65", "split_k is 65, expected 1 to 64 pieces of K"),
+        ("split_k=65", "split_k is 65, expected 1 to 64 partitions of K"),
         ("split_k=2,stream_k=True", "split_k is 2 with stream_k, expected 1"),
         (
             "pingpong=True,consumers=1,producer_registers=0,consumer_registers=0,tile_n=64",
             "pingpong with 1 consumers",
         ),
-        ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and pieces of K"),
+        ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and partitions of K"),
         ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
         ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
         ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),

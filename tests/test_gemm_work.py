@@ -238,11 +238,11 @@ def test_the_longest_row_of_k_tiles_is_numbered_in_32_bits(arithmetic):
     config = configs.from_text(
         gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
     )
-    M, K = 64 * 263, bounds.MOST_SLICES * 64
+    M, K = 64 * 263, bounds.MOST_K_TILES * 64
     check(arithmetic, launch(config, M, 64, K), config, 263, 1)
     given = example(BF16, None, "nt", (M, 64, K))
     assert gemm.unsupported(given, config) is None
-    assert "slices of K" in str(gemm.unsupported(replace(given, K=K + 1), config))
+    assert "k tiles" in str(gemm.unsupported(replace(given, K=K + 1), config))
 
 
 def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:

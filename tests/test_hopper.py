@@ -86,7 +86,7 @@ def test_every_config_is_valid_or_says_why() -> None:
         ("group_m=0", "at least 1"),
         ("sms=1", "0 (all) or at least the 2 CTAs"),
         ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
-        ("store_buffers=5", "0 to 4, the slabs of a consumer"),
+        ("store_buffers=5", "0 to 4, the epilogue subtiles of a consumer"),
     ],
 )
 def test_what_the_last_rung_refuses(text: str, expected: str) -> None:
@@ -282,7 +282,7 @@ def test_every_layout_has_the_same_instructions(rung: str, layout: str) -> None:
     ],
 )
 def test_machine_code_of_every_dtype(
-    rung: str, dtype: str, out_dtype: str, has: dict[str, int]
+    rung: str, dtype: str, out_dtype: str, has: tuple[str, ...]
 ) -> None:
     inspect(f"hopper.{rung}", dtype=dtype, out_dtype=out_dtype).require(has=has)
 

@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import commands
 import cutlass.cute as cute
@@ -75,7 +76,7 @@ SMALL = CodeSummary(
 
 
 @pytest.fixture(scope="session")
-def same_compilers():
+def same_compilers() -> None:
     if changed := snapshot.other_compilers(RECORDED):
         pytest.skip(f"other compilers made the snapshot: {'; '.join(changed)}")
 
@@ -89,12 +90,12 @@ def same_compilers():
         for name in RECORDED.entries
     ],
 )
-def test_machine_code_is_that_of_the_snapshot(name):
+def test_machine_code_is_that_of_the_snapshot(name) -> None:
     found = snapshot.compare(name, RECORDED.entries[name])
     assert not found, "\n".join(f"{each.what}: {each.before} -> {each.now}" for each in found)
 
 
-def test_the_snapshot_has_every_kernel():
+def test_the_snapshot_has_every_kernel() -> None:
     assert not snapshot.uncovered(RECORDED)
     assert RECORDED.entries.keys() >= LEFT_TO_SLOW_RUNS
     assert list(RECORDED.entries) == sorted(RECORDED.entries)
@@ -124,13 +125,13 @@ def test_the_snapshot_has_every_kernel():
         ({"instructions": 203}, [("instructions", "200", "203 (+1.5%)")]),
     ],
 )
-def test_what_counts_as_different(changed, expected):
+def test_what_counts_as_different(changed: Any, expected) -> None:
     now = replace(SMALL, **changed)
     assert snapshot.differences("a", SMALL, now) == [Difference("a", *each) for each in expected]
 
 
 @pytest.mark.compile
-def test_one_more_barrier_is_a_difference(monkeypatch):
+def test_one_more_barrier_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = RECORDED.entries["hopper.tma_wgmma"].variant
     entry, once = Entry(variant, snapshot.summarize(variant)), cute.arch.sync_threads
 
@@ -144,7 +145,7 @@ def test_one_more_barrier_is_a_difference(monkeypatch):
 
 
 @pytest.mark.compile
-def test_a_variant_that_does_not_compile_is_a_difference():
+def test_a_variant_that_does_not_compile_is_a_difference() -> None:
     (found,) = snapshot.compare("tile", Entry(replace(PLAIN, config="block_m=7"), SMALL))
     assert found.what == "compile"
     assert found.now.startswith("ValueError: config: block_m is 7")
@@ -157,7 +158,7 @@ def test_a_variant_that_does_not_compile_is_a_difference():
 # ---- what is compiled
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("out_dtype", ["", "float32"])
-def test_a_plain_variant_is_the_product_that_inspect_compiles(layout, out_dtype):
+def test_a_plain_variant_is_the_product_that_inspect_compiles(layout: str, out_dtype: str) -> None:
     variant = KernelVariant(
         kernel="hopper.gemm", arch=90, layout=layout, out_dtype=out_dtype, shape=(64, 72, 80)
     )
@@ -165,7 +166,7 @@ def test_a_plain_variant_is_the_product_that_inspect_compiles(layout, out_dtype)
     assert problem(variant) == wanted
 
 
-def test_the_problem_of_a_variant_with_everything():
+def test_the_problem_of_a_variant_with_everything() -> None:
     variant = KernelVariant(
         kernel="hopper.gemm",
         arch=90,
@@ -189,7 +190,7 @@ def test_the_problem_of_a_variant_with_everything():
     assert added.aux.strides == (64 * 96, 1, 64)
 
 
-def test_the_problem_of_an_fp8_variant_and_of_an_addend():
+def test_the_problem_of_an_fp8_variant_and_of_an_addend() -> None:
     fields = {"kernel": "hopper.gemm", "arch": 90, "shape": (64, 48, 32)}
     fp8 = problem(KernelVariant(**fields, formats="e4m3 e5m2", scale_a="column", scale_b="row"))
     assert (fp8.K, fp8.formats) == (16, "e4m3 e5m2")
@@ -200,7 +201,7 @@ def test_the_problem_of_an_fp8_variant_and_of_an_addend():
     assert problem(KernelVariant(**fields, scaled=True)).scaled
 
 
-def test_a_record_is_what_differs_from_a_plain_call():
+def test_a_record_is_what_differs_from_a_plain_call() -> None:
     record = {
         "kernel": "simt.naive",
         "arch": 80,
@@ -227,7 +228,9 @@ def test_a_record_is_what_differs_from_a_plain_call():
         ({"aux": "row"}, "aux is 'row', expected one of: rows, columns"),
     ],
 )
-def test_unknown_variants_are_refused_by_the_file(changed, message, tmp_path):
+def test_unknown_variants_are_refused_by_the_file(
+    changed: Any, message: str, tmp_path: Path
+) -> None:
     compiled = {"kernel": "simt.naive", "arch": 80} | changed
     file = tmp_path / "snapshot.json"
     file.write_text(
@@ -253,7 +256,7 @@ def test_unknown_variants_are_refused_by_the_file(changed, message, tmp_path):
         ),
     ],
 )
-def test_malformed_files_are_refused(text, message, tmp_path):
+def test_malformed_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "snapshot.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -269,7 +272,7 @@ def test_malformed_files_are_refused(text, message, tmp_path):
         ({"extra": 2}, "has malformed code, expected the fields counts"),
     ],
 )
-def test_malformed_code_is_refused(changed, message, tmp_path):
+def test_malformed_code_is_refused(changed: Any, message: str, tmp_path: Path) -> None:
     file = tmp_path / "snapshot.json"
     snapshot.save(file, Snapshot({}, {"a": Entry(PLAIN, SMALL)}))
     written = json.loads(file.read_text())
@@ -279,7 +282,7 @@ def test_malformed_code_is_refused(changed, message, tmp_path):
         snapshot.load(file)
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path):
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.json"
     entries = {"b": Entry(PLAIN, SMALL), "a": Entry(replace(PLAIN, shape=(1, 2, 3)))}
     snapshot.save(file, Snapshot({"triton": "1"}, entries))
@@ -290,14 +293,14 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["snapshot.json"]
 
 
-def test_the_file_in_the_repository_is_laid_out_as_it_is_written(tmp_path):
+def test_the_file_in_the_repository_is_laid_out_as_it_is_written(tmp_path: Path) -> None:
     snapshot.save(tmp_path / "again.json", RECORDED)
     assert (tmp_path / "again.json").read_text() == FILE.read_text()
 
 
 # ---- the command
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path: Path):
     """A snapshot of one kernel, by the command."""
     file = tmp_path / "snapshot.json"
     commands.invoke("inspect", "simt.naive", "--arch", "75,80", "--snapshot", file, code=0)
@@ -305,7 +308,7 @@ def written(tmp_path):
 
 
 @pytest.mark.compile
-def test_the_command_writes_a_snapshot_and_finds_no_difference(written):
+def test_the_command_writes_a_snapshot_and_finds_no_difference(written) -> None:
     found = snapshot.load(written)
     assert list(found.entries) == [
         "simt.naive sm_75 float32 nn 4096",
@@ -330,7 +333,7 @@ def test_the_command_writes_a_snapshot_and_finds_no_difference(written):
 
 
 @pytest.mark.compile
-def test_the_command_shows_differences_and_writes_them_when_asked(written):
+def test_the_command_shows_differences_and_writes_them_when_asked(written) -> None:
     before = snapshot.load(written)
     name = "simt.naive sm_80 float32 nn 4096"
     code = replace(before.entries[name].code, registers=7)
@@ -345,14 +348,14 @@ def test_the_command_shows_differences_and_writes_them_when_asked(written):
 
 
 @pytest.mark.compile
-def test_kernels_without_a_variant_fail_the_comparison_of_a_whole_snapshot(written):
+def test_kernels_without_a_variant_fail_the_comparison_of_a_whole_snapshot(written) -> None:
     done = commands.invoke("inspect", "--against", written, code=1)
     assert "no variant" in done.stdout
     assert "hopper.gemm" in done.stdout
     assert "simt.naive" in done.stdout  # for sm_90
 
 
-def test_other_compilers_compare_nothing(tmp_path):
+def test_other_compilers_compare_nothing(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.json"
     snapshot.save(
         file, Snapshot(snapshot.compilers() | {"triton": "0.1"}, {"a": Entry(PLAIN, SMALL)})
@@ -373,11 +376,11 @@ def test_other_compilers_compare_nothing(tmp_path):
         (("--snapshot", "/nowhere/file.json"), "--snapshot is"),
     ],
 )
-def test_usage_errors(arguments, message):
+def test_usage_errors(arguments, message: str) -> None:
     commands.refuses(message, "inspect", *arguments)
 
 
-def test_a_snapshot_of_other_compilers_takes_no_variants(tmp_path):
+def test_a_snapshot_of_other_compilers_takes_no_variants(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.json"
     snapshot.save(file, Snapshot({"triton": "0.1"}, {}))
     message = f"run outblas inspect --against {file} --update first"

@@ -14,7 +14,7 @@ from test_portable_compile import DEVICES, KIB, form
 import outblas
 from outblas.core.problem import problem
 from outblas.device import grid
-from outblas.device.grid import pieces_of
+from outblas.device.grid import chunks_of
 from outblas.kernels import portable_config
 from outblas.kernels.portable import CANDIDATES, Config, choose, invalid_reason, plan, unsupported
 from outblas.kernels.portable_config import cycles, uses_fma, vector
@@ -145,7 +145,7 @@ def test_batches(
     a, b = integers(*batch_a, 17, 20), integers(*batch_b, 20, 9, seed=1)
     given = problem(a, b, check(a, b))
     assert len(given.batch) == dims
-    assert len(pieces_of(given, SMALL)) == launches
+    assert len(chunks_of(given, SMALL)) == launches
 
 
 @pytest.mark.parametrize(("limit", "launches"), [(30, 1), (20, 2), (14, 2), (4, 8), (3, 12)])
@@ -154,10 +154,10 @@ def test_batches_split_to_keep_the_grid_small(
 ) -> None:
     monkeypatch.setattr(grid, "MAX_PROGRAMS", limit)
     a, b = integers(4, 1, 17, 20), integers(4, 3, 20, 9, seed=1)
-    pieces = pieces_of(problem(a, b, check(a, b)), SMALL)
-    assert max(piece.programs for piece in pieces) <= limit
-    assert sum(piece.programs for piece in pieces) == 4 * 3 * 2
-    assert len(pieces) == launches
+    chunks = chunks_of(problem(a, b, check(a, b)), SMALL)
+    assert max(chunk.programs for chunk in chunks) <= limit
+    assert sum(chunk.programs for chunk in chunks) == 4 * 3 * 2
+    assert len(chunks) == launches
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,9 +196,9 @@ def test_slices_at_any_offset_leave_their_surroundings_alone() -> None:
     assert int(whole.isnan().sum()) == whole.numel() - 21 * 27
 
 
-def test_a_slab_wider_than_its_strides(tmp_path: Path) -> None:
-    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second slab would start
-    at element 64.
+def test_a_k_block_wider_than_its_strides(tmp_path: Path) -> None:
+    """64 columns of A lie 2³² elements apart, each 2²⁶ + 1: in 32 bits the second k-block would
+    start at element 64.
     """
     stride, K = 2**26 + 1, 65
     storage = torch.from_file(

@@ -10,6 +10,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import commands
 import pytest
@@ -19,6 +20,7 @@ from outblas.core import machines, registry
 from outblas.report import evidence, ladder, lookup, readme, results, rungs, seed_figures
 
 ROOT = Path(__file__).parents[1]
+Entry = dict[str, Any]
 RUNGS = {
     "simt": "naive coalesced shared strip register vectorized warptile pipelined",
     "turing": "wmma shared double_buffer vectorized ldmatrix cp_async",
@@ -29,7 +31,7 @@ RUNGS = {
 }
 
 
-def entry(provider, ratio, n=4096, **changes):
+def entry(provider: str, ratio: float, n: int = 4096, **changes: Any) -> Entry:
     """A timing, as `outblas bench` saves it."""
     known = {
         "provider": provider,
@@ -47,7 +49,7 @@ def entry(provider, ratio, n=4096, **changes):
     return known | changes
 
 
-def counted(provider, config="", n=4096, **changes):
+def counted(provider: str, config: str = "", n: int = 4096, **changes: Any) -> Entry:
     """Counters, as `outblas profile` saves them."""
     known = {
         "provider": provider,
@@ -59,7 +61,7 @@ def counted(provider, config="", n=4096, **changes):
     return known | {"l2_hit_rate": 0.8} | changes
 
 
-def report(*entries, **environment):
+def report(*entries: Entry, **environment: Any) -> Entry:
     known = {
         "gpu": "NVIDIA H100 80GB HBM3",
         "cuda": "13.0",
@@ -69,12 +71,12 @@ def report(*entries, **environment):
     return {"environment": known | environment, "results": entries}
 
 
-def write(path, *entries, **environment):
+def write(path: Path, *entries: Entry, **environment: Any) -> Path:
     path.write_text(json.dumps(report(*entries, **environment)))
     return path
 
 
-def loaded(*entries, **environment):
+def loaded(*entries: Entry, **environment: Any) -> evidence.Evidence:
     """Timings, profiles and phases of one campaign, each from a file of its own."""
     with TemporaryDirectory() as folder:
         paths = [
@@ -83,23 +85,23 @@ def loaded(*entries, **environment):
         return evidence.load(paths)
 
 
-def findings(*entries):
+def findings(*entries: Entry) -> dict[str, seed_claims.Finding]:
     """Of every claim, by its text."""
     return {s.claim.text: s.finding for s in seed_claims.settled(loaded(*entries))}
 
 
-def finding(part, *entries):
+def finding(part: str, *entries: Entry) -> seed_claims.Finding:
     """Of the one claim that has these words."""
     (found,) = [found for text, found in findings(*entries).items() if part in text]
     return found
 
 
-def verdict(part, *entries):
+def verdict(part: str, *entries: Entry) -> tuple[str, float | None]:
     found = finding(part, *entries)
     return found.verdict, found.value
 
 
-def rows_of(name, sizes, *entries):
+def rows_of(name: str, sizes: tuple[int, ...], *entries: Entry) -> dict[str, ladder.Row]:
     """Of a ladder, by rung."""
     given = loaded(*entries)
     return {
@@ -107,7 +109,7 @@ def rows_of(name, sizes, *entries):
     }
 
 
-def rendered(folder, *parts):
+def rendered(folder: Path, *parts: str) -> tuple[list[str], str]:
     """A README of generated parts in a checkout: which files were made, and its text."""
     for name in ("src/outblas", "results"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -119,14 +121,14 @@ def rendered(folder, *parts):
 invoke = functools.partial(commands.invoke, "report")
 
 
-def shown(*arguments):
+def shown(*arguments: object) -> str:
     return invoke(*arguments, code=0).stdout
 
 
 MEASURED = entry("cublas", 1.0, check="–"), entry("hopper.tma_wgmma", 0.41), entry("portable", 0.9)
 
 
-def test_every_planned_rung_has_its_place():
+def test_every_planned_rung_has_its_place() -> None:
     names = [f"{own}.{rung}" for own, text in RUNGS.items() for rung in text.split()]
     assert set(names) | {"portable"} == set(rungs.names())
     built = [kernel.name for kernel in registry.ladder()]
@@ -138,7 +140,7 @@ def test_every_planned_rung_has_its_place():
         rungs.climb("nothing")
 
 
-def test_the_seeds_figures():
+def test_the_seeds_figures() -> None:
     first = {figure.rung: figure for figure in reversed(seed_figures.FIGURES)}
     assert first["hopper.tma_wgmma"].tflops == (317.0, 317.0)
     assert first["hopper.hilbert"].ratio == pytest.approx((764 / 716,) * 2)
@@ -148,7 +150,7 @@ def test_the_seeds_figures():
     )
 
 
-def test_ladder():
+def test_ladder() -> None:
     rows = rows_of("hopper", (4096, 8192), *MEASURED)
     assert list(rows) == ["simt.warptile", *rungs.names("hopper")]
     first = rows["hopper.tma_wgmma"]
@@ -164,7 +166,7 @@ def test_ladder():
     assert rows["hopper.gemm"].cells()[1:5] == ("–", "–", "–", "not measured")
 
 
-def test_gain_over_the_parent(monkeypatch):
+def test_gain_over_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     parent, child = (
         rungs.climb("hopper")[0],
         dataclasses.replace(rungs.climb("portable")[0], parent="hopper.tma_wgmma"),
@@ -183,7 +185,9 @@ def test_gain_over_the_parent(monkeypatch):
         ("portable", (4096, 8192), "–"),
     ],
 )
-def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
+def test_ladders_without_a_measurement_show_the_seeds(
+    name: str, sizes: tuple[int, ...], seed: str
+) -> None:
     assert ladder.default_sizes(name) == sizes
     rows = rows_of(name, sizes)
     start = ["simt.vectorized"] if name == "turing" else []  # where its climb starts from
@@ -209,7 +213,7 @@ def test_ladders_without_a_measurement_show_the_seeds(name, sizes, seed):
         (report(entry("x", 1.0, us=10**400)), "expected a number above 0"),
     ],
 )
-def test_malformed_results_name_file_and_field(value, message, tmp_path):
+def test_malformed_results_name_file_and_field(value: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(value))
     with pytest.raises(ValueError, match=rf"bad\.json: .*{message}"):
@@ -222,7 +226,7 @@ class Page(HTMLParser):
 
     VOID = ("meta", "br", "path", "use", "circle", "rect", "line", "image", "stop")
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.seen: list[str] = []
@@ -230,25 +234,29 @@ class Page(HTMLParser):
         self.feed(text)
         assert not self.open
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
         for name, value in attrs:
             assert name not in ("src", "href") or (value or "").startswith(("#", "data:")), value
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if tag not in self.VOID:
             assert self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         self.text += data
 
 
-def test_ladder_command(tmp_path):
+def test_ladder_command(tmp_path: Path) -> None:
     file = write(tmp_path / "bench.json", *MEASURED)
-    html, saved = tmp_path / "l.html", tmp_path / "l.json"
-    shown("ladder", "--ladder", "hopper", "--results", file, "--html", html, "--save", saved)
+    html, chart, saved = (tmp_path / name for name in ("l.html", "l.svg", "l.json"))
+    files = "--html", html, "--chart", chart, "--save", saved
+    text = shown("ladder", "--ladder", "hopper", "--results", file, *files)
+    assert "hopper.hilbert" in text
+    assert "0.410" in text
+    assert "hopper.tma_wgmma" in chart.read_text()
     value = json.loads(saved.read_text())
     assert value["sizes"] == [4096, 8192]
     assert [rung["rung"] for rung in value["rungs"]] == ["simt.warptile", *rungs.names("hopper")]
@@ -260,13 +268,13 @@ def test_ladder_command(tmp_path):
     assert "not yet measured" in page.text
 
 
-def roofline_points(*arguments):
+def roofline_points(*arguments: object) -> Entry:
     """By kernel."""
     return {point["kernel"]: point for point in json.loads(shown("roofline", "--json", *arguments))}
 
 
 @pytest.mark.compile
-def test_roofline_command(tmp_path, monkeypatch):
+def test_roofline_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "bench.json", *MEASURED)
     kernels = [
         registry.find(name)
@@ -286,7 +294,7 @@ def test_roofline_command(tmp_path, monkeypatch):
     assert "hopper.tma_wgmma: L2 allows 300, measured 320" in chart.read_text()
 
 
-def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
+def test_a_t4s_roofline_has_its_documents_figures(tmp_path: Path) -> None:
     """Every rung of every ladder that sm_75 runs, its CTAs on an SM, and what document 003 measured
     on one.
     """
@@ -335,17 +343,17 @@ def test_a_t4s_roofline_has_its_documents_figures(tmp_path):
         ("roofline --chart x.bmp", "--chart is 'x.bmp'"),
     ],
 )
-def test_bad_arguments_are_usage_errors(command, message):
+def test_bad_arguments_are_usage_errors(command: str, message: str) -> None:
     commands.refuses(message, "report", *command.split())
 
 
-def test_the_readme_shows_the_newest_results():
+def test_the_readme_shows_the_newest_results() -> None:
     assert readme.stale() == []
     shown("readme", "--check")
 
 
 @pytest.fixture
-def checkout(tmp_path):
+def checkout(tmp_path: Path) -> Path:
     """With some of the README's parts."""
     shutil.copytree(ROOT / "results", tmp_path / "results")
     shutil.copytree(ROOT / "autotune" / "tables", tmp_path / "autotune" / "tables")
@@ -359,7 +367,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def test_a_changed_figure_makes_the_readme_stale(checkout):
+def test_a_changed_figure_makes_the_readme_stale(checkout: Path) -> None:
     path = checkout / "results" / "h100_suite.json"
     value = results.parsed(path)
     value["results"][1]["ratio_high"] += 0.1
@@ -376,7 +384,7 @@ def test_a_changed_figure_makes_the_readme_stale(checkout):
     assert f"{value['results'][1]['ratio_high']:.3f}" in changed[0]
 
 
-def test_a_picture_that_was_touched_is_stale(checkout):
+def test_a_picture_that_was_touched_is_stale(checkout: Path) -> None:
     path = checkout / "results" / "h100_suite.svg"
     text = path.read_text()
     for other in (text[: len(text) // 2], text.replace("512", "513", 1), ""):
@@ -387,7 +395,7 @@ def test_a_picture_that_was_touched_is_stale(checkout):
     assert readme.stale(checkout) == []
 
 
-def test_a_table_holds_one_campaign(checkout):
+def test_a_table_holds_one_campaign(checkout: Path) -> None:
     value = results.parsed(checkout / "results" / "h100_suite.json")
     value["environment"]["gpu"] = "NVIDIA H200"
     other = checkout / "results" / "h200.json"
@@ -400,13 +408,13 @@ def test_a_table_holds_one_campaign(checkout):
         rendered(checkout, "suite from results/h200.json")
 
 
-def test_the_readme_is_made_in_a_checkout_only(tmp_path):
+def test_the_readme_is_made_in_a_checkout_only(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("")
     with pytest.raises(ValueError, match="is no checkout of outblas"):
         readme.render(tmp_path)
 
 
-def test_figures_come_from_the_seeds_gpu():
+def test_figures_come_from_the_seeds_gpu() -> None:
     here = loaded(MEASURED[1]).measurements
     elsewhere = loaded(entry("hopper.tma_wgmma", 0.5), gpu="NVIDIA H200").measurements
     for both in (here + elsewhere, elsewhere + here):
@@ -414,7 +422,7 @@ def test_figures_come_from_the_seeds_gpu():
         assert (ours.gpu, ours.ratio) == ("H100", 0.41)
 
 
-def test_the_newest_measurement_counts():
+def test_the_newest_measurement_counts() -> None:
     both = loaded(entry("portable", 0.8), entry("portable", 0.9)).measurements
     found = lookup.find(both, "portable", (4096,) * 3, "bfloat16", "H100")
     assert found is not None
@@ -433,7 +441,7 @@ def test_the_newest_measurement_counts():
         ("suite from results/h100_suite.json -->\n", "is not of the form"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_an_error(part, message, checkout):
+def test_a_part_that_cannot_be_made_is_an_error(part: str, message: str, checkout: Path) -> None:
     text = f"<!-- generated: {part}"
     (checkout / "README.md").write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -452,13 +460,13 @@ def drawn(path):
     return path.read_text(encoding="utf-8")
 
 
-def test_saved_charts_keep_their_words(tmp_path):
+def test_saved_charts_keep_their_words(tmp_path: Path) -> None:
     text = drawn(tmp_path / "c.svg")
     assert "1.00345 × cuBLAS" in text
     assert "<dc:description>0.12345</dc:description>" in text
 
 
-def test_one_figure_is_one_file_whenever_it_is_drawn(tmp_path):
+def test_one_figure_is_one_file_whenever_it_is_drawn(tmp_path: Path) -> None:
     first, second = drawn(tmp_path / "a.svg"), drawn(tmp_path / "b.svg")
     assert first == second
     assert "<dc:date>" not in first

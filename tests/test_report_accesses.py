@@ -5,19 +5,21 @@ and that do not.
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_report import counted, invoke, loaded, rendered, shown, write
+from test_report import Entry, counted, invoke, loaded, rendered, shown, write
 
 from outblas.core import configs, registry
 from outblas.report import access_cases, accesses, profiles
+from outblas.report.accesses import Conflicts
 
 pytestmark = pytest.mark.compile
 FIRST, PADDED, SPLIT = "pad=0,piece_n=8", "piece_n=8", "pad=0"
 
 
 @cache
-def predictions():
+def predictions() -> dict[tuple[str, str, str], Conflicts]:
     """By kernel, configuration and operation."""
     return {
         (each.case.kernel, configs.brief(each.case.config), each.operation): each
@@ -25,22 +27,22 @@ def predictions():
     }
 
 
-def row(config, operation, kernel="simt.vectorized"):
+def row(config: str, operation: str, kernel: str = "simt.vectorized") -> Conflicts:
     brief = configs.brief(configs.from_text(registry.load(kernel).Config, config))
     return predictions()[kernel, brief, operation]
 
 
-def profile(provider, config, memory, **changes):
+def profile(provider: str, config: str, memory: list[Entry] | None, **changes: Any) -> Entry:
     resolved = configs.to_text(configs.from_text(registry.load(provider).Config, config))
     return counted(provider, config, resolved=resolved, memory=memory) | changes
 
 
-def shared(operation, requests, wavefronts, ideal):
+def shared(operation: str, requests: int, wavefronts: int, ideal: int) -> Entry:
     counts = {"requests": requests, "wavefronts": wavefronts, "ideal": ideal}
     return {"space": "shared", "operation": operation} | counts
 
 
-def of_global(operand, operation, transactions, efficiency):
+def of_global(operand: str, operation: str, transactions: float, efficiency: float) -> Entry:
     counts = {"requests": 1000, "transactions": 1000 * transactions, "sectors": 1000 * transactions}
     return {
         "operand": operand,
@@ -50,17 +52,17 @@ def of_global(operand, operation, transactions, efficiency):
     } | counts
 
 
-def conflicts(kernel, config, memory, **changes):
+def conflicts(kernel: str, config: str, memory: list[Entry], **changes: Any) -> list[Conflicts]:
     """Rows of a kernel, of which one configuration was profiled."""
     given = loaded(profile(kernel, config, memory, **changes)).profiles
     return [each for each in accesses.conflicts(given) if each.case.kernel == kernel]
 
 
-def coalescing(*entries):
+def coalescing(*entries: Entry) -> list[accesses.Coalescing]:
     return accesses.coalescing(loaded(*entries).profiles)
 
 
-def ways(row):
+def ways(row: Conflicts) -> dict[str, tuple[float, float]]:
     """Wavefronts of an instruction by operand, and without conflicts."""
     of = row.of_warp.items()
     return {
@@ -69,7 +71,7 @@ def ways(row):
     }
 
 
-def test_the_square_of_vectorized():
+def test_the_square_of_vectorized() -> None:
     assert ways(row(FIRST, "store")) == {"A": (2, 1), "B": (4, 4)}
     assert ways(row(FIRST, "load")) == {"A": (2, 2), "B": (8, 4)}
     mended_stores, mended_loads = {"A": (1, 1), "B": (4, 4)}, {"A": (2, 2), "B": (4, 4)}
@@ -85,11 +87,11 @@ def test_the_square_of_vectorized():
     ]
 
 
-def test_warp_tiles_load_without_conflicts():
+def test_warp_tiles_load_without_conflicts() -> None:
     assert ways(row("", "load", "simt.warptile")) == {"A": (2, 2), "B": (4, 4)}
 
 
-def test_a_launch():
+def test_a_launch() -> None:
     """1024 CTAs of 8 warps, 512 slabs; a slab has 16 reads of A in 2 wavefronts, 16 of B in 8 where
     4 are ideal.
     """
@@ -109,14 +111,14 @@ def test_a_launch():
     assert loads.predicted.instructions == ctas_and_warps * (1 + 512 * 8) * terms
 
 
-def test_edges_and_pairs_are_rounded_up():
+def test_edges_and_pairs_are_rounded_up() -> None:
     loads, stores = conflicts("simt.pipelined", "", [], shape=[129, 100, 17])
     tiles, warps = 2, 4
     assert stores.predicted.instructions == tiles * warps * (1 + 2 * 2) * (8 + 2)
     assert loads.predicted.instructions == tiles * warps * (1 + 2 * 2 * 8) * (2 + 4)
 
 
-def test_gluon_counts_the_same_where_it_can():
+def test_gluon_counts_the_same_where_it_can() -> None:
     rows = predictions().values()
     plain = [r for r in rows if r.case.config.pad == 0]
     assert len(plain) == 6
@@ -127,7 +129,7 @@ def test_gluon_counts_the_same_where_it_can():
 
 
 @pytest.mark.parametrize("name", ["simt.shared", "simt.strip", "simt.register"])
-def test_gluon_counts_the_same_of_other_rungs(name):
+def test_gluon_counts_the_same_of_other_rungs(name: str) -> None:
     assert [r.triton_agrees for r in conflicts(name, "pad=0", [])] == [True, True]
 
 
@@ -142,7 +144,7 @@ def test_gluon_counts_the_same_of_other_rungs(name):
         ("", "load", 0.03, False),
     ],
 )
-def test_measured_beside_predicted(config, operation, off, expected):
+def test_measured_beside_predicted(config: str, operation: str, off: float, expected: bool) -> None:
     """Measured twice over: two launches, of which each did half."""
     of = row(config, operation).predicted
     wavefronts = of.wavefronts + round(off * of.wavefronts)
@@ -156,7 +158,7 @@ def test_measured_beside_predicted(config, operation, off, expected):
     assert len([r for r in rows if r.case.config == at.case.config]) == 2
 
 
-def test_when_a_slab_is_loaded_and_stored_does_not_matter():
+def test_when_a_slab_is_loaded_and_stored_does_not_matter() -> None:
     """000's warp tile prefetches nothing: its profile stands for the unpadded form."""
     rows = conflicts("simt.warptile", "pad=0,prefetch=False", [])
     assert [(configs.brief(each.case.config), each.measured is None) for each in rows[::2]] == [
@@ -166,7 +168,7 @@ def test_when_a_slab_is_loaded_and_stored_does_not_matter():
     assert len(rows) == 4
 
 
-def test_without_instructions_there_is_no_measurement():
+def test_without_instructions_there_is_no_measurement() -> None:
     other = profile("simt.naive", "", []) | {"provider": "cublas"}
     given = loaded(profile("simt.vectorized", "", None), other).profiles
     assert access_cases.profiled(given) == ()
@@ -178,7 +180,7 @@ def test_without_instructions_there_is_no_measurement():
     assert stores.within is True
 
 
-def test_coalescing_predicted():
+def test_coalescing_predicted() -> None:
     rows = [
         (r.case.kernel, r.access, r.predicted.transactions, r.predicted.efficiency)
         for r in coalescing()
@@ -191,7 +193,7 @@ def test_coalescing_predicted():
     ]
 
 
-def test_what_was_measured_is_what_was_predicted():
+def test_what_was_measured_is_what_was_predicted() -> None:
     """Every profile in results/ that was made with --instructions."""
     measured = profiles.load([Path(__file__).parents[1] / "results" / "h100_simt_counters.json"])
     in_shared = [r for r in accesses.conflicts(measured) if r.measured]
@@ -206,7 +208,7 @@ def test_what_was_measured_is_what_was_predicted():
     assert {r.case.kernel for r in in_global} >= {"simt.naive", "simt.coalesced"}
 
 
-def test_coalescing_measured():
+def test_coalescing_measured() -> None:
     memory = [
         of_global("A", "load", 32, 1 / 32),
         of_global("B", "load", 1.1, 1 / 1.1),
@@ -229,12 +231,12 @@ def test_coalescing_measured():
     assert (twice.transactions, twice.efficiency) == (24, pytest.approx(2 / 48))
 
 
-def test_a_profile_of_another_version_is_named():
+def test_a_profile_of_another_version_is_named() -> None:
     with pytest.raises(ValueError, match=r"a profile of simt.naive .*tile=3"):
         coalescing(profile("simt.naive", "", [], resolved="tile=3"))
 
 
-def test_command(tmp_path):
+def test_command(tmp_path: Path) -> None:
     of = row(FIRST, "load").predicted
     entry = profile("simt.vectorized", FIRST, [shared("load", of.instructions, of.ideal, of.ideal)])
     path, saved = write(tmp_path / "ncu.json", entry), tmp_path / "saved.json"
@@ -257,7 +259,7 @@ def test_command(tmp_path):
     invoke("accesses", "--results", "/nowhere.json", code=2)
 
 
-def test_readme_parts(tmp_path):
+def test_readme_parts(tmp_path: Path) -> None:
     of = row(FIRST, "load").predicted
     total = shared("load", of.instructions, of.wavefronts, of.ideal)
     direct = profile("simt.naive", "", [of_global("A", "load", 32, 1 / 32)])

@@ -3,12 +3,15 @@ the last rung.
 """
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import seed_claims
 from seed_claims import compare
 from seed_claims.measured import hopper
 from test_report import (
+    Entry,
     counted,
     entry,
     findings,
@@ -28,7 +31,7 @@ from outblas.report.evidence import Evidence
 CLIMB = rungs.names("hopper")[:10]
 
 
-def profile(provider, rate, n=4096, **changes):
+def profile(provider: str, rate: float, n: int = 4096, **changes: Any) -> Entry:
     return (
         counted(provider, "", n, dtype="bfloat16", layout="nt", l2_hit_rate=rate, registers=168)
         | changes
@@ -55,11 +58,11 @@ COUNTED = [
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path: Path) -> tuple[Path, Path]:
     return write(tmp_path / "bench.json", *CLIMBED), write(tmp_path / "ncu.json", *COUNTED)
 
 
-def test_every_rung_at_every_size():
+def test_every_rung_at_every_size() -> None:
     rows = rows_of("hopper", (4096, 8192), *CLIMBED, *COUNTED)
     persistent = rows["hopper.persistent"]
     assert [at.gain for at in persistent.at] == [pytest.approx(0.68 / 0.61)] * 2
@@ -77,18 +80,20 @@ def test_every_rung_at_every_size():
     )
     assert rows["hopper.hilbert"].cells()[-2] == "88%"
     assert rows["hopper.tma_store"].cells()[-4:-1] == ("–", "–", "–")
-    assert persistent.record()["profile"]["l2_hit_rate"] == 0.84
+    record = persistent.record()
+    assert [at["n"] for at in record["sizes"]] == [4096, 8192]
+    assert record["profile"]["l2_hit_rate"] == 0.84
 
 
 @pytest.mark.parametrize("field", ["slots", "stages"])
-def test_stages_are_read_by_both_names_of_their_field(field):
+def test_stages_are_read_by_both_names_of_their_field(field: str) -> None:
     counted = profile("hopper.persistent", 0.84, resolved=f"tile_m=128,{field}=3")
     row = rows_of("hopper", (4096,), *CLIMBED, counted)["hopper.persistent"]
     assert row.cells()[ladder.columns("hopper").index("stages")] == "3"
     assert row.record()["profile"]["slots"] == "3"
 
 
-def test_commands(files, tmp_path):
+def test_commands(files: tuple[Path, Path], tmp_path: Path) -> None:
     bench, ncu = files
     options = ("--results", bench, "--profiles", ncu, "--ladder", "hopper")
     html, chart, saved = (tmp_path / name for name in ("l.html", "l.svg", "l.json"))
@@ -106,7 +111,7 @@ def test_commands(files, tmp_path):
     assert [at["n"] for at in one["rungs"][1]["sizes"]] == [8192]
 
 
-def test_sizes_of_one_kernel(files):
+def test_sizes_of_one_kernel(files: tuple[Path, Path]) -> None:
     measured = loaded(*CLIMBED).measurements
     cells = {row.n: row.cells() for row in sizes.rows(measured, "hopper.hilbert")}
     assert cells[512] == ("512", "3", "936", "1.200 (1.188–1.212)", "3.5", "1.100", "1.02", "exact")
@@ -119,7 +124,7 @@ def test_sizes_of_one_kernel(files):
     assert "no square product of hopper.gemm" in done.output
 
 
-def test_readme_parts(files, tmp_path):
+def test_readme_parts(files: tuple[Path, Path], tmp_path: Path) -> None:
     parts = (
         "ladder hopper",
         "ladder hopper 8192",
@@ -137,7 +142,7 @@ def test_readme_parts(files, tmp_path):
     assert readme.stale(tmp_path) == ["results/climb.svg"]
 
 
-def test_nothing_to_draw():
+def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="no rung has a figure"):
         ladder_chart.draw(ladder.rows((), "portable", (4096,)), (4096,))
 
@@ -159,7 +164,12 @@ A, B = compare.Run("hopper.tma_store"), compare.Run("hopper.store_tuning", "sms=
         ((1.00, 0.001), (1.003, 0.001), None, "refuted"),  # beyond the spreads
     ],
 )
-def test_one_run_against_another(first, second, stated, expected):
+def test_one_run_against_another(
+    first: tuple[float, float],
+    second: tuple[float, float],
+    stated: tuple[float, float] | None,
+    expected: str,
+) -> None:
     runs = (A, first, ""), (B, second, "order=row,sms=0")
     found = [
         entry(
@@ -171,7 +181,7 @@ def test_one_run_against_another(first, second, stated, expected):
     assert (settled.verdict, settled.value) == (expected, pytest.approx(first[0] / second[0] - 1))
 
 
-def test_runs_of_different_campaigns_are_not_compared():
+def test_runs_of_different_campaigns_are_not_compared() -> None:
     claim = compare.against("001", "a beats b", A, B)
     other = entry(B.provider, 1.0, config=B.config)
     first = loaded(entry(A.provider, 1.1), date="2026-01-03").measurements
@@ -182,7 +192,7 @@ def test_runs_of_different_campaigns_are_not_compared():
         assert claim.test(Evidence(every)).value == pytest.approx(0.2)
 
 
-def test_claims_of_the_climb():
+def test_claims_of_the_climb() -> None:
     found = findings(*CLIMBED, *COUNTED)
     steps = {
         text: finding for text, finding in found.items() if " gains " in text and " on " in text
@@ -208,13 +218,13 @@ def test_claims_of_the_climb():
         (704, 2048, "differs"),
     ],
 )
-def test_power(watts, n, expected):
+def test_power(watts: float, n: int, expected: str) -> None:
     part = {8192: "the 700 W limit", 2048: "the power wall stands"}[n]
     found = entry("cublas", 1.0, n, mode="sustained", watts=watts, clock_mhz=1400)
     assert verdict(part, found) == (expected, pytest.approx(watts / 700))
 
 
-def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
+def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
     pytest.importorskip("cutlass")
     runs = {run for c in hopper.COMPARISONS for run in (c.faster, c.slower)}
     for run in sorted(runs, key=str):
@@ -222,7 +232,7 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
         assert configs.brief(config) == run.config
 
 
-def phase(**changes):
+def phase(**changes: Any) -> Entry:
     role = {
         "name": "all",
         "wait": 0.0,
@@ -239,7 +249,7 @@ def phase(**changes):
     }
 
 
-def test_cycles_by_phase_beside_the_seeds():
+def test_cycles_by_phase_beside_the_seeds() -> None:
     assert [row[0] for row in phases.rows(loaded(phase()).phases)] == [
         "hopper.large_tile",
         "001 kernel 3",
@@ -250,7 +260,7 @@ def test_cycles_by_phase_beside_the_seeds():
 
 
 @pytest.mark.parametrize(("field", "value"), [("load", -1.0), ("store", "fast"), ("name", 3)])
-def test_malformed_phases_name_the_field(tmp_path, field, value):
+def test_malformed_phases_name_the_field(tmp_path: Path, field: str, value: Any) -> None:
     path = write(tmp_path / "p.json", phase(**{field: value}))
     with pytest.raises(ValueError, match=rf"p.json: results\[0\].phases\[0\].*{field}"):
         phases.load([path])

@@ -4,13 +4,14 @@ traffic by ncu.
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import seed_claims
 from seed_claims import compare
 from seed_claims.arithmetic import doc_000, formulas
 from seed_claims.measured import simt_runs, simt_speed
-from test_report import counted, finding, findings, rendered, rows_of, shown, verdict, write
+from test_report import Entry, counted, finding, findings, rendered, rows_of, shown, verdict, write
 from test_report import entry as timing
 
 from outblas.core import configs, machines, registry
@@ -26,12 +27,17 @@ FIRST, SPLIT, PADDED = "pad=0,piece_n=8", "pad=0", "piece_n=8"
 OPEN = (seed_claims.OPEN, None)
 
 
-def entry(provider, ratio, n=4096, **changes):
+def entry(provider: str, ratio: float, n: int = 4096, **changes: Any) -> Entry:
     figures = {"tflops": 50 * ratio, "us": 2700 / ratio, "utilisation": 0.85 * ratio}
     return timing(provider, ratio, n, **{"dtype": "float32", "layout": "nn"} | figures | changes)
 
 
-def conflicting(config, loads, stores, requests=None):
+def conflicting(
+    config: str,
+    loads: tuple[float, float],
+    stores: tuple[float, float],
+    requests: float | None = None,
+) -> Entry:
     """simt.vectorized: wavefronts and the share that conflicts added, of loads and of stores; L1's
     counters call 10% more of the stores conflicts.
     """
@@ -61,11 +67,11 @@ COUNTED = counted(CLIMB[4], ipc=2.97, fma_active=0.64, occupancy=0.18, registers
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path: Path) -> tuple[Path, Path]:
     return write(tmp_path / "bench.json", *CLIMBED), write(tmp_path / "ncu.json", COUNTED)
 
 
-def test_every_rung_beside_both_documents():
+def test_every_rung_beside_both_documents() -> None:
     rows = rows_of("simt", (2048, 4096), *CLIMBED, COUNTED)
     assert rows["simt.register"].cells() == (
         "simt.register",
@@ -90,7 +96,7 @@ def test_every_rung_beside_both_documents():
     assert len(ladder.columns("simt")) == len(ladder.columns("hopper")) == len(ladder.COLUMNS) == 10
 
 
-def test_the_hopper_ladder_starts_from_the_mixed_measurement():
+def test_the_hopper_ladder_starts_from_the_mixed_measurement() -> None:
     mixed = entry("simt.warptile", 0.05, dtype="bfloat16", tflops=38.0)
     start = rows_of("hopper", (4096,), *CLIMBED, mixed, COUNTED)["simt.warptile"]
     assert start.cells()[:5] == (
@@ -108,7 +114,7 @@ def test_the_hopper_ladder_starts_from_the_mixed_measurement():
         )
 
 
-def test_readme_parts_and_chart(files, tmp_path):
+def test_readme_parts_and_chart(files: tuple[Path, Path], tmp_path: Path) -> None:
     parts = "ladder simt", "climb simt results/climb.svg"
     changed, made = rendered(tmp_path, *(f"{part} from bench.json,ncu.json" for part in parts))
     assert changed == ["README.md", "results/climb.svg"]
@@ -120,7 +126,7 @@ def test_readme_parts_and_chart(files, tmp_path):
         assert label in drawn
 
 
-def test_readme_part_of_layouts(tmp_path):
+def test_readme_part_of_layouts(tmp_path: Path) -> None:
     entries = [
         entry(CLIMB[-1], ratio, layout=layout)
         for layout, ratio in (("nt", 1.01), ("tn", 0.99), ("tt", 1.04))
@@ -132,18 +138,18 @@ def test_readme_part_of_layouts(tmp_path):
     assert "float32, nt, tn and tt, simt.pipelined at 4096, burst" in made
 
 
-def test_command(files):
+def test_command(files: tuple[Path, Path]) -> None:
     printed = shown("ladder", "--results", files[0], "--profiles", files[1], "--ladder", "simt")
     assert max(map(len, printed.splitlines())) <= 140
     assert "80% of float32's" in printed
 
 
-def test_texts_of_claims_are_unique():
+def test_texts_of_claims_are_unique() -> None:
     texts = Counter((s.claim.source, s.claim.text) for s in seed_claims.settled(Evidence()))
     assert max(texts.values()) == 1
 
 
-def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
+def test_side_experiments_are_configs_of_their_rungs_in_brief_form() -> None:
     named = vars(simt_runs).values()
     runs = {run for run in named if isinstance(run, compare.Run) and run.provider != "cublas"}
     assert len(runs) == 18
@@ -156,11 +162,11 @@ def test_side_experiments_are_configs_of_their_rungs_in_brief_form():
     ("words", "stride", "ways"),
     [(1, 0, 1), (1, 1, 1), (1, 2, 2), (1, 32, 32), (1, 33, 1), (4, 4, 1), (4, 8, 2)],
 )
-def test_bank_conflicts(words, stride, ways):
+def test_bank_conflicts(words: int, stride: int, ways: int) -> None:
     assert formulas.conflict_ways((lane * stride for lane in range(32)), words) == ways
 
 
-def test_arithmetic_of_the_cuda_cores():
+def test_arithmetic_of_the_cuda_cores() -> None:
     assert [doc_000.transposed_ways(k, stride) for k in (8, 16) for stride in (128, 132)] == [
         2,
         1,
@@ -187,7 +193,7 @@ def test_arithmetic_of_the_cuda_cores():
     assert verdict("do 8 FLOP per load from shared memory") == ("confirmed", 8)
 
 
-def test_steps_of_002_by_its_own_forms():
+def test_steps_of_002_by_its_own_forms() -> None:
     steps = [c for c in simt_speed.COMPARISONS if c.source.startswith("002")]
     assert [step.stated for step in steps][::5] == [(6.3522, 0.5025), (41.496, 31.4208)]
     assert len(steps) == 6
@@ -206,7 +212,7 @@ def test_steps_of_002_by_its_own_forms():
         assert verdict(step.text, *backwards) == ("refuted", pytest.approx(-0.4))
 
 
-def test_a_gain_of_several_times_is_said_in_times():
+def test_a_gain_of_several_times_is_said_in_times() -> None:
     found = finding("coalescing gains", entry(CLIMB[1], 0.126), entry(CLIMB[0], 0.01))
     assert found.ours.startswith("12.60 times")
 
@@ -225,11 +231,11 @@ def test_a_gain_of_several_times_is_said_in_times():
         ("56% of the fp32 roofline", "vectorized", FIRST, 0.95, "differs"),
     ],
 )
-def test_shares_of_cublas(part, rung, config, ratio, expected):
+def test_shares_of_cublas(part: str, rung: str, config: str, ratio: float, expected: str) -> None:
     assert verdict(part, entry(f"simt.{rung}", ratio, config=config))[0] == expected
 
 
-def test_cublas_itself_in_the_layout_of_the_climb():
+def test_cublas_itself_in_the_layout_of_the_climb() -> None:
     assert verdict("cuBLAS reaches 85%", entry("cublas", 1.0)) == ("confirmed", 0.85)
     assert verdict("cuBLAS reaches 85%", entry("cublas", 1.0, layout="nt")) == OPEN
 
@@ -252,7 +258,9 @@ def test_cublas_itself_in_the_layout_of_the_climb():
         ("root cause of its loss", 0.9, 0.9, "differs", None),
     ],
 )
-def test_what_003_says_of_its_v06(part, v06, deep, expected, value):
+def test_what_003_says_of_its_v06(
+    part: str, v06: float, deep: float | None, expected: str, value: float | None
+) -> None:
     ratios = {V06: v06, V06.replace("block_k=8,", ""): deep}
     tiles = [
         entry("simt.warptile", ratio, 2048, config=config)
@@ -263,13 +271,13 @@ def test_what_003_says_of_its_v06(part, v06, deep, expected, value):
     assert verdict(part, v05, *tiles) == (expected, pytest.approx(value))
 
 
-def test_caches_still_help_at_4096():
+def test_caches_still_help_at_4096() -> None:
     at = verdict("vanishes at 4096", entry("simt.coalesced", 0.12, tflops=6.0))
     assert at == ("differs", pytest.approx(6.0 / (3.352 * 0.25)))
     assert verdict("vanishes at 4096", entry("simt.coalesced", 0.02, tflops=0.8))[0] == "confirmed"
 
 
-def test_bank_conflicts_by_ncu():
+def test_bank_conflicts_by_ncu() -> None:
     first = conflicting(FIRST, (500.0, 0.45), (260.0 / 1.1, 0.4), 100.0)
     assert verdict("loads from shared memory conflict 5-way", first) == ("confirmed", 5.0)
     assert verdict("stores to shared memory conflict 2.6-way", first) == ("confirmed", 2.6)
@@ -289,7 +297,7 @@ def test_bank_conflicts_by_ncu():
     assert verdict("four columns side by side", split) == ("confirmed", pytest.approx(0.01))
 
 
-def test_issue_by_ncu():
+def test_issue_by_ncu() -> None:
     figures = {
         "ipc": 2.97,
         "fma_active": 0.64,
@@ -317,7 +325,7 @@ def test_issue_by_ncu():
         assert verdict("padding raises the instructions", found, padded)[0] == expected
 
 
-def test_traffic_by_ncu():
+def test_traffic_by_ncu() -> None:
     usual = {"n": 2048, "dram_read_bytes": 4e7, "ffma": 2048.0**3}
     v05 = counted("simt.vectorized", "block_k=16", l2_to_sm_bytes=5e8, **usual)
     v06 = counted("simt.warptile", V06, l2_to_sm_bytes=1e9, l1_load_bytes=1.1e9, **usual)
@@ -349,14 +357,14 @@ LOAD = {"space": "shared", "operation": "load"}
         ({"memory": [LOAD | {"ideal": -1}]}, r"memory\[0\].ideal is -1"),
     ],
 )
-def test_malformed_profiles_name_the_field(changes, message, tmp_path):
+def test_malformed_profiles_name_the_field(changes: Entry, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "ncu.json", counted("simt.naive", **changes))
     with pytest.raises(ValueError, match=rf"results\[0\].{message}"):
         profiles.load([path])
 
 
 @pytest.mark.compile
-def test_no_rung_is_faster_than_its_roofline():
+def test_no_rung_is_faster_than_its_roofline() -> None:
     """At the clock of the measurement, in results/."""
     measured = results.load([Path(__file__).parents[1] / "results" / "h100_simt.json"])
     found = roofline.points("simt", machines.find("H100"), "float32", (4096, 4096, 4096), measured)
@@ -367,7 +375,7 @@ def test_no_rung_is_faster_than_its_roofline():
     assert [point.bound.by for point in found] == [*["l1"] * 2, *["shared"] * 3, *["compute"] * 3]
 
 
-def test_claims_by_ladder():
+def test_claims_by_ladder() -> None:
     every = seed_claims.settled(Evidence())
     sources = {
         ladder: {s.claim.source for s in seed_claims.of_ladder(every, ladder)}
@@ -380,7 +388,7 @@ def test_claims_by_ladder():
     assert seed_claims.of_ladder(every, None) == every
 
 
-def test_claims_of_hopper_keep_their_layout():
+def test_claims_of_hopper_keep_their_layout() -> None:
     at = [
         entry(f"hopper.{name}", ratio, dtype="bfloat16")
         for name, ratio in (("large_tile", 0.6), ("tma_wgmma", 0.4))
@@ -392,7 +400,7 @@ def test_claims_of_hopper_keep_their_layout():
     )
 
 
-def test_turing_rows_have_both_builds_and_start_from_a_cuda_core_rung():
+def test_turing_rows_have_both_builds_and_start_from_a_cuda_core_rung() -> None:
     """A line for code compiled for sm_75, its gain over the parent's; the start's figure is in its
     own operands.
     """

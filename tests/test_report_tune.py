@@ -5,8 +5,10 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -14,11 +16,12 @@ import stored
 from rich.console import Console
 from stored import FINALIST, H100, H200, WORKLOAD, failed
 from test_report import Page
+from typer.testing import Result
 
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.rank import ranks, spearman
 from outblas.autotune.store import transfer
-from outblas.autotune.store.records import Workload
+from outblas.autotune.store.records import Gpu, Trial, Winner, Workload
 from outblas.autotune.store.store import Store
 from outblas.bench import plotting
 from outblas.cli import tune_view
@@ -26,13 +29,13 @@ from outblas.report.tuning import chart, model, tables
 from outblas.report.tuning.page import html
 
 
-def timed(config, ratio, predicted=None, **changes):
+def timed(config: str, ratio: float, predicted: float | None = None, **changes: Any) -> Trial:
     return stored.trial(
         config=config, us=175 / ratio, ratio=ratio, predicted_us=predicted, **changes
     )
 
 
-def config(m, n, slots):
+def config(m: int, n: int, slots: int) -> str:
     return f"tile_m={m},tile_n={n},tile_k=64,slots={slots},order=hilbert,group_m=8"
 
 
@@ -54,7 +57,7 @@ SPACE = [
 FIRST, SECOND = config(128, 256, 4), config(128, 256, 3)  # in the finals
 
 
-def winner(**changes):
+def winner(**changes: Any) -> Winner:
     finalists = (
         replace(FINALIST, config=FIRST),
         replace(FINALIST, kernel="portable"),
@@ -63,27 +66,28 @@ def winner(**changes):
     return stored.winner(**{"config": FIRST, "runner_up": SECOND, "finalists": finalists} | changes)
 
 
-def build(trials, *winners, **options):
+def build(trials: Sequence[Trial], *winners: Winner, **options: Any) -> model.TuneReport:
     return model.build(
         trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options
     )
 
 
 @pytest.fixture
-def report():
+def report() -> model.TuneReport:
     return build(SPACE, winner())
 
 
-def lines(report, heading):
+def lines(report: model.TuneReport, heading: str) -> list[str]:
     (rows,) = (rows for title, _, rows in tables.tables(report) if heading in title)
     return [" | ".join(row) for row in rows]
 
 
-def test_ranks_share_the_mean_of_equal_values():
+def test_ranks_share_the_mean_of_equal_values() -> None:
     assert ranks([3.0, 1.0, 3.0, 2.0, 3.0]) == [4.0, 1.0, 4.0, 2.0, 4.0]
+    assert ranks([]) == []
 
 
-def test_spearman():
+def test_spearman() -> None:
     """IQ and hours of television, the textbook's example, then one with equal values."""
     iq, hours = (
         [106, 100, 86, 101, 99, 103, 97, 113, 112, 110],
@@ -91,6 +95,8 @@ def test_spearman():
     )
     assert spearman(iq, hours) == pytest.approx(-29 / 165)
     assert spearman([1, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +107,14 @@ def test_spearman():
         ([1, 2], [3, 3], "measured has 3 only"),
     ],
 )
-def test_spearman_of_what_has_no_order(predicted, measured, message):
+def test_spearman_of_what_has_no_order(
+    predicted: list[int], measured: list[int], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         spearman(predicted, measured)
 
 
-def test_the_best_and_where_their_figures_come_from():
+def test_the_best_and_where_their_figures_come_from() -> None:
     report = build(SPACE, winner(), limits=lambda config: config[:8])
     assert lines(report, "best")[:3] == [
         "1 | tile_m=128, tile_n=256, slots=4 | 200.5 | 1.047 (1.040–1.050) | finals | 1 | tile_m=1",
@@ -119,7 +127,7 @@ def test_the_best_and_where_their_figures_come_from():
     assert [line.count("|") for line in lines(build(SPACE), "best")] == [5] * 10
 
 
-def test_the_winner(report):
+def test_the_winner(report: model.TuneReport) -> None:
     assert lines(report, "Winner") == [
         f"config | {FIRST}",
         "× cuBLAS | 1.047 (1.040–1.050), median of 30 rounds",
@@ -142,12 +150,12 @@ def test_the_winner(report):
         (1.0, "over 99.9% that it is the fastest of the finalists"),
     ],
 )
-def test_a_bound_of_nothing_is_no_confidence(value, text):
+def test_a_bound_of_nothing_is_no_confidence(value: float, text: str) -> None:
     """Doubts of several finalists add up to more than 1."""
     assert f"confidence | {text}" in lines(build(SPACE, winner(confidence=value)), "Winner")
 
 
-def test_tiles_stages_and_failures(report):
+def test_tiles_stages_and_failures(report: model.TuneReport) -> None:
     assert lines(report, "by tile") == [
         "64 | 0.750 | – | – | –",
         "128 | – | 0.850 | – | 1.050",
@@ -159,11 +167,11 @@ def test_tiles_stages_and_failures(report):
     assert "20 configs tried: 16 right, 4 failed." in tables.notes(report)
 
 
-def predicting(us):
+def predicting(us: float | None) -> list[Trial]:
     return [replace(trial, predicted_us=us) for trial in SPACE]
 
 
-def test_the_model_beside_the_measurement(report):
+def test_the_model_beside_the_measurement(report: model.TuneReport) -> None:
     found = report.agreement
     assert (found.place, found.rho) == ((1, 1), pytest.approx(0.947, abs=1e-3))
     assert str(found) == "best measured is 1st of 16 predicted: top 7%"
@@ -176,7 +184,7 @@ def test_the_model_beside_the_measurement(report):
     assert all(line.count("|") == 4 for line in lines(silent, "best"))
 
 
-def test_record(report):
+def test_record(report: model.TuneReport) -> None:
     value = json.loads(json.dumps(report.record()))
     assert value["counts"] == {"tried": 20, "right": 16, "failed": 4, "left_out": 0}
     assert (value["kernel"], value["workload"]["M"]) == ("hopper.hilbert", 4096)
@@ -205,7 +213,7 @@ def test_record(report):
     )
 
 
-def test_machines_and_sources_are_not_mixed():
+def test_machines_and_sources_are_not_mixed() -> None:
     old = [replace(trial, source="old", when="2025-04-01") for trial in SPACE]
     other = [replace(trial, gpu=H200) for trial in SPACE[:3]]
     again = timed(SECOND, 0.5, when="2026-06-01")
@@ -235,7 +243,9 @@ def test_machines_and_sources_are_not_mixed():
         ),
     ],
 )
-def test_what_is_missing_is_named(trials, options, message):
+def test_what_is_missing_is_named(
+    trials: list[Trial], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build(trials, **options)
 
@@ -259,7 +269,7 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_pages(name):
+def test_pages(name: str) -> None:
     report = build(SPACES[name])
     text = html(report)
     page = Page(text)
@@ -270,7 +280,7 @@ def test_pages(name):
     json.dumps(report.record())
 
 
-def test_nothing_right_is_a_page_without_a_chart():
+def test_nothing_right_is_a_page_without_a_chart() -> None:
     report = build([trial for trial in SPACE if not trial.ok])
     assert [heading for heading, *_ in tables.tables(report)] == ["Failures"]
     page = Page(html(report))
@@ -280,7 +290,7 @@ def test_nothing_right_is_a_page_without_a_chart():
         chart.draw(report)
 
 
-def test_the_chart_says_what_it_shows(report, tmp_path):
+def test_the_chart_says_what_it_shows(report: model.TuneReport, tmp_path: Path) -> None:
     plotting.save(chart.draw(report), tmp_path / "c.svg")
     drawn = (tmp_path / "c.svg").read_text(encoding="utf-8")
     for text in (
@@ -294,16 +304,16 @@ def test_the_chart_says_what_it_shows(report, tmp_path):
         assert text in drawn
 
 
-def command(line):
+def command(line: str) -> Result:
     return commands.invoke("report", "tune", *line.split(), code=0)
 
 
-def refused(line, message):
+def refused(line: str, message: str) -> None:
     commands.refuses(message, "report", "tune", *line.split())
 
 
 @pytest.fixture
-def _kept(tmp_path, monkeypatch):
+def _kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files here: trials of two kernels, three workloads and two GPUs, each as many as no other."""
     monkeypatch.chdir(tmp_path)
     trials = [
@@ -321,7 +331,7 @@ def _kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_kept")
-def test_command():
+def test_command() -> None:
     said = command("--from export --html t.html --chart t.png --save t.json").stdout
     assert "hopper.hilbert, 4096 bfloat16 nt, NVIDIA H100 80GB HBM3" in said
     assert "best measured is 1st of 16 predicted" in said
@@ -332,18 +342,23 @@ def test_command():
 
 @pytest.mark.usefixtures("_kept")
 @pytest.mark.parametrize(
-    ("options", "tried"),
+    ("options", "kernel", "M", "gpu", "tried"),
     [
-        ("", 20),
-        ("--kernel portable", 19),
-        ("--layout nn", 19),
-        ("--shapes 512", 5),
-        ("--gpu h200", 9),
+        ("", "hopper.hilbert", 4096, H100, 20),
+        ("--kernel portable", "portable", 4096, H100, 19),
+        ("--layout nn", "portable", 4096, H100, 19),
+        ("--shapes 512", "hopper.hilbert", 512, H100, 5),
+        ("--gpu h200", "hopper.hilbert", 4096, H200, 9),
     ],
 )
 @pytest.mark.parametrize("source", ["--from export", "--store store"])
-def test_command_chooses(source, options, tried):
-    assert json.loads(command(f"{source} {options} --json").stdout)["counts"]["tried"] == tried
+def test_command_chooses(
+    source: str, options: str, kernel: str, M: int, gpu: Gpu, tried: int
+) -> None:
+    found = json.loads(command(f"{source} {options} --json").stdout)
+    assert (found["kernel"], found["workload"]["M"]) == (kernel, M)
+    assert [each["name"] for each in found["gpus"]] == [gpu.name]
+    assert found["counts"]["tried"] == tried
 
 
 @pytest.mark.usefixtures("_kept")
@@ -371,16 +386,16 @@ def test_command_chooses(source, options, tried):
         ("--from /nowhere", "--from is '/nowhere', expected a file"),
     ],
 )
-def test_bad_arguments_are_usage_errors(options, message):
+def test_bad_arguments_are_usage_errors(options: str, message: str) -> None:
     refused(f"--from export {options}", message)
 
 
-def test_no_trials_anywhere(tmp_path, monkeypatch):
+def test_no_trials_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     refused("", "tuning.sqlite has no trials: outblas tune makes them")
 
 
-def snapshots():
+def snapshots() -> list[Progress]:
     now = time.monotonic()
     best = {"best": f"hopper.hilbert[{FIRST}]", "best_ratio": 1.032, "cublas_us": 175.2}
     faults = Counter(wrong=3, hang=1)
@@ -423,13 +438,13 @@ def snapshots():
     ]
 
 
-def shown(found, **options):
+def shown(found: Sequence[Progress], **options: Any) -> list[str]:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(tune_view.render(found, **options))
     return console.export_text().splitlines()
 
 
-def test_the_view_of_a_sweep():
+def test_the_view_of_a_sweep() -> None:
     lines = shown(snapshots(), gpu="NVIDIA H100")
     assert max(map(len, lines)) <= 80
     assert lines[0] == "NVIDIA H100: 3 tuned now, 2 done, 1 failed, 1 waiting"
@@ -451,7 +466,7 @@ def test_the_view_of_a_sweep():
     ]
 
 
-def test_what_is_not_measured_is_seen():
+def test_what_is_not_measured_is_seen() -> None:
     now = Progress(
         WORKLOAD,
         "0",
@@ -470,14 +485,14 @@ def test_what_is_not_measured_is_seen():
     assert "failures: 2 unmeasured" in tune_view.line(now)
 
 
-def test_many_at_a_time_have_two_lines_each():
+def test_many_at_a_time_have_two_lines_each() -> None:
     lines = shown(snapshots()[:1] * 8)
     assert len(lines) == 1 + 8 * 3
     assert "131/212 (40 known, 4 failed)" in lines[3]
     assert shown([]) == ["nothing to tune"]
 
 
-def test_lines_for_logs():
+def test_lines_for_logs() -> None:
     lines = [tune_view.line(p) for p in snapshots()]
     assert all("\n" not in each for each in lines)
     assert re.fullmatch(

@@ -21,19 +21,19 @@ def packed(kind):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_packed_file_says_what_it_said_before_it_was_packed(kind):
+def test_a_packed_file_says_what_it_said_before_it_was_packed(kind) -> None:
     assert legacy.is_packed(json.loads(packed(kind).read_text()))
     assert results.parsed(packed(kind)) == json.loads(plain(kind).read_text())
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_every_report_reads_a_packed_file(kind):
+def test_every_report_reads_a_packed_file(kind) -> None:
     found = LOADERS[kind]([packed(kind)])
     assert found
     assert found == LOADERS[kind]([plain(kind)])
 
 
-def test_a_packed_file_is_sorted_by_the_command_that_wrote_it():
+def test_a_packed_file_is_sorted_by_the_command_that_wrote_it() -> None:
     files = results.by_kind(map(packed, LOADERS))
     assert (files.bench, files.profiles, files.phases) == (
         [packed("bench")],
@@ -58,13 +58,13 @@ def test_a_packed_file_is_sorted_by_the_command_that_wrote_it():
         (["shared.load.excess"], [0.5], {"shared": {"load": {"excess": 0.5}}}),
     ],
 )
-def test_a_row_becomes_an_entry(columns, row, entry):
+def test_a_row_becomes_an_entry(columns, row, entry) -> None:
     report = {"environment": {}, "columns": columns, "results": [row]}
     expected = entry or {"phases": [{"name": "A", "load": 3}, {"name": "B"}]}
     assert legacy.unpack(report) == {"environment": {}, "results": [expected]}
 
 
-def test_what_all_entries_share_is_in_each():
+def test_what_all_entries_share_is_in_each() -> None:
     report = {"environment": {}, "same": {"dtype": "x"}, "columns": ["N"], "results": [[1], [2]]}
     assert legacy.unpack(report)["results"] == [{"dtype": "x", "N": 1}, {"dtype": "x", "N": 2}]
 
@@ -90,14 +90,14 @@ def test_what_all_entries_share_is_in_each():
         ),
     ],
 )
-def test_a_badly_packed_file_is_refused(tmp_path, columns, rows, message):
+def test_a_badly_packed_file_is_refused(tmp_path: Path, columns, rows, message: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"environment": {"gpu": "x"}, "columns": columns, "results": rows}))
     with pytest.raises(ValueError, match=re.escape(message)):
         results.load([file])
 
 
-def test_shared_text_of_another_type_is_refused(tmp_path):
+def test_shared_text_of_another_type_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     report = {"environment": {}, "same": {"dtype": 3}, "columns": ["N"], "results": [[1]]}
     file.write_text(json.dumps(report))

@@ -23,18 +23,18 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path):
     return write(tmp_path / "a.json", entry("hopper.tma_wgmma", 0.41))
 
 
 @pytest.fixture
-def installed(monkeypatch, tmp_path):
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As from a wheel, which has no docs/."""
     monkeypatch.setattr(command, "FOLDER", tmp_path / "docs" / "seed_claims")
     monkeypatch.delitem(sys.modules, command.PACKAGE, raising=False)
 
 
-def test_claims_that_arithmetic_settles():
+def test_claims_that_arithmetic_settles() -> None:
     assert verdict("4 times the MACs per byte") == ("refuted", 2.0)
     assert verdict("takes 37 KB") == ("refuted", 14.0)
     assert verdict("0.25 FLOP per byte it loads") == ("confirmed", 0.25)
@@ -46,12 +46,12 @@ def test_claims_that_arithmetic_settles():
     assert {found.verdict for found in findings().values()} <= set(seed_claims.VERDICTS)
 
 
-def test_claims_without_a_measurement_have_no_number():
+def test_claims_without_a_measurement_have_no_number() -> None:
     for claim in measured.CLAIMS:
         assert claim.test(Evidence()) == seed_claims.NOT_MEASURED
 
 
-def test_claims_that_a_measurement_settles():
+def test_claims_that_a_measurement_settles() -> None:
     found = findings(*MEASURED)
     claimed = found["hopper.tma_wgmma reaches 317 TFLOP/s at 4096"]
     assert (claimed.verdict, claimed.value) == ("confirmed", pytest.approx(319.8))
@@ -60,7 +60,7 @@ def test_claims_that_a_measurement_settles():
     assert found["hopper.hilbert reaches 764 TFLOP/s at 4096"].verdict == "not yet measured"
 
 
-def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
+def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim() -> None:
     changed = {"config": "tile_m=128"}, {"mode": "sustained"}, {"layout": "nn"}
     other = loaded(*(MEASURED[1] | changes for changes in changed)).measurements
     elsewhere = loaded(MEASURED[1], gpu="NVIDIA H200").measurements
@@ -68,12 +68,14 @@ def test_only_the_rungs_own_config_on_the_seeds_gpu_settles_a_claim():
         assert claim.test(Evidence(other + elsewhere)).verdict == seed_claims.OPEN
 
 
-def test_the_page_is_what_the_command_writes():
+def test_the_page_is_what_the_command_writes() -> None:
     made = page.page(evidence.load(results.saved()))
     assert made == (ROOT / "docs" / "claims.md").read_text(encoding="utf-8"), "run make claims"
 
 
-def test_the_command_writes_the_page_and_checks_it(monkeypatch, capsys, tmp_path):
+def test_the_command_writes_the_page_and_checks_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     written = tmp_path / "claims.md"
     monkeypatch.setattr(program, "PAGE", written)
     assert program.main(["--check"]) == 1
@@ -85,7 +87,7 @@ def test_the_command_writes_the_page_and_checks_it(monkeypatch, capsys, tmp_path
     assert program.main(["--check"]) == 1
 
 
-def test_it_runs_as_a_module_of_the_checkout():
+def test_it_runs_as_a_module_of_the_checkout() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "docs.seed_claims", "--check"],
         cwd=ROOT,
@@ -97,7 +99,7 @@ def test_it_runs_as_a_module_of_the_checkout():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_page_has_every_claim_once_in_its_document():
+def test_the_page_has_every_claim_once_in_its_document() -> None:
     found = seed_claims.settled(loaded(entry("hopper.tma_wgmma", 0.41)))
     text = page.page(loaded(entry("hopper.tma_wgmma", 0.41)))
     _, *documents = text.split("\n## 0")
@@ -108,7 +110,7 @@ def test_the_page_has_every_claim_once_in_its_document():
     assert seed_claims.count(found) in text
 
 
-def test_ladder_shows_the_claims_in_a_checkout(file):
+def test_ladder_shows_the_claims_in_a_checkout(file) -> None:
     assert "Claims: " in invoke("ladder", "--results", file, code=0).stdout
     shown = json.loads(invoke("ladder", "--results", file, "--json", code=0).stdout)
     found = seed_claims.settled(evidence.load([file, *_profiles()]))
@@ -123,7 +125,7 @@ def _profiles():
 
 
 @pytest.mark.usefixtures("installed")
-def test_ladder_says_where_the_claims_are_elsewhere(file):
+def test_ladder_says_where_the_claims_are_elsewhere(file) -> None:
     shown = invoke("ladder", "--results", file, code=0).stdout
     assert "hopper.tma_wgmma" in shown
     assert "Claims: " not in shown

@@ -2,9 +2,11 @@
 and what rungs of both Gluon ladders share.
 """
 
+import ast
 import itertools
 import pickle
 import random
+import textwrap
 import threading
 from collections import Counter
 from dataclasses import fields, replace
@@ -170,7 +172,7 @@ def test_copies_go_along_rows_and_repeat_where_threads_are_left() -> None:
         ("pad=3", "pad is 3, expected 0, 1, 2, 4, 8 or 16 words"),
         ("pad=1", "pad is 1, expected a multiple of 4 where A is transposed"),
         ("vector=8", "vector is 8, expected 1, 2 or 4"),
-        ("store_at=16", "store_at is 16, expected a term of the slab, 0 to 15"),
+        ("store_at=16", "store_at is 16, expected a term of the k-block, 0 to 15"),
         ("group_m=0", "group_m is 0, expected 1 to 1024"),
         ("ctas=0", "ctas is 0, expected 1 to 32"),
         ("ctas=4", "ctas is 4: 128 registers a thread, too few for 128 sums"),
@@ -193,7 +195,7 @@ def test_shared_memory_is_limited_and_is_what_the_formula_says() -> None:
     for name in STAGED:
         artifact = registry.load(name).artifact()
         buffers = 2 if name == "simt.pipelined" else 1
-        least = buffers * own(name).slab_bytes
+        least = buffers * own(name).k_block_bytes
         assert (
             least - 64 * buffers <= artifact.smem_bytes <= least + 1024
         )  # the last row needs no padding
@@ -236,8 +238,8 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     for name in ("vectorized", "warptile", "pipelined"):
         assert found[name].count("LDG.E.128") > 0
         assert found[name].count("STG.E.128") == own(f"simt.{name}").accumulators // 4
-    # One barrier for each of the two slabs of an iteration, and one before the loop; the parent has
-    # two for its one.
+    # One barrier for each of the two k-blocks of an iteration, and one before the loop; the parent
+    # has two for its one.
     assert found["pipelined"].count("BAR") == 3
     assert found["warptile"].count("BAR") == 2
     reuse = {name: code.ffma_reuse for name, code in found.items()}
@@ -299,21 +301,42 @@ def specialized(name: str, given: Problem) -> tuple[dict[str, Any], dict[str, st
 
 
 @pytest.mark.parametrize("name", GLUON)
-def test_wide_products_step_in_64_bits(name: str) -> None:
-    """Slabs of K lie more than 2³¹ elements apart, strides do not; loops end where K is
-    near 2³¹.
-    """
+def test_wide_products_step_in_64_bits(name):
+    """K-blocks lie more than 2³¹ elements apart, strides do not; loops end where K is near 2³¹."""
     dtype = rung(name).dtype
     for layout, shape in (("tn", (2**28, 8, 65)), ("nn", (8, 2**28, 65))):
         constants, types = specialized(name, problem(layout, shape, dtype))
-        assert constants["WIDE"]
-        assert types["a_k" if layout == "tn" else "b_k"] == types["K"] == "i64"
+        strides = types["strides"]
+        assert constants["TILE"].wide
+        assert types["size"].K == "i64"
+        assert (strides.a.col if layout == "tn" else strides.b.row) == "i64"
     assert grid.needs_int64(problem("nt", (1, 1, 2**31 - 8 * own(name).block_k), dtype), own(name))
 
 
 def test_narrow_products_step_in_32_bits() -> None:
     _, types = specialized("simt.shared", problem())
-    assert {types[name] for name in ("M", "a_m", "b_k")} == {"i32"}
+    size, strides = types["size"], types["strides"]
+    assert (size.M, strides.a.row, strides.b.row) == ("i32", "i32", "i32")
+
+
+def test_strides_that_are_known_take_no_argument():
+    _, types = specialized("simt.shared", problem())
+    assert types["c"] == "constexpr"
+    assert types["strides"].a == ("constexpr", "constexpr", "i32", "constexpr")
+    assert set(types["strides"].c) == {"constexpr"}
+
+
+@pytest.mark.parametrize("name", GLUON)
+def test_a_body_reads_every_parameter_it_takes(name):
+    body = rung(name).body
+    (function,) = ast.parse(textwrap.dedent(body.src)).body
+    read = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert set(body.arg_names) <= read
+    assert len(body.arg_names) <= 15
 
 
 def test_groups_of_tiles_are_counted_in_32_bits() -> None:

@@ -124,7 +124,7 @@ def own_reason(name: str, unsupported: Any, config: Any, given: Problem, machine
     if name.startswith("hopper."):
         return unsupported.args[0].invalid_reason(config)
     rung = unsupported.__self__
-    return rung._invalid(config, machine.shared_memory_per_cta) or rung.refusal(
+    return rung._invalid(config, machine.shared_memory_per_cta) or rung.unsupported_reason(
         given, config, machine.arch
     )
 

@@ -28,8 +28,8 @@ NAMES = [kernel.name for kernel in registry.ladder("turing")]
 BY_LDMATRIX = ("turing.ldmatrix", "turing.cp_async")
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 SQUARE = (4096, 4096, 4096)
-# Slabs that the loop of a kernel multiplies.
-SLABS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
+# K-blocks that an iteration of a kernel's loop multiplies.
+K_BLOCKS = {"turing.double_buffer": 2, "turing.vectorized": 2, "turing.cp_async": 4}
 BUILDS = [(name, arch) for name in NAMES for arch in compilable(registry.find(name))]
 VALUES = {
     "block_m": (16, 32, 64, 128, 256),
@@ -90,7 +90,7 @@ def test_products_are_the_tensor_cores_own(name: str, arch: int) -> None:
     terms, machine_instruction = (8, "HMMA.1688.F32") if arch == 75 else (16, "HMMA.16816.F32")
     found, config = inspect(name, arch=arch), own(name)
     outputs = config.block_m * config.block_n // config.num_warps
-    products = outputs * config.block_k // (16 * 8 * terms) * SLABS.get(name, 1)
+    products = outputs * config.block_k // (16 * 8 * terms) * K_BLOCKS.get(name, 1)
     found.require(has={f"mma.sync.aligned.m16n8k{terms}.": products}, lacks=absent(name))
     assert found.count(machine_instruction) % products == 0  # the assembler may unroll
     if name in BY_LDMATRIX:
@@ -129,13 +129,13 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
     found["wmma"].require(lacks=("LDS", "STS", "BAR"))
     found["shared"].require(has=("BAR.SYNC",), lacks=("LDG.E.128",))
     counts = {name: Counter(hot_loop(code)) for name, code in found.items()}
-    # One barrier for each of the two slabs of an iteration; the parent has two for its one.
+    # One barrier for each of the two k-blocks of an iteration; the parent has two for its one.
     assert counts["double_buffer"]["BAR"] == counts["vectorized"]["BAR"] == 2
-    # Elements of A and B a slab over threads, then vectors of eight, then two of each.
+    # Elements of A and B a k-block over threads, then vectors of eight, then two of each.
     assert counts["double_buffer"]["LDG"] == 2 * (32 + 64) * 16 // 256
     assert counts["vectorized"]["LDG"] == 2 * 2
     found["ldmatrix"].require(has=("LDG.E.128", "STS.128", "LDSM.16.M88.4"), min_ctas=2)
-    # One wait and one barrier a slab of the four in an iteration, and nothing but copies from
+    # One wait and one barrier a k-block of the four in an iteration, and nothing but copies from
     # global memory.
     assert [counts["cp_async"][name] for name in ("DEPBAR", "BAR", "LDG")] == [4, 4, 0]
     assert counts["cp_async"]["LDGSTS"] == 4 * (128 + 256) * 32 // 8 // 256
@@ -147,12 +147,12 @@ def test_the_idea_of_a_rung_is_in_its_machine_code() -> None:
 )
 def test_what_loads_look_up_in_l1(name: str, sectors: int) -> None:
     """Sectors of 32 bytes that ncu counted at 4096, nt: a fragment's rows take one of a line each,
-    a slab's rows of 16 halves one, of 32 halves two.
+    a k-block's rows of 16 halves one, of 32 halves two.
     """
     config = own(name)
-    slabs = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
+    k_blocks = (4096 // config.block_m) * (4096 // config.block_n) * (4096 // config.block_k)
     each = lines(config, problem("nt", SQUARE, FP16), name == "turing.wmma")
-    assert each * slabs * (2 if name == "turing.ldmatrix" else 1) == sectors
+    assert each * k_blocks * (2 if name == "turing.ldmatrix" else 1) == sectors
 
 
 @pytest.mark.compile
@@ -189,11 +189,11 @@ def test_who_loads() -> None:
     """Document 003: 64 and 128 loads for 256 threads, then two loads for every thread."""
 
     def busy(name: str, edge: int = 2048, **changes: Any) -> list[int]:
-        """Threads that load a vector of a slab of A, and of B, that no other thread loads."""
+        """Threads that load a vector of a k-block of A, and of B, that no other thread loads."""
         constants = rung(name).constants(
             own(name, **changes), problem("nt", (edge, edge, edge), FP16), 75
         )
-        return [constants["A_THREADS"], constants["B_THREADS"]]
+        return [constants["A_LOAD"].threads, constants["B_LOAD"].threads]
 
     assert busy("turing.double_buffer") == [256, 256]
     assert busy("turing.vectorized") == [64, 128]
@@ -204,8 +204,8 @@ def test_who_loads() -> None:
     # then all again.
     loop = hot_loop(inspect("turing.vectorized", arch=75))
     kinds = [name for name in loop if name in ("LDG", "STS", "HMMA", "BAR")]
-    slab = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
-    assert kinds == 2 * slab
+    k_block = ["LDG", "STS"] * 2 + ["HMMA"] * 4 + ["BAR"]
+    assert kinds == 2 * k_block
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_who_loads() -> None:
         ("wmma", "group_m=0", "group_m is 0, expected 1 to 1024"),
         ("shared", "pad=3", "pad is 3, expected 0, 2, 4, 8 or 16 elements"),
         ("shared", "vector=8,pad=4", "vector is 8, expected a divisor of pad"),
-        ("shared", "swizzle=True", "pad is 8, expected 0 where slabs are swizzled"),
+        ("shared", "swizzle=True", "pad is 8, expected 0 where k-blocks are swizzled"),
         ("shared", "ahead=True", "ahead is True, expected False: turing.shared has no other"),
         (
             "double_buffer",
@@ -285,10 +285,10 @@ def test_what_an_architecture_is_refused(name: str, asked: dict[str, Any], reaso
 def test_any_valid_config_compiles(name: str, config: TuringConfig) -> None:
     artifact = registry.load(name).artifact(config, arch=80, layout="tn")
     assert artifact.cubin
-    slabs = (
+    stages = (
         config.stages if name == "turing.cp_async" else 2 if name == "turing.double_buffer" else 1
     )
-    needed = max(slabs * config.slab_bytes, config.staged_bytes if config.stage_out else 0)
+    needed = max(stages * config.k_block_bytes, config.staged_bytes if config.stage_out else 0)
     assert artifact.smem_bytes <= (needed if name != "turing.wmma" else config.staged_bytes) + 512
 
 

@@ -1,5 +1,5 @@
-"""Loads of a tensor-core rung: who loads what, and what that costs in L1, predicted without a GPU:
-lines of 128 bytes that its warps look up.
+"""The loads of a tensor-core rung: which thread loads what, and what that costs in L1, predicted
+without a GPU: the lines of 128 bytes that its warps look up.
 """
 
 from ..core.problem import Problem
@@ -7,8 +7,8 @@ from ..device import access, launch
 from ..device.mapping import Mapping, copies
 from .config import ITEM, TuringConfig
 
-# Who holds what of 16×16 elements, rows of A or columns of B by K: lanes by fours along K, two
-# elements each.
+# Which thread holds which of 16×16 elements, rows of A or columns of B by K: lanes by fours along
+# K, two elements each.
 FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ())
 
 
@@ -18,8 +18,8 @@ def width(config: TuringConfig, problem: Problem, name: str) -> int:
 
 
 def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
-    """Who loads what of a slab, rows of A or columns of B by K: neighbouring lanes along the axis
-    of storage.
+    """Which thread loads which elements of a k-block, rows of A or columns of B by K: neighbouring
+    lanes go along the axis of storage.
     """
     rows = config.block_m if name == "a" else config.block_n
     wide = width(config, problem, name)
@@ -29,8 +29,8 @@ def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
 
 
 def lines(config: TuringConfig, problem: Problem, direct: bool) -> float:
-    """For one slab of A and one of B by all warps of a CTA; `direct`: fragments straight from
-    global memory, which warps side by side load each for itself.
+    """Cache lines that all warps of a CTA look up for one k-block of A and one of B. `direct`:
+    fragments come straight from global memory, and warps side by side load each its own.
     """
     return sum(_lines(config, problem, name, direct) for name in "ab")
 
@@ -42,12 +42,12 @@ def _lines(c: TuringConfig, problem: Problem, name: str, direct: bool) -> float:
     )  # along rows of A or columns of B, along K
     wide = width(c, problem, name)
     if direct:
-        held, wide = FRAGMENT, min(wide, 2) if launch.contiguous(problem, name) == "k" else 1
+        mapping, wide = FRAGMENT, min(wide, 2) if launch.contiguous(problem, name) == "k" else 1
     else:
-        held, again = copied(c, problem, name), 1
+        mapping, again = copied(c, problem, name), 1
 
     def byte(row: int, k: int) -> int:
         return (row * strides[0] + k * strides[1]) * ITEM
 
     requests = rows * c.block_k / (access.WARP * wide) * again
-    return requests * access.touched(held, byte, wide * ITEM, access.LINE)
+    return requests * access.touched(mapping, byte, wide * ITEM, access.LINE)

@@ -8,9 +8,8 @@ from ..core.space import Axes
 from ..device.grid import MAX_THREADS, WARP, max_registers
 
 MMA_M, MMA_N, MMA_K = 16, 8, 16  # of one mma.sync; on sm_75 two of K = 8
-MAX_ACCUMULATORS = (
-    128  # registers a thread; fragments, slabs on their way and addresses share the other 127
-)
+# Registers a thread; fragments, k-blocks on their way and addresses share the other 127.
+MAX_ACCUMULATORS = 128
 ITEM = 2  # bytes: 16-bit operands
 FP32 = 4
 # words that lengthen a row of outputs in shared memory: eight rows of pairs then use all banks
@@ -20,17 +19,19 @@ ARCHS = (0, 75, 80)  # whose PTX the driver assembles for every newer GPU
 
 @dataclass(frozen=True)
 class TuringConfig:
-    """Who computes what; sizes in elements, powers of two. A rung's own `Config` has the defaults
-    of that rung.
+    """Which part of a CTA computes what. Sizes are in elements and powers of two; a rung's own
+    `Config` has the defaults of that rung.
 
-    A CTA computes `block_m` × `block_n` outputs, `block_k` terms a slab, in `warps_m` × `warps_n`
-    warps, whose 16×8 outputs of one mma.sync lie side by side, again and again. Copies: at most
-    `vector` elements of a row a load. Slabs lie in shared memory with rows `pad` elements longer,
-    or swizzled for ldmatrix where `swizzle`; `stages` of them. `ahead`: a slab's load runs during
-    the products of the one before. `stage_out`: outputs go through shared memory, to leave in whole
-    rows. `group_m` tile rows are walked together. `ctas`: registers are limited to what so many
-    CTAs an SM can have. `arch`: the architecture to compile for (75 is sm_75), from whose PTX the
-    driver makes code for a newer GPU; 0: the GPU's own.
+    A CTA computes `block_m` × `block_n` outputs, in k-blocks of `block_k` terms, in `warps_m` ×
+    `warps_n` warps, whose 16×8 outputs of one mma.sync lie side by side, again and again.
+
+    A load takes at most `vector` elements of a row. There are `stages` k-blocks in shared memory,
+    with rows `pad` elements longer, or swizzled for ldmatrix where `swizzle`. `ahead`: the load of
+    a k-block runs during the products of the one before. `stage_out`: outputs go through shared
+    memory, to leave in whole rows. `group_m` rows of tiles are walked together.
+
+    `ctas`: registers are limited to what so many CTAs an SM can have. `arch`: the architecture to
+    compile for (75 is sm_75), from whose PTX the driver makes code for a newer GPU; 0: the GPU's.
     """
 
     block_m: int = 32
@@ -68,8 +69,10 @@ class TuringConfig:
         return max_registers(self.threads, self.ctas)
 
     @property
-    def slab_bytes(self) -> int:
-        """Shared memory of one slab of A and one of B, at most: rows lie along K, or across it."""
+    def k_block_bytes(self) -> int:
+        """Shared memory of one k-block of A and one of B, in bytes, at most: rows lie along K, or
+        across it.
+        """
         sides = self.block_m, self.block_n
         return (
             sum(side * self.block_k + self.pad * max(side, self.block_k) for side in sides) * ITEM
@@ -105,7 +108,7 @@ def _sizes(c: TuringConfig) -> str | None:
             "many elements at a time"
         )
     if c.swizzle and c.pad:
-        return f"pad is {c.pad}, expected 0 where slabs are swizzled"
+        return f"pad is {c.pad}, expected 0 where k-blocks are swizzled"
     if c.arch not in ARCHS:
         return f"arch is {c.arch}, expected one of {', '.join(map(str, ARCHS))}"
     for name, most in (("stages", 8), ("group_m", 1024), ("ctas", 16)):
@@ -144,7 +147,7 @@ def _budgets(c: TuringConfig, limit: int | None) -> str | None:
                 f"block_{name} x block_k is {rows * c.block_k // c.threads} elements a thread, "
                 "expected at most 64"
             )
-    needed = max(c.stages * c.slab_bytes, c.staged_bytes if c.stage_out else 0)
+    needed = max(c.stages * c.k_block_bytes, c.staged_bytes if c.stage_out else 0)
     if limit is not None and needed > limit:
         return f"needs {needed} bytes of shared memory, the device has {limit}"
     return None

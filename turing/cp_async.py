@@ -1,14 +1,14 @@
 """turing.cp_async
 
-Idea: copies from global to shared memory that no thread waits for, several slabs ahead.
+Idea: copies from global to shared memory that no thread waits for, several k-blocks ahead.
 Parent: turing.ldmatrix
-Changes: four slabs in flight in four buffers, by cp.async, which takes no registers. Tiles of
+Changes: four k-blocks in flight in four stages, by cp.async, which takes no registers. Tiles of
     128×256 in 8 warps of 64×64 (fewer reads of shared memory for a product); one wait and one
-    barrier a slab; fragments of the next 16 terms are read while those before multiply; sums leave
-    in whole rows; tiles are walked in groups of eight rows.
+    barrier a k-block; fragments of the next 16 terms are read while those before multiply; sums
+    leave in whole rows; tiles are walked in groups of eight rows.
 Why it pays: 1.83 times its parent, 0.636 of cuBLAS's wgmma on an H100. The tensor cores are busy
     81% of the time there, by what mma.sync can do on them: 2580 FLOP a clock and SM, of wgmma's
-    4096. With two slabs 0.418; with tiles of 128×128 0.589; with sums stored from registers 0.619.
+    4096. With two stages 0.418; with tiles of 128×128 0.589; with sums stored from registers 0.619.
 Source: 003 v12, planned there.
 """
 
@@ -22,6 +22,7 @@ from triton.experimental.gluon import language as gl
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import commit_copies, copy_async, mma, wait_copies
+from ..device.work_tile import current_tile
 from . import host, ldmatrix
 
 EPILOGUES = True
@@ -47,37 +48,29 @@ SIZES = (
 
 
 @gluon.jit
-def copy(
-    a_tile,
-    a_ptr,
-    a_offsets,
-    a_inside,
-    a_k,
-    b_tile,
-    b_ptr,
-    b_offsets,
-    b_inside,
-    b_k,
+def copy_stage(
+    a_smem,
+    b_smem,
+    a_next,
+    b_next,
     left,
-    TERMS: gl.constexpr,
-    A_LAYOUT: gl.constexpr,
-    B_LAYOUT: gl.constexpr,
-    A_SINGLE: gl.constexpr,
-    B_SINGLE: gl.constexpr,
+    A_LOAD: gl.constexpr,
+    B_LOAD: gl.constexpr,
 ):
-    """A slab of A and one of B on their way to shared memory, as one group; through registers, and
-    waited for, where rows are not aligned to 4 bytes.
+    """Starts the copies of a k-block of A and one of B to shared memory, as one group. They go
+    through registers, and are waited for, where rows are not aligned to 4 bytes.
     """
-    a_inside = a_inside & tiles.terms(a_k, left, TERMS, A_LAYOUT, 1, False)
-    b_inside = b_inside & tiles.terms(b_k, left, TERMS, B_LAYOUT, 1, False)
-    if A_SINGLE:
-        a_tile.store(gl.load(a_ptr + a_offsets, mask=a_inside, other=0.0))
+    a_ptr, b_ptr = a_next.ptr, b_next.ptr
+    a_mask = tiles.block_mask(a_next, left, A_LOAD, False)
+    b_mask = tiles.block_mask(b_next, left, B_LOAD, False)
+    if A_LOAD.single:
+        a_smem.store(gl.load(a_ptr + a_next.offsets, mask=a_mask, other=0.0))
     else:
-        copy_async(a_tile, a_ptr + a_offsets, mask=a_inside)
-    if B_SINGLE:
-        b_tile.store(gl.load(b_ptr + b_offsets, mask=b_inside, other=0.0))
+        copy_async(a_smem, a_ptr + a_next.offsets, mask=a_mask)
+    if B_LOAD.single:
+        b_smem.store(gl.load(b_ptr + b_next.offsets, mask=b_mask, other=0.0))
     else:
-        copy_async(b_tile, b_ptr + b_offsets, mask=b_inside)
+        copy_async(b_smem, b_ptr + b_next.offsets, mask=b_mask)
     commit_copies()
 
 
@@ -89,161 +82,70 @@ def pipelined(
     out,
     alpha,
     beta,
-    M,
-    N,
-    K,
-    inner,
-    a_outer,
-    a_inner,
-    a_m,
-    a_k,
-    b_outer,
-    b_inner,
-    b_k,
-    b_n,
-    c_outer,
-    c_inner,
-    c_m,
-    c_n,
-    out_outer,
-    out_inner,
-    out_m,
-    out_n,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    EVEN: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    WIDE: gl.constexpr,
-    MMA: gl.constexpr,
-    A_COPY: gl.constexpr,
-    B_COPY: gl.constexpr,
-    A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr,
-    ROWS: gl.constexpr,
-    OUT_SHARED: gl.constexpr,
+    size,
+    strides,
+    TILE: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    A_LOAD: gl.constexpr,
+    B_LOAD: gl.constexpr,
     STAGES: gl.constexpr,
-    AHEAD: gl.constexpr,
-    A_SINGLE: gl.constexpr,
-    B_SINGLE: gl.constexpr,
-    A_THREADS: gl.constexpr,
-    B_THREADS: gl.constexpr,
-    RUNG: gl.constexpr,
-    FUNCTION: gl.constexpr,
-    GATED: gl.constexpr,
-    extra,
+    EPILOGUE: gl.constexpr,
+    epilogue_tensors,
 ):
-    """STAGES slabs an iteration, so that buffers have fixed addresses.
+    """STAGES k-blocks an iteration, so that stages have fixed addresses.
 
-    One wait and one barrier a slab, before its last products: they say that the next slab is there,
-    and that nobody reads this one any more. Fragments of 16 terms are read while the products of
-    those before run. Of a gated pair half of a tile's columns are the gate's. Outputs of an
-    epilogue come half after half, for all take too many registers.
+    There is one wait and one barrier a k-block, before its last products: they say that the next
+    k-block has landed, and that no warp reads this one any more. Fragments of 16 terms are read
+    while the products of those before run. Where the epilogue is gated, half of a tile's columns
+    are the gate's.
     """
-    WIDTH: gl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
-    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, WIDTH, GROUP_M)
-    a_ptr = a + outer_index * a_outer + inner_index * a_inner
-    a_offsets, a_inside, a_index = tiles.slab(
-        first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, A_SINGLE, EVEN, WIDE
-    )
-    b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    b_offsets, b_inside, b_index = tiles.slab(
-        first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, B_SINGLE, EVEN, WIDE, GATED
-    )
-    a_tiles = tiles.buffers(STAGES, a.dtype.element_ty, BLOCK_M, BLOCK_K, A_SHARED)
-    b_tiles = tiles.buffers(STAGES, b.dtype.element_ty, BLOCK_N, BLOCK_K, B_SHARED)
-    for slab in gl.static_range(STAGES - 1):
-        copy(
-            a_tiles[slab],
-            a_ptr,
-            a_offsets,
-            a_inside,
-            a_index,
-            b_tiles[slab],
-            b_ptr,
-            b_offsets,
-            b_inside,
-            b_index,
-            K - slab * BLOCK_K,
-            BLOCK_K,
-            A_COPY,
-            B_COPY,
-            A_SINGLE,
-            B_SINGLE,
-        )
-        a_offsets += BLOCK_K * a_k
-        b_offsets += BLOCK_K * b_k
-    acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, MMA)
+    BLOCK_K: gl.constexpr = TILE.block_k
+    GATED: gl.constexpr = EPILOGUE is not None and EPILOGUE.gated
+    OUT_COLUMNS: gl.constexpr = TILE.block_n // 2 if GATED else TILE.block_n
+    MMA: gl.constexpr = OUTPUTS.sums
+    tile = current_tile(size, TILE.block_m, OUT_COLUMNS, TILE.group_m)
+    a_next = tiles.a_block(a, strides.a, size, tile, TILE, A_LOAD)
+    b_next = tiles.b_block(b, strides.b, size, tile, TILE, B_LOAD, GATED)
+    a_smem = tiles.alloc_stages(STAGES, a.dtype.element_ty, TILE.block_m, TILE, A_LOAD)
+    b_smem = tiles.alloc_stages(STAGES, b.dtype.element_ty, TILE.block_n, TILE, B_LOAD)
+
+    for stage in gl.static_range(STAGES - 1):
+        left = size.K - stage * BLOCK_K
+        copy_stage(a_smem[stage], b_smem[stage], a_next, b_next, left, A_LOAD, B_LOAD)
+        a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
+    acc = gl.full([TILE.block_m, TILE.block_n], 0.0, gl.float32, MMA)
     wait_copies(STAGES - 2)
-    a_fragment, b_fragment = tiles.fragments(a_tiles[0], b_tiles[0], 0, 16, MMA)
-    for start in range(0, K, STAGES * BLOCK_K):
-        for slab in gl.static_range(STAGES):
-            copy(
-                a_tiles[(slab + STAGES - 1) % STAGES],
-                a_ptr,
-                a_offsets,
-                a_inside,
-                a_index,
-                b_tiles[(slab + STAGES - 1) % STAGES],
-                b_ptr,
-                b_offsets,
-                b_inside,
-                b_index,
-                K - start - (slab + STAGES - 1) * BLOCK_K,
-                BLOCK_K,
-                A_COPY,
-                B_COPY,
-                A_SINGLE,
-                B_SINGLE,
+    a_fragment, b_fragment = tiles.load_fragments(a_smem[0], b_smem[0], 0, 16, MMA)
+    for start in range(0, size.K, STAGES * BLOCK_K):
+        for stage in gl.static_range(STAGES):
+            left = size.K - start - (stage + STAGES - 1) * BLOCK_K
+            copy_stage(
+                a_smem[(stage + STAGES - 1) % STAGES],
+                b_smem[(stage + STAGES - 1) % STAGES],
+                a_next,
+                b_next,
+                left,
+                A_LOAD,
+                B_LOAD,
             )
-            a_offsets += BLOCK_K * a_k
-            b_offsets += BLOCK_K * b_k
+            a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
             for k in gl.static_range(16, BLOCK_K + 16, 16):
                 if k == BLOCK_K:
                     wait_copies(STAGES - 2)
-                a_next, b_next = tiles.fragments(
-                    a_tiles[(slab + k // BLOCK_K) % STAGES],
-                    b_tiles[(slab + k // BLOCK_K) % STAGES],
+                # The next fragments: of this k-block, or the first of the next.
+                a_after, b_after = tiles.load_fragments(
+                    a_smem[(stage + k // BLOCK_K) % STAGES],
+                    b_smem[(stage + k // BLOCK_K) % STAGES],
                     k % BLOCK_K,
                     16,
                     MMA,
                 )
                 acc = mma(a_fragment, b_fragment, acc)
-                a_fragment = a_next
-                b_fragment = b_next
+                a_fragment = a_after
+                b_fragment = b_after
     wait_copies(0)  # those past the end of K would write zeros into outputs
-    HALVES: gl.constexpr = FUNCTION is not None
-    PART: gl.constexpr = BLOCK_N // 2 if HALVES else BLOCK_N
-    tiles.finish(
-        tiles.by_rows(acc, OUT_SHARED, ROWS, HALVES),
-        c,
-        out,
-        alpha,
-        beta,
-        M,
-        N,
-        first_m,
-        first_n,
-        outer_index,
-        inner_index,
-        c_outer,
-        c_inner,
-        c_m,
-        c_n,
-        out_outer,
-        out_inner,
-        out_m,
-        out_n,
-        BLOCK_M,
-        PART,
-        EVEN,
-        WIDE,
-        ROWS,
-        HALVES,
-        FUNCTION,
-        GATED,
-        extra,
+    tiles.store(
+        acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS, EPILOGUE, epilogue_tensors
     )
 
 

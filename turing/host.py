@@ -1,9 +1,10 @@
-"""The host side of the tensor-core rungs: what they take, layouts from configs, what the compiler
-is told.
+"""The host side of the tensor-core rungs: which calls they take, layouts from configs, and what the
+compiler is told.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from ..core.problem import Problem
 from ..core.registry import Kernel
 from ..core.space import Axes, Footprint
 from ..device import gluon, launch, rung
-from ..device.grid import WARP, group_m, needs_int64, out_columns, pieces_of, tiles
+from ..device.grid import WARP, chunks_of, group_m, needs_int64, out_columns, tiles
 from ..device.mapping import copies
+from ..device.records import OperandLayout, OutputLayout, TileTraits
 from .access import copied, lines, width
 from .config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
@@ -32,8 +34,8 @@ Sizes = Sequence[tuple[TuringConfig, float]]
 def entry(
     kernel: Kernel, body: Any, own: type[TuringConfig], steps: int = 1
 ) -> rung.Entry[TuringConfig]:
-    """What a rung's module offers, for a Gluon kernel that multiplies `steps` slabs an iteration of
-    its loop.
+    """What a rung's module offers, for a Gluon kernel that multiplies `steps` k-blocks an
+    iteration of its loop.
     """
     return TuringRung(kernel, body, own, steps).entry()
 
@@ -41,9 +43,9 @@ def entry(
 class TuringRung(rung.Rung[TuringConfig]):
     """A rung of the tensor-core ladder.
 
-    `steps`: slabs that an iteration of its loop multiplies (0: as many as there are stages, two at
-    least). `sizes`: configs to choose from, and how fast each is where there are many tiles; none:
-    its own.
+    `steps`: k-blocks that an iteration of its loop multiplies (0: as many as there are stages, two
+    at least). `sizes`: configs to choose from, and how fast each is where there are many tiles;
+    without any, the rung's default config.
     """
 
     base, dtype, layout = TuringConfig, torch.float16, "nt"
@@ -55,7 +57,9 @@ class TuringRung(rung.Rung[TuringConfig]):
         self.steps, self.sizes = steps, sizes
 
     def default(self, problem: Problem, sms: int, limit: int) -> TuringConfig:
-        """Of `sizes`, what takes least by its waves over the SMs, if it fits in shared memory."""
+        """The config of `sizes` that takes least time by its waves over the SMs and fits in shared
+        memory.
+        """
 
         def cost(size: tuple[TuringConfig, float]) -> float:
             config, speed = size
@@ -89,15 +93,14 @@ class TuringRung(rung.Rung[TuringConfig]):
             )
         return invalid_reason(config, limit)
 
-    def refusal(self, problem: Problem, config: TuringConfig, arch: int) -> str | None:
+    def unsupported_reason(self, problem: Problem, config: TuringConfig, arch: int) -> str | None:
         if config.arch > arch:
             return f"config: arch is {config.arch}, expected at most {arch}, the GPU's"
         if problem.dtype == torch.bfloat16 and self.target(config, arch) < 80:
             return "needs sm_80 for bfloat16 operands: tensor cores of sm_75 take float16"
         if problem.epilogue != NONE and not config.stage_out:
             return (
-                "config: stage_out is False, expected True: by way of shared memory an "
-                "epilogue "
+                "config: stage_out is False, expected True: by way of shared memory an epilogue "
                 "takes half a tile"
             )
         return None
@@ -120,7 +123,8 @@ class TuringRung(rung.Rung[TuringConfig]):
             threads=c.threads,
             registers=c.accumulators + 48,
             shared_memory=max(
-                0 if self._direct else c.stages * c.slab_bytes, c.staged_bytes if c.stage_out else 0
+                0 if self._direct else c.stages * c.k_block_bytes,
+                c.staged_bytes if c.stage_out else 0,
             ),
             in_flight=c.ahead or self.steps != 1,
             group_m=c.group_m,
@@ -130,68 +134,68 @@ class TuringRung(rung.Rung[TuringConfig]):
     def specialization(
         self, config: TuringConfig, problem: Problem, constants: dict[str, Any], arch: int
     ) -> launch.Specialization:
-        """Divisors only as far as wide loads and stores need them: every further one would be
-        another compile.
-        """
         most = {name: width(config, problem, name) for name in "ab"}
         most |= dict.fromkeys(("c", "out", *EPILOGUE_ARGS), 8)
-
-        def divisor(name: str, value: int) -> int:
-            operand, is_stride, _ = name.partition("_")
-            if operand not in most:
-                return math.gcd(value, 8)
-            if not is_stride:
-                return math.gcd(value, launch.WIDEST)
-            return math.gcd(value, most[operand])
-
         return launch.specialize(
             problem,
-            pieces_of(problem, config),
+            chunks_of(problem, config),
             constants,
-            divisor,
-            wide=constants["WIDE"],
+            _Divisibility(most),
+            wide=constants["TILE"].wide,
             num_warps=config.num_warps,
             max_registers=config.max_registers,
         )
 
-    def constants(self, config: TuringConfig, problem: Problem, arch: int) -> dict[str, Any]:
+    def ladder_constants(self, config: TuringConfig, problem: Problem, arch: int) -> dict[str, Any]:
         c = config
-        even_n, even_k = problem.N % out_columns(c, problem) == 0, problem.K % c.block_k == 0
+        # Both or neither: a kernel with masks on one side alone would be another compile.
+        even = problem.M % c.block_m == 0 and problem.N % out_columns(c, problem) == 0
         mma = gluon.mma_layout(self.target(c, arch), (c.warps_m, c.warps_n))
         if self._direct:
-            slabs = [(gluon.dot_operand(i, mma), None, False, c.threads) for i in range(2)]
+            a_load = OperandLayout(gluon.dot_operand(0, mma))
+            b_load = OperandLayout(gluon.dot_operand(1, mma), k_axis=0)
         else:
-            slabs = [_slab(c, problem, name) for name in "ab"]
-        constants = {
-            "BLOCK_M": c.block_m,
-            "BLOCK_N": c.block_n,
-            "BLOCK_K": c.block_k,
-            "GROUP_M": group_m(c, problem),
-            "EVEN": problem.M % c.block_m == 0 and even_n,
-            "EVEN_K": self.steps == 1 and even_k,
-            "WIDE": needs_int64(problem, c),
-            "MMA": mma,
-            "A_COPY": slabs[0][0],
-            "B_COPY": slabs[1][0],
-            "A_SHARED": slabs[0][1],
-            "B_SHARED": slabs[1][1],
-            "ROWS": _rows(c, problem) if c.stage_out else mma,
-            "OUT_SHARED": gluon.padded((c.block_m, c.block_n), STAGED_PAD) if c.stage_out else None,
+            a_load, b_load = (_operand_layout(c, problem, name) for name in "ab")
+        return {
+            "TILE": TileTraits(
+                name=self.kernel.name.replace(".", "_"),
+                block_m=c.block_m,
+                block_n=c.block_n,
+                block_k=c.block_k,
+                group_m=group_m(c, problem),
+                even_m=even,
+                even_n=even,
+                even_k=self.steps == 1 and problem.K % c.block_k == 0,
+                wide=needs_int64(problem, c),
+            ),
+            "OUTPUTS": _output_layout(c, problem, mma),
+            "A_LOAD": a_load,
+            "B_LOAD": b_load,
             "STAGES": c.stages,
             "AHEAD": c.ahead,
-            "A_SINGLE": slabs[0][2],
-            "B_SINGLE": slabs[1][2],
-            "A_THREADS": slabs[0][3],
-            "B_THREADS": slabs[1][3],
-            "RUNG": self.kernel.name.replace(".", "_"),
+            "EPILOGUE": launch.epilogue_traits(problem),
         }
-        return constants | launch.fused(problem) if self.fused else constants
 
 
-def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool, int]:
-    """How operand "a" or "b" is loaded, how its slab [rows, K] lies in shared memory, whether its
-    elements go there one by one (asynchronous copies take 4 bytes at least), and how many threads
-    have something to load.
+@dataclass(frozen=True)
+class _Divisibility:
+    """Divisors only as far as wide loads and stores need them: `most` elements of each tensor."""
+
+    most: dict[str, int]
+
+    def of_pointer(self, tensor: str, alignment: int) -> int:
+        return math.gcd(alignment, launch.WIDEST)
+
+    def of_stride(self, tensor: str, stride: int) -> int:
+        return math.gcd(stride, self.most[tensor])
+
+    def of_size(self, name: str, size: int) -> int:
+        return math.gcd(size, 8)
+
+
+def _operand_layout(c: TuringConfig, problem: Problem, name: str) -> OperandLayout:
+    """How k-blocks of operand "a" or "b" [rows, K] go to shared memory; one by one where rows are
+    not aligned to 4 bytes, which asynchronous copies take at least.
     """
     rows = c.block_m if name == "a" else c.block_n
     along_k = launch.contiguous(problem, name) == "k"
@@ -201,13 +205,29 @@ def _slab(c: TuringConfig, problem: Problem, name: str) -> tuple[Any, Any, bool,
     else:
         shared = gluon.padded((rows, c.block_k), c.pad, order)
     copy = copied(c, problem, name)
-    threads = copy.holders if copy.holders % WARP == 0 else c.threads  # stmatrix wants whole warps
-    return gluon.registers(copy), shared, width(c, problem, name) == 1, threads
+    return OperandLayout(
+        copy=gluon.registers(copy),
+        shared=shared,
+        single=width(c, problem, name) == 1,
+        # stmatrix wants whole warps
+        threads=copy.holders if copy.holders % WARP == 0 else c.threads,
+    )
+
+
+def _output_layout(c: TuringConfig, problem: Problem, mma: Any) -> OutputLayout:
+    if not c.stage_out:
+        return OutputLayout(sums=mma, rows=mma)
+    return OutputLayout(
+        sums=mma,
+        rows=_rows(c, problem),
+        shared=gluon.padded((c.block_m, c.block_n), STAGED_PAD),
+        halves=problem.epilogue != NONE,
+    )
 
 
 def _rows(c: TuringConfig, problem: Problem) -> Any:
-    """Who writes which outputs, of an epilogue half after half: neighbouring lanes along the axis
-    along which they are stored, 16 bytes each.
+    """Which thread writes which outputs, those of an epilogue half after half: neighbouring lanes
+    go along the axis along which outputs are stored, 16 bytes each.
     """
     wide = launch.WIDEST // problem.out_dtype.itemsize
     columns = c.block_n if problem.epilogue == NONE else c.block_n // 2

@@ -1,12 +1,12 @@
 """turing.shared
 
-Idea: a CTA stages a slab of A and of B in shared memory, and its warps read their fragments there.
+Idea: a CTA stages k-blocks of A and B in shared memory, and its warps read their fragments there.
 Parent: turing.wmma
 Changes: per 16 terms, single elements from global to shared memory, a barrier, fragments from rows
     that are 8 elements longer (no bank conflicts), a barrier.
-Why it pays: a slab is loaded once for the warps of the tile, 6.4 GB in place of 34.4 at 4096, and a
-    row of it is one line: 1.98 times its parent, 0.078 of cuBLAS. But every element is a load and a
-    store of its own, and the queue to memory is full.
+Why it pays: a k-block is loaded once for the warps of the tile, 6.4 GB in place of 34.4 at 4096,
+    and a row of it is one line: 1.98 times its parent, 0.078 of cuBLAS. But every element is a load
+    and a store of its own, and the queue to memory is full.
 Source: 003 v08 (3.230 TFLOP/s on a T4 at 2048).
 """
 
@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from ..core.registry import Kernel
 from ..device import rung, tiles
+from ..device.work_tile import current_tile
 from . import host, wmma
 
 
@@ -36,113 +37,34 @@ def staged(
     out,
     alpha,
     beta,
-    M,
-    N,
-    K,
-    inner,
-    a_outer,
-    a_inner,
-    a_m,
-    a_k,
-    b_outer,
-    b_inner,
-    b_k,
-    b_n,
-    c_outer,
-    c_inner,
-    c_m,
-    c_n,
-    out_outer,
-    out_inner,
-    out_m,
-    out_n,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    EVEN: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    WIDE: gl.constexpr,
-    MMA: gl.constexpr,
-    A_COPY: gl.constexpr,
-    B_COPY: gl.constexpr,
-    A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr,
-    ROWS: gl.constexpr,
-    OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr,
-    AHEAD: gl.constexpr,
-    A_SINGLE: gl.constexpr,
-    B_SINGLE: gl.constexpr,
-    A_THREADS: gl.constexpr,
-    B_THREADS: gl.constexpr,
-    RUNG: gl.constexpr,
+    size,
+    strides,
+    TILE: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    A_LOAD: gl.constexpr,
+    B_LOAD: gl.constexpr,
 ):
-    """Slab after slab of BLOCK_K terms: copy, multiply. Triton puts the two barriers of a slab
-    where they must be.
+    """One k-block after another, of BLOCK_K terms: copy, multiply. Triton puts the two barriers of
+    a k-block where they must be.
     """
-    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    a_ptr = a + outer_index * a_outer + inner_index * a_inner
-    a_offsets, a_inside, a_index = tiles.slab(
-        first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, A_SINGLE, EVEN, WIDE
-    )
-    b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    b_offsets, b_inside, b_index = tiles.slab(
-        first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 1, B_SINGLE, EVEN, WIDE
-    )
-    a_tile = gl.allocate_shared_memory(a.dtype.element_ty, [BLOCK_M, BLOCK_K], A_SHARED)
-    b_tile = gl.allocate_shared_memory(b.dtype.element_ty, [BLOCK_N, BLOCK_K], B_SHARED)
-    acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, MMA)
-    left = K
+    BLOCK_K: gl.constexpr = TILE.block_k
+    MMA: gl.constexpr = OUTPUTS.sums
+    tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)
+    a_next = tiles.a_block(a, strides.a, size, tile, TILE, A_LOAD)
+    b_next = tiles.b_block(b, strides.b, size, tile, TILE, B_LOAD)
+    a_smem = gl.allocate_shared_memory(a.dtype.element_ty, [TILE.block_m, BLOCK_K], A_LOAD.shared)
+    b_smem = gl.allocate_shared_memory(b.dtype.element_ty, [TILE.block_n, BLOCK_K], B_LOAD.shared)
+    acc = gl.full([TILE.block_m, TILE.block_n], 0.0, gl.float32, MMA)
+    left = size.K
     while left > 0:
-        a_slab, b_slab = tiles.load(
-            a_ptr,
-            a_offsets,
-            a_inside,
-            a_index,
-            b_ptr,
-            b_offsets,
-            b_inside,
-            b_index,
-            left,
-            BLOCK_K,
-            A_COPY,
-            B_COPY,
-            1,
-            EVEN_K,
-        )
-        a_tile.store(a_slab)
-        b_tile.store(b_slab)
-        a_offsets += BLOCK_K * a_k
-        b_offsets += BLOCK_K * b_k
+        a_regs, b_regs = tiles.load_blocks(a_next, b_next, left, A_LOAD, B_LOAD, TILE.even_k)
+        a_smem.store(a_regs)
+        b_smem.store(b_regs)
+        a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
         left -= BLOCK_K
-        acc = tiles.products(acc, a_tile, b_tile, BLOCK_K, MMA)
-    tiles.finish(
-        tiles.by_rows(acc, OUT_SHARED, ROWS),
-        c,
-        out,
-        alpha,
-        beta,
-        M,
-        N,
-        first_m,
-        first_n,
-        outer_index,
-        inner_index,
-        c_outer,
-        c_inner,
-        c_m,
-        c_n,
-        out_outer,
-        out_inner,
-        out_m,
-        out_n,
-        BLOCK_M,
-        BLOCK_N,
-        EVEN,
-        WIDE,
-        ROWS,
-    )
+        acc = tiles.mma_k_block(acc, a_smem, b_smem, BLOCK_K, MMA)
+
+    tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 
 
 KERNEL = Kernel(

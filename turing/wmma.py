@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from ..core.registry import Kernel
 from ..device import rung, tiles
 from ..device.gluon import mma
+from ..device.work_tile import current_tile
 from . import host
 from .config import TuringConfig
 
@@ -33,107 +34,33 @@ def direct(
     out,
     alpha,
     beta,
-    M,
-    N,
-    K,
-    inner,
-    a_outer,
-    a_inner,
-    a_m,
-    a_k,
-    b_outer,
-    b_inner,
-    b_k,
-    b_n,
-    c_outer,
-    c_inner,
-    c_m,
-    c_n,
-    out_outer,
-    out_inner,
-    out_m,
-    out_n,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    EVEN: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    WIDE: gl.constexpr,
-    MMA: gl.constexpr,
-    A_COPY: gl.constexpr,
-    B_COPY: gl.constexpr,
-    A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr,
-    ROWS: gl.constexpr,
-    OUT_SHARED: gl.constexpr,
-    STAGES: gl.constexpr,
-    AHEAD: gl.constexpr,
-    A_SINGLE: gl.constexpr,
-    B_SINGLE: gl.constexpr,
-    A_THREADS: gl.constexpr,
-    B_THREADS: gl.constexpr,
-    RUNG: gl.constexpr,
+    size,
+    strides,
+    TILE: gl.constexpr,
+    OUTPUTS: gl.constexpr,
+    A_LOAD: gl.constexpr,
+    B_LOAD: gl.constexpr,
 ):
-    """Fragments of BLOCK_K terms, loaded by the lanes that hand them to the tensor cores."""
-    first_m, first_n, outer_index, inner_index = tiles.place(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
-    a_ptr = a + outer_index * a_outer + inner_index * a_inner
-    a_offsets, a_inside, a_index = tiles.slab(
-        first_m, M, a_m, a_k, BLOCK_M, BLOCK_K, A_COPY, 1, False, EVEN, WIDE
-    )
-    b_ptr = b + outer_index * b_outer + inner_index * b_inner
-    b_offsets, b_inside, b_index = tiles.slab(
-        first_n, N, b_n, b_k, BLOCK_N, BLOCK_K, B_COPY, 0, False, EVEN, WIDE
-    )
-    acc = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, MMA)
-    left = K
+    """Fragments of BLOCK_K terms, loaded by the lanes that hand them to the tensor cores.
+
+    MMA is the layout in which mma.sync leaves its sums; A_LOAD and B_LOAD say which lane loads
+    which elements for it.
+    """
+    MMA: gl.constexpr = OUTPUTS.sums
+    tile = current_tile(size, TILE.block_m, TILE.block_n, TILE.group_m)
+    a_next = tiles.a_block(a, strides.a, size, tile, TILE, A_LOAD)
+    b_next = tiles.b_block(b, strides.b, size, tile, TILE, B_LOAD)
+    acc = gl.full([TILE.block_m, TILE.block_n], 0.0, gl.float32, MMA)
+    left = size.K
     while left > 0:
-        a_fragment, b_fragment = tiles.load(
-            a_ptr,
-            a_offsets,
-            a_inside,
-            a_index,
-            b_ptr,
-            b_offsets,
-            b_inside,
-            b_index,
-            left,
-            BLOCK_K,
-            A_COPY,
-            B_COPY,
-            0,
-            EVEN_K,
+        a_fragment, b_fragment = tiles.load_blocks(
+            a_next, b_next, left, A_LOAD, B_LOAD, TILE.even_k
         )
-        left -= BLOCK_K
+        left -= TILE.block_k
         acc = mma(a_fragment, b_fragment, acc)
-        a_offsets += BLOCK_K * a_k
-        b_offsets += BLOCK_K * b_k
-    tiles.finish(
-        tiles.by_rows(acc, OUT_SHARED, ROWS),
-        c,
-        out,
-        alpha,
-        beta,
-        M,
-        N,
-        first_m,
-        first_n,
-        outer_index,
-        inner_index,
-        c_outer,
-        c_inner,
-        c_m,
-        c_n,
-        out_outer,
-        out_inner,
-        out_m,
-        out_n,
-        BLOCK_M,
-        BLOCK_N,
-        EVEN,
-        WIDE,
-        ROWS,
-    )
+        a_next, b_next = tiles.advance(a_next, b_next, strides, TILE)
+
+    tiles.store(acc, c, out, alpha, beta, size, strides, tile, TILE, OUTPUTS)
 
 
 KERNEL = Kernel(

@@ -48,16 +48,15 @@ SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 def full_name(variant: Any, parts: Sequence[str]) -> str:
-    """What profilers show of a variant, an identifier of C: parts to read, cut off where they are
-    long, then twelve digits that every field of it takes part in, its config's and its form's,
-    whether a part says it or not.
+    """The name of a variant in profilers, an identifier of C: parts to read, cut off where they are
+    long, then twelve digits of a digest of every field of it, of its config and of its traits.
     """
     readable = re.sub(r"\W+", "_", "_".join(part for part in parts if part), flags=re.ASCII)
     return f"{readable[: LONGEST_NAME - 13]}_{cache.digest(dataclasses.asdict(variant))[:12]}"
 
 
-class Compile(Protocol):
-    """What one compile serves, by value."""
+class CompileKey(Protocol):
+    """What one compile serves, compared by value."""
 
     @property
     def name(self) -> str: ...
@@ -65,10 +64,10 @@ class Compile(Protocol):
     def cache_key_fields(self) -> dict[str, object]: ...
 
 
-_loaded: dict[Compile, Callable[..., None]] = {}
+_loaded: dict[CompileKey, Callable[..., None]] = {}
 
 
-def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
+def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
     """The compiled kernel, a function of what it was compiled for: from memory, from disk, or
     built.
     """
@@ -83,13 +82,13 @@ def load(variant: Compile, build: Callable[[], Any]) -> Callable[..., None]:
         return _loaded[variant]
 
 
-def keep(variant: Compile, build: Callable[[], Any]) -> None:
+def keep(variant: CompileKey, build: Callable[[], Any]) -> None:
     """Builds to disk what `load` would find there; loads nothing."""
     with tile_order.compiling:
         cache.warm(variant.cache_key_fields, build=build, save=_saver(variant))
 
 
-def _saver(variant: Compile) -> Callable[[Any, Path], None]:
+def _saver(variant: CompileKey) -> Callable[[Any, Path], None]:
     return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
 
 

@@ -1,4 +1,4 @@
-"""The host side of the Hopper rungs: what they can take, compiling, the compile cache, launching.
+"""The host side of the Hopper rungs: what they can take, compiling, launching.
 
 One compile serves every size of a layout and dtype: sizes and strides are symbolic, and TMA's
 demands on them are checked here, before anything compiles. A column-major C is computed as C^T =
@@ -6,6 +6,7 @@ B^T A^T, without copies.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +40,11 @@ from .phase_clock import PHASES
 
 @dataclass(frozen=True)
 class Variant:
-    """What one compile serves. `layout` is that of A and B ("nt").
+    """What one compile serves.
 
-    `row_major`: C's rows are contiguous; `width`: so many elements of a row can be written at once,
-    1, 2, or what 16 bytes hold.
+    layout: that of A and B ("nt").
+    row_major: whether C's rows are contiguous.
+    width: elements of a row that can be written at once: 1, 2, or what 16 bytes hold.
     """
 
     kernel: str
@@ -85,8 +87,8 @@ class Variant:
 def unsupported(
     gemm: type[HopperGemm], problem: Problem, config: HopperConfig | None = None
 ) -> str | None:
-    """Why this rung, TMA and wgmma cannot take this problem: what they need, and what they were
-    given.
+    """Why this rung cannot take this problem, or TMA or wgmma cannot: what they need, and what they
+    were given.
     """
     if config is not None and (reason := gemm.invalid_reason(config)):
         return f"config: {reason}"
@@ -151,11 +153,10 @@ def trace(
     rung: Rung, problem: Problem, config: HopperConfig | None = None
 ) -> tuple[Launch, torch.Tensor | None]:
     """As `plan`, with the tensor to which each call of a config with `phases` writes cycles, else
-    None: int64 (CTAs, warpgroups, `phases.PHASES`).
+    None: int64 (CTAs, warpgroups, `phase_clock.PHASES`).
     """
     config = config or rung.config
-    problem, swapped = with_row_major_output(problem)
-    a_strides, b_strides = _operand_strides(problem)
+    problem, swap = with_row_major_output(problem)
     variant = _variant(rung.name, problem, config)
     rows, columns = tile_order.cluster_tiles(config, problem.M, problem.N)
     table = None
@@ -163,32 +164,49 @@ def trace(
         fit = tile_order.clusters(problem.device, config.sms, config.cluster)
         table = tile_order.table(config, rows, columns, fit, problem.device)
     run = load(variant, lambda: compile_variant(rung.gemm, variant))
-    shape_a, shape_b, shape_out = (
-        (problem.M, problem.K),
-        (problem.K, problem.N),
-        (problem.M, problem.N),
-    )
-    out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
-    laps = None
+    phase_cycles = None
     if config.phases:
         ctas = rows * columns if table is None else table.shape[1] * config.cluster
-        warpgroups = rung.gemm(config, width=1).warpgroups
-        laps = torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=problem.device)
+        phase_cycles = _phase_cycles(rung.gemm, config, ctas, problem.device)
+    return _launch(run, problem, variant, swap, table, phase_cycles), phase_cycles
+
+
+def _launch(
+    run: Callable[..., None],
+    problem: Problem,
+    variant: Variant,
+    swap: bool,
+    table: torch.Tensor | None,
+    phase_cycles: torch.Tensor | None,
+) -> Launch:
+    """The launch of a compiled kernel. `swap`: its A is the caller's B, for C^T = B^T A^T."""
+    a_strides, b_strides = _operand_strides(problem)
+    shape_a, shape_b = (problem.M, problem.K), (problem.K, problem.N)
+    shape_out = (problem.M, problem.N)
+    out_strides = (_row_stride(problem), 1) if variant.row_major else problem.out
 
     def launch(
         a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
     ) -> None:
-        if swapped:
+        if swap:
             a, b = b, a
         run(
             view(a, shape_a, a_strides),
             view(b, shape_b, b_strides),
             view(out, shape_out, out_strides),
             table,
-            laps,
+            phase_cycles,
         )
 
-    return launch, laps
+    return launch
+
+
+def _phase_cycles(
+    gemm: type[HopperGemm], config: HopperConfig, ctas: int, device: torch.device
+) -> torch.Tensor:
+    """The tensor in which each warpgroup of each CTA leaves the cycles of its phases."""
+    warpgroups = gemm(config, width=1).warpgroups
+    return torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=device)
 
 
 def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) -> None:
@@ -200,22 +218,25 @@ def precompile(rung: Rung, problem: Problem, config: HopperConfig, arch: int) ->
 
 
 def _variant(kernel: str, problem: Problem, config: HopperConfig) -> Variant:
-    """The compile that serves a supported problem: the order of tiles is a table, and no part of
-    it.
+    """The compile that serves a supported problem. The order of tiles is a table, and not a part
+    of it.
     """
-    config = compile_key(config)
-    a_strides, b_strides = _operand_strides(problem)
-    layout = ("n" if a_strides[1] == 1 else "t") + ("n" if b_strides[1] == 1 else "t")
+    layout = "".join("n" if strides[1] == 1 else "t" for strides in _operand_strides(problem))
     row_major = has_row_major_output(problem)
-    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
-    # N too: TMA writes rows in granules of 16 bytes, past the edge of the matrix.
-    fits = [
-        w
-        for w in (16 // size, 2)
-        if start % (w * size) == 0 and row % w == 0 and problem.N % w == 0
-    ]
-    width = fits[0] if row_major and fits else 1
+    width = _width(problem) if row_major else 1
+    config = compile_key(config)
     return Variant(kernel, config, problem.dtype, problem.out_dtype, layout, row_major, width)
+
+
+def _width(problem: Problem) -> int:
+    """How many elements of a row of C can be written at once. N counts too: TMA writes rows in
+    granules of 16 bytes, past the edge of the matrix.
+    """
+    size, start, row = problem.out_dtype.itemsize, problem.alignment[2], _row_stride(problem)
+    for width in (16 // size, 2):
+        if start % (width * size) == 0 and row % width == 0 and problem.N % width == 0:
+            return width
+    return 1
 
 
 def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -227,10 +248,14 @@ def _operand_strides(problem: Problem) -> tuple[tuple[int, int], tuple[int, int]
 
 
 def _row_stride(problem: Problem) -> int:
+    """Elements from a row of C to the next. The stride of a single row is free, and TMA takes 8."""
     return problem.out[0] if problem.M > 1 else 8
 
 
 def view(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with this shape and these strides: itself where it has them, because a view costs
+    the host microseconds.
+    """
     return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
 
 
@@ -251,22 +276,28 @@ def compile_variant(gemm: type[HopperGemm], variant: Variant, options: str = "")
     align = width * variant.out_dtype.itemsize
     c = make_fake_tensor(NUMERIC[variant.out_dtype], (M, N), c_strides, assumed_align=align)
     table = compact(cutlass.Int32, 2) if gemm.persistent else None
-    laps = compact(cutlass.Int64, 3) if variant.config.phases else None
+    phase_cycles = compact(cutlass.Int64, 3) if variant.config.phases else None
     gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    built = gemm(variant.config, width=variant.width)
+    kernel = gemm(variant.config, width=variant.width)
     with target_arch():
-        return cute.compile(built, a, b, c, table, laps, stream, options=f"{OPTIONS} {options}")
+        return cute.compile(
+            kernel, a, b, c, table, phase_cycles, stream, options=f"{OPTIONS} {options}"
+        )
 
 
-def artifact(rung: Rung, config: HopperConfig | None = None, **asked: Any) -> Artifact:
+def artifact(rung: Rung, config: HopperConfig | None = None, **requested: Any) -> Artifact:
     """What `plan` would launch for aligned, row-major operands; needs no GPU. Arguments and errors
-    are `compiled`'s.
+    are those of `compile.compiled`.
     """
 
     def build(problem: Problem, config: HopperConfig, options: str) -> Any:
         return compile_variant(rung.gemm, _variant(rung.name, problem, config), options)
 
     return compiled(
-        rung.name, config or rung.config, functools.partial(unsupported, rung.gemm), build, **asked
+        rung.name,
+        config or rung.config,
+        functools.partial(unsupported, rung.gemm),
+        build,
+        **requested,
     )

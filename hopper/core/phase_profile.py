@@ -1,5 +1,5 @@
-"""Where the cycles of a call go: runs a kernel compiled with `phases=True` and averages its
-stopwatches.
+"""Where the cycles of a call go: runs a kernel compiled with `phases=True` and averages its phase
+timers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Role:
-    """Mean SM cycles of one warpgroup's first thread: `wait`, `load` and `tensor` for a step of
-    tile_k along K, `store` for a tile. A phase that the role does not have is 0. `total` is for a
-    tile, all phases together.
+    """Mean SM cycles of one warpgroup's first thread. A phase that the role does not have is 0.
+
+    wait, load, tensor: for a k tile.
+    store: for a tile of C.
+    total: all phases together, for a tile of C.
     """
 
     name: str
@@ -46,31 +48,31 @@ def measure(
     from . import host, tile_order
 
     config = replace(config or rung.config, phases=True)
-    asked = problem(a, b, out)
-    if reason := host.unsupported(rung.gemm, asked, config):
+    requested = problem(a, b, out)
+    if reason := host.unsupported(rung.gemm, requested, config):
         raise ValueError(f"kernel {rung.name!r}: {reason}")
     with torch.cuda.device(a.device):
-        launch, trace = host.trace(rung, asked, config)
+        launch, cycles = host.trace(rung, requested, config)
         for _ in range(2):
             launch(a, b, None, out, 1.0, 0.0)
         torch.cuda.synchronize()
-    assert trace is not None
-    rows, columns = tile_order.cluster_tiles(config, asked.M, asked.N)
+    assert cycles is not None
+    rows, columns = tile_order.cluster_tiles(config, requested.M, requested.N)
     tiles = rows * columns * config.cluster
-    steps = tiles * -(-asked.K // config.tile_k)
-    sums = trace.sum(0).tolist()
+    k_tiles = tiles * -(-requested.K // config.tile_k)
+    sums = cycles.sum(0).tolist()
     names = (
         ["all"] if len(sums) == 1 else ["producer", *(f"consumer {i}" for i in range(1, len(sums)))]
     )
     return tuple(
-        _role(name, cycles, steps, tiles) for name, cycles in zip(names, sums, strict=True)
+        _role(name, of_role, k_tiles, tiles) for name, of_role in zip(names, sums, strict=True)
     )
 
 
-def _role(name: str, cycles: list[int], steps: int, tiles: int) -> Role:
+def _role(name: str, cycles: list[int], k_tiles: int, tiles: int) -> Role:
     wait, load, tensor, store = cycles
     return Role(
-        name, wait / steps, load / steps, tensor / steps, store / tiles, sum(cycles) / tiles
+        name, wait / k_tiles, load / k_tiles, tensor / k_tiles, store / tiles, sum(cycles) / tiles
     )
 
 

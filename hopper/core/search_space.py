@@ -1,4 +1,4 @@
-"""The search space of the Hopper rungs: the axes that a rung understands, and what cannot pay."""
+"""The search space of the Hopper rungs: the axes that a rung understands, and pruned configs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,12 +54,16 @@ def space(
                 dict.fromkeys(tuple(t[i] for i in kept) for t in tuples)
             )
 
-    refusal = unsupported(problem)
+    unsupported_reason = unsupported(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
-        if reason := refusal or gemm.invalid_reason(config):
+        if reason := unsupported_reason or gemm.invalid_reason(config):
             return reason
-        return None if config == own else _hopeless(config, "slots" in understood, machine, problem)
+        return (
+            None
+            if config == own
+            else pruned_reason(config, "slots" in understood, machine, problem)
+        )
 
     def describe(config: HopperConfig) -> Footprint:
         return footprint(gemm, config)
@@ -73,7 +77,9 @@ def space(
     )
 
 
-def _hopeless(c: HopperConfig, ring: bool, machine: Machine, problem: Problem) -> str | None:
+def pruned_reason(
+    c: HopperConfig, pipelined: bool, machine: Machine, problem: Problem
+) -> str | None:
     """Why a config that can be built cannot be the fastest, or is another one under
     another name.
     """
@@ -82,15 +88,17 @@ def _hopeless(c: HopperConfig, ring: bool, machine: Machine, problem: Problem) -
             f"{c.accumulator_registers} accumulators a thread spill, expected at most "
             f"{ACCUMULATOR_LIMIT}"
         )
-    if ring and c.slots not in (deep := [slots for slots in _SLOTS if slots <= _deepest(c)][-2:]):
+    if pipelined and c.slots not in (
+        deep := [slots for slots in _SLOTS if slots <= _most_stages(c)][-2:]
+    ):
         return (
             f"slots is {c.slots}, expected {' or '.join(map(str, deep))}: so many fit, and "
             "depth costs nothing else"
         )
     if c.store_buffers == 1 < c.slabs:
         return (
-            f"store_buffers is {c.store_buffers} of {c.slabs} slabs, expected 2: each would "
-            "wait for the one before"
+            f"store_buffers is {c.store_buffers} of {c.slabs} epilogue subtiles, expected 2: each "
+            "would wait for the one before"
         )
     if c.sms and c.sms >= machine.sms:
         return f"sms is {c.sms}, expected fewer than the {machine.sms} of the GPU: 0 has them all"
@@ -101,17 +109,19 @@ def _hopeless(c: HopperConfig, ring: bool, machine: Machine, problem: Problem) -
     return None
 
 
-def _deepest(c: HopperConfig) -> int:
-    """The most slots that fit beside the store's buffers."""
+def _most_stages(c: HopperConfig) -> int:
+    """The most stages that fit beside the epilogue stages."""
     fixed = replace(c, slots=0).shared_memory_bytes
     return min(MOST_SLOTS, (SHARED_MEMORY - fixed) // c.slot_bytes)
 
 
 def footprint(gemm: type[HopperGemm], c: HopperConfig) -> Footprint:
+    """What a config of a rung does with a GPU."""
     return footprint_of(c, gemm(c, width=1).warpgroups, gemm.persistent)
 
 
 def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprint:
+    """What a config does with a GPU, in CTAs of so many warpgroups."""
     return Footprint(
         math="wgmma",
         tile_m=c.tile_m,

@@ -15,9 +15,8 @@ from .config import HopperConfig
 
 compiling = forks.Lock()  # cute.compile is not thread-safe, and HardwareInfo calls it
 _kept: dict[Hashable, torch.Tensor] = {}
-_making: dict[
-    torch.device, forks.Lock
-] = {}  # by GPU, for whoever makes a table waits for its stream
+# By GPU, for whoever makes a table waits for its stream.
+_making: dict[torch.device, forks.Lock] = {}
 
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
@@ -26,8 +25,8 @@ def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
 
 
 def columns(config: HopperConfig, N: int) -> int:
-    """Columns of tiles. Elastic ones are as narrow as they may be, and as many are wider as it
-    takes to reach N.
+    """Columns of tiles. Of variable width, they are as narrow as they may be, and as many are wider
+    as it takes to reach N.
     """
     if not config.elastic:
         return -(-N // config.tile_n)
@@ -46,9 +45,9 @@ def table(
 
 
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
-    """`order()`, int32, on the GPU for all streams; made once for a key and there for good:
-    kernels, and CUDA graphs that hold its address, may run at any later time. A key has one order,
-    whenever it is asked for.
+    """The tiles of `order()`, int32, on the GPU for all streams. They are made once for a key and
+    stay for good: kernels, and CUDA graphs that hold their address, may run at any later time. A
+    key has one order, whenever it is asked for.
     """
     with _making.setdefault(device, forks.Lock()):
         if (device, key) not in _kept:
@@ -68,8 +67,8 @@ def balance_waves(clusters: int, tiles: int) -> int:
 
 @functools.cache
 def clusters(device: torch.device, sms: int, cluster: int) -> int:
-    """Clusters that run at the same time: pairs of SMs fill any Hopper GPU, larger clusters leave
-    some SMs out. Takes `compiling`, which its caller must not hold.
+    """How many clusters run at the same time: clusters of two fill any Hopper GPU, larger ones
+    leave some SMs out. Takes the lock `compiling`, which its caller must not hold.
     """
     present = torch.cuda.get_device_properties(device).multi_processor_count
     fit = (min(present, sms) if sms else present) // cluster

@@ -22,6 +22,14 @@ class TensorView(NamedTuple):
     strides: tuple[int, ...]
 
 
+class MatrixViews(NamedTuple):
+    """How a launch takes its A, B and C."""
+
+    a: TensorView
+    b: TensorView
+    out: TensorView
+
+
 @dataclass(frozen=True)
 class CanonicalProblem:
     """How `hopper.gemm` computes a problem, in three steps:
@@ -36,6 +44,7 @@ class CanonicalProblem:
     aligned: the problem after step 1; A, B and C are still the caller's.
     product: the problem after step 2, with all its batch dimensions.
     launch: the problem after step 3: what one launch computes.
+    copies: whether the caller's A and B are copied first.
     transposed: whether `product` is the transposed one, so that its A is the caller's B.
     batch_dim: the batch dimension of `product` that `launch` has, where there are several.
     """
@@ -44,36 +53,24 @@ class CanonicalProblem:
     aligned: Problem
     product: Problem
     launch: Problem
+    copies: tuple[bool, bool]
     transposed: bool
     batch_dim: int = 0
-
-    @property
-    def copies(self) -> tuple[bool, bool]:
-        """Whether the caller's A and B are copied first."""
-        return operand_copies.needs_copy(self.given)
 
     @property
     def loops(self) -> bool:
         """Whether the host loops over batch dimensions."""
         return len(self.product.batch) > 1
 
-    @property
-    def a(self) -> TensorView:
-        """The A of a launch, as the caller's tensor is viewed for it."""
+    def matrix_views(self) -> MatrixViews:
+        """How a launch takes the caller's tensors that are its A, B and C."""
         problem = self.launch
-        return self.view((problem.M, problem.K), operand_strides(problem)[0])
-
-    @property
-    def b(self) -> TensorView:
-        """The B of a launch, as the caller's tensor is viewed for it."""
-        problem = self.launch
-        return self.view((problem.K, problem.columns), operand_strides(problem)[1])
-
-    @property
-    def out(self) -> TensorView:
-        """The C of a launch, as the caller's tensor is viewed for it."""
-        problem = self.launch
-        return self.view((problem.M, problem.N), output_strides(problem))
+        a, b = operand_strides(problem)
+        return MatrixViews(
+            self.view((problem.M, problem.K), a),
+            self.view((problem.K, problem.columns), b),
+            self.view((problem.M, problem.N), output_strides(problem)),
+        )
 
     def view(self, shape: tuple[int, int], strides: tuple[int, ...]) -> TensorView:
         """The view of a caller's tensor that is a matrix of this shape in a launch, or a batch of
@@ -93,10 +90,11 @@ class CanonicalProblem:
 
 def canonicalize(problem: Problem, config: HopperConfig) -> CanonicalProblem:
     """The problem as the kernel computes it with this config."""
-    aligned = operand_copies.aligned(problem)
+    copies = operand_copies.needs_copy(problem)
+    aligned = operand_copies.with_copies(problem, copies)
     product, swapped = orient(aligned, config)
     launch, batch_dim = single_batch(product) if len(product.batch) > 1 else (product, 0)
-    return CanonicalProblem(problem, aligned, product, launch, swapped, batch_dim)
+    return CanonicalProblem(problem, aligned, product, launch, copies, swapped, batch_dim)
 
 
 def orient(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
@@ -157,8 +155,8 @@ def operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]
     """Strides of A and B with which TMA loads them."""
     a = host.tma_strides(problem.M, problem.K, problem.a[-2:])
     b = host.tma_strides(problem.K, problem.columns, problem.b[-2:])
-    assert a, "operand_copies.aligned leaves operands that TMA can stride over"
-    assert b, "operand_copies.aligned leaves operands that TMA can stride over"
+    assert a, "operand_copies leaves operands that TMA can stride over"
+    assert b, "operand_copies leaves operands that TMA can stride over"
     return (*problem.a[:-2], *a), (*problem.b[:-2], *b)
 
 

@@ -18,7 +18,7 @@ from . import gpc_placement, heuristic, operand_copies, search_space
 from .canonical import canonicalize, orient
 from .compile import compile_variant, shared_memory
 from .launcher import launcher
-from .schedule import cluster_count, tile_schedule
+from .schedule import cluster_count, tile_grid, tile_schedule
 from .variant import Rung, Variant, example_variant, variant_of
 
 
@@ -80,9 +80,12 @@ def plan(rung: Rung, problem: Problem, config: HopperConfig | None = None) -> La
         config = own_config(rung, problem)
     canonical = canonicalize(problem, config)
     count = cluster_count(problem.device, config)
-    variant = variant_of(rung, canonical.launch, canonical.transposed, config, count.guaranteed)
+    grid = tile_grid(canonical.launch, config)
+    variant = variant_of(
+        rung, canonical.launch, canonical.transposed, config, grid, count.guaranteed
+    )
     # Before the compile, which takes seconds: a capture of a CUDA graph ends here.
-    schedule = tile_schedule(canonical.launch, config, variant.traits, count)
+    schedule = tile_schedule(canonical.launch, config, grid, variant.traits, count)
     run = load(rung, variant)
     made = launcher(run, canonical, variant, schedule)
     if schedule.placement is None:

@@ -228,11 +228,16 @@ class Gemm(tma_store.TmaStore):
         beta: Float32,
         stream,
     ):
-        """a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a
-        transposed product the last two of each change places. `table`: tiles in their order, int32,
-        or None; `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as the traits say;
-        of gated pairs they have 2 N columns as b has, but for the residual. `sums`, fp32, and
-        `counters`, int32 and 0: the workspace of split-K, or None. `clusters` at most are launched.
+        """Launches the kernel.
+
+        a: (L, M, K), b: (L, K, N), c: (L, M, N), without L where there is no batch; of a transposed
+        product the last two of each change places. `table`: tiles in their order, int32, or None.
+        `addend`, `bias`, `residual`, `aux`: a vector, or as c, or None, as the traits say; of gated
+        pairs they have 2 N columns as b has, but for the residual. `sums`, fp32, and `counters`,
+        int32 and 0: the workspace of split-K, or None. `clusters` at most are launched.
+
+        The signature is flat because the host calls it: a tuple among the arguments of a compiled
+        function costs more than a microsecond a call.
         """
         config, traits = self.config, self.traits
         a, c = batch_last(a, traits.transposed), batch_last(c, traits.transposed)

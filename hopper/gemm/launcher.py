@@ -14,7 +14,7 @@ import torch
 from ...core.problem import Launch
 from ..core.host import view
 from . import operand_copies, workspace
-from .canonical import CanonicalProblem, TensorView, batch_offset
+from .canonical import CanonicalProblem, MatrixViews, TensorView, batch_offset
 from .schedule import TileSchedule
 from .variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
 
@@ -25,6 +25,7 @@ class Launcher:
 
     run: the compiled kernel. It takes A, B, C, the table of tiles, the tensors of the epilogue, the
         workspace's sums and counters, then split-K partitions, clusters, alpha and beta.
+    matrix_views: how A, B and C are handed over.
     epilogue_views: how each of `EPILOGUE_TENSORS` is handed over, None for those that the call does
         not have.
     """
@@ -33,6 +34,7 @@ class Launcher:
     canonical: CanonicalProblem
     variant: Variant
     schedule: TileSchedule
+    matrix_views: MatrixViews
     epilogue_views: tuple[TensorView | None, ...]
 
     def bind(self, table: torch.Tensor | None) -> Launch:
@@ -58,8 +60,7 @@ class Launcher:
     def _plain_launch(self, table: torch.Tensor | None) -> Launch:
         """Warm calls of matmul: `_launch` without what it looks up, in one frame."""
         run, swap, clusters = self.run, self.canonical.transposed, self.schedule.clusters
-        (shape_a, strides_a), (shape_b, strides_b) = self.canonical.a, self.canonical.b
-        shape_out, strides_out = self.canonical.out
+        (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
         nothing = (None,) * len(EPILOGUE_TENSORS)
 
         def launch(
@@ -89,8 +90,7 @@ class Launcher:
         """
         run, clusters = self.run, self.schedule.clusters
         swap = self.canonical.transposed and not self.canonical.loops
-        (shape_a, strides_a), (shape_b, strides_b) = self.canonical.a, self.canonical.b
-        shape_out, strides_out = self.canonical.out
+        (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
         epilogue_views, size = self.epilogue_views, self.schedule.workspace
         partitions, scaled = self.schedule.grid.partitions, self.canonical.launch.scaled
         index = self.canonical.launch.device.index or 0
@@ -133,14 +133,10 @@ class Launcher:
         """Launches once for each index of the batch dimensions that a launch does not walk."""
         canonical, product = self.canonical, self.canonical.product
         indices, batch_dim = list(canonical.batch_indices()), canonical.batch_dim
-        fixed = (
-            (canonical.a, product.a),
-            (canonical.b, product.b),
-            (canonical.out, product.out),
-        )
+        matrices = zip(self.matrix_views, (product.a, product.b, product.out), strict=True)
         of_epilogue = [tensor_view(product, name) for name in EPILOGUE_TENSORS]
         batch_strides = [() if found is None else found.strides for found in of_epilogue]
-        ways = (*fixed, *zip(self.epilogue_views, batch_strides, strict=True))
+        ways = (*matrices, *zip(self.epilogue_views, batch_strides, strict=True))
         swap = canonical.transposed
 
         def launch_each(
@@ -190,4 +186,4 @@ def launcher(
     views = tuple(
         epilogue_tensor_view(canonical, variant.traits, name) for name in EPILOGUE_TENSORS
     )
-    return Launcher(run, canonical, variant, schedule, views)
+    return Launcher(run, canonical, variant, schedule, canonical.matrix_views(), views)

@@ -64,7 +64,14 @@ def remarks(problem: Problem) -> list[str]:
 
 def aligned(problem: Problem) -> Problem:
     """The problem with the operands that are copied as their copies will be."""
-    copy_a, copy_b = needs_copy(problem)
+    return with_copies(problem, needs_copy(problem))
+
+
+def with_copies(problem: Problem, copies: tuple[bool, bool]) -> Problem:
+    """The problem with copies of A, of B, of both or of none."""
+    copy_a, copy_b = copies
+    if not (copy_a or copy_b):
+        return problem
     a, b = problem.a, problem.b
     alignment_a, alignment_b, *others = problem.alignment
     if copy_a:

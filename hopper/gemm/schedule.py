@@ -94,10 +94,13 @@ def cluster_count(device: torch.device, config: HopperConfig) -> ClusterCount:
 
 
 def tile_schedule(
-    problem: Problem, config: HopperConfig, traits: KernelTraits, count: ClusterCount
+    problem: Problem,
+    config: HopperConfig,
+    grid: TileGrid,
+    traits: KernelTraits,
+    count: ClusterCount,
 ) -> TileSchedule:
     """The schedule of a launch's problem; makes its table on the GPU."""
-    grid = tile_grid(problem, config)
     launched = launched_clusters(problem, config, grid, count.resident)
     workspace = workspace_size(config, grid, launched)
     if not traits.ordered:

@@ -97,13 +97,17 @@ class OutputAccess:
 
 
 def variant_of(
-    rung: Rung, problem: Problem, transposed: bool, config: HopperConfig, guaranteed: int
+    rung: Rung,
+    problem: Problem,
+    transposed: bool,
+    config: HopperConfig,
+    grid: TileGrid,
+    guaranteed: int,
 ) -> Variant:
     """The compile for a launch's problem (`CanonicalProblem.launch`), which is the `transposed` one
-    of the caller's or not. `guaranteed`: clusters that surely run at the same time.
+    of the caller's or not, and its tiles. `guaranteed`: clusters that surely run at the same time.
     """
     layout = "".join("n" if strides[-1] == 1 else "t" for strides in operand_strides(problem))
-    grid = tile_grid(problem, config)
     single_wave = grid.work_tiles <= guaranteed and not config.stream_k
     output = output_access(problem, config)
     traits = rung.traits(
@@ -131,7 +135,8 @@ def example_variant(rung: Rung, problem: Problem, config: HopperConfig, sms: int
     """The compile that a GPU of so many SMs would run; needs none."""
     canonical = canonicalize(problem, config)
     guaranteed = clusters.at_once(min(sms, config.sms or sms), config.cluster)
-    return variant_of(rung, canonical.launch, canonical.transposed, config, guaranteed)
+    grid = tile_grid(canonical.launch, config)
+    return variant_of(rung, canonical.launch, canonical.transposed, config, grid, guaranteed)
 
 
 def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:

@@ -15,6 +15,7 @@ from outblas.device import raster
 from outblas.hopper import gemm as real_gemm
 from outblas.hopper.core import tile_order
 from outblas.hopper.core.config import HopperConfig
+from outblas.hopper.gemm.schedule import tile_grid
 from outblas.hopper.gemm.variant import Rung, variant_of
 
 from . import dsl
@@ -209,7 +210,9 @@ def traits_of(case: Case):
     problem = operands.problem(a, b, out, c, scaled=c is not None, extra=extra)
     rung = Rung(real_gemm.Gemm, modules()("gemm.traits").KernelTraits, real_gemm.Config())
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
-    return variant_of(rung, problem, False, config, case.clusters).traits
+    return variant_of(
+        rung, problem, False, config, tile_grid(problem, config), case.clusters
+    ).traits
 
 
 def table(case: Case, traits, launched: int):

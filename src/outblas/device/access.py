@@ -1,7 +1,7 @@
-"""What a warp's accesses to memory cost, from who holds what: wavefronts in shared memory,
-transactions in global.
+"""What a warp's accesses to memory cost, from which thread holds which element: wavefronts in
+shared memory, transactions in global memory.
 
-Plain Python, by the rules that ncu's counters follow on sm_90.
+This is plain Python, by the rules that ncu's counters follow on sm_90.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Address = Callable[[int, int], int]  # row and column of an element → its word
 
 @dataclass(frozen=True)
 class Shared:
-    """One warp moves its part of a tile: so many instructions, the wavefronts they take, and the
-    least they could.
+    """What one warp needs to move its part of a tile: instructions, the wavefronts that they take,
+    and the fewest that they could take.
     """
 
     instructions: int
@@ -113,11 +113,9 @@ def touched(mapping: Mapping, byte: Address, size: int, unit: int) -> int:
     return len({at // unit for start in starts for at in (start, start + size - 1)})
 
 
-def slab_of(mapping: Mapping, terms: int, axis: int) -> Mapping:
-    """Reads of a whole slab by the threads that compute `mapping`: terms × rows (axis 0) or terms ×
-    columns (axis 1).
-
-    Lanes that differ on the other axis alone read the same.
+def k_block_reads(mapping: Mapping, terms: int, axis: int) -> Mapping:
+    """The reads of a whole k-block by the threads that compute `mapping`: terms × rows (axis 0) or
+    terms × columns (axis 1). Lanes that differ on the other axis alone read the same.
     """
 
     def kept(bases: Sequence[Basis]) -> Iterator[Basis]:

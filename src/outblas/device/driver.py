@@ -1,5 +1,5 @@
-"""What torch does not ask the CUDA driver: which context is current, which stream a handle stands
-for, whether a thread's calls may disturb a capture.
+"""Questions to the CUDA driver that torch does not ask: which context is current, which stream a
+handle stands for, whether a thread's calls may disturb a capture.
 
 Every answer is None, and `relaxed_capture` does nothing, where there is no driver or it is older
 than the question.
@@ -12,10 +12,8 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
-LEGACY, PER_THREAD = (
-    1,
-    2,
-)  # handles that stand for another stream in every context, or in every thread
+# Handles that stand for another stream in every context, or in every thread.
+LEGACY, PER_THREAD = 1, 2
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 _thread = threading.local()

@@ -1,17 +1,16 @@
 """Device code for what follows a product, in fp32, in kernels of Triton and of Gluon and in the
 interpreter.
 
-Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. A view is
-(pointer, outer, inner, m, n): where a tensor lies and how it steps along batch, rows and columns;
-its pointer is None without the tensor, its m or n where all rows or columns are the same. A place
-is (m, n, inside_m, inside_n, outer, inner): rows and columns of a tile as a column and a row, which
-of them exist, and the indices of the batch.
+Triton makes functions of `triton.jit` in the dialect of the kernel that calls them. The records are
+those of `records.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl
+
+from .records import OutputCoord
 
 
 @triton.jit
@@ -31,49 +30,56 @@ def activate(x, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def pair(index, column, size, WIDTH: tl.constexpr):
-    """Columns of the output, and of B, of a gated tile's columns, WIDTH of the gate and as many
-    that it multiplies: `column` counts them from 0, `index` from the tile's first.
+def gated_columns(index, column, N, WIDTH: tl.constexpr):
+    """Columns of the output, and of B, to which the columns of a gated tile belong: the first WIDTH
+    are the gate's, the others are those that it multiplies, N columns further in B.
+
+    `column` counts them from 0, `index` from the tile's first column of the output.
     """
-    second = column // WIDTH
-    index -= second * WIDTH
-    return index, index + second * size
+    second_half = column // WIDTH
+    index -= second_half * WIDTH
+    return index, index + second_half * N
 
 
 @triton.jit
-def halves(x):
-    """The left half of a tile's columns, and the right."""
+def split_columns(x):
+    """The left half of a tile's columns, and the right half."""
     return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
-def quarters(x):
+def quarter_columns(x):
     """A tile's columns in four parts, from left to right."""
-    left, right = halves(x)
-    return halves(left) + halves(right)
+    left, right = split_columns(x)
+    return split_columns(left) + split_columns(right)
 
 
 @triton.jit
-def pointers(view, place):
-    """To a view's elements at a place: a row or a column of them where the others are the same."""
-    ptr = view[0] + place[4] * view[1] + place[5] * view[2]
-    if view[3] is None:
-        return ptr + place[1] * view[4]
-    elif view[4] is None:
-        return ptr + place[0] * view[3]
+def element_ptr(tensor, coord):
+    """Pointers to a tensor's elements at a coordinate: to one row, or one column, where the others
+    are the same.
+    """
+    ptr = tensor.ptr + coord.outer * tensor.outer + coord.inner * tensor.inner
+    if tensor.row is None:
+        return ptr + coord.n * tensor.col
+    elif tensor.col is None:
+        return ptr + coord.m * tensor.row
     else:
-        return ptr + (place[0] * view[3] + place[1] * view[4])
+        return ptr + (coord.m * tensor.row + coord.n * tensor.col)
 
 
 @triton.jit
-def read(view, place, mask):
-    """A view's elements at a place, as fp32."""
-    inside = place[3] if view[3] is None else place[2] if view[4] is None else mask
-    return tl.load(pointers(view, place), mask=inside, other=0.0).to(tl.float32)
+def load_source(tensor, coord, mask):
+    """The bias or the residual at a coordinate, as fp32."""
+    if tensor.row is None:
+        mask = coord.mask_n
+    elif tensor.col is None:
+        mask = coord.mask_m
+    return tl.load(element_ptr(tensor, coord), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+def round_to(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
     """x to the nearest of dtype; the interpreter would truncate to bf16."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
@@ -83,48 +89,60 @@ def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def x_of(
-    acc, c, extra, alpha, beta, place, mask, FUNCTION: tl.constexpr, INTERPRETED: tl.constexpr
+def linear_part(
+    acc,
+    c,
+    epilogue_tensors,
+    alpha,
+    beta,
+    coord,
+    mask,
+    EPILOGUE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
-    """alpha · acc + beta · c, of an epilogue + bias, and stored as aux."""
+    """x = alpha · acc + beta · C; with an epilogue + bias, and x is stored as aux."""
     x = acc * alpha
-    if c[0] is not None:
-        c_ptr = pointers(c, place)
+    if c.ptr is not None:
+        c_ptr = element_ptr(c, coord)
         x += beta * tl.load(c_ptr, mask=mask, other=0.0).to(tl.float32)
-    if FUNCTION is not None:
-        if extra[0][0] is not None:
-            x += read(extra[0], place, mask)
-        if extra[2][0] is not None:
-            aux_ptr = pointers(extra[2], place)
-            tl.store(aux_ptr, rounded(x, aux_ptr.dtype.element_ty, INTERPRETED), mask=mask)
+    if EPILOGUE is not None:
+        if epilogue_tensors.bias.ptr is not None:
+            x += load_source(epilogue_tensors.bias, coord, mask)
+        if epilogue_tensors.aux.ptr is not None:
+            aux_ptr = element_ptr(epilogue_tensors.aux, coord)
+            tl.store(aux_ptr, round_to(x, aux_ptr.dtype.element_ty, INTERPRETED), mask=mask)
     return x
 
 
 @triton.jit
-def finish(
+def store_outputs(
     sums,
     c,
     out,
-    extra,
+    epilogue_tensors,
     alpha,
     beta,
     N,
-    place,
-    FUNCTION: tl.constexpr,
-    GATED: tl.constexpr,
+    coord,
+    EPILOGUE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Stores what becomes of sums at a place: one tensor, or two of a gated pair. `extra` are the
-    views of bias, residual and aux; without an epilogue FUNCTION is None, and so is `extra`.
+    """Stores what becomes of sums at a coordinate: of a tuple of one tensor, or of two where the
+    epilogue is gated. Without an epilogue EPILOGUE and `epilogue_tensors` are None.
     """
-    mask = place[2] & place[3]
-    y = x_of(sums[0], c, extra, alpha, beta, place, mask, FUNCTION, INTERPRETED)
-    if FUNCTION is not None:
+    mask = coord.mask_m & coord.mask_n
+    y = linear_part(sums[0], c, epilogue_tensors, alpha, beta, coord, mask, EPILOGUE, INTERPRETED)
+    if EPILOGUE is not None:
+        FUNCTION: tl.constexpr = EPILOGUE.function
         y = activate(y, FUNCTION)
-        if GATED:
-            second = (place[0], place[1] + N, place[2], place[3], place[4], place[5])
-            y *= x_of(sums[1], c, extra, alpha, beta, second, mask, FUNCTION, INTERPRETED)
-        if extra[1][0] is not None:
-            y += read(extra[1], place, mask)
-    out_ptr = pointers(out, place)
-    tl.store(out_ptr, rounded(y, out_ptr.dtype.element_ty, INTERPRETED), mask=mask)
+        if EPILOGUE.gated:
+            gated = OutputCoord(
+                coord.m, coord.n + N, coord.mask_m, coord.mask_n, coord.outer, coord.inner
+            )
+            y *= linear_part(
+                sums[1], c, epilogue_tensors, alpha, beta, gated, mask, EPILOGUE, INTERPRETED
+            )
+        if epilogue_tensors.residual.ptr is not None:
+            y += load_source(epilogue_tensors.residual, coord, mask)
+    out_ptr = element_ptr(out, coord)
+    tl.store(out_ptr, round_to(y, out_ptr.dtype.element_ty, INTERPRETED), mask=mask)

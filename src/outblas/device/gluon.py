@@ -55,8 +55,8 @@ def load_as_ptx(compiled: CompiledKernel) -> None:
 
 
 def swizzled(columns: int, itemsize: int, order: Sequence[int]) -> Any:
-    """The layout of a tile in shared memory whose rows of `columns` elements along order[0] go 16
-    bytes at a time, so that eight rows' pieces of one column, which ldmatrix reads together, lie in
+    """The layout of a tile in shared memory whose rows of `columns` elements along order[0] are
+    swizzled by 16 bytes, so that the 16 bytes of eight rows which ldmatrix reads together lie in
     different banks.
     """
     vector = 16 // itemsize
@@ -76,8 +76,8 @@ def padded(shape: tuple[int, int], pad: int, order: Sequence[int] = (1, 0)) -> A
 
 
 def mma_layout(arch: int, warps: tuple[int, int]) -> Any:
-    """Who holds which fp32 sum of mma.sync.m16n8k16, of m16n8k8 below sm_80, with so many warps
-    along M and N.
+    """The layout that says which lane holds which fp32 sum of mma.sync.m16n8k16, of m16n8k8 below
+    sm_80, with so many warps along M and N.
     """
     return gl.NVMMADistributedLayout(
         version=[2, 0 if arch >= 80 else 1], warps_per_cta=list(warps), instr_shape=[16, 8]
@@ -85,7 +85,9 @@ def mma_layout(arch: int, warps: tuple[int, int]) -> Any:
 
 
 def dot_operand(index: int, mma: Any) -> Any:
-    """Who holds which 16-bit element of operand A (0) or B (1) of mma.sync."""
+    """The layout that says which lane holds which 16-bit element of operand A (0) or B (1) of
+    mma.sync.
+    """
     return gl.DotOperandLayout(index, mma, 2)
 
 

@@ -1,5 +1,5 @@
-"""Tiles of a call as launches: how many CTAs, of how many registers a thread, which products of a
-batch, what needs 64-bit offsets.
+"""The tiles of a call as launches: how many CTAs, with how many registers a thread, for which
+products of a batch, and whether offsets need 64 bits.
 """
 
 import itertools
@@ -56,9 +56,9 @@ def max_registers(threads: int, ctas: int = 1) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One launch: how far into a, b, c, out, bias, residual and aux it starts, in elements, and its
-    CTAs.
+class Chunk:
+    """One launch of a call that may take several: how far into a, b, c, out, bias, residual and aux
+    it starts, in elements, and how many CTAs it has.
     """
 
     offsets: tuple[int, ...]
@@ -70,9 +70,8 @@ def needs_int64(problem: Problem, config: Tile) -> bool:
     64 bits.
     """
     M, N, K, columns = problem.M, problem.N, problem.K, problem.columns
-    ahead = (
-        16 * config.block_k
-    )  # K is rounded up to the slabs of an iteration, at most eight, and as many more
+    # K is rounded up to the k-blocks of an iteration, at most eight, and as many are copied ahead.
+    ahead = 16 * config.block_k
     reach = max(M + config.block_m, columns + config.block_n, K + ahead)
     shapes = [
         ((M, K), problem.a),
@@ -94,7 +93,7 @@ def kept_dims(problem: Problem) -> list[int]:
     return sorted(largest)
 
 
-def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
+def chunks_of(problem: Problem, config: Tile) -> list[Chunk]:
     """Launches of a call: one, unless there are batch dimensions beyond two or the grid would be
     too large.
     """
@@ -110,7 +109,7 @@ def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
     if len(kept) == 2:
         ranges[kept[0]] = range(0, outer, rows)
     extra = [view and view.strides for view in map(problem.epilogue.views.get, EPILOGUE_ARGS)]
-    pieces = []
+    chunks = []
     for index in itertools.product(*ranges):
         first_outer, first_inner = ([0, 0] + [index[i] for i in kept])[-2:]
         products = min(rows, outer - first_outer) * min(columns, inner - first_inner)
@@ -118,5 +117,5 @@ def pieces_of(problem: Problem, config: Tile) -> list[Piece]:
             sum(i * stride for i, stride in zip(index, strides or (), strict=False))
             for strides in (problem.a, problem.b, problem.c, problem.out, *extra)
         )
-        pieces.append(Piece(offsets, products * per_product))
-    return pieces
+        chunks.append(Chunk(offsets, products * per_product))
+    return chunks

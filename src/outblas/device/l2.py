@@ -15,11 +15,11 @@ STEP_K = 64  # chunks are multiples of it
 
 
 def lines(problem: Problem) -> tuple[int, int]:
-    """Lines that loads of A, and of B, ask for where 128 bytes lie side by side: two where rows
-    begin inside of one.
+    """Cache lines that loads of A, and of B, ask for to get 128 bytes of a row: two where rows
+    begin inside of a line.
     """
 
-    def asked(strides: Strides, shape: tuple[int, int], alignment: int) -> int:
+    def per_row(strides: Strides, shape: tuple[int, int], alignment: int) -> int:
         walked = [
             stride
             for stride, extent in zip(strides[-2:], shape, strict=True)
@@ -34,15 +34,15 @@ def lines(problem: Problem) -> tuple[int, int]:
         )
 
     M, N, K = problem.M, problem.N, problem.K
-    return asked(problem.a, (M, K), problem.alignment[0]), asked(
+    return per_row(problem.a, (M, K), problem.alignment[0]), per_row(
         problem.b, (K, N), problem.alignment[1]
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes of A and B that CTAs requested from L2, and those of them that DRAM had to bring in, in
-    all and by wave.
+    """The bytes of A and B that CTAs requested from L2, and those of them that DRAM had to bring
+    in, by wave.
 
     `compulsory_bytes` is A and B once: no cache misses less. `lookup_missed_bytes` counts what DRAM
     brings in once for each half of L2 that looked for it in vain.
@@ -60,7 +60,7 @@ class Traffic:
 
     @property
     def hit_rate(self) -> float:
-        """Of the bytes requested."""
+        """The share of the requested bytes that L2 had."""
         return 1 - self.lookup_missed_bytes / self.requested_bytes
 
 

@@ -1,20 +1,29 @@
-"""What Triton and Gluon kernels share on the host: arguments, specialization, pieces of a call.
+"""What Triton and Gluon kernels share on the host: arguments, specialization, the chunks of a call.
 
-Every kernel takes a, b, c (None without an addend), out, alpha, beta, then `arguments`, then
-constants of its own. One with an epilogue has `fused` among these, and takes the views of bias,
-residual and aux at last, as `fused.finish` does.
+Every kernel takes pointers `a`, `b`, `c` (None without an addend) and `out`, then `alpha`, `beta`,
+`size` (a ProblemSize) and `strides` (ProblemStrides), then constants of its own, by name. A kernel
+with epilogues has EPILOGUE among its constants, and takes `epilogue_tensors` at last; both are None
+without one.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from ..core.epilogue import EPILOGUE_ARGS, NONE, View
 from ..core.problem import Launch, Problem, dtype_name
-from .grid import INT32_MAX, Piece, kept_dims
+from .grid import INT32_MAX, Chunk, kept_dims
+from .records import (
+    EpilogueTensors,
+    EpilogueTraits,
+    ProblemSize,
+    ProblemStrides,
+    Strides,
+    TensorRef,
+)
 
 Tensor = torch.Tensor
 Path = tuple[int, ...]  # to an argument, or into a tuple: positions
@@ -86,60 +95,114 @@ def unsupported_dtype(problem: Problem) -> str | None:
     )
 
 
-def arguments(problem: Problem) -> dict[str, int]:
-    """Sizes, the inner extent of the batch, and strides by name, in the order of every kernel's
-    parameters.
-    """
+def kernel_strides(problem: Problem, strides: Sequence[int]) -> Strides:
+    """The strides of a tensor of a call, batch dimensions first, as a kernel takes them."""
+    outer, inner = ([0, 0] + [strides[i] for i in kept_dims(problem)])[-2:]
+    return Strides(outer, inner, strides[-2], strides[-1])
+
+
+def problem_size(problem: Problem) -> ProblemSize:
+    """The sizes of a call as a kernel takes them."""
     kept = kept_dims(problem)
-    operands = {
-        "a": (problem.a, "mk"),
-        "b": (problem.b, "kn"),
-        "c": (problem.c, "mn"),
-        "out": (problem.out, "mn"),
-    }
-    values = {
-        "M": problem.M,
-        "N": problem.N,
-        "K": problem.K,
-        "inner": problem.batch[kept[-1]] if kept else 1,
-    }
-    for name, (steps, axes) in operands.items():
-        steps = steps or (1,) * (len(problem.batch) + 2)
-        outer, inner = ([0, 0] + [steps[i] for i in kept])[-2:]
-        values |= {f"{name}_outer": outer, f"{name}_inner": inner}
-        values |= {f"{name}_{axis}": step for axis, step in zip(axes, steps[-2:], strict=True)}
-    return values
+    return ProblemSize(problem.M, problem.N, problem.K, problem.batch[kept[-1]] if kept else 1)
 
 
-def fused(problem: Problem) -> dict[str, Any]:
-    """The constants of an epilogue: FUNCTION, None without one, and GATED."""
-    epilogue = problem.epilogue
-    return {"FUNCTION": None if epilogue == NONE else epilogue.function, "GATED": epilogue.gated}
+def problem_strides(problem: Problem) -> ProblemStrides:
+    """The strides of a call as a kernel takes them; constants, for C, without an addend."""
+    return ProblemStrides(
+        a=kernel_strides(problem, problem.a),
+        b=kernel_strides(problem, problem.b),
+        c=Strides(0, 0, 1, 1) if problem.c is None else kernel_strides(problem, problem.c),
+        out=kernel_strides(problem, problem.out),
+    )
 
 
-def _views(problem: Problem) -> list[tuple[str, View | None, dict[str, int | None]]]:
-    """Of bias, residual and aux: name, view, and steps as a kernel takes them, None where what it
-    reads repeats.
+def epilogue_strides(problem: Problem) -> dict[str, Strides | None]:
+    """The strides of bias, residual and aux, None for those that a call lacks. Along rows, or
+    columns, that repeat where a kernel reads them, a stride is None.
     """
-    found = []
+    found: dict[str, Strides | None] = {}
     for name in EPILOGUE_ARGS:
         view = problem.epilogue.views.get(name)
-        steps: dict[str, int | None] = {}
-        if view is not None:
-            outer, inner = ([0, 0] + [view.strides[i] for i in kept_dims(problem)])[-2:]
-            m, n = view.strides[-2:]
-            steps = {f"{name}_outer": outer, f"{name}_inner": inner, f"{name}_m": m, f"{name}_n": n}
-            if name != "aux" and 0 in (m, n):
-                steps[f"{name}_n" if m else f"{name}_m"] = None
-        found.append((name, view, steps))
+        strides = None if view is None else kernel_strides(problem, view.strides)
+        if strides and name != "aux" and 0 in (strides.row, strides.col):
+            strides = strides._replace(**{"col" if strides.row else "row": None})
+        found[name] = strides
     return found
+
+
+def epilogue_traits(problem: Problem) -> EpilogueTraits | None:
+    """The constant EPILOGUE of a kernel."""
+    epilogue = problem.epilogue
+    return None if epilogue == NONE else EpilogueTraits(epilogue.function, epilogue.gated)
+
+
+class Divisibility(Protocol):
+    """What the compiler may know to divide the values of a call. Each divisor makes another kernel
+    to compile.
+    """
+
+    def of_pointer(self, tensor: str, alignment: int) -> int:
+        """A divisor of a tensor's address in bytes, of which `alignment` is one."""
+
+    def of_stride(self, tensor: str, stride: int) -> int:
+        """A divisor of a tensor's stride."""
+
+    def of_size(self, name: str, size: int) -> int:
+        """A divisor of M, N, K or the inner extent of the batch."""
+
+
+@dataclass
+class _Arguments:
+    """Collects constants and divisors, by path, while the types of arguments are built."""
+
+    divisibility: Divisibility
+    wide: bool
+    constants: list[tuple[Path, Any]] = field(default_factory=list)
+    divisors: list[tuple[Path, int]] = field(default_factory=list)
+
+    def constant(self, path: Path, value: Any) -> str:
+        self.constants.append((path, value))
+        return "constexpr"
+
+    def pointer(self, path: Path, name: str, dtype: torch.dtype, alignment: int) -> str:
+        self.divisors.append((path, self.divisibility.of_pointer(name, alignment)))
+        return TYPES[dtype]
+
+    def number(self, path: Path, value: int, divisor: int, *, wide: bool) -> str:
+        self.divisors.append((path, divisor))
+        return "i64" if wide or value > INT32_MAX else "i32"
+
+    def sizes(self, position: int, sizes: ProblemSize) -> ProblemSize:
+        """The types of the sizes, the argument at `position`."""
+        types = []
+        for i, (name, size) in enumerate(sizes._asdict().items()):
+            path = (position, i)
+            if size == 1:
+                types.append(self.constant(path, 1))
+            else:
+                divisor = self.divisibility.of_size(name, size)
+                types.append(self.number(path, size, divisor, wide=self.wide and name != "inner"))
+        return ProblemSize(*types)
+
+    def strides(self, path: Path, name: str, strides: Strides) -> Iterator[str]:
+        """The types of the strides of a tensor, of which the first has a path."""
+        *outer_path, first = path
+        for i, stride in enumerate(strides):
+            unused = stride == 0 and i < 2  # without a batch, its indices need no registers
+            at = (*outer_path, first + i)
+            if stride is None or stride == 1 or unused:
+                yield self.constant(at, stride)
+            else:
+                divisor = self.divisibility.of_stride(name, stride)
+                yield self.number(at, stride, divisor, wide=self.wide)
 
 
 def specialize(
     problem: Problem,
-    pieces: Sequence[Piece],
+    chunks: Sequence[Chunk],
     constants: Mapping[str, Any],
-    divisor: Callable[[str, int], int],
+    divisibility: Divisibility,
     *,
     wide: bool,
     num_warps: int,
@@ -149,69 +212,68 @@ def specialize(
     """Types and divisors from the problem alone, so that a plan holds for every call that shares
     it.
 
-    `divisor(name, value)` is what the compiler may know to divide an address in bytes or a number;
-    `wide`: sizes and strides take 64 bits, for a slab of K can be 2³¹ elements wide where its
-    strides are not.
+    `wide`: sizes and strides take 64 bits, for a k-block can be 2³¹ elements wide where its strides
+    are not.
     """
+    found = _Arguments(divisibility, wide)
     signature: dict[str, Any] = {}
-    fixed: list[tuple[Path, Any]] = []
-    divisors: list[tuple[Path, int]] = []
 
-    def constant(path: Path, value: Any) -> str:
-        fixed.append((path, value))
-        return "constexpr"
+    def aligned(alignment: int, dtype: torch.dtype, index: int) -> int:
+        starts = (chunk.offsets[index] * dtype.itemsize for chunk in chunks)
+        return math.gcd(WIDEST, alignment, *starts)
 
-    def pointer(path: Path, name: str, dtype: torch.dtype, alignment: int, i: int) -> str:
-        starts = (piece.offsets[i] * dtype.itemsize for piece in pieces)
-        divisors.append((path, divisor(name, math.gcd(WIDEST, alignment, *starts))))
-        return TYPES[dtype]
-
-    def number(path: Path, name: str, value: Any) -> str:
-        unused = value == 0 and name.endswith(
-            ("_outer", "_inner")
-        )  # without a batch, its indices need no registers
-        if name in constants or value is None or value == 1 or unused:
-            return constant(path, value)
-        divisors.append((path, divisor(name, value)))
-        return "i64" if value > INT32_MAX or (wide and name != "inner") else "i32"
-
-    alignment = dict(zip(("a", "b", "out", "c"), problem.alignment, strict=False))
-    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.dtype, "out": problem.out_dtype}
-    for i, (name, dtype) in enumerate(dtypes.items()):
-        absent = name == "c" and problem.c is None
-        signature[name] = (
-            constant((i,), None) if absent else pointer((i,), name, dtype, alignment[name], i)
-        )
+    alignments = dict(zip(("a", "b", "out", "c"), problem.alignment, strict=False))
+    for i, name in enumerate(("a", "b", "c", "out")):
+        dtype = problem.out_dtype if name == "out" else problem.dtype
+        if name == "c" and problem.c is None:
+            signature[name] = found.constant((i,), None)
+        else:
+            alignment = aligned(alignments[name], dtype, i)
+            signature[name] = found.pointer((i,), name, dtype, alignment)
     signature |= {"alpha": "fp32", "beta": "fp32"}
-    for i, (name, value) in enumerate(
-        (arguments(problem) | dict(constants)).items(), start=len(signature)
-    ):
-        signature[name] = number((i,), name, value)
-    if problem.epilogue != NONE:
-        at, views = len(signature), []
-        for i, (name, view, steps) in enumerate(_views(problem)):
-            path = (at, i, 0)
-            first = (
-                pointer(path, name, problem.out_dtype, view.alignment, 4 + i)
-                if view
-                else constant(path, None)
-            )
-            numbers = (
-                number((at, i, j), step, value)
-                for j, (step, value) in enumerate(steps.items(), start=1)
-            )
-            views.append((first, *numbers))
-        signature["extra"] = tuple(views)
-    elif "FUNCTION" in constants:
-        signature["extra"] = constant((len(signature),), None)
+    signature["size"] = found.sizes(len(signature), problem_size(problem))
+    position = len(signature)
+    signature["strides"] = ProblemStrides(
+        *(
+            Strides(*found.strides((position, i, 0), name, strides))
+            for i, (name, strides) in enumerate(problem_strides(problem)._asdict().items())
+        )
+    )
+    for name, value in constants.items():
+        signature[name] = found.constant((len(signature),), value)
+    if "EPILOGUE" in constants:
+        signature["epilogue_tensors"] = _epilogue_types(
+            problem,
+            len(signature),
+            found,
+            lambda view, i: aligned(view.alignment, problem.out_dtype, i),
+        )
     return Specialization(
         tuple(signature.items()),
-        tuple(fixed),
-        tuple(divisors),
+        tuple(found.constants),
+        tuple(found.divisors),
         num_warps,
         num_stages,
         max_registers,
     )
+
+
+def _epilogue_types(
+    problem: Problem, position: int, found: _Arguments, aligned: Callable[[View, int], int]
+) -> Any:
+    """The types of EpilogueTensors, the argument at `position`."""
+    if problem.epilogue == NONE:
+        return found.constant((position,), None)
+    types: list[TensorRef] = []
+    for i, (name, strides) in enumerate(epilogue_strides(problem).items()):
+        path = (position, i)
+        if strides is None:
+            types.append(TensorRef(*(found.constant((*path, j), None) for j in range(5))))
+        else:
+            alignment = aligned(problem.epilogue.views[name], 4 + i)
+            pointer = found.pointer((*path, 0), name, problem.out_dtype, alignment)
+            types.append(TensorRef(pointer, *found.strides((*path, 1), name, strides)))
+    return EpilogueTensors(*types)
 
 
 Run = Callable[..., None]
@@ -219,7 +281,7 @@ Run = Callable[..., None]
 
 def bind(
     problem: Problem,
-    pieces: Sequence[Piece],
+    chunks: Sequence[Chunk],
     run: Callable[[int], Run],
     constants: Mapping[str, Any],
 ) -> Launch:
@@ -228,11 +290,16 @@ def bind(
     """
     has_c = problem.c is not None
     fused = problem.epilogue != NONE
-    tail = (*arguments(problem).values(), *constants.values())
-    if "FUNCTION" in constants and not fused:
+    tail: tuple[Any, ...] = (
+        problem_size(problem),
+        problem_strides(problem),
+        *constants.values(),
+    )
+    if "EPILOGUE" in constants and not fused:
         tail = (*tail, None)
-    steps = [tuple(own.values()) for _, _, own in _views(problem)]
-    runs = [(piece.offsets, run(piece.programs)) for piece in pieces]
+    absent = Strides(None, None, None, None)
+    strides = [found or absent for found in epilogue_strides(problem).values()]
+    runs = [(chunk.offsets, run(chunk.programs)) for chunk in chunks]
     first = runs[0][1]
 
     def launch(
@@ -240,27 +307,28 @@ def bind(
     ) -> None:
         first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail)
 
-    def views(extra: Sequence[Tensor | None]) -> tuple[Any, ...]:
-        return tuple((t, *own) for t, own in zip(extra, steps, strict=True))
+    def tensors(extra: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], ...]:
+        # Plain tuples: a NamedTuple takes longer to make, and the launcher does not need its names.
+        return tuple([(t, *own) for t, own in zip(extra, strides, strict=True)])
 
     def launch_fused(
         a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any
     ) -> None:
-        first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail, views(extra))
+        first(a, b, c if has_c else None, out, float(alpha), float(beta), *tail, tensors(extra))
 
-    def launch_pieces(
+    def launch_chunks(
         a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float, *extra: Any
     ) -> None:
-        tensors = (a, b, c if has_c else None, out, *extra)
+        operands = (a, b, c if has_c else None, out, *extra)
         for offsets, start in runs:
             shifted = [
                 None if t is None else _shift(t, offset)
-                for t, offset in zip(tensors, offsets, strict=False)
+                for t, offset in zip(operands, offsets, strict=False)
             ]
-            last = [views(shifted[4:])] if fused else []
+            last = [tensors(shifted[4:])] if fused else []
             start(*shifted[:4], float(alpha), float(beta), *tail, *last)
 
-    return launch_pieces if len(runs) > 1 else launch_fused if fused else launch
+    return launch_chunks if len(runs) > 1 else launch_fused if fused else launch
 
 
 def _shift(t: Tensor, offset: int) -> Tensor:

@@ -14,8 +14,8 @@ Basis = tuple[int, int]  # rows, columns
 
 @dataclass(frozen=True)
 class Mapping:
-    """Threads to elements of a tile of `shape` (rows, columns): how far each bit moves, lowest bit
-    first.
+    """Which elements of a tile of `shape` (rows, columns) each thread holds: how far each bit of a
+    register's, a lane's and a warp's number moves, the lowest bit first.
     """
 
     shape: tuple[int, int]
@@ -38,12 +38,12 @@ class Mapping:
         return 1 << sum(basis != (0, 0) for basis in (*self.lanes, *self.warps))
 
     def reordered(self, registers: tuple[Basis, ...]) -> Mapping:
-        """The same elements in each thread, in registers of another order."""
+        """The map with the same elements in each thread, in registers of another order."""
         assert sorted(registers) == sorted(self.registers)
         return Mapping(self.shape, registers, self.lanes, self.warps)
 
     def transposed(self) -> Mapping:
-        """Of the transposed tile."""
+        """The map of the transposed tile."""
         parts = (
             tuple(basis[::-1] for basis in bases)
             for bases in (self.registers, self.lanes, self.warps)
@@ -60,10 +60,10 @@ def outputs(
     block: tuple[int, int],
     warp: tuple[int, int],
     thread: tuple[int, int],
-    piece: tuple[int, int],
+    fragment: tuple[int, int],
     interleave: bool,
 ) -> Mapping:
-    """Outputs of a CTA: warps side by side, and within a warp pieces of the lanes side by side,
+    """The outputs of a CTA: warps lie side by side, and within a warp fragments of the lanes do,
     again and again.
 
     Registers run down a column of the thread's outputs before they go to the next: consecutive
@@ -72,17 +72,17 @@ def outputs(
     steps: list[list[list[Basis]]] = [[] for _ in range(4)]
     for axis in (0, 1):
         lanes = warp[axis] // thread[axis]
-        span = piece[axis] * lanes  # what all lanes' pieces cover
+        span = fragment[axis] * lanes  # what all lanes' fragments cover
         parts = (
-            powers(1, piece[axis]),
-            powers(piece[axis], span),
+            powers(1, fragment[axis]),
+            powers(fragment[axis], span),
             powers(span, warp[axis]),
             powers(warp[axis], block[axis]),
         )
         for step, moves in zip(steps, parts, strict=True):
             step.append([(move, 0) if axis == 0 else (0, move) for move in moves])
-    (piece_m, piece_n), (lane_m, lane_n), (again_m, again_n), (warp_m, warp_n) = steps
-    registers = (*piece_m, *again_m, *piece_n, *again_n)
+    (fragment_m, fragment_n), (lane_m, lane_n), (again_m, again_n), (warp_m, warp_n) = steps
+    registers = (*fragment_m, *again_m, *fragment_n, *again_n)
     lanes_of = (*lane_n, *lane_m)
     if interleave and lane_m and lane_n:
         lanes_of = (lane_n[0], lane_m[0], *lane_n[1:], *lane_m[1:])
@@ -90,16 +90,16 @@ def outputs(
 
 
 def by_rows(of: Mapping) -> Mapping:
-    """With registers along rows first, as wide stores of rows want them."""
+    """The map with registers along rows first, as wide stores of rows want them."""
     return of.reordered(tuple(sorted(of.registers, key=lambda basis: (basis[0], basis[1]))))
 
 
 def copies(shape: tuple[int, int], vector: int, warps: int, spread: bool = True) -> Mapping:
-    """A tile that a CTA copies: each thread `vector` elements of a row at once, neighbouring lanes
-    along the row.
+    """The map of a tile that a CTA copies: each thread moves `vector` elements of a row at once,
+    neighbouring lanes go along the row.
 
     Where there are more threads than vectors, vectors are shortened if the work is to be `spread`,
-    and the rest of the threads repeat that of others.
+    and the rest of the threads repeat the work of others.
     """
     rows, columns = shape
     vector = min(vector, max(1, rows * columns // (32 * warps)) if spread else vector, columns)

@@ -1,4 +1,4 @@
-"""Memory on a GPU that is kept for good."""
+"""GPU memory that is kept until the process ends."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

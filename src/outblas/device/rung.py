@@ -1,4 +1,4 @@
-"""The host side of a Gluon rung: what dispatch calls, from the parts in which ladders differ."""
+"""The host side of a Gluon rung: what dispatch calls, made of the parts in which ladders differ."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from ..core.problem import Launch, Problem, dtype_name
 from ..core.registry import Kernel
 from ..core.space import Axes, Footprint, Space
 from . import gluon, launch, triton_artifact
-from .grid import MAX_PROGRAMS, Tile, pieces_of, tiles
+from .grid import MAX_PROGRAMS, Tile, chunks_of, tiles
 from .launch import Specialization
 
 C = TypeVar("C", bound=Tile)
@@ -32,11 +32,13 @@ Entry = tuple[
 
 
 class Rung(ABC, Generic[C]):
-    """One rung: its record, the body of its kernel, and its own config. A ladder says the rest."""
+    """One rung: its registry entry, the body of its kernel, and its default config. A ladder's
+    subclass says the rest.
+    """
 
-    base: ClassVar[type]  # of the configs of all rungs of the ladder
-    dtype: ClassVar[torch.dtype]  # for which `artifact` compiles by default, and the layout
-    layout: ClassVar[str]
+    base: ClassVar[type]  # the base class of the configs of all rungs of the ladder
+    dtype: ClassVar[torch.dtype]  # the dtype for which `artifact` compiles by default
+    layout: ClassVar[str]  # and the layout
 
     def __init__(self, kernel: Kernel, body: Any, own: type[C]) -> None:
         self.kernel, self.body, self.own = kernel, body, own
@@ -50,7 +52,7 @@ class Rung(ABC, Generic[C]):
     @property
     def fused(self) -> bool:
         """Whether the kernel has epilogues."""
-        return "FUNCTION" in self.body.arg_names
+        return "EPILOGUE" in self.body.arg_names
 
     @property
     @abstractmethod
@@ -62,14 +64,19 @@ class Rung(ABC, Generic[C]):
         """Why no kernel can be built from a config in so many bytes of shared memory."""
 
     @abstractmethod
-    def refusal(self, problem: Problem, config: C, arch: int) -> str | None:
+    def unsupported_reason(self, problem: Problem, config: C, arch: int) -> str | None:
         """Why the kernel cannot take a call on an architecture, beyond the types of its
-        operands.
+        operands; None if it can.
         """
 
     @abstractmethod
+    def ladder_constants(self, config: C, problem: Problem, arch: int) -> dict[str, Any]:
+        """The constants of all kernels of the ladder, by the name of the parameter."""
+
     def constants(self, config: C, problem: Problem, arch: int) -> dict[str, Any]:
-        """Arguments of the kernel after those of every kernel, in order."""
+        """The constants that the body has parameters for, in their order."""
+        values = self.ladder_constants(config, problem, arch)
+        return {name: values[name] for name in self.body.arg_names if name in values}
 
     @abstractmethod
     def specialization(
@@ -94,8 +101,8 @@ class Rung(ABC, Generic[C]):
     @property
     @abstractmethod
     def axes(self) -> Axes:
-        """Along which configs of the ladder differ; of fields that the body does not read, nothing
-        is tried.
+        """The axes along which configs of the ladder differ. A sweep leaves out those of fields
+        that the body does not read.
         """
 
     @abstractmethod
@@ -112,9 +119,9 @@ class Rung(ABC, Generic[C]):
         }
 
         def invalid_reason(config: C) -> str | None:
-            reason = self._invalid(config, machine.shared_memory_per_cta) or self.refusal(
-                problem, config, machine.arch
-            )
+            reason = self._invalid(
+                config, machine.shared_memory_per_cta
+            ) or self.unsupported_reason(problem, config, machine.arch)
             return reason.removeprefix("config: ") if reason else None
 
         def describe(config: C) -> Footprint:
@@ -151,7 +158,7 @@ class Rung(ABC, Generic[C]):
         chosen = config or self.default(problem, launch.sm_count(problem.device), limit)
         if reason := self._invalid(chosen, limit):
             return reason
-        if reason := self.refusal(problem, chosen, launch.arch_of(problem.device)):
+        if reason := self.unsupported_reason(problem, chosen, launch.arch_of(problem.device)):
             return reason
         if tiles(chosen, problem) > MAX_PROGRAMS:
             return f"needs at most {MAX_PROGRAMS} tiles, and was given {tiles(chosen, problem)}"
@@ -171,9 +178,11 @@ class Rung(ABC, Generic[C]):
         constants = self.constants(config, problem, arch)
         with torch.cuda.device(device):
             compiled = self._compiled(config, problem, constants, arch, torch.cuda.current_device())
-            pieces = pieces_of(problem, config)
             return launch.bind(
-                problem, pieces, lambda programs: compiled[programs, 1, 1], constants
+                problem,
+                chunks_of(problem, config),
+                lambda programs: compiled[programs, 1, 1],
+                constants,
             )
 
     def artifact(
@@ -208,9 +217,9 @@ class Rung(ABC, Generic[C]):
         if given.epilogue != NONE and not self.fused:
             raise ValueError(f"has no epilogue beside alpha and C, and was given {given.epilogue}")
         config = config or self.default(given, machine.sms, machine.shared_memory_per_cta)
-        if reason := self._invalid(config, machine.shared_memory_per_cta) or self.refusal(
-            given, config, machine.arch
-        ):
+        if reason := self._invalid(
+            config, machine.shared_memory_per_cta
+        ) or self.unsupported_reason(given, config, machine.arch):
             raise ValueError(reason)
         constants = self.constants(config, given, machine.arch)
         return triton_artifact.from_compiled(
@@ -235,10 +244,9 @@ class Rung(ABC, Generic[C]):
 
 def readable_name(specialization: Any) -> str:
     """A kernel's name in profilers: rung, tile and dtype."""
-    rung, *sizes = (
-        str(specialization.constants[name]) for name in ("RUNG", "BLOCK_M", "BLOCK_N", "BLOCK_K")
-    )
-    return f"outblas_{rung}_{'x'.join(sizes)}_{specialization.signature['a'].removeprefix('*')}"
+    tile = specialization.constants["TILE"]
+    dtype = specialization.signature["a"].removeprefix("*")
+    return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
 
 
 @cache
@@ -249,6 +257,7 @@ def _compile(
     belongs to one.
     """
     signature, constants = dict(specialization.signature), dict(specialization.constants)
+    assert list(signature) == body.arg_names, "the host passes what the body takes"
     options = specialization.options | (gluon.OLD_PTX if as_ptx else {})
     compiled = gluon.compile(body, signature, constants, specialization.attributes, target, options)
     if as_ptx:

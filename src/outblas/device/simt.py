@@ -10,7 +10,7 @@ def snake(thread_m: int, thread_n: int) -> tuple[str, str, int]:
     """FMAs down one column of a thread's outputs and up the next, as assembly, its constraints and
     its outputs.
 
-    Each then shares an operand with the one before it, which the register file need not deliver
+    Each FMA then shares an operand with the one before it, which the register file need not deliver
     again. An FFMA that reads three registers takes two cycles: there are two banks, and one of them
     delivers twice.
     """
@@ -24,34 +24,37 @@ def snake(thread_m: int, thread_n: int) -> tuple[str, str, int]:
 
 
 @gluon.jit
-def column_of(tile, k: gl.constexpr, TRANSPOSED: gl.constexpr, OUTPUTS: gl.constexpr):
-    """Column k of A's slab, as a column of the outputs' layout; TRANSPOSED: the slab lies with k
-    along its rows.
-    """
-    if TRANSPOSED:
-        return tile.slice(k, 1, 0).permute([1, 0]).load(OUTPUTS)
-    else:
-        return tile.slice(k, 1, 1).load(OUTPUTS)
+def alloc_k_block(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LOAD: gl.constexpr):
+    """Shared memory for a k-block of ROWS by COLUMNS elements, widened to fp32."""
+    SHAPE: gl.constexpr = [COLUMNS, ROWS] if LOAD.transposed else [ROWS, COLUMNS]
+    return gl.allocate_shared_memory(gl.float32, SHAPE, LOAD.shared)
 
 
 @gluon.jit
-def row_of(tile, k: gl.constexpr, OUTPUTS: gl.constexpr):
-    """Row k of B's slab, as a row of the outputs' layout."""
-    return tile.slice(k, 1, 0).load(OUTPUTS)
+def store_k_blocks(a_smem, b_smem, a_regs, b_regs, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr):
+    """Stores k-blocks of A and B to shared memory, widened to fp32."""
+    if A_LOAD.transposed:
+        a_smem = a_smem.permute([1, 0])
+    if B_LOAD.transposed:
+        b_smem = b_smem.permute([1, 0])
+    a_smem.store(a_regs.to(gl.float32))
+    b_smem.store(b_regs.to(gl.float32))
+
+
+@gluon.jit
+def load_fragments(a_smem, b_smem, k: gl.constexpr, A_LOAD: gl.constexpr, SUMS: gl.constexpr):
+    """Column k of A's k-block as a column of the sums' layout, and row k of B's as a row of it."""
+    if A_LOAD.transposed:
+        column = a_smem.slice(k, 1, 0).permute([1, 0]).load(SUMS)
+    else:
+        column = a_smem.slice(k, 1, 1).load(SUMS)
+    return column, b_smem.slice(k, 1, 0).load(SUMS)
 
 
 @gluon.jit
 def add_products(acc, column, row, SNAKE: gl.constexpr):
-    """acc + column · row; SNAKE: by `snake`, in its order."""
+    """acc + column · row, by the assembly and in the order of `snake`."""
     column, row = gl.broadcast(column, row)
     return gl.inline_asm_elementwise(
         SNAKE[0], SNAKE[1], [column, row, acc], gl.float32, True, SNAKE[2]
     )
-
-
-@gluon.jit
-def put(tile, slab, TRANSPOSED: gl.constexpr):
-    """Slab into shared memory, widened to fp32."""
-    if TRANSPOSED:
-        tile = tile.permute([1, 0])
-    tile.store(slab.to(gl.float32))

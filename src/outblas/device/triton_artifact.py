@@ -1,5 +1,5 @@
-"""Triton and Gluon kernels as artifacts: what the compiler made, what the assembler said, bank
-conflicts.
+"""Triton and Gluon kernels as artifacts: what the compiler made, what the assembler reported, and
+bank conflicts.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def from_compiled(
 
 
 def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
-    """A kernel's PTX assembled for an architecture, and all that ptxas says of it.
+    """A kernel's PTX assembled for an architecture, and the log of ptxas.
 
     Triton keeps no log, and none exists for a kernel from its cache: the PTX is assembled again, by
     Triton itself, so that the assembler and its options are the same.
@@ -78,11 +78,11 @@ def _assemble(compiled: CompiledKernel, arch: int) -> tuple[bytes, str]:
     options = backend.parse_options(
         {name: metadata[name] for name in ("enable_fp_fusion", "ptx_options")}
     )
-    said = io.StringIO()
-    with _lock, triton.knobs.nvidia.scope(), contextlib.redirect_stdout(said):
+    log = io.StringIO()
+    with _lock, triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
         triton.knobs.nvidia.dump_ptxas_log = True
         cubin = backend.make_cubin(compiled.asm["ptx"], {}, options, arch)
-    return cubin, said.getvalue()
+    return cubin, log.getvalue()
 
 
 def bank_conflicts(registers: Any, shared: Any, shape: tuple[int, ...], dtype: torch.dtype) -> int:

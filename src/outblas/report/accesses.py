@@ -335,14 +335,14 @@ def _bank_conflicts(
     import torch
     from triton.experimental.gluon import language as gl
 
-    from ..device.access import slab_of
+    from ..device.access import k_block_reads
     from ..device.gluon import registers
     from ..device.triton_artifact import bank_conflicts
     from ..kernels.simt_maps import maps
 
     held = maps(config, problem_of(dtype, layout, shape))
     read, columns = (
-        slab_of(held.outputs, config.block_k, axis) for axis in (0, 1)
+        k_block_reads(held.outputs, config.block_k, axis) for axis in (0, 1)
     )  # terms × rows, terms × columns
     of = {"A store": held.a.transposed(), "B store": held.b, "A load": read, "B load": columns}
     if not config.transpose_a:
