@@ -91,7 +91,7 @@ def test_totals_by_space_and_operation() -> None:
     loads = launches()[1].totals()
     of_loads = loads[None, "global", "load"]
     assert of_loads.executed == 4 * (1024 + 262144)
-    assert of_loads.asked == 16 * 4 * (32768 + 8355840)
+    assert of_loads.requested == 16 * 4 * (32768 + 8355840)
     assert of_loads.transactions == 2 * (16384 + 4177920) + 2 * (4096 + 1044480)
     assert of_loads.efficiency == pytest.approx(0.4), "of B all, of A a quarter of each line"
     assert loads[None, "shared", "store"].wavefronts == 3 * 1024 - 1024 + 4096 + 262144 + 1048576
@@ -124,7 +124,7 @@ def test_records_say_only_what_an_access_has() -> None:
     total = instructions.total_record(*kind, counts)
     assert (total["operation"], total["efficiency"]) == (
         "copy",
-        counts.asked / (128 * counts.transactions),
+        counts.requested / (128 * counts.transactions),
     )
     assert total["excess"] == total["wavefronts"] - total["ideal"] > 0
 

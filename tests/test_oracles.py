@@ -316,7 +316,7 @@ def test_ulp_is_the_distance_to_the_next_number(dtype) -> None:
 
 @pytest.mark.parametrize("oracle", [exact, bounded, nonfinite], ids=lambda o: o.__name__)
 @pytest.mark.parametrize("kernel", [broken.right, broken.lost_k_tail, broken.unwritten_tile])
-def test_slabs_change_nothing(kernel, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_rows_change_nothing(kernel, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """A product judged a few rows at a time gets the verdict of one judged whole."""
     chosen = [
         RAGGED,
@@ -324,7 +324,7 @@ def test_slabs_change_nothing(kernel, oracle, monkeypatch: pytest.MonkeyPatch) -
         replace(RAGGED, addend="column", beta=2.0),
     ]
     whole = [oracle(kernel, case) for case in chosen]
-    monkeypatch.setattr("outblas.verify.call._SLAB", 7 * 51)
+    monkeypatch.setattr("outblas.verify.call._CHUNK", 7 * 51)
     parts = [oracle(kernel, case) for case in chosen]
     for part, one in zip(parts, whole, strict=True):
         assert (part.ok, part.message.split(";")[0]) == (one.ok, one.message.split(";")[0])

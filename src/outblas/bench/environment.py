@@ -23,7 +23,7 @@ def driver() -> str | None:
 
 
 def power_limit() -> float | None:
-    """Of the current GPU, in watts; None without a counter of energy."""
+    """The power limit of the current GPU, in watts; None without a counter of energy."""
     try:
         return EnergyMeter().power_limit()
     except RuntimeError:

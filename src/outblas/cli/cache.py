@@ -427,5 +427,5 @@ def _days(text: str) -> float:
 
 
 def _date(when: str) -> str:
-    """To the minute, UTC."""
+    """A time as text, to the minute, in UTC."""
     return when[:16].replace("T", " ")

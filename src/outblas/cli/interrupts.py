@@ -23,7 +23,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """As shells give it: 130 after Ctrl-C, 143 after SIGTERM."""
+        """The exit status that shells give: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + (self.signal or signal.SIGINT)
 
 

@@ -23,8 +23,10 @@ def show_signature(function: Callable[..., Any], required: Collection[str]) -> N
 def renamed(
     function: str, names: Mapping[str, str], aliases: Mapping[str, Any], **given: Any
 ) -> tuple[Any, ...]:
-    """The arguments `given` by name, None where they came under other names: `aliases`, whose
-    parameters `names` has. Raises TypeError.
+    """The arguments `given` by name, completed from `aliases`.
+
+    An argument that came under its other name is None in `given`; `names` has the parameter of each
+    alias. Raises TypeError for an unknown alias, and for an argument that came twice.
     """
     for alias, value in aliases.items():
         if alias not in names:

@@ -24,7 +24,7 @@ class Artifact:
     the depth of the pipeline from loads to products, `tile` is (M, N, K) of a CTA. `bank_conflicts`
     maps an access to the extra wavefronts of each of its instructions, `passes` the level of memory
     ("l1": loads from global memory, "shared") to the passes of 128 bytes, conflicts among them, in
-    which it serves a CTA's slab of `tile[2]` terms; None: the kernel does not say.
+    which it serves a CTA's k-block of `tile[2]` terms; None: the kernel does not say.
     """
 
     kernel: str
@@ -72,10 +72,10 @@ def example(
         raise ValueError(f"shape is {shape!r}, expected three sizes (M, N, K), each at least 1")
     M, N, K = shape
 
-    def matrix(rows: int, columns: int, letter: str, kind: torch.dtype) -> torch.Tensor:
+    def matrix(rows: int, columns: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
         if letter == "t":
-            return torch.empty(columns, rows, dtype=kind, device="meta").t()
-        return torch.empty(rows, columns, dtype=kind, device="meta")
+            return torch.empty(columns, rows, dtype=dtype, device="meta").t()
+        return torch.empty(rows, columns, dtype=dtype, device="meta")
 
     a, b = matrix(M, K, layout[0], dtype), matrix(K, N, layout[1], dtype)
     return problem(a, b, matrix(M, N, "n", check_out_dtype(out_dtype, dtype)), tf32=tf32)

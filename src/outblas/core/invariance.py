@@ -41,8 +41,9 @@ def check(value: object, name: str = "batch_invariant") -> None:
 
 
 def wanted(batch_invariant: bool | None) -> bool:
-    """What a call says, or the context. Where Dynamo traces it, a graph breaks once a context has
-    been entered.
+    """Whether a product is to be batch-invariant: the call says so, or else the context.
+
+    Where Dynamo traces this, a graph breaks once a context has been entered.
     """
     return (_ever and requested()) if batch_invariant is None else batch_invariant
 

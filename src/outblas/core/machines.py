@@ -205,7 +205,7 @@ def of_arch(arch: int) -> tuple[Machine, ...]:
 
 
 def device_name(machine: Machine) -> str:
-    """What torch calls the device of a listed machine."""
+    """The name that torch gives the device of a listed machine."""
     return next(
         (device for device, name in reversed(_DEVICES.items()) if name == machine.name),
         machine.name,

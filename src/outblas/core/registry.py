@@ -89,7 +89,7 @@ _NAMES = tuple(name for names in LADDERS.values() for name in names)
 
 
 def module_name(name: str) -> str:
-    """Where the kernel `name` is defined, as `importlib` takes it."""
+    """The module that defines the kernel `name`, as `importlib` takes it."""
     ladder, _, rung = name.rpartition(".")
     return f"{_PACKAGES[ladder or name]}.{rung}"
 

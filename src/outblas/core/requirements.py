@@ -18,7 +18,7 @@ class Status:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the installed version, or None."""
+        """Why the installed version will not do, or None."""
         if self.installed is None:
             return f"not installed: {install_command(self.name)}"
         if not _requirement(self.name).specifier.contains(self.installed, prereleases=True):

@@ -55,7 +55,7 @@ class Counts:
     """
 
     executed: int
-    asked: int
+    requested: int
     transactions: int
     sectors: int
     wavefronts: int
@@ -76,7 +76,7 @@ class Counts:
         """Bytes asked for over bytes of the transactions; above 1 where threads ask for the same
         bytes, or copies of zeros ask for none.
         """
-        return _ratio(self.asked, TRANSACTION * self.transactions)
+        return _ratio(self.requested, TRANSACTION * self.transactions)
 
     def ratios(self) -> dict[str, float | None]:
         """Transactions and sectors of global memory per request."""
@@ -234,7 +234,7 @@ def _code(kernel: str, rows: Iterable[Mapping[str, str]]) -> Code:
         if kind is None or not values["threads"]:
             continue
         size = int(row[_BITS]) // 8 if row[_BITS].isdigit() else sass.width(mnemonics[-1])
-        counts = Counts(asked=size * values.pop("threads"), **values)
+        counts = Counts(requested=size * values.pop("threads"), **values)
         accesses.append(Access(index, " ".join(row[_SASS].split()), *kind, size, counts))
     return Code(kernel, tuple(mnemonics), tuple(accesses))
 

@@ -41,7 +41,7 @@ _LINE_MASK = LINE - 1
 RecordedRun = Callable[..., Tensor]
 
 
-# With slots, which Python reads faster than a tuple's fields; what is left out costs import time.
+# With slots, which Python reads faster than a tuple's fields; `eq` and `repr` cost import time.
 @dataclass(slots=True, eq=False, repr=False)
 class EagerPlan:
     """A plan that a call of known shapes may take, and what has to hold for it.
@@ -52,11 +52,9 @@ class EagerPlan:
 
     matches: Callable[..., bool]
     plan: Plan
-    conditional: bool  # whether any of the following is not None
     requires_grad: bool | None  # whether gradients are on; None where no tensor needs them
     tf32: bool | None  # whether fp32 becomes tf32; None for other operands
     x_shape: tuple[int, ...] | None  # of x, the activation's argument, where gradients need it
-    recorded_run: RecordedRun | None  # where gradients are needed
 
 
 # Calls of the same shapes share an entry: they differ in layouts, dtypes, devices, and whether
@@ -141,16 +139,14 @@ def run(
     for eager_plan in plans:
         if not eager_plan.matches(*tensors):
             continue
-        plan = eager_plan.plan
-        if eager_plan.conditional:
-            requires_grad, tf32 = eager_plan.requires_grad, eager_plan.tf32
-            if requires_grad is not None and requires_grad is not _gradients_enabled():
-                continue
-            if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
-                continue
-            if (recorded := eager_plan.recorded_run) is not None:
-                x_shape = eager_plan.x_shape
-                return recorded(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
+        plan, requires_grad, tf32 = eager_plan.plan, eager_plan.requires_grad, eager_plan.tf32
+        if requires_grad is not None and requires_grad is not _gradients_enabled():
+            continue
+        if tf32 is not None and tf32 is not (fp32_precision("cuda", "matmul") == "tf32"):
+            continue
+        if requires_grad and _recorded_run is not None:
+            x_shape = eager_plan.x_shape
+            return _recorded_run(plan, a, b, c, alpha, beta, batch_invariant, extra, x_shape)
         if extra is None:
             result: Tensor = plan(a, b, c, out, alpha, beta)
         else:
@@ -200,11 +196,9 @@ def _remember(
     eager_plan = EagerPlan(
         matches=guards.check,
         plan=plan,
-        conditional=requires_grad is not None or tf32 is not None,
         requires_grad=requires_grad,
         tf32=tf32,
         x_shape=x_shape,
-        recorded_run=_recorded_run if requires_grad else None,
     )
     _cache[key] = (*plans, eager_plan)
 

@@ -15,7 +15,7 @@ from .guards import Guarded
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float, float], None]
 Fill = Callable[[torch.Tensor, torch.Generator], object]
 
-_SLAB = 1 << 23  # elements of a float64 temporary
+_CHUNK = 1 << 23  # elements of a float64 temporary
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Call:
             if self.out.storage.is_cuda:
                 torch.cuda.synchronize(self.out.storage.device)
 
-    def slabs(self) -> Iterator[slice]:
+    def row_chunks(self) -> Iterator[slice]:
         """Ranges of rows of the product, small enough for float64 temporaries."""
         case = self.case
-        step = max(1, _SLAB // max(1, prod(case.batch) * max(case.N, case.K)))
+        step = max(1, _CHUNK // max(1, prod(case.batch) * max(case.N, case.K)))
         for start in range(0, case.M, step):
             yield slice(start, min(start + step, case.M))
 
@@ -60,7 +60,7 @@ class Call:
         return result
 
     def torch_product(self) -> torch.Tensor:
-        """What torch computes for this call, in the dtype of the product and on the same device."""
+        """The product by torch, in the dtype of the product and on the same device."""
         with _fp32_precision(self.case):
             if self.c is not None:
                 return torch.addmm(

@@ -23,7 +23,7 @@ def oracles(kernel: str) -> tuple[str, ...]:
 
 
 class Refused(Exception):
-    """A kernel by name does not take a case, and said why."""
+    """A named kernel does not take a case; the message gives the reason."""
 
 
 def caller(kernel: str, config: Any = None) -> Run:
@@ -59,5 +59,5 @@ def check(
     device: torch.device | str = "cuda",
     config: Any = None,
 ) -> Result:
-    """What one oracle says of one call. Raises `Refused` when the kernel does not take it."""
+    """Runs one oracle on one call. Raises `Refused` when the kernel does not take it."""
     return ORACLES[oracle](caller(kernel, config), case, device)

@@ -77,7 +77,7 @@ class Exact:
         self._figures = f"a within ±{ra}, b within ±{rb}"
         self._call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
         self._want = torch.empty(self._call.out.shape, dtype=case.result_dtype, device=device)
-        for rows in self._call.slabs():
+        for rows in self._call.row_chunks():
             self._want[..., rows, :] = self._call.product(rows)
 
     @property
@@ -287,7 +287,7 @@ def _mask(
 ) -> torch.Tensor:
     """Which elements `judge(got, want, rows)` calls wrong."""
     wrong = torch.empty(call.out.shape, dtype=torch.bool, device=call.out.storage.device)
-    for rows in call.slabs():
+    for rows in call.row_chunks():
         wrong[..., rows, :] = judge(call.out.view[..., rows, :], call.product(rows), rows)
     return wrong
 

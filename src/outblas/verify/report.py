@@ -54,7 +54,7 @@ def _first_of(mask: torch.Tensor) -> tuple[int, ...]:
 def _errors(call: Call, wrong: torch.Tensor) -> str:
     """Expected and got at the first wrong element, the largest error, and how many are NaN."""
     largest, place, nans = -1.0, (), 0
-    for rows in call.slabs():
+    for rows in call.row_chunks():
         mask = wrong[..., rows, :]
         got = call.out.view[..., rows, :].double()
         want = call.product(rows).to(call.out.view.dtype).double()
