@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import stored
 
-from outblas.autotune.lookup import Knowledge
+from outblas.autotune.lookup import TuningIndex
 from outblas.autotune.search import gpu
 from outblas.autotune.store.records import Gpu
 from outblas.autotune.store.store import Store
@@ -47,6 +47,6 @@ def knowing(tmp_path):
             for each in here:
                 store.crown(each)
         ship(shipped, folder)
-        return Knowledge(of, folder.with_suffix(".sqlite"), folder)
+        return TuningIndex(of, folder.with_suffix(".sqlite"), folder)
 
     return made

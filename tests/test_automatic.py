@@ -83,7 +83,7 @@ def taken(on_gpu, monkeypatch):
                 raise failing[config]
             return kernel, config
 
-        monkeypatch.setattr(lookup, "knowledge", lambda index: known)
+        monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
         monkeypatch.setattr(dispatch, "_launcher", launcher)
         return dispatch._best_launcher(on_gpu, tune, nothing=False)
 
@@ -130,7 +130,7 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(gpu, monkey
         winner(kernel="hopper.gemm", config=text, workload=other, gpu=gpu),
         of=gpu,
     )
-    monkeypatch.setattr(lookup, "knowledge", lambda index: known)
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
     expected = [("hopper.gemm", text), OWN] if gpu == H100 else [("portable", CONFIGS[0])]
     assert list(automatic.choices(call))[: len(expected)] == expected
 
@@ -180,8 +180,8 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
     swept = []
     known = [know()]
 
-    def sweep(workload, index, kernels, budget, *_, allow_unsaved):
-        assert allow_unsaved
+    def sweep(workload, index, kernels, *, budget, trials, allow_unsaved):
+        assert (trials, allow_unsaved) == (automatic.FIRST_TRIALS, True)
         swept.append((workload, budget))
         if budget == 1.5:
             raise RuntimeError("the GPU is on fire")
@@ -197,7 +197,7 @@ def test_tuning_when_first_met(on_gpu, monkeypatch, know):
             assert choices() == []
 
     monkeypatch.setattr(automatic, "_sweep", sweep)
-    monkeypatch.setattr(lookup, "knowledge", lambda index: known[0])
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: known[0])
     assert choices("") == []
     assert swept == []
     fails("1.5", "64 bfloat16 nt could not be tuned: the GPU is on fire")
@@ -217,10 +217,10 @@ def test_a_store_that_keeps_nothing_is_no_callers_concern(on_gpu, monkeypatch, k
     swept = []
     monkeypatch.setattr(automatic, "_given_up", set())
     monkeypatch.setattr(automatic, "_sweep", lambda *facts, **options: swept.append(options))
-    monkeypatch.setattr(lookup, "knowledge", lambda index: know())
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: know())
     for _ in range(3):
         assert list(automatic.choices(on_gpu, "on")) == []
-    assert swept == [{"allow_unsaved": True}]
+    assert [options["allow_unsaved"] for options in swept] == [True]
 
 
 @pytest.mark.parametrize(("options", "refused"), [({}, True), ({"allow_unsaved": True}, False)])
@@ -231,11 +231,11 @@ def test_tune_refuses_a_store_that_keeps_nothing(monkeypatch, tmp_path, options,
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
     measured = Mock(return_value=outcome.Sweep())
-    monkeypatch.setattr(sweeping, "_local", measured)
+    monkeypatch.setattr(sweeping.local_engine, "run", measured)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError) as error:
-            automatic._sweep(AT, 0, ["portable"], 1.0, 1, 1, **options)
+            automatic._sweep(AT, 0, ["portable"], budget=1.0, trials=1, **options)
     assert isinstance(error.value, StoreError) == refused
     assert measured.called != refused
 
@@ -282,7 +282,7 @@ def test_bad_arguments(error, message, call):
 
 @pytest.mark.parametrize("tune", ["off", "lookup", "on"])
 def test_calls_without_a_gpu_look_nothing_up(tune, monkeypatch):
-    monkeypatch.setattr(lookup, "knowledge", lambda index: pytest.fail("looked up"))
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: pytest.fail("looked up"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fallback.FallbackWarning)
         assert torch.equal(outblas.matmul(A, B, tune=tune), A @ B)

@@ -14,7 +14,8 @@ import faulty_kernel
 import pytest
 
 from outblas.autotune.search import cost_model, gpu, prune, rank
-from outblas.autotune.search.target import Subject, of
+from outblas.autotune.search.plan import plan as plan_of
+from outblas.autotune.search.target import TuneTarget, of
 from outblas.autotune.store.records import Workload
 from outblas.core import registry
 from outblas.core.configs import from_text, to_text
@@ -249,12 +250,12 @@ def test_interpreted_portable_varies_what_the_interpreter_sees():
 
 
 def planned(*subjects, asked=SQUARE, trials=None):
-    return prune.plan(subjects, asked, gpu.imagined("h100"), trials=trials)
+    return plan_of(subjects, asked, gpu.imagined("h100"), trials=trials)
 
 
 def test_ten_thousand_configs_in_seconds(monkeypatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
-    subjects = (HILBERT, PORTABLE, Subject("synthetic", "faulty_kernel"))
+    subjects = (HILBERT, PORTABLE, TuneTarget("synthetic", "faulty_kernel"))
     for subject in subjects:
         subject.load()
     began = time.process_time()
@@ -262,7 +263,7 @@ def test_ten_thousand_configs_in_seconds(monkeypatch):
     assert time.process_time() - began < 5
     assert plan.generated > 15000
     assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
-    assert {candidate.subject for candidate in plan.ranked} >= {HILBERT, PORTABLE}
+    assert {candidate.target for candidate in plan.ranked} >= {HILBERT, PORTABLE}
     times = [candidate.predicted_us for candidate in plan.ranked]
     assert times == sorted(times)
 
@@ -271,7 +272,7 @@ def test_plan_keeps_the_best_of_each_kernel_and_its_own():
     whole, few = planned(HILBERT, PORTABLE), planned(HILBERT, PORTABLE, trials=5)
     assert few.valid == whole.valid == len(whole.ranked)
     for subject in (HILBERT, PORTABLE):
-        best, kept = ([c for c in plan.ranked if c.subject == subject] for plan in (whole, few))
+        best, kept = ([c for c in plan.ranked if c.target == subject] for plan in (whole, few))
         assert kept[:5] == best[:5]
         assert all(c.own for c in kept[5:])
         assert sum(c.own for c in kept) == 1
@@ -294,7 +295,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
     be tried.
     """
     plan = planned(HILBERT, PORTABLE, asked=Workload(257, 129, 65))
-    assert {candidate.subject.name for candidate in plan.ranked} == {"portable"}
+    assert {candidate.target.name for candidate in plan.ranked} == {"portable"}
     assert any("TMA needs" in pruned.example for pruned in plan.pruned)
 
 
@@ -322,7 +323,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled():
 def test_kernels_that_do_not_fit(name, machine, message):
     target = gpu.imagined(machine) if machine else gpu.current()
     with pytest.raises(ValueError, match=message):
-        prune.plan((of(name),), Workload(64, 64, 64, "float32"), target)
+        plan_of((of(name),), Workload(64, 64, 64, "float32"), target)
 
 
 # The model.

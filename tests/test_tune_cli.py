@@ -347,7 +347,7 @@ from sweeps import SUBJECT
 find = subjects.of
 subjects.of = lambda name: SUBJECT if name == "faulty" else find(name)
 from outblas.autotune.sweeps import sweep as sweeping
-sweeping.subject_of = subjects.of
+sweeping.target_of = subjects.of
 sys.argv = ["outblas", *sys.argv[1:]]
 app()
 """

@@ -28,10 +28,10 @@ def fresh(tmp_path, monkeypatch):
     """A store of the test's own, which `matmul` reads, and no shipped tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "TABLES", tmp_path)
-    lookup.forget()
+    lookup.clear_cache()
     dispatch.forget()
     yield tmp_path / "tuning.sqlite"
-    lookup.forget()
+    lookup.clear_cache()
     dispatch.forget()
 
 
@@ -135,7 +135,7 @@ def test_a_broken_store_is_not_the_callers_concern(fresh):
 
 
 def test_lookup_costs_under_two_microseconds(fresh):
-    known, workload = lookup.knowledge(0), Workload(4096, 4096, 4096)
+    known, workload = lookup.tuning_index(0), Workload(4096, 4096, 4096)
     known.choices(workload)
     best = min(_timed(lambda: known.choices(workload)) for _ in range(20))
     assert best < 2e-6

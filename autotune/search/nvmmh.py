@@ -10,7 +10,7 @@ from ...core.machines import Machine
 from ...core.shapes import LAYOUTS
 from ...core.space import Footprint
 from ..store.records import Workload
-from .prune import Ranker, by_model
+from .candidates import Ranker, by_model
 
 _GPUS = {"A100": "A100_SXM_80GB", "H100": "H100_SXM", "GH200": "H100_SXM", "H200": "H200_SXM"}
 _BY_ARCH = {80: "A100_SXM_80GB", 90: "H100_SXM"}

@@ -18,10 +18,11 @@ _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A kernel under tuning. `module` offers what a rung's module does: `Config`,
-    `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)` and
-    `space(problem, machine)`.
+class TuneTarget:
+    """A kernel that is tuned: its name, and the module that has it.
+
+    The module offers what a rung's module does: `Config`, `unsupported(problem, config)`,
+    `plan(problem, config)`, `precompile(problem, config, arch)` and `space(problem, machine)`.
     """
 
     name: str
@@ -38,20 +39,24 @@ class Subject:
         return fingerprint(self.module)
 
 
-def registered(name: str) -> Subject | None:
+def registered(name: str) -> TuneTarget | None:
     """A kernel of the registry; None for another name."""
     known = name in {n for names in registry.LADDERS.values() for n in names}
-    return Subject(name, registry.module_name(name)) if known else None
+    return TuneTarget(name, registry.module_name(name)) if known else None
 
 
-def of(kernel: str | Subject) -> Subject:
+def of(kernel: str | TuneTarget) -> TuneTarget:
     """Raises TypeError or ValueError for what is no kernel."""
-    if isinstance(kernel, Subject):
+    if isinstance(kernel, TuneTarget):
         if not _NAME.fullmatch(kernel.name):
             raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
         return kernel
     registry.find(kernel)
-    return Subject(kernel, registry.module_name(kernel))
+    return TuneTarget(kernel, registry.module_name(kernel))
+
+
+# The older name of the class.
+Subject = TuneTarget
 
 
 @functools.cache

@@ -18,7 +18,8 @@ from typing import Any
 from ..measure.compile_pool import Compilers, default_workers
 from ..measure.isolated import START_SECONDS, Bench, Down
 from ..measure.progress import Progress, Report, Stage, silent
-from ..search.prune import by_model
+from ..search.candidates import by_model
+from ..search.strategy import ModelRanked
 from ..store.leases import Claim
 from ..store.records import Facts, Gpu, Trial, Winner, Workload
 from ..store.store import Store
@@ -194,7 +195,8 @@ class Worker:
             outcome = tune(
                 job, self._gpu, self._bench, self._compilers, line, line.report, label=self._label
             )
-            outcome.job = replace(job, ranker=by_model)  # a used one may not travel
+            # A ranker that was used, or a user's strategy, may not travel.
+            outcome.job = replace(job, ranker=by_model, strategy=ModelRanked())
             line.sent.put(outcome)
         except BaseException as error:
             line.sent.put(error)

@@ -170,6 +170,7 @@ _OPTIONS = {
         "shapes",
         "sms",
         "store",
+        "strategy",
         "top_k",
         "trials",
     )

@@ -37,7 +37,8 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..autotune.measure.progress import Progress
-    from ..autotune.search.target import Subject
+    from ..autotune.search.strategy import Strategy
+    from ..autotune.search.target import TuneTarget
     from ..autotune.store.records import Gpu, Winner, Workload
     from ..autotune.sweeps.outcome import Sweep
 
@@ -68,7 +69,7 @@ def tune(
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Configs of each kernel at a shape, the ranker's best. All by default."
+            min=1, help="Configs of each kernel at a shape, the strategy's first. Default: all."
         ),
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
@@ -80,6 +81,15 @@ def tune(
         str, typer.Option(help="local, or ray: one task a shape on a cluster.")
     ] = "local",
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster.")] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "ranked: the ranker's best configs first; grid, random, random:SEED, or "
+                "module:Class, a Strategy of your own."
+            )
+        ),
+    ] = "ranked",
     ranker: Annotated[
         str, typer.Option(help="model, or heuristics: NVIDIA's nvMatmulHeuristics.")
     ] = "model",
@@ -141,6 +151,7 @@ def tune(
         _check_preview(dry_run, explain, gpu)
         _check_gpus(gpus, preview=dry_run or explain is not None)
         _check_ranker(ranker)
+        search_strategy = _strategy(strategy)
         _check_store(store)
         workloads = _workloads(explain, shapes, dtype, out_dtype, layout)
         _check_kernels(kernels)
@@ -149,7 +160,9 @@ def tune(
         elif dry_run:
             target = _gpu(gpu, gpus)
             subjects = _subjects(kernels, target, workloads[0].dtype)
-            value = _dry_run(subjects, workloads, target, trials, ranker, quiet=json)
+            value = _dry_run(
+                subjects, workloads, target, trials, ranker, search_strategy, quiet=json
+            )
         else:
             value = _interruptible_sweep(
                 kernels,
@@ -161,6 +174,7 @@ def tune(
                 gpus=gpus or "0",
                 engine=engine,
                 address=address,
+                strategy=search_strategy,
                 ranker=ranker,
                 store=store,
                 resume=resume,
@@ -172,7 +186,7 @@ def tune(
 
 def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
     """Raises ValueError, as all below, before anything is started."""
-    from ..autotune.sweeps.sweep import ENGINES
+    from ..autotune.sweeps.options import ENGINES
 
     check_one_of("--engine", engine, ENGINES)
     if engine == "ray" and gpus is not None:
@@ -210,9 +224,21 @@ def _check_gpus(gpus: str | None, *, preview: bool) -> None:
 
 
 def _check_ranker(ranker: str) -> None:
-    from ..autotune.sweeps.sweep import RANKERS
+    from ..autotune.sweeps.options import RANKERS
 
     check_one_of("--ranker", ranker, RANKERS)
+
+
+def _strategy(name: str) -> Strategy:
+    """A strategy by its name; a module of one's own may lie in the current folder."""
+    from ..autotune.search.strategy import strategy_of
+
+    if ":" in name and "" not in sys.path:
+        sys.path.append("")
+    try:
+        return strategy_of(name)
+    except TypeError as error:  # an object that is no strategy is a wrong option here
+        raise ValueError(str(error)) from None
 
 
 def _check_store(store: Path | None) -> None:
@@ -268,7 +294,7 @@ def _gpu(name: str | None, gpus: str | None) -> Gpu:
     return gpu.current() if torch.cuda.is_available() or gpus == "cpu" else gpu.imagined("h100")
 
 
-def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
+def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[TuneTarget, ...]:
     from ..autotune.search.target import of
     from ..runtime.default_kernel import rivals
 
@@ -277,23 +303,27 @@ def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
 
 
 def _dry_run(
-    subjects: tuple[Subject, ...],
+    subjects: tuple[TuneTarget, ...],
     workloads: list[Workload],
     gpu: Gpu,
     trials: int | None,
     ranker: str,
+    strategy: Strategy,
     *,
     quiet: bool,
 ) -> dict[str, Any]:
     """What a sweep would try, in which order, and what each rule keeps it from trying."""
     from ..autotune.lookup import short
-    from ..autotune.search import cost_model, prune
+    from ..autotune.search import cost_model
     from ..autotune.search.gpu import machine
-    from ..autotune.sweeps import sweep as sweeping
+    from ..autotune.search.plan import plan as plan_of
+    from ..autotune.sweeps.options import ranker_of
 
     found, on = [], machine(gpu)
     for workload in workloads:
-        plan = prune.plan(subjects, workload, gpu, trials=trials, ranker=sweeping.ranker_of(ranker))
+        plan = plan_of(
+            subjects, workload, gpu, trials=trials, ranker=ranker_of(ranker), strategy=strategy
+        )
         ranked = [
             {
                 "kernel": c.subject.name,
@@ -332,11 +362,18 @@ def _dry_run(
             for i, r in enumerate(ranked[:SHOWN], 1)
         ]
         table(
-            f"The first {len(rows)} by {ranker}",
+            f"The first {len(rows)} by {_order(strategy, ranker)}",
             ("", "kernel", "config", "µs expected", "limits"),
             rows,
         )
     return {"gpu": gpu.name, "plans": found}
+
+
+def _order(strategy: Strategy, ranker: str) -> str:
+    """What puts configs in order, in words: a strategy, or the ranker that it goes by."""
+    from ..autotune.search.strategy import ModelRanked
+
+    return ranker if isinstance(strategy, ModelRanked) else type(strategy).__name__
 
 
 def _explain(
@@ -350,14 +387,14 @@ def _explain(
     from ..runtime import default_kernel
 
     mode = lookup.mode(None, os.environ.get("OUTBLAS_TUNE"))
-    known = lookup.Knowledge(gpu, store)
+    known = lookup.TuningIndex(gpu, store)
     found = []
     for workload in workloads:
         picked, passed = None, []
         for option in known.choices(workload) if mode != "off" else ():
-            if reason := lookup.refusal(option.kernel, option.config, workload, gpu):
+            if reason := lookup.unsupported_reason(option.kernel, option.config, workload, gpu):
                 passed.append(f"{option.kernel} cannot: {reason}")
-            elif reason := known.objection(option.kernel, workload, prune.problem(workload)):
+            elif reason := known.pruned_reason(option.kernel, workload, prune.problem(workload)):
                 passed.append(f"{option.kernel} had better not: {reason}")
             else:
                 picked = option
