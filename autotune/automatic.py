@@ -207,6 +207,7 @@ def _sweep(
     """
     from .sweeps.sweep import lost_results, sweep
 
+    options["gpus"] = device
     major, minor = torch.cuda.get_device_capability(device)
     found = sweep(
         rivals(10 * major + minor, workload.dtype) if kernels is None else kernels,
@@ -214,7 +215,6 @@ def _sweep(
         dtype=workload.dtype,
         out_dtype=workload.out_dtype,
         layout=workload.layout,
-        gpus=device,
         **options,
     )
     lookup.clear_cache()
