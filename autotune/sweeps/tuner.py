@@ -21,7 +21,7 @@ from ..search.prune import prune
 from ..search.strategy import ModelRanked, Search, Strategy
 from ..search.target import TuneTarget
 from ..store.records import Finalist, Gpu, Trial, Winner, Workload, now
-from .job_view import JobView, Memory
+from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
 SCREEN_SHARE = 0.75  # of the budget; the finals have the rest
@@ -99,19 +99,19 @@ def tune(
     gpu: Gpu,
     bench: Bench,
     compilers: Compilers | None,
-    memory: Memory,
+    store: TrialStore,
     report: Report = silent,
     *,
     label: str = "",
     stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Runs a job. Every trial is in `memory` as soon as it is over: whoever kills this loses the
+    """Runs a job. Every trial is in `store` as soon as it is over: whoever kills this loses the
     one that runs.
 
     `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for
     others. StrategyError is raised for what the job's strategy does wrong.
     """
-    return _Tuning(job, gpu, bench, compilers, memory, report, label, stopped).run()
+    return _Tuning(job, gpu, bench, compilers, store, report, label, stopped).run()
 
 
 class _Tuning:
@@ -121,15 +121,13 @@ class _Tuning:
         gpu: Gpu,
         bench: Bench,
         compilers: Compilers | None,
-        memory: Memory,
+        store: TrialStore,
         report: Report,
         label: str,
         stopped: Callable[[], bool],
     ) -> None:
         self.job, self.gpu, self.bench, self.stopped = job, gpu, bench, stopped
-        self.memory = JobView(
-            memory, job.workload, resume=job.resume, retry_failed=job.retry_failed
-        )
+        self.store = JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
         self.compilers = compilers if gpu.arch else None
         self.sources = {target.name: target.fingerprint for target in job.targets}
 
@@ -148,7 +146,7 @@ class _Tuning:
         self.outcome = Outcome(job, gpu, Plan.before_proposals(space))
         self.best: Trial | None = None
         self.screen = Screen(
-            self.memory,
+            self.store,
             self.bench,
             self.compilers,
             self.gpu,
@@ -209,7 +207,7 @@ class _Tuning:
 
     def _stored_trials(self) -> dict[_Key, Trial]:
         """The trials of this GPU that count as known."""
-        found = self.memory.trials(workload=self.job.workload)
+        found = self.store.trials(workload=self.job.workload)
         return {(t.kernel, t.source, t.config): t for t in found if t.gpu == self.gpu}
 
     def _take_stored(
@@ -295,7 +293,7 @@ class _Tuning:
 
     def _earlier_winners(self) -> list[Winner]:
         """Winners of earlier sweeps on this GPU, of these kernels as they are."""
-        found = self.memory.winners(workload=self.job.workload)
+        found = self.store.winners(workload=self.job.workload)
         return [
             winner
             for winner in found
@@ -340,7 +338,7 @@ class _Tuning:
             of_kernel = [candidate for candidate in order if candidate.target == target]
             if of_kernel:
                 winner = self._winner(race, of_kernel, finalists)
-                self.memory.crown(winner)
+                self.store.crown(winner)
                 self.outcome.winners.append(winner)
 
     def _winner(
