@@ -13,7 +13,7 @@ import pytest
 import tuned
 from sweeps import soon
 
-from outblas.autotune import Store, Subject, sweep
+from outblas.autotune import Store, StrategyError, TuneTarget, sweep
 from outblas.autotune.measure.progress import silent
 from outblas.autotune.sweeps import ray_engine
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
-TUNED = Subject("tuned", "tuned")
+TUNED = TuneTarget("tuned", "tuned")
 SHAPES = [(32, 32, 32), (16, 32, 16), (32, 16, 16)]
 TRIALS = 4
 
@@ -158,6 +158,18 @@ def test_what_has_failed_is_measured_anew_on_a_cluster(folder, store):
     assert run(store, retry_failed=True).outcomes[0].new == 1
     assert {trial.status for trial in store.trials()} == {"ok"}
     assert run(store, resume=False).outcomes[0].new == TRIALS
+
+
+def test_a_strategy_of_ones_own_works_on_a_cluster(folder, store):
+    """Its object travels to the workers, which hear of the results there."""
+    found = run(store, strategy=tuned.SameRows())
+    (outcome,) = found.outcomes
+    assert found.finished
+    assert isinstance(outcome.job.strategy, tuned.SameRows)
+    assert len({candidate.footprint.tile_m for candidate in outcome.plan.ranked}) <= 2
+    assert outcome.new == len(outcome.plan.ranked) > 1
+    with pytest.raises(StrategyError, match="strategy Lost proposed 7, expected a list"):
+        run(store, strategy=tuned.Lost())
 
 
 def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):

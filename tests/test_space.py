@@ -98,7 +98,7 @@ def fields_of(axis):
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_say_why_not_or_pass_the_kernels_own_checks(name):
     """The space may refuse more than the kernel, never less."""
-    machine, subject = machine_for(name), of(name).load()
+    machine, module = machine_for(name), of(name).load()
     for shape, dtype in itertools.zip_longest(SHAPES, precisions(name), fillvalue=""):
         asked = workload(name, shape or SHAPES[0], dtype)
         found, given = space(name, asked), prune.problem(asked)
@@ -108,11 +108,11 @@ def test_configs_say_why_not_or_pass_the_kernels_own_checks(name):
         for config in configs:
             reason = found.invalid_reason(config)
             if reason is None:
-                assert own_reason(name, subject.unsupported, config, given, machine) is None
+                assert own_reason(name, module.unsupported, config, given, machine) is None
             else:
                 assert _explains(reason), reason
         for config in configs[:: len(configs) // 50 + 1]:
-            assert from_text(subject.Config, to_text(config)) == config
+            assert from_text(module.Config, to_text(config)) == config
 
 
 def own_reason(name, unsupported, config, given, machine):
@@ -249,17 +249,17 @@ def test_interpreted_portable_varies_what_the_interpreter_sees():
 # Pruning.
 
 
-def planned(*subjects, asked=SQUARE, trials=None):
-    return plan_of(subjects, asked, gpu.imagined("h100"), trials=trials)
+def planned(*targets, asked=SQUARE, trials=None):
+    return plan_of(targets, asked, gpu.imagined("h100"), trials=trials)
 
 
 def test_ten_thousand_configs_in_seconds(monkeypatch):
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
-    subjects = (HILBERT, PORTABLE, TuneTarget("synthetic", "faulty_kernel"))
-    for subject in subjects:
-        subject.load()
+    targets = (HILBERT, PORTABLE, TuneTarget("synthetic", "faulty_kernel"))
+    for target in targets:
+        target.load()
     began = time.process_time()
-    plan = planned(*subjects)
+    plan = planned(*targets)
     assert time.process_time() - began < 5
     assert plan.generated > 15000
     assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
@@ -271,8 +271,8 @@ def test_ten_thousand_configs_in_seconds(monkeypatch):
 def test_plan_keeps_the_best_of_each_kernel_and_its_own():
     whole, few = planned(HILBERT, PORTABLE), planned(HILBERT, PORTABLE, trials=5)
     assert few.valid == whole.valid == len(whole.ranked)
-    for subject in (HILBERT, PORTABLE):
-        best, kept = ([c for c in plan.ranked if c.target == subject] for plan in (whole, few))
+    for target in (HILBERT, PORTABLE):
+        best, kept = ([c for c in plan.ranked if c.target == target] for plan in (whole, few))
         assert kept[:5] == best[:5]
         assert all(c.own for c in kept[5:])
         assert sum(c.own for c in kept) == 1

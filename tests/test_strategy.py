@@ -7,9 +7,11 @@ interpreter.
 import inspect
 import pickle
 import re
+import sys
 import textwrap
 import typing
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import fields, replace
 
 import commands
@@ -29,7 +31,7 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.options import SweepKeywords
 from outblas.autotune.sweeps.tuner import Job
-from outblas.core.configs import to_text
+from outblas.core.configs import from_text, to_text
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
@@ -182,6 +184,32 @@ def test_batches_follow_each_other(store):
     assert numbers(outcome.plan.ranked) == [0, 3, 4, 5]
     assert outcome.winner.valid == 6
     assert outcome.winner.screened == 4
+
+
+def test_a_batch_is_compiled_when_the_last_one_is_measured(store):
+    compiled = []
+
+    class Compilers:
+        workers = 2
+
+        def submit(self, target, workload, config, arch):
+            compiled.append(from_text(Config, config).number)
+            future = Future()
+            future.set_result(1.0)
+            return future
+
+    def propose(search):
+        yield search.candidates[1:3]
+        before.extend(compiled)
+        yield search.candidates[3:]
+
+    before = []
+    job = Job((SUBJECT,), WORKLOAD, strategy=Proposing(propose))
+    outcome = tuner.tune(job, H100, FakeBench(), Compilers(), store)
+    assert before == [0, 1, 2]
+    assert compiled == [0, 1, 2, 3, 4, 5]
+    assert outcome.finished
+    assert {trial.compile_s for trial in outcome.trials} == {1.0}
 
 
 def test_a_second_sweep_makes_the_same_proposals_and_measures_none_again(store):
@@ -425,13 +453,15 @@ def test_the_older_names():
 
 
 def test_a_strategy_on_the_command_line(monkeypatch, tmp_path):
+    """A module in the current folder is found."""
     (tmp_path / "my_strategies.py").write_text(
         "from outblas.autotune import Strategy\n\n\n"
         "class Last(Strategy):\n"
         "    def propose(self, search):\n"
         "        yield search.ranked()[-2:]\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     line = "--dry-run --gpu h100 --kernels portable --strategy my_strategies:Last"
     shown = commands.invoke("tune", *line.split()).stdout
     assert "The first 3 by Last" in shown

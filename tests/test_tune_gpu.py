@@ -10,7 +10,7 @@ import torch
 
 import outblas
 from outblas.autotune import automatic, lookup
-from outblas.autotune.search.target import Subject
+from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
@@ -45,16 +45,16 @@ def operands(shape=SHAPE, dtype=torch.bfloat16):
 
 @pytest.mark.sm90
 def test_faults_cost_a_trial_each(fresh):
-    subject = Subject("faulty", "faulty_hopper")
+    target = TuneTarget("faulty", "faulty_hopper")
     shape = (
         4096,
         4096,
         256,
     )  # where the rung's own tile, which the faulty ones have, is among the best
-    found = sweep(subject, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
+    found = sweep(target, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
     (outcome,) = found.outcomes
     by_fault = {
-        from_text(subject.load().Config, trial.config).fault: trial for trial in outcome.trials
+        from_text(target.load().Config, trial.config).fault: trial for trial in outcome.trials
     }
     assert by_fault["hang"].status == "hang"
     assert by_fault["illegal"].status == "device lost"
@@ -63,7 +63,7 @@ def test_faults_cost_a_trial_each(fresh):
     counts = Counter(trial.status for trial in outcome.trials)
     assert counts["ok"] == len(outcome.trials) - 3
     assert outcome.winner is not None
-    again = sweep(subject, shape, trials=24, top_k=3, store=fresh)
+    again = sweep(target, shape, trials=24, top_k=3, store=fresh)
     assert again.outcomes[0].new == 0
 
 

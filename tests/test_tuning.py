@@ -22,7 +22,7 @@ from outblas.autotune.measure import prefetch
 from outblas.autotune.measure import race as finals
 from outblas.autotune.measure.isolated import Abandoned
 from outblas.autotune.measure.progress import silent
-from outblas.autotune.search.target import Subject
+from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Trial, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
@@ -139,7 +139,7 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune):
 
 
 def test_each_kernel_has_a_winner(tune):
-    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
+    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, TuneTarget("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 

@@ -158,7 +158,7 @@ def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
     k_tile = _k_tile(f, workload, machine, grid, traffic)
     tile = _tile(f, workload, grid, traffic, k_tile)
     cycles = _cycles(f, grid, tile)
-    dram = 0.0 if traffic.held else traffic.touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
+    dram = 0.0 if traffic.fits_l2 else traffic.touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
     us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
     return Prediction(
         us=us,
@@ -180,7 +180,7 @@ class _Traffic:
     size: int
     out_size: int
     touched: int
-    held: bool
+    fits_l2: bool
 
 
 def _traffic(workload: Workload, machine: Machine) -> _Traffic:
@@ -189,7 +189,7 @@ def _traffic(workload: Workload, machine: Machine) -> _Traffic:
     )
     operands = (workload.M + workload.N) * workload.K * size
     touched = operands + workload.M * workload.N * out_size
-    return _Traffic(size, out_size, touched, held=touched <= HELD * machine.l2_bytes)
+    return _Traffic(size, out_size, touched, fits_l2=touched <= HELD * machine.l2_bytes)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _l2_cycles(
         return (f.tile_m + f.tile_n) * f.tile_k * traffic.size / GATHERED
     rows_a, rows_b = _own_rows(f)
     lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)
-    share = L2_SHARE_HELD if traffic.held else L2_SHARE
+    share = L2_SHARE_HELD if traffic.fits_l2 else L2_SHARE
     weighed = ((1 + lean) * rows_a + (1 - lean) * rows_b) * f.tile_k * traffic.size
     return weighed / min(L2_PORT, share * machine.l2_bytes_per_clock / grid.busy)
 

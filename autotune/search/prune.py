@@ -68,12 +68,12 @@ def prune(
     Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is
     missing.
     """
-    machine, given = machine_of(gpu), problem(workload)
+    machine, shape = machine_of(gpu), problem(workload)
     reasons = _Reasons()
     measurable: list[_Rated] = []
     for target in targets:
         check(target, workload, gpu)
-        space = target.load().space(given, machine)
+        space = target.load().space(shape, machine)
         measurable += _runnable(target, space, workload, machine, ranker, reasons)
     candidates = tuple(_without_wasteful(measurable, reasons))
     return PrunedSpace(reasons.generated, reasons.summary(), candidates)

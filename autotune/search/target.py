@@ -1,4 +1,4 @@
-"""What is tuned: a kernel by its name and the module that has it, which workers import for
+"""What is tuned: a kernel, by its name and the module that has it. Workers import the module
 themselves.
 """
 
@@ -40,13 +40,13 @@ class TuneTarget:
 
 
 def registered(name: str) -> TuneTarget | None:
-    """A kernel of the registry; None for another name."""
+    """The kernel of the registry with this name; None where there is none."""
     known = name in {n for names in registry.LADDERS.values() for n in names}
     return TuneTarget(name, registry.module_name(name)) if known else None
 
 
 def of(kernel: str | TuneTarget) -> TuneTarget:
-    """Raises TypeError or ValueError for what is no kernel."""
+    """A kernel by its name, or as it is. Raises TypeError or ValueError for what is no kernel."""
     if isinstance(kernel, TuneTarget):
         if not _NAME.fullmatch(kernel.name):
             raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
@@ -61,8 +61,7 @@ Subject = TuneTarget
 
 @functools.cache
 def fingerprint(module: str) -> str:
-    """Changes with the source of a kernel: that of its package, and the device code that packages
-    share.
+    """A hash of a kernel's source: of its package, and of the device code that packages share.
 
     Raises ImportError for a module that is not there.
     """

@@ -11,7 +11,7 @@ from ..measure.isolated import Bench, Down
 from ..measure.progress import Progress, Report
 from ..store.store import Store
 from .options import SweepOptions
-from .outcome import Budget, Failure, Sweep, _serial
+from .outcome import Budget, Failure, Sweep, one_at_a_time
 from .tuner import Job, tune
 
 STOP_SECONDS = 10.0  # for an interrupted sweep to end
@@ -37,7 +37,7 @@ class _Engine:
         options: SweepOptions,
     ) -> None:
         self.jobs, self.gpus, self.store, self.options = jobs, list(gpus), store, options
-        self.report = _serial(report)
+        self.report = one_at_a_time(report)
         self.budget = Budget(options.budget, len(jobs), len(gpus))
         self.waiting = queue.SimpleQueue[Job]()
         self.found = Sweep()

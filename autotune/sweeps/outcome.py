@@ -80,7 +80,7 @@ class Budget:
             return max(LEAST_SECONDS, (self._end - time.monotonic()) / turns)
 
 
-def _serial(report: Report) -> Report:
+def one_at_a_time(report: Report) -> Report:
     """A report that is called by one thread at a time, and not again after it raised."""
     lock, broken = threading.Lock(), threading.Event()
 

@@ -24,7 +24,7 @@ from ..store.leases import Claim
 from ..store.records import Facts, Gpu, Trial, Winner, Workload
 from ..store.store import Store
 from .job_view import JobView
-from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, _serial
+from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, one_at_a_time
 from .tuner import Job, Outcome, tune
 
 # How often a worker may die without a new trial before its workload, or its GPU, is given up.
@@ -322,7 +322,7 @@ class _Driver:
         budget: float | None,
         workers: int | None,
     ) -> None:
-        self.ray, self.store, self.report = ray, store, _serial(report)
+        self.ray, self.store, self.report = ray, store, one_at_a_time(report)
         self.tasks = [_Task(job, _view(store, job)) for job in jobs]
         self.waiting = deque(self.tasks)
         self.found = Sweep()

@@ -52,7 +52,7 @@ def tune(
     layout: LayoutOption = "nt",
     budget: Annotated[
         str | None,
-        typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done."),
+        typer.Option(help="Time for all of it, 5s a shape at least: 20m, 8h. Default: until done."),
     ] = None,
     trials: Annotated[
         int | None,
@@ -68,7 +68,7 @@ def tune(
     engine: Annotated[
         str, typer.Option(help="local, or ray: one task a shape on a cluster.")
     ] = "local",
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster.")] = None,
+    address: Annotated[str | None, typer.Option(help="The address of the Ray cluster.")] = None,
     strategy: Annotated[
         str,
         typer.Option(
