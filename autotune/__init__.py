@@ -1,5 +1,5 @@
-"""Autotuning: search spaces, pruning, parallel compiles, isolated measurement, a store of trials,
-choice of configs.
+"""Autotuning: search spaces, pruning, search strategies, parallel compiles, isolated measurement, a
+store of trials, choice of configs.
 """
 
 from importlib import import_module
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .automatic import tune
     from .measure.progress import Progress
-    from .search.prune import plan
-    from .search.target import Subject
+    from .search.candidates import Candidate
+    from .search.plan import plan
+    from .search.strategy import Grid, ModelRanked, Random, Search, Strategy, StrategyError
+    from .search.target import Subject, TuneTarget
     from .store.records import Finalist, Gpu, Trial, Winner, Workload
     from .store.store import Store, StoreError
+    from .sweeps.options import SweepOptions
     from .sweeps.outcome import Failure, Sweep
     from .sweeps.sweep import sweep
     from .sweeps.tuner import Outcome
@@ -19,25 +22,37 @@ if TYPE_CHECKING:
 _PLACES = {
     "automatic": ("tune",),
     "measure.progress": ("Progress",),
-    "search.prune": ("plan",),
+    "search.candidates": ("Candidate",),
+    "search.plan": ("plan",),
+    "search.strategy": ("Grid", "ModelRanked", "Random", "Search", "Strategy", "StrategyError"),
+    "search.target": ("Subject", "TuneTarget"),
     "store.records": ("Finalist", "Gpu", "Trial", "Winner", "Workload"),
     "store.store": ("Store", "StoreError"),
-    "search.target": ("Subject",),
+    "sweeps.options": ("SweepOptions",),
     "sweeps.outcome": ("Failure", "Sweep"),
     "sweeps.sweep": ("sweep",),
     "sweeps.tuner": ("Outcome",),
 }
 __all__ = [
+    "Candidate",
     "Failure",
     "Finalist",
     "Gpu",
+    "Grid",
+    "ModelRanked",
     "Outcome",
     "Progress",
+    "Random",
+    "Search",
     "Store",
     "StoreError",
+    "Strategy",
+    "StrategyError",
     "Subject",
     "Sweep",
+    "SweepOptions",
     "Trial",
+    "TuneTarget",
     "Winner",
     "Workload",
     "plan",
@@ -47,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for: a call of `matmul` needs the choice alone."""
+    """Imports a name when it is first used: a call of `matmul` needs the lookup alone."""
     for module, names in _PLACES.items():
         if name in names:
             return getattr(import_module(f".{module}", __name__), name)

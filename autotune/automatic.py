@@ -1,9 +1,12 @@
 """Tuning from inside a program: what `matmul` asks before it plans a call, and `outblas.tune`."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
@@ -13,14 +16,18 @@ from ..core.problem import Problem
 from ..runtime import dispatch, fallback
 from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup
-from .lookup import HERE, Knowledge
-from .search.target import Subject
+from .lookup import HERE, Choice, TuningIndex
+from .search.target import TuneTarget
 from .store.records import Winner, Workload
 
-FIRST_SECONDS = (
-    60.0  # for a shape that OUTBLAS_TUNE=on meets, unless OUTBLAS_TUNE_BUDGET says otherwise
-)
+if TYPE_CHECKING:
+    from .search.strategy import Strategy
+    from .sweeps.options import SweepKeywords
+
+# The seconds for a shape that OUTBLAS_TUNE=on meets, unless OUTBLAS_TUNE_BUDGET says otherwise.
+FIRST_SECONDS = 60.0
 FIRST_TRIALS = 64
+# Workloads whose tuning failed in this process: they are not tried again at every call.
 _given_up: set[Workload] = set()
 
 
@@ -31,34 +38,39 @@ def choices(problem: Problem, tune: str = "") -> Iterator[tuple[str, str]]:
     """
     mode = lookup.mode(tune, os.environ.get("OUTBLAS_TUNE"))
     workload = None if mode == "off" else of_problem(problem)
-    index = problem.device.index
-    if workload is None or index is None:
+    device = problem.device.index
+    if workload is None or device is None:
         return
     try:
-        known, turned = lookup.knowledge(index), False
-        if PRODUCTION in candidates(
-            known.gpu.arch, workload.dtype
-        ):  # which computes a C stored by columns as C^T
-            problem, turned = operands.with_row_major_output(problem)
-            workload = of_problem(problem) or workload
-        if mode == "on" and not _tuned(known, workload) and workload not in _given_up:
-            known = _first_time(workload, index) or known
-        found = [
-            c
-            for c in known.choices(workload)
-            if known.objection(c.kernel, workload, problem) is None
-        ]
-        asked = [
-            (
-                c.kernel,
-                "" if turned and c.kernel != PRODUCTION else lookup.suited(c, workload, problem),
-            )
-            for c in found
-        ]
+        found = _choices(problem, workload, device, tune_first=mode == "on")
     except Exception as error:  # costs speed, and the caller no product
         fallback.warn_once(f"nothing that was tuned is used: {error}")
         return
-    yield from asked
+    yield from found
+
+
+def _choices(
+    problem: Problem, workload: Workload, device: int, *, tune_first: bool
+) -> list[tuple[str, str]]:
+    """The choices for a product on the GPU of this index, which may be tuned before."""
+    index, transposed = lookup.tuning_index(device), False
+    if PRODUCTION in rivals(index.gpu.arch, workload.dtype):
+        # The production kernel computes a C stored by columns as C^T.
+        problem, transposed = operands.oriented(problem)
+        workload = of_problem(problem) or workload
+    if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
+        index = _tune_first(workload, device) or index
+
+    def config_for(choice: Choice) -> str:
+        if transposed and choice.kernel != PRODUCTION:
+            return ""
+        return lookup.suited(choice, workload, problem)
+
+    return [
+        (choice.kernel, config_for(choice))
+        for choice in index.choices(workload)
+        if index.pruned_reason(choice.kernel, workload, problem) is None
+    ]
 
 
 def of_problem(problem: Problem) -> Workload | None:
@@ -87,11 +99,12 @@ def tune(
     b: torch.Tensor,
     *,
     out_dtype: torch.dtype | None = None,
-    kernels: Sequence[str | Subject] | None = None,
+    kernels: Sequence[str | TuneTarget] | None = None,
     budget: float | None = FIRST_SECONDS,
     trials: int | None = None,
     top_k: int = 8,
     retry_failed: bool = False,
+    strategy: str | Strategy | type[Strategy] = "ranked",
 ) -> Winner:
     """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
 
@@ -101,7 +114,7 @@ def tune(
         out_dtype: as in `matmul`.
         kernels: names from `outblas list`; by default those that `matmul` may choose from on this
             GPU.
-        budget, trials, top_k, retry_failed: as in `outblas.autotune.sweep`.
+        budget, trials, top_k, retry_failed, strategy: as in `outblas.autotune.sweep`.
 
     The winner stays in the user's store. Raises TypeError and ValueError for operands that do not
     fit together or that no kernel takes, RuntimeError inside a CUDA graph capture, where the store
@@ -111,15 +124,16 @@ def tune(
     operands.check_tensor("a", a)
     operands.check_tensor("b", b)
     shape = operands.check_pair(a, b)
-    kind = operands.check_out_dtype(out_dtype, a.dtype)
+    dtype = operands.check_out_dtype(out_dtype, a.dtype)
     if not a.is_cuda:
         raise ValueError(
             f"a is on {a.device}, expected an NVIDIA GPU: there is nothing to tune elsewhere"
         )
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a CUDA graph is being captured: tune before, not inside")
+
     tf32 = a.dtype is torch.float32 and dispatch.tf32_requested()
-    out = torch.empty(shape, dtype=kind, device="meta")
+    out = torch.empty(shape, dtype=dtype, device="meta")
     workload = of_problem(operands.problem(a, b, out, tf32=tf32))
     if workload is None:
         raise ValueError(
@@ -128,12 +142,19 @@ def tune(
             "matrices that are not empty, or a batch that shares b, each with a stride of 1"
         )
     return _sweep(
-        workload, a.device.index, kernels, budget, trials, top_k, retry_failed=retry_failed
+        workload,
+        a.device.index,
+        kernels,
+        budget=budget,
+        trials=trials,
+        top_k=top_k,
+        retry_failed=retry_failed,
+        strategy=strategy,
     )
 
 
-def _tuned(known: Knowledge, workload: Workload) -> bool:
-    return any(k.origin == HERE and k.workload == workload for k in known.known)
+def _is_tuned(index: TuningIndex, workload: Workload) -> bool:
+    return any(entry.origin == HERE and entry.workload == workload for entry in index.entries)
 
 
 def first_seconds() -> float:
@@ -149,62 +170,65 @@ def first_seconds() -> float:
     )
 
 
-def _first_time(workload: Workload, index: int) -> Knowledge | None:
-    """Tunes a shape that is met for the first time; what goes wrong is said once and costs speed
+def _tune_first(workload: Workload, device: int) -> TuningIndex | None:
+    """Tunes a shape that is met for the first time. What goes wrong is said once, and costs speed
     only.
     """
     try:
-        _sweep(workload, index, None, first_seconds(), FIRST_TRIALS, 8, allow_unsaved=True)
+        _sweep(
+            workload,
+            device,
+            None,
+            budget=first_seconds(),
+            trials=FIRST_TRIALS,
+            allow_unsaved=True,
+        )
     except Exception as error:
         _given_up.add(workload)
         fallback.warn_once(f"{workload} could not be tuned: {error}")
         return None
-    known = lookup.knowledge(index)
-    if not _tuned(
-        known, workload
-    ):  # the store keeps nothing, and has said so: not again at every call
+
+    index = lookup.tuning_index(device)
+    if not _is_tuned(index, workload):
+        # The store keeps nothing, and has said so: the next call must not tune again.
         _given_up.add(workload)
-    return known
+    return index
 
 
 def _sweep(
     workload: Workload,
-    index: int,
-    kernels: Sequence[str | Subject] | None,
-    budget: float | None,
-    trials: int | None,
-    top_k: int,
-    *,
-    retry_failed: bool = False,
-    allow_unsaved: bool = False,
+    device: int,
+    kernels: Sequence[str | TuneTarget] | None,
+    **options: Unpack[SweepKeywords],
 ) -> Winner:
+    """Tunes one workload on the GPU of this index, and has the result looked up from now on.
+
+    Raises RuntimeError where nothing could be measured.
+    """
     from .sweeps.sweep import lost_results, sweep
 
-    major, minor = torch.cuda.get_device_capability(index)
+    options["gpus"] = device
+    major, minor = torch.cuda.get_device_capability(device)
     found = sweep(
         candidates(10 * major + minor, workload.dtype) if kernels is None else kernels,
         workload.shape,
         dtype=workload.dtype,
         out_dtype=workload.out_dtype,
         layout=workload.layout,
-        budget=budget,
-        trials=trials,
-        top_k=top_k,
-        gpus=index,
-        retry_failed=retry_failed,
-        allow_unsaved=allow_unsaved,
+        **options,
     )
-    lookup.forget()
-    dispatch.clear_cache()
-    if found.unsaved and not allow_unsaved:
+    lookup.clear_cache()
+    dispatch.forget()
+    if found.unsaved and not options.get("allow_unsaved"):
         warnings.warn(lost_results(found.unsaved, found.store, found.rescued), stacklevel=3)
-    if not found.winners:
-        reasons = [failure.reason for failure in found.failures]
-        reasons += [
-            trial.reason for outcome in found.outcomes for trial in outcome.trials if not trial.ok
-        ][:1]
-        reasons += [left.reason for outcome in found.outcomes for left in outcome.unmeasured][:1]
-        raise RuntimeError(
-            f"{workload}: no config could be measured: {'; '.join(reasons) or 'none is valid'}"
-        )
-    return found.winners[0]
+    if found.winners:
+        return found.winners[0]
+
+    reasons = [failure.reason for failure in found.failures]
+    failed = [trial for outcome in found.outcomes for trial in outcome.trials if not trial.ok]
+    reasons += [trial.reason for trial in failed[:1]]
+    unmeasured = [left for outcome in found.outcomes for left in outcome.unmeasured]
+    reasons += [left.reason for left in unmeasured[:1]]
+    raise RuntimeError(
+        f"{workload}: no config could be measured: {'; '.join(reasons) or 'none is valid'}"
+    )

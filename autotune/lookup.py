@@ -1,5 +1,5 @@
 """Which kernel and config a call takes: what was tuned here, what a table says, what the model
-thinks.
+predicts.
 """
 
 import functools
@@ -24,9 +24,12 @@ from .store.records import Gpu, Workload
 from .store.store import Store
 from .store.tables import TABLES, read_table
 
-REACH = 1.5  # the farthest tuned shape that speaks for another, in binary orders of magnitude
+# The farthest tuned shape that speaks for another, in binary orders of magnitude.
+REACH = 1.5
 NEIGHBOURS = 12  # winners, at most, that are weighed for a shape
-TIE = 1.06  # model's times so near decide nothing: the production kernel's calls cost the host less
+# Predictions that differ by less than this factor decide nothing: the production kernel is taken,
+# whose calls cost the host less.
+TIE = 1.06
 SHORTLIST = 3  # alternatives that a choice keeps for calls which the first cannot take
 
 HERE = "tuned on this GPU"
@@ -37,9 +40,15 @@ _ORIGINS = (HERE, MODEL, SHIPPED, COUSIN)
 
 
 @dataclass(frozen=True)
-class Known:
-    """A config that won at a workload, where that is known from, its µs, and cuBLAS's time over its
-    own.
+class TunedEntry:
+    """A config that won at a workload.
+
+    Attributes:
+        origin: where that is known from, one of `_ORIGINS`.
+        gpu: the name of the GPU.
+        us: the time of a call.
+        ratio: cuBLAS's time over it.
+        when: the date of the measurement.
     """
 
     origin: str
@@ -61,81 +70,58 @@ class Choice:
     why: str
 
 
-class Knowledge:
-    """All that is known of one GPU: from the store, and from shipped tables."""
+class TuningIndex:
+    """All that is known of one GPU: the winners in the store, and those in shipped tables."""
 
     def __init__(self, gpu: Gpu, store: Path | None = None, tables: Path | None = None) -> None:
         self.gpu = gpu
         self.machine = machine_of(gpu)
-        self.known = tuple(_from_store(gpu, store)) + tuple(
+        self.entries = tuple(_from_store(gpu, store)) + tuple(
             _from_tables(gpu, TABLES if tables is None else tables)
         )
         self._choices: dict[Workload, tuple[Choice, ...]] = {}
 
     def choices(self, workload: Workload) -> tuple[Choice, ...]:
-        """The best first; empty where nothing is known."""
+        """The kernels and configs for a workload, the best first; empty where nothing is known."""
         found = self._choices.get(workload)
         if found is None:
             found = self._choices[workload] = tuple(self._ranked(workload))
         return found
 
-    def objection(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
-        """Why a kernel had better not take a product of this workload, or None, by
-        `default_kernel.pruned_reason`. Where the workload was tuned, its packed operands have
-        decided, if they are copied too.
+    def pruned_reason(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
+        """Why a kernel that can run a product of this workload had better not; None if it may.
+
+        Where the workload was tuned, its packed operands have decided, if they are copied too.
         """
         from .search import prune
 
-        reason = pruned_reason(kernel, problem)
-        if reason and any(known.workload == workload for known in self.known):
-            return reason if pruned_reason(kernel, prune.problem(workload)) is None else None
+        reason = spared(kernel, problem)
+        if reason and any(entry.workload == workload for entry in self.entries):
+            return reason if spared(kernel, prune.problem(workload)) is None else None
         return reason
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:
-        """The path to the choice, for people: every place that was looked in, and what it said."""
-        said = []
-        alike = [known for known in self.known if known.workload.kind == workload.kind]
+        """The way to the choice, for people: every place that was looked in, and what is there."""
+        same_kind = [entry for entry in self.entries if entry.workload.kind == workload.kind]
+        steps = []
         for origin in _ORIGINS:
-            there = [known for known in alike if known.origin == origin]
-            exact = _best_by_kernel(known for known in there if known.workload == workload)
-            if exact:
-                said.append((origin, "; ".join(_describe(known) for known in exact)))
-                continue
-            near = _nearest(there, workload)
-            if not there:
-                said.append((origin, f"nothing for {' '.join(workload.kind)}"))
-            elif distance(near[0].workload, workload) <= REACH:
-                place = (
-                    f"{distance(near[0].workload, workload):.2f} from "
-                    f"{to_text(near[0].workload.shape)}"
-                )
-                said.append((origin, f"{place}: " + "; ".join(_describe(known) for known in near)))
-            else:
-                away = distance(near[0].workload, workload)
-                said.append(
-                    (
-                        origin,
-                        f"nearest is {near[0].workload}, {away:.2f} away, expected at most {REACH}",
-                    )
-                )
+            there = [entry for entry in same_kind if entry.origin == origin]
+            steps.append((origin, _describe_place(there, workload)))
+
         ranked = self._by_model(workload)
         if ranked:
-            said.append(
-                (
-                    "model",
-                    f"{_brief(ranked[0])} is the fastest of {len(ranked)} configs that won "
-                    "somewhere",
-                )
+            message = (
+                f"{_brief(ranked[0])} is the fastest of {len(ranked)} configs that won somewhere"
             )
         else:
-            said.append(("model", "no config that won somewhere runs here"))
-        return said
+            message = "no config that won somewhere runs here"
+        return [*steps, ("model", message)]
 
     def _ranked(self, workload: Workload) -> Iterator[Choice]:
-        # Who tuned one kernel has said nothing of the others: of one workload, all that is known
-        # competes.
-        own = [known for known in self.known if known.origin != COUSIN]
-        exact = _best_by_kernel(known for known in own if known.workload == workload)
+        # Whoever tuned one kernel has measured nothing of the others: all that is known of a
+        # workload competes.
+        own = [entry for entry in self.entries if entry.origin != COUSIN]
+        exact = _best_by_kernel(entry for entry in own if entry.workload == workload)
         seen = set()
         for choice in self._tuned(exact, workload) if exact else self._carried(workload):
             key = choice.kernel, choice.config
@@ -145,136 +131,134 @@ class Knowledge:
         if not seen:
             yield from self._by_model(workload)[:SHORTLIST]
 
-    def _tuned(self, exact: Sequence[Known], workload: Workload) -> Iterator[Choice]:
+    def _tuned(self, exact: Sequence[TunedEntry], workload: Workload) -> Iterator[Choice]:
         """What was tuned for the workload itself and, should that fail, the nearest of
         each origin.
         """
-        alike = [known for known in self.known if known.workload.kind == workload.kind]
+        same_kind = [entry for entry in self.entries if entry.workload.kind == workload.kind]
         found = list(exact)
         for origins in ((HERE, MODEL), (SHIPPED,), (COUSIN,)):
-            found += _nearest([known for known in alike if known.origin in origins], workload)
-        for known in found:
-            if distance(known.workload, workload) <= REACH:
-                yield Choice(known.kernel, known.config, _why(known, workload))
+            there = [entry for entry in same_kind if entry.origin in origins]
+            found += _nearest(there, workload)
+        for entry in found:
+            if distance(entry.workload, workload) <= REACH:
+                yield Choice(entry.kernel, entry.config, _why(entry, workload))
 
     def _carried(self, workload: Workload) -> list[Choice]:
-        """What won at neighbours, the fastest here first: by the time it took there, and by the
-        model's opinion of how much longer it takes here. Where the model has none, the nearest
-        first. Other models of GPU come last.
+        """What won at neighbours, the fastest here first.
+
+        The time here is the time that the neighbour took, times the model's ratio of both. Where
+        the model predicts nothing, the nearest come first. Other models of GPU come last.
         """
         near = [
-            k for k in self.known if _akin(k, workload) and distance(k.workload, workload) <= REACH
+            entry
+            for entry in self.entries
+            if _is_akin(entry, workload) and distance(entry.workload, workload) <= REACH
         ]
-        near.sort(key=lambda k: (distance(k.workload, workload), k.workload, -k.ratio))
-        own = [known for known in near if known.origin != COUSIN]
-        cousins = [known for known in near if known.origin == COUSIN]
+        near.sort(
+            key=lambda entry: (distance(entry.workload, workload), entry.workload, -entry.ratio)
+        )
+        own = [entry for entry in near if entry.origin != COUSIN]
+        cousins = [entry for entry in near if entry.origin == COUSIN]
         return self._weighed(own[:NEIGHBOURS], workload) + self._weighed(
             cousins[:NEIGHBOURS], workload
         )
 
-    def _weighed(self, near: Sequence[Known], workload: Workload) -> list[Choice]:
-        found = list[tuple[float, Choice]]()
-        shares = []  # of the model's time that the production kernel took
-        for known in near:
-            here, then = (
-                self._predicted(known.kernel, known.config, w) for w in (workload, known.workload)
-            )
-            us, why = math.inf, _why(known, workload)
-            if here is not None and then is not None:
-                us = known.us * here / then
+    def _weighed(self, near: Sequence[TunedEntry], workload: Workload) -> list[Choice]:
+        """The choices that neighbours make, by the time that each is expected to take here."""
+        found: list[tuple[float, Choice]] = []
+        shares = []  # the production kernel's times over the model's
+        for entry in near:
+            here = self._predicted(entry.kernel, entry.config, workload)
+            there = self._predicted(entry.kernel, entry.config, entry.workload)
+            us, why = math.inf, _why(entry, workload)
+            if here is not None and there is not None:
+                us = entry.us * here / there
                 why += f", {us:.1f} µs expected here"
-                shares += [known.us / then] if known.kernel == PRODUCTION else []
-            found.append((us, Choice(known.kernel, known.config, why)))
-        ruled = self._predicted(PRODUCTION, "", workload) if shares else None
-        if ruled is not None:
-            us = ruled * statistics.median(shares)
-            found.append(
-                (
-                    us,
-                    Choice(
-                        PRODUCTION,
-                        "",
-                        f"its own rule, {us:.1f} µs expected by what neighbours took",
-                    ),
-                )
-            )
+                if entry.kernel == PRODUCTION:
+                    shares.append(entry.us / there)
+            found.append((us, Choice(entry.kernel, entry.config, why)))
+
+        by_rule = self._predicted(PRODUCTION, "", workload) if shares else None
+        if by_rule is not None:
+            us = by_rule * statistics.median(shares)
+            why = f"its own rule, {us:.1f} µs expected by what neighbours took"
+            found.append((us, Choice(PRODUCTION, "", why)))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
     def _predicted(self, kernel: str, config: str, workload: Workload) -> float | None:
-        """µs by the model; None where it has no opinion, or the config does not run."""
+        """µs by the model; None where it predicts nothing, or the config does not run."""
         if self.machine is None:
             return None
         footprint = _footprint(kernel, config, workload, self.gpu)
-        return (
-            None
-            if isinstance(footprint, str)
-            else cost_model.predict(footprint, workload, self.machine).us
-        )
+        if isinstance(footprint, str):
+            return None
+        return cost_model.predict(footprint, workload, self.machine).us
 
     def _by_model(self, workload: Workload) -> list[Choice]:
         """By the analytic model: what won at some workload with operands of this width, and the
         production kernel's own rule, which is first in a tie.
         """
-        won = [(k.kernel, k.config) for k in self.known if _width(k.workload) == _width(workload)]
+        width = _width(workload)
+        won = [(e.kernel, e.config) for e in self.entries if _width(e.workload) == width]
+        rules = [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
         found: list[tuple[float, Choice]] = []
-        for kernel, config in dict.fromkeys(
-            won + [(kernel, "") for kernel, _ in won if kernel == PRODUCTION]
-        ):
+        for kernel, config in dict.fromkeys(won + rules):
             us = self._predicted(kernel, config, workload)
             if us is not None:
-                rank = us if kernel == PRODUCTION else TIE * us
-                found.append(
-                    (rank, Choice(kernel, config, f"analytic model, {us:.1f} µs expected"))
-                )
+                weight = us if kernel == PRODUCTION else TIE * us
+                why = f"analytic model, {us:.1f} µs expected"
+                found.append((weight, Choice(kernel, config, why)))
         return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 
 def distance(one: Workload, other: Workload) -> float:
-    """Between shapes, in binary orders of magnitude: doubling one of M, N, K is 1."""
+    """The distance of two shapes in binary orders of magnitude: doubling one of M, N, K is 1."""
     return math.sqrt(
         sum(math.log2(x / y) ** 2 for x, y in zip(one.shape, other.shape, strict=True))
     )
 
 
 def mode(given: str | None, environment: str | None) -> Mode:
-    """From an argument, or else OUTBLAS_TUNE; "lookup" by default. Raises ValueError for another
-    word.
+    """The mode of an argument, or else of OUTBLAS_TUNE; "lookup" by default.
+
+    Raises ValueError for another word.
     """
     name, value = ("tune", given) if given else ("OUTBLAS_TUNE", environment)
-    for known in MODES:
-        if (value or "lookup") == known:
-            return known
+    for allowed in MODES:
+        if (value or "lookup") == allowed:
+            return allowed
     raise ValueError(f"{name} is '{shown(value)}', expected one of {', '.join(MODES)}")
 
 
 @functools.cache
-def knowledge(index: int) -> Knowledge:
-    """Of the GPU of this index, read once in a process. Whatever is wrong with the store or a
-    table, it is left out.
+def tuning_index(device: int) -> TuningIndex:
+    """What is known of the GPU of this index, read once in a process.
+
+    A store or a table that cannot be read is left out.
     """
     from .search.gpu import current
 
-    return Knowledge(current(index))
+    return TuningIndex(current(device))
 
 
-def forget() -> None:
-    """Reads stores and tables anew from now on."""
-    knowledge.cache_clear()
+def clear_cache() -> None:
+    """Has stores and tables read anew from now on."""
+    tuning_index.cache_clear()
 
 
-def _from_store(gpu: Gpu, path: Path | None) -> Iterator[Known]:
+def _from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
     try:
         with Store(path, read_only=True) as store:
             found = store.tuned(gpu)
     except Exception as error:  # a caller of matmul must not hear of it as an exception
         warnings.warn(f"outblas reads no tuning store: {error}", stacklevel=2)
         return
-    here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
+    kernels_here = {kernel for kernel in {each.kernel for each in found} if registered(kernel)}
     for each in reversed(found):
-        if each.kernel in here:
-            origin = HERE if each.gpu == gpu else MODEL
-            yield Known(
-                origin,
+        if each.kernel in kernels_here:
+            yield TunedEntry(
+                HERE if each.gpu == gpu else MODEL,
                 gpu.name,
                 each.workload,
                 each.kernel,
@@ -285,7 +269,7 @@ def _from_store(gpu: Gpu, path: Path | None) -> Iterator[Known]:
             )
 
 
-def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
+def _from_tables(gpu: Gpu, folder: Path) -> Iterator[TunedEntry]:
     tables = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -299,9 +283,16 @@ def _from_tables(gpu: Gpu, folder: Path) -> Iterator[Known]:
     nearest = sorted(cousins, key=lambda table: (abs(table.gpu.sms - gpu.sms), table.gpu.name))[:1]
     for origin, chosen in ((SHIPPED, own), (COUSIN, nearest)):
         for table in chosen:
-            for e in table.entries:
-                yield Known(
-                    origin, table.gpu.name, e.workload, e.kernel, e.config, e.us, e.ratio, e.when
+            for each in table.entries:
+                yield TunedEntry(
+                    origin,
+                    table.gpu.name,
+                    each.workload,
+                    each.kernel,
+                    each.config,
+                    each.us,
+                    each.ratio,
+                    each.when,
                 )
 
 
@@ -310,37 +301,53 @@ def _width(workload: Workload) -> tuple[int, bool]:
     return (2 if workload.dtype in ("bfloat16", "float16") else 4), workload.dtype == "tf32"
 
 
-def _akin(known: Known, workload: Workload) -> bool:
-    """Whether a winner tells of a workload's dtype and layout: to the production kernel all of 16
-    bits are alike.
+def _is_akin(entry: TunedEntry, workload: Workload) -> bool:
+    """Whether a winner tells something of a workload's dtype and layout.
+
+    To the production kernel all layouts and dtypes of 16 bits are alike.
     """
-    if known.workload.kind == workload.kind:
+    if entry.workload.kind == workload.kind:
         return True
-    wide = [w.out_dtype == "float32" for w in (known.workload, workload)]
     return (
-        known.kernel == PRODUCTION
-        and _width(known.workload) == _width(workload)
-        and wide[0] == wide[1]
+        entry.kernel == PRODUCTION
+        and _width(entry.workload) == _width(workload)
+        and (entry.workload.out_dtype == "float32") == (workload.out_dtype == "float32")
     )
 
 
-def _best_by_kernel(known: Iterable[Known]) -> list[Known]:
-    """Of each kernel what is known from nearest by, the fastest kernel first."""
-    found: dict[str, Known] = {}
-    for each in sorted(known, key=lambda k: _ORIGINS.index(k.origin)):
-        found.setdefault(each.kernel, each)
-    return sorted(found.values(), key=lambda k: -k.ratio)
+def _best_by_kernel(entries: Iterable[TunedEntry]) -> list[TunedEntry]:
+    """The entry of the nearest origin for each kernel, the fastest kernel first."""
+    found: dict[str, TunedEntry] = {}
+    for entry in sorted(entries, key=lambda entry: _ORIGINS.index(entry.origin)):
+        found.setdefault(entry.kernel, entry)
+    return sorted(found.values(), key=lambda entry: -entry.ratio)
 
 
-def _nearest(known: Sequence[Known], workload: Workload) -> list[Known]:
+def _nearest(entries: Sequence[TunedEntry], workload: Workload) -> list[TunedEntry]:
     """What won at the nearest workload, the fastest kernel first."""
-    if not known:
+    if not entries:
         return []
-    place = min((k.workload for k in known), key=lambda w: (distance(w, workload), w))
-    return _best_by_kernel(k for k in known if k.workload == place)
+    place = min((e.workload for e in entries), key=lambda w: (distance(w, workload), w))
+    return _best_by_kernel(entry for entry in entries if entry.workload == place)
 
 
-def refusal(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
+def _describe_place(entries: Sequence[TunedEntry], workload: Workload) -> str:
+    """What the entries of one origin say of a workload, for people."""
+    exact = _best_by_kernel(entry for entry in entries if entry.workload == workload)
+    if exact:
+        return "; ".join(map(_describe, exact))
+    if not entries:
+        return f"nothing for {' '.join(workload.kind)}"
+
+    near = _nearest(entries, workload)
+    place = near[0].workload
+    away = distance(place, workload)
+    if away > REACH:
+        return f"nearest is {place}, {away:.2f} away, expected at most {REACH}"
+    return f"{away:.2f} from {to_text(place.shape)}: " + "; ".join(map(_describe, near))
+
+
+def unsupported_reason(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str | None:
     """Why a kernel does not take a workload of packed operands with a config on a GPU; None if it
     does.
     """
@@ -368,28 +375,31 @@ def _space(kernel: str, workload: Workload, gpu: Gpu) -> tuple[ModuleType, Space
     """
     from .search import prune, target
 
-    subject = target.of(kernel)
-    prune.check(subject, workload, gpu)
-    module = subject.load()
+    found = target.of(kernel)
+    prune.check(found, workload, gpu)
+    module = found.load()
     return module, module.space(prune.problem(workload), machine_of(gpu))
 
 
 def remarks(kernel: str, workload: Workload) -> list[str]:
-    """What a kernel does for a workload beside the product, in words; empty where it says
-    nothing.
+    """What a kernel does for a workload beside the product, in words; empty where it does
+    nothing else.
     """
     from .search import prune, target
 
     try:
-        said = getattr(target.of(kernel).load(), "remarks", None)
+        found = getattr(target.of(kernel).load(), "remarks", None)
     except (ValueError, ImportError):
         return []
-    return said(prune.problem(workload)) if said else []
+    return found(prune.problem(workload)) if found else []
 
 
 def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
-    """The config of a choice or, where rows of the operands begin inside of lines of L2 and those
-    of packed ones do not, or the other way, "": the production kernel's rule, which goes by them.
+    """The config of a choice as it suits the operands of a call.
+
+    The config was measured with packed operands. Where rows of the call's operands begin inside of
+    cache lines and those of packed ones do not, or the other way, it is "": the production kernel's
+    own rule, which goes by these lines.
     """
     if choice.kernel != PRODUCTION:
         return choice.config
@@ -404,15 +414,16 @@ def suited(choice: Choice, workload: Workload, problem: Problem) -> str:
 
 
 def limits(kernel: str, config: str, workload: Workload, gpu: Gpu) -> str:
-    """What the model says bounds a config; empty where it says nothing."""
+    """What the model says bounds a config; empty where it predicts nothing."""
     footprint, machine = _footprint(kernel, config, workload, gpu), machine_of(gpu)
     if isinstance(footprint, str) or machine is None:
         return ""
     return cost_model.predict(footprint, workload, machine).limits
 
 
-def _describe(known: Known) -> str:
-    return f"{_brief(Choice(known.kernel, known.config, ''))} {known.ratio:.3f} of cuBLAS"
+def _describe(entry: TunedEntry) -> str:
+    choice = Choice(entry.kernel, entry.config, "")
+    return f"{_brief(choice)} {entry.ratio:.3f} of cuBLAS"
 
 
 def _brief(choice: Choice) -> str:
@@ -432,6 +443,7 @@ def short(kernel: str, config: str) -> str:
         return config
 
 
-def _why(known: Known, workload: Workload) -> str:
-    place = str(workload) if known.workload == workload else f"neighbour {known.workload}"
-    return f"{known.origin}, {place}, {known.ratio:.3f} of cuBLAS there"
+def _why(entry: TunedEntry, workload: Workload) -> str:
+    exact = entry.workload == workload
+    place = str(workload) if exact else f"neighbour {entry.workload}"
+    return f"{entry.origin}, {place}, {entry.ratio:.3f} of cuBLAS there"

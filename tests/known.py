@@ -7,7 +7,7 @@ from typing import Any
 
 import stored
 
-from outblas.autotune.lookup import Knowledge
+from outblas.autotune.lookup import TuningIndex
 from outblas.autotune.search import gpu
 from outblas.autotune.store.records import Gpu, Winner
 from outblas.autotune.store.store import Store
@@ -51,6 +51,6 @@ def knowing(tmp_path: Path) -> Know:
             for each in here:
                 store.crown(each)
         ship(shipped, folder)
-        return Knowledge(of, folder.with_suffix(".sqlite"), folder)
+        return TuningIndex(of, folder.with_suffix(".sqlite"), folder)
 
     return made

@@ -284,8 +284,8 @@ class Driver:
 
 
 def candidate(config):
-    subject = SimpleNamespace(name="model", fingerprint="abc")
-    return SimpleNamespace(subject=subject, text=config, predicted_us=1.0)
+    target = SimpleNamespace(name="model", fingerprint="abc")
+    return SimpleNamespace(target=target, text=config, predicted_us=1.0)
 
 
 def run(seed, faults, *, configs=4, drivers=4):

@@ -13,12 +13,12 @@ from typing import Any
 
 from outblas.autotune.measure import supervisor
 from outblas.autotune.search import gpu
-from outblas.autotune.search.target import Subject
-from outblas.autotune.store.records import Trial, Workload
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import Sweep, sweep
 
-SUBJECT = Subject("faulty", "faulty_kernel")
+SUBJECT = TuneTarget("faulty", "faulty_kernel")
 WORKLOAD = Workload(16, 16, 16, "float32", layout="nn")
 H100 = gpu.imagined("h100")
 OPTIONS = {"dtype": "float32", "layout": "nn", "gpus": "cpu"}

@@ -88,9 +88,9 @@ def taken(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
                 raise failing[config]
             return kernel, config
 
-        monkeypatch.setattr(lookup, "knowledge", lambda index: known)
-        monkeypatch.setattr(launcher, "named_launcher", named)
-        return launcher.best_launcher(on_gpu, tune, no_product=False)
+        monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
+        monkeypatch.setattr(dispatch, "_launcher", launcher)
+        return dispatch._best_launcher(on_gpu, tune, nothing=False)
 
     return taken
 
@@ -139,7 +139,7 @@ def test_a_c_stored_by_columns_is_looked_up_as_the_product_that_runs(
         winner(kernel="hopper.gemm", config=text, workload=other, gpu=gpu),
         of=gpu,
     )
-    monkeypatch.setattr(lookup, "knowledge", lambda index: known)
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
     expected = [("hopper.gemm", text), OWN] if gpu == H100 else [("portable", CONFIGS[0])]
     assert list(automatic.choices(call))[: len(expected)] == expected
 
@@ -195,10 +195,8 @@ def test_tuning_when_first_met(
     swept = []
     known = [know()]
 
-    def sweep(
-        workload: Workload, index: int, kernels: Any, budget: float | None, *_: int, allow_unsaved
-    ) -> None:
-        assert allow_unsaved
+    def sweep(workload, index, kernels, *, budget, trials, allow_unsaved):
+        assert (trials, allow_unsaved) == (automatic.FIRST_TRIALS, True)
         swept.append((workload, budget))
         if budget == 1.5:
             raise RuntimeError("the GPU is on fire")
@@ -214,7 +212,7 @@ def test_tuning_when_first_met(
             assert choices() == []
 
     monkeypatch.setattr(automatic, "_sweep", sweep)
-    monkeypatch.setattr(lookup, "knowledge", lambda index: known[0])
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: known[0])
     assert choices("") == []
     assert swept == []
     fails("1.5", "64 bfloat16 nt could not be tuned: the GPU is on fire")
@@ -236,10 +234,10 @@ def test_a_store_that_keeps_nothing_is_no_callers_concern(
     swept = []
     monkeypatch.setattr(automatic, "_given_up", set())
     monkeypatch.setattr(automatic, "_sweep", lambda *facts, **options: swept.append(options))
-    monkeypatch.setattr(lookup, "knowledge", lambda index: know())
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: know())
     for _ in range(3):
         assert list(automatic.choices(on_gpu, "on")) == []
-    assert swept == [{"allow_unsaved": True}]
+    assert [options["allow_unsaved"] for options in swept] == [True]
 
 
 @pytest.mark.parametrize(("options", "refused"), [({}, True), ({"allow_unsaved": True}, False)])
@@ -252,11 +250,11 @@ def test_tune_refuses_a_store_that_keeps_nothing(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(sweeping, "visible_gpus", lambda gpus: ["0"])
     measured = Mock(return_value=outcome.Sweep())
-    monkeypatch.setattr(sweeping, "_local", measured)
+    monkeypatch.setattr(sweeping.local_engine, "run", measured)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError) as error:
-            automatic._sweep(AT, 0, ["portable"], 1.0, 1, 1, **options)
+            automatic._sweep(AT, 0, ["portable"], budget=1.0, trials=1, **options)
     assert isinstance(error.value, StoreError) == refused
     assert measured.called != refused
 
@@ -305,8 +303,8 @@ def test_bad_arguments(error: type[Exception], message: str, call: Callable[[], 
 
 
 @pytest.mark.parametrize("tune", ["off", "lookup", "on"])
-def test_calls_without_a_gpu_look_nothing_up(tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "knowledge", lambda index: pytest.fail("looked up"))
+def test_calls_without_a_gpu_look_nothing_up(tune, monkeypatch):
+    monkeypatch.setattr(lookup, "tuning_index", lambda index: pytest.fail("looked up"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fallback.FallbackWarning)
         assert torch.equal(outblas.matmul(A, B, tune=tune), A @ B)

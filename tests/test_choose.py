@@ -15,7 +15,7 @@ from known import A100, CONFIGS, H100, H200, OLDER, PCIE, SQUARE, Know, knowing,
 from stored import sql
 
 from outblas.autotune import lookup
-from outblas.autotune.lookup import COUSIN, HERE, MODEL, SHIPPED, Choice, Knowledge
+from outblas.autotune.lookup import COUSIN, HERE, MODEL, SHIPPED, Choice, TuningIndex
 from outblas.autotune.search import prune
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
@@ -45,8 +45,8 @@ def kernels(known: Knowledge) -> list[str]:
 # Places and their order.
 
 
-def test_nothing_known() -> None:
-    known = Knowledge(H100, Path("/nonexistent/tuning.sqlite"), Path("/nonexistent/tables"))
+def test_nothing_known():
+    known = TuningIndex(H100, Path("/nonexistent/tuning.sqlite"), Path("/nonexistent/tables"))
     assert known.choices(SQUARE) == ()
     assert [place for place, _ in known.steps(SQUARE)] == [HERE, MODEL, SHIPPED, COUSIN, "model"]
     nothing = "nothing for bfloat16 bfloat16 nt"
@@ -59,7 +59,7 @@ def test_places_in_order(know: Know) -> None:
     here = winner(0), winner(1, workload=NEAR)
     shipped = winner(2), winner(3, workload=NEAR), winner(4, gpu=H200)
     known = know(*here, shipped=shipped)
-    assert {k.origin for k in known.known} == {HERE, SHIPPED, COUSIN}
+    assert {k.origin for k in known.entries} == {HERE, SHIPPED, COUSIN}
     assert configs(known) == [0, 2, 4]
     assert known.choices(SQUARE)[0].why == f"{HERE}, 4096 bfloat16 nt, 1.000 of cuBLAS there"
     # without what comes first, the next
@@ -76,7 +76,7 @@ def test_places_in_order(know: Know) -> None:
 
 def test_other_software_of_the_same_model_counts_less(know: Know) -> None:
     known = know(winner(5, gpu=OLDER, ratio=1.5), winner(0))
-    assert {k.origin for k in known.known} == {HERE, MODEL}
+    assert {k.origin for k in known.entries} == {HERE, MODEL}
     assert configs(known) == [0]
     assert know(winner(5, gpu=OLDER)).choices(SQUARE)[0].why.startswith(MODEL)
 
@@ -147,11 +147,11 @@ def test_packed_operands_speak_for_others_that_are_copied_as_they_are(know: Know
     )
     packed = prune.problem(even)
     offset = replace(packed, alignment=(16, 2, 16))  # B is copied: 16 rows do not pay for it
-    assert known.objection("hopper.gemm", even, packed) is None
-    assert "copies operands first" in str(known.objection("hopper.gemm", even, offset))
-    assert known.objection("portable", even, offset) is None
-    assert known.objection("hopper.gemm", odd, prune.problem(odd)) is None
-    assert "copies" in str(know().objection("hopper.gemm", odd, prune.problem(odd)))
+    assert known.pruned_reason("hopper.gemm", even, packed) is None
+    assert "copies operands first" in str(known.pruned_reason("hopper.gemm", even, offset))
+    assert known.pruned_reason("portable", even, offset) is None
+    assert known.pruned_reason("hopper.gemm", odd, prune.problem(odd)) is None
+    assert "copies" in str(know().pruned_reason("hopper.gemm", odd, prune.problem(odd)))
 
 
 def test_reach(know: Know) -> None:
@@ -184,10 +184,10 @@ def test_other_dtypes_and_layouts_are_no_neighbours(know: Know) -> None:
 
 def test_the_nearest_cousin_of_the_same_architecture(know: Know) -> None:
     known = know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200), winner(2, gpu=A100)))
-    assert {(k.origin, k.gpu) for k in known.known} == {(COUSIN, H200.name)}
+    assert {(k.origin, k.gpu) for k in known.entries} == {(COUSIN, H200.name)}
     assert configs(known) == [1]
     assert configs(know(shipped=(winner(0, gpu=PCIE), winner(1, gpu=H200)), of=PCIE)) == [0, 1]
-    assert know(shipped=(winner(2, gpu=A100),)).known == ()
+    assert know(shipped=(winner(2, gpu=A100),)).entries == ()
 
 
 def test_the_model_knows_what_won_elsewhere_and_runs_here(know: Know) -> None:
@@ -220,12 +220,12 @@ def test_steps_say_what_each_place_has(know: Know) -> None:
     assert steps[COUSIN] == "nearest is 1024x4096x4096 bfloat16 nt, 2.00 away, expected at most 1.5"
 
 
-def test_refusals() -> None:
-    assert lookup.refusal("portable", "", SQUARE, H100) is None
-    assert "block_m is 17" in str(lookup.refusal("portable", "block_m=17", SQUARE, H100))
-    assert "needs sm_90" in str(lookup.refusal("hopper.hilbert", "", SQUARE, A100))
-    assert "expected one of" in str(lookup.refusal("no.kernel", "", SQUARE, H100))
-    assert "name=value" in str(lookup.refusal("portable", "tile_m=128", SQUARE, H100))
+def test_refusals():
+    assert lookup.unsupported_reason("portable", "", SQUARE, H100) is None
+    assert "block_m is 17" in str(lookup.unsupported_reason("portable", "block_m=17", SQUARE, H100))
+    assert "needs sm_90" in str(lookup.unsupported_reason("hopper.hilbert", "", SQUARE, A100))
+    assert "expected one of" in str(lookup.unsupported_reason("no.kernel", "", SQUARE, H100))
+    assert "name=value" in str(lookup.unsupported_reason("portable", "tile_m=128", SQUARE, H100))
 
 
 def test_lookups_are_cheap(know: Know) -> None:
@@ -258,7 +258,7 @@ def path(path: Path) -> Path:
 
 def read(store: Path) -> Knowledge:
     """With the tables beside it."""
-    return Knowledge(H100, store, store.parent)
+    return TuningIndex(H100, store, store.parent)
 
 
 DAMAGES = {
@@ -284,7 +284,7 @@ def test_a_store_that_cannot_be_read_is_left_out(damage: str, path: Path) -> Non
         warnings.simplefilter("always")
         known = read(path)
     readable = damage == "not readable" and os.getuid() == 0
-    assert len(known.known) == len(known.choices(SQUARE)) == readable
+    assert len(known.entries) == len(known.choices(SQUARE)) == readable
     assert caught or damage == "a dangling link" or readable
     assert content() == before
 
@@ -304,7 +304,7 @@ def test_rows_that_are_no_winners_are_left_out(path: Path) -> None:
     with Store(path) as store:
         store.crown(winner(1, workload=NEAR))
     sql(path, "UPDATE winners SET config = '; rm -rf /' WHERE M = 4096")
-    assert [k.workload for k in read(path).known] == [NEAR]
+    assert [k.workload for k in read(path).entries] == [NEAR]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_tables_that_were_changed_are_left_out(tmp_path: Path) -> None:
     content["entries"][0]["ratio_high"] = 9.0
     path.write_text(json.dumps(content))
     with pytest.warns(UserWarning, match="sha256"):
-        assert read(tmp_path / "no.sqlite").known == ()
+        assert read(tmp_path / "no.sqlite").entries == ()
 
 
 def test_shipped_tables_name_configs_that_exist() -> None:
@@ -333,9 +333,10 @@ def test_shipped_tables_name_configs_that_exist() -> None:
     assert tables
     for table in tables:
         for entry in table.entries:
-            assert lookup.refusal(entry.kernel, entry.config, entry.workload, table.gpu) is None, (
-                entry
-            )
+            assert (
+                lookup.unsupported_reason(entry.kernel, entry.config, entry.workload, table.gpu)
+                is None
+            ), entry
 
 
 def test_a_winner_of_a_wrong_clock_does_not_count_as_the_newest(path: Path) -> None:

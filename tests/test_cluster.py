@@ -14,8 +14,8 @@ import pytest
 import tuned
 from sweeps import soon
 
-from outblas.autotune import Progress, Store, Subject, Sweep, sweep
-from outblas.autotune.measure.progress import Report, silent
+from outblas.autotune import Store, StrategyError, TuneTarget, sweep
+from outblas.autotune.measure.progress import silent
 from outblas.autotune.sweeps import ray_engine
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux", reason="kills processes"),
 ]
-TUNED = Subject("tuned", "tuned")
+TUNED = TuneTarget("tuned", "tuned")
 SHAPES = [(32, 32, 32), (16, 32, 16), (32, 16, 16)]
 TRIALS = 4
 
@@ -168,9 +168,19 @@ def test_what_has_failed_is_measured_anew_on_a_cluster(folder: Path, store: Stor
     assert run(store, resume=False).outcomes[0].new == TRIALS
 
 
-def test_a_workload_whose_workers_always_die_fails(
-    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strategy_of_ones_own_works_on_a_cluster(folder, store):
+    """Its object travels to the workers, which hear of the results there."""
+    found = run(store, strategy=tuned.SameRows())
+    (outcome,) = found.outcomes
+    assert found.finished
+    assert isinstance(outcome.job.strategy, tuned.SameRows)
+    assert len({candidate.footprint.tile_m for candidate in outcome.plan.ranked}) <= 2
+    assert outcome.new == len(outcome.plan.ranked) > 1
+    with pytest.raises(StrategyError, match="strategy Lost proposed 7, expected a list"):
+        run(store, strategy=tuned.Lost())
+
+
+def test_a_workload_whose_workers_always_die_fails(folder, store, monkeypatch):
     monkeypatch.setattr(ray_engine, "RESTARTS", 1)
     (folder / "deadly").touch()
     try:

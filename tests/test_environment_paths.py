@@ -42,9 +42,9 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", VALUES[request.param])
     cache._warn_once.cache_clear()
-    lookup.forget()
+    lookup.clear_cache()
     yield request.param
-    lookup.forget()
+    lookup.clear_cache()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -93,9 +93,9 @@ def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_store_of_no_place_is_left_out(environment) -> None:
     gpu = next(iter(read_table(path).gpu for path in lookup.TABLES.glob("*.json")))
-    known = lookup.Knowledge(gpu)
-    assert known.known
-    assert not [each for each in known.known if each.origin in (lookup.HERE, lookup.MODEL)]
+    known = lookup.TuningIndex(gpu)
+    assert known.entries
+    assert not [each for each in known.entries if each.origin in (lookup.HERE, lookup.MODEL)]
 
 
 def test_a_mode_that_is_none_is_told_in_short() -> None:

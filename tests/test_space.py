@@ -15,7 +15,8 @@ import faulty_kernel
 import pytest
 
 from outblas.autotune.search import cost_model, gpu, prune, rank
-from outblas.autotune.search.target import Subject, of
+from outblas.autotune.search.plan import plan as plan_of
+from outblas.autotune.search.target import TuneTarget, of
 from outblas.autotune.store.records import Workload
 from outblas.core import registry
 from outblas.core.configs import from_text, to_text
@@ -100,7 +101,7 @@ def fields_of(axis: str | tuple[str, ...]) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str) -> None:
     """The space may refuse more than the kernel, never less."""
-    machine, subject = machine_for(name), of(name).load()
+    machine, module = machine_for(name), of(name).load()
     for shape, dtype in itertools.zip_longest(SHAPES, precisions(name), fillvalue=""):
         asked = workload(name, shape or SHAPES[0], dtype)
         found, given = space(name, asked), prune.problem(asked)
@@ -110,11 +111,11 @@ def test_configs_say_why_not_or_pass_the_kernels_own_checks(name: str) -> None:
         for config in configs:
             reason = found.invalid_reason(config)
             if reason is None:
-                assert own_reason(name, subject.unsupported, config, given, machine) is None
+                assert own_reason(name, module.unsupported, config, given, machine) is None
             else:
                 assert _explains(reason), reason
         for config in configs[:: len(configs) // 50 + 1]:
-            assert from_text(subject.Config, to_text(config)) == config
+            assert from_text(module.Config, to_text(config)) == config
 
 
 def own_reason(name: str, unsupported: Any, config: Any, given: Problem, machine: Machine) -> Any:
@@ -251,21 +252,21 @@ def test_interpreted_portable_varies_what_the_interpreter_sees() -> None:
 # Pruning.
 
 
-def planned(*subjects: Subject, asked: Workload = SQUARE, trials: int | None = None) -> prune.Plan:
-    return prune.plan(subjects, asked, gpu.imagined("h100"), trials=trials)
+def planned(*targets, asked=SQUARE, trials=None):
+    return plan_of(targets, asked, gpu.imagined("h100"), trials=trials)
 
 
 def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTY_CONFIGS", "10000")
-    subjects = (HILBERT, PORTABLE, Subject("synthetic", "faulty_kernel"))
-    for subject in subjects:
-        subject.load()
+    targets = (HILBERT, PORTABLE, TuneTarget("synthetic", "faulty_kernel"))
+    for target in targets:
+        target.load()
     began = time.process_time()
-    plan = planned(*subjects)
+    plan = planned(*targets)
     assert time.process_time() - began < 5
     assert plan.generated > 15000
     assert plan.generated == len(plan.ranked) + sum(pruned.count for pruned in plan.pruned)
-    assert {candidate.subject for candidate in plan.ranked} >= {HILBERT, PORTABLE}
+    assert {candidate.target for candidate in plan.ranked} >= {HILBERT, PORTABLE}
     times = [candidate.predicted_us for candidate in plan.ranked]
     assert times == sorted(times)
 
@@ -273,8 +274,8 @@ def test_ten_thousand_configs_in_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_plan_keeps_the_best_of_each_kernel_and_its_own() -> None:
     whole, few = planned(HILBERT, PORTABLE), planned(HILBERT, PORTABLE, trials=5)
     assert few.valid == whole.valid == len(whole.ranked)
-    for subject in (HILBERT, PORTABLE):
-        best, kept = ([c for c in plan.ranked if c.subject == subject] for plan in (whole, few))
+    for target in (HILBERT, PORTABLE):
+        best, kept = ([c for c in plan.ranked if c.target == target] for plan in (whole, few))
         assert kept[:5] == best[:5]
         assert all(c.own for c in kept[5:])
         assert sum(c.own for c in kept) == 1
@@ -297,7 +298,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
     be tried.
     """
     plan = planned(HILBERT, PORTABLE, asked=Workload(257, 129, 65))
-    assert {candidate.subject.name for candidate in plan.ranked} == {"portable"}
+    assert {candidate.target.name for candidate in plan.ranked} == {"portable"}
     assert any("TMA needs" in pruned.example for pruned in plan.pruned)
 
 
@@ -325,7 +326,7 @@ def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
 def test_kernels_that_do_not_fit(name: str, machine: str, message: str) -> None:
     target = gpu.imagined(machine) if machine else gpu.current()
     with pytest.raises(ValueError, match=message):
-        prune.plan((of(name),), Workload(64, 64, 64, "float32"), target)
+        plan_of((of(name),), Workload(64, 64, 64, "float32"), target)
 
 
 # The model.

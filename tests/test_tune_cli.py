@@ -28,7 +28,7 @@ from outblas.autotune.sweeps import sweep
 from outblas.autotune.sweeps.outcome import Failure, Sweep
 from outblas.autotune.sweeps.screening import Unmeasured
 from outblas.autotune.sweeps.tuner import Job, Outcome
-from outblas.cli import tune as cli_tune
+from outblas.cli import tune_result
 from outblas.cli.tune import parse_budget
 
 PLAIN = "--dtype float32 --layout nn --gpus cpu"
@@ -215,6 +215,9 @@ def test_without_a_gpu(options: str) -> None:
         ("--kernels simt.naive", "kernel 'simt.naive' needs an NVIDIA GPU"),
         ("--engine slurm", "--engine is 'slurm', expected one of local, ray"),
         ("--ranker luck", "--ranker is 'luck', expected one of model, heuristics"),
+        ("--strategy luck", "--strategy is 'luck', expected one of grid, ranked, random,"),
+        ("--strategy json:dumps", "--strategy is 'json:dumps', expected a subclass of outblas."),
+        ("--strategy no_such:X", "--strategy is 'no_such:X', which cannot be imported"),
         ("--dry-run --gpu voodoo", "--gpu is 'voodoo', expected one of"),
         ("--trials 0", "'--trials'"),
         ("--top-k 0", "'--top-k'"),
@@ -239,6 +242,7 @@ def test_bad_options(options: str, message: str, path: Path) -> None:
         ("--engine foo", "--engine is 'foo', expected one of local, ray"),
         ("--gpus zero", "--gpus is 'zero', expected"),
         ("--ranker luck", "--ranker is 'luck'"),
+        ("--strategy luck", "--strategy is 'luck'"),
         ("--budget soon", "--budget is 'soon'"),
         ("--shapes 1x", "--shapes is "),
         ("--kernels nothing", "--kernels is 'nothing'"),
@@ -252,11 +256,9 @@ def test_bad_options(options: str, message: str, path: Path) -> None:
         ("--store /", "--store is '/', exp"),
     ],
 )
-def test_every_option_is_checked_before_anything_runs(
-    mode: str, options: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_sweep", "_dry_run", "_explain"):
-        monkeypatch.setattr(f"outblas.cli.tune.{name}", lambda *_, **__: pytest.fail("runs"))
+def test_every_option_is_checked_before_anything_runs(mode, options, message, monkeypatch):
+    for name in ("tune._sweep", "tune_preview.dry_run", "tune_preview.explain"):
+        monkeypatch.setattr(f"outblas.cli.{name}", lambda *_, **__: pytest.fail("runs"))
     assert message in refusal(f"{mode} {options}")
 
 
@@ -333,7 +335,7 @@ def test_a_confidence_that_says_nothing_is_a_tie(
 ) -> None:
     """The doubts of several finalists add up to more than 1."""
     shown = [
-        cli_tune._confidence(stored.winner(confidence=confidence, separated=separated))
+        tune_result._confidence(stored.winner(confidence=confidence, separated=separated))
         for confidence, separated in (
             (0.0, True),
             (0.0, False),
@@ -360,7 +362,7 @@ from sweeps import SUBJECT
 find = subjects.of
 subjects.of = lambda name: SUBJECT if name == "faulty" else find(name)
 from outblas.autotune.sweeps import sweep as sweeping
-sweeping.subject_of = subjects.of
+sweeping.target_of = subjects.of
 sys.argv = ["outblas", *sys.argv[1:]]
 app()
 """

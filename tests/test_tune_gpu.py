@@ -12,7 +12,7 @@ import torch
 
 import outblas
 from outblas.autotune import automatic, lookup
-from outblas.autotune.search.target import Subject
+from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
@@ -30,11 +30,11 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A store of the test's own, which `matmul` reads, and no shipped tables."""
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "TABLES", tmp_path)
-    lookup.forget()
-    dispatch.clear_cache()
+    lookup.clear_cache()
+    dispatch.forget()
     yield tmp_path / "tuning.sqlite"
-    lookup.forget()
-    dispatch.clear_cache()
+    lookup.clear_cache()
+    dispatch.forget()
 
 
 def operands(
@@ -48,17 +48,17 @@ def operands(
 
 
 @pytest.mark.sm90
-def test_faults_cost_a_trial_each(fresh: Path) -> None:
-    subject = Subject("faulty", "faulty_hopper")
+def test_faults_cost_a_trial_each(fresh):
+    target = TuneTarget("faulty", "faulty_hopper")
     shape = (
         4096,
         4096,
         256,
     )  # where the rung's own tile, which the faulty ones have, is among the best
-    found = sweep(subject, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
+    found = sweep(target, shape, trials=24, top_k=3, trial_seconds=5, store=fresh)
     (outcome,) = found.outcomes
     by_fault = {
-        from_text(subject.load().Config, trial.config).fault: trial for trial in outcome.trials
+        from_text(target.load().Config, trial.config).fault: trial for trial in outcome.trials
     }
     assert by_fault["hang"].status == "hang"
     assert by_fault["illegal"].status == "device lost"
@@ -67,7 +67,7 @@ def test_faults_cost_a_trial_each(fresh: Path) -> None:
     counts = Counter(trial.status for trial in outcome.trials)
     assert counts["ok"] == len(outcome.trials) - 3
     assert outcome.winner is not None
-    again = sweep(subject, shape, trials=24, top_k=3, store=fresh)
+    again = sweep(target, shape, trials=24, top_k=3, store=fresh)
     assert again.outcomes[0].new == 0
 
 
@@ -138,8 +138,8 @@ def test_a_broken_store_is_not_the_callers_concern(fresh: Path) -> None:
     torch.testing.assert_close(product, a @ b)
 
 
-def test_lookup_costs_under_two_microseconds(fresh: Path) -> None:
-    known, workload = lookup.knowledge(0), Workload(4096, 4096, 4096)
+def test_lookup_costs_under_two_microseconds(fresh):
+    known, workload = lookup.tuning_index(0), Workload(4096, 4096, 4096)
     known.choices(workload)
     best = min(_timed(lambda: known.choices(workload)) for _ in range(20))
     assert best < 2e-6

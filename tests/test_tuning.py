@@ -5,7 +5,6 @@ that goes down.
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from unittest.mock import Mock
 
 import faulty_kernel
 import pytest
+from fake_bench import FakeBench, number, number_in
 from faulty_kernel import Config
 from sweeps import H100, SUBJECT, WORKLOAD
 
@@ -22,11 +22,10 @@ from outblas.autotune.measure import compile_pool as compiling
 from outblas.autotune.measure import finals as racing
 from outblas.autotune.measure import prefetch
 from outblas.autotune.measure import race as finals
-from outblas.autotune.measure.isolated import Abandoned, Down
+from outblas.autotune.measure.isolated import Abandoned
 from outblas.autotune.measure.progress import silent
-from outblas.autotune.measure.worker import Entry, Screened
-from outblas.autotune.search.target import Subject
-from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload, now
+from outblas.autotune.search.target import TuneTarget
+from outblas.autotune.store.records import Trial, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome
@@ -35,74 +34,6 @@ from outblas.core.configs import from_text, to_text
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 ONE = to_text(Config(number=1))
-
-
-def number(of: Trial | Winner | Finalist) -> int:
-    return number_in(of.config)
-
-
-def number_in(config):
-    return from_text(Config, config).number
-
-
-@dataclass
-class FakeBench:
-    """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at
-    that call of that config (of any, for None), but for the first `spared` times, and `dies` times
-    at most.
-    """
-
-    down: tuple[str, int | None] | None = None
-    spared: int = 0
-    us: float = 50.0
-    seconds: float = 0.0
-    sleep: Callable[[float], None] = time.sleep
-    calls: list[tuple[str, int | None]] = field(default_factory=list)
-    restarts: int = 0
-    unlocked: str = ""
-    entered: set[Entry] = field(default_factory=set)
-    status: str = "crash"
-    dies: int = 1 << 30
-
-    def open(self, workload: Workload) -> float:
-        self._called("open")
-        return 100.0
-
-    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
-        us = self._called("screen", entry)
-        return Screened("ok", us=us, ratio=100 / us, ratio_low=100 / us, ratio_high=100 / us)
-
-    def enter(self, workload: Workload, entry: Entry) -> Screened:
-        self._called("enter", entry)
-        self.entered.add(entry)
-        return Screened("ok")
-
-    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        times = [[self._called("race", entry)] * rounds for entry in entries]
-        if not self.entered >= set(entries):
-            raise Down("crash", "the worker is another one")
-        return [100.0] * rounds, times
-
-    def forget(self, entries: Sequence[Entry]) -> None:
-        self._called("forget")
-
-    def _called(self, call: str, entry: Entry | None = None) -> float:
-        config = from_text(Config, entry[1]).number if entry else None
-        self.sleep(self.seconds)
-        self.calls.append((call, config))
-        if (
-            self.down in ((call, config), (call, None))
-            and self.calls.count((call, config)) > self.spared
-            and self.dies
-        ):
-            self.dies -= 1
-            self.restarts += 1
-            self.entered.clear()
-            raise Down(self.status, "a bad day")
-        return self.us + (config or 0)
-
-    def configs(self, call: str) -> list[int | None]:
-        return [config for name, config in self.calls if name == call]
 
 
 @dataclass
@@ -216,8 +147,8 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]
     assert set(anew.configs("race")) == {0, 1, 2}
 
 
-def test_each_kernel_has_a_winner(tune: Callable[..., Outcome]) -> None:
-    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
+def test_each_kernel_has_a_winner(tune):
+    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, TuneTarget("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from outblas.autotune import Strategy
 from outblas.core.configs import to_text
 from outblas.core.machines import Machine
 from outblas.core.problem import Launch, Problem
@@ -20,14 +21,30 @@ from outblas.core.space import Space
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 
-__all__ = ["FOLDER", "Config", "plan", "precompile", "space", "unsupported"]
+__all__ = ["FOLDER", "Config", "Lost", "SameRows", "plan", "precompile", "space", "unsupported"]
 
 FOLDER = "OUTBLAS_TEST_TUNED"
 
 _planned = Counter[str]()
 
 
-def space(problem: Problem, machine: Machine | None) -> Space[Any]:
+class SameRows(Strategy):
+    """Proposes one config, and then all that have the tile_m of the fastest so far."""
+
+    def propose(self, search):
+        yield search.ranked()[:1]
+        best = search.best()
+        yield [c for c in search.ranked() if c.footprint.tile_m == best.footprint.tile_m]
+
+
+class Lost(Strategy):
+    """Proposes what is no candidate."""
+
+    def propose(self, search):
+        yield 7
+
+
+def space(problem, machine):
     with open(_folder() / "tuners", "a") as file:
         file.write(f"{os.getpid()}\n")
     if (_folder() / "deadly").exists():

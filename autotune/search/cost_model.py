@@ -1,8 +1,8 @@
 """A small analytic model: how long a config takes, from waves, bytes between L2 and the SMs, and
 pipeline depth.
 
-It ranks configs before anything is compiled. Its constants are fitted to an H100; what matters is
-the order in which it puts configs, and `rank.spearman` says how good that is.
+It ranks configs before anything is compiled. Its constants are fitted to an H100. What matters is
+the order in which it puts configs: `rank.spearman` says how good that is.
 """
 
 import math
@@ -13,48 +13,59 @@ from ...core.space import Footprint
 from ...device import clusters
 from ..store.records import Workload
 
-LATENCY = 600.0  # cycles from asking for operands until they are there, L2 at work
-# cycles a step in which a group that keeps nothing in flight waits for its products to end
-DRAIN = 140.0
-SHARPNESS = (
-    2.5  # of the maximum of what bounds a step: they disturb each other where they are close
-)
-SLOT = 20.0  # cycles a step for barriers and descriptors
-L2_SHARE = 1.35  # of L2's peak that many SMs get: requests for the same lines merge on their way
-# where L2 holds all that a call touches: 66 bytes a cycle and SM at 1024, tiles as they come
+# The mainloop, in cycles of one SM.
+LATENCY = 600.0  # from asking for operands until they are there, while L2 is busy
+DRAIN = 140.0  # of a k tile where a warpgroup keeps no MMA in flight and waits for its own to end
+BARRIERS = 20.0  # of a k tile, for barriers and descriptors
+SHARPNESS = 2.5  # of the maximum of what bounds a k tile: near each other they disturb each other
+
+# L2, as shares of its peak and in bytes a cycle.
+L2_SHARE = 1.35  # that many SMs get: requests for the same lines merge on their way
+# The share where L2 holds all that a call touches: 66 bytes a cycle and SM at 1024, tiles as they
+# come.
 L2_SHARE_HELD = 1.7
-HELD = 0.8  # of L2; an estimate
-# by how much bytes of the larger operand cost more than those of the smaller, of which there are
-# few
+HELD = 0.8  # how much of L2 a call may touch so that L2 holds it; an estimate
+# By how much bytes of the larger operand cost more than those of the smaller, of which there are
+# few.
 LARGER = 0.55
-DRAM_SHARE = 0.82  # of DRAM's peak
-DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 L2_PORT = 128.0  # bytes a cycle into one SM
 GATHERED = 100.0  # of them in a call of one wave, where SMs of a GPC ask for the same lines
-# bytes of lines that each of all SMs gets a cycle at most, where rows begin inside of them: none
-# merge
+# Bytes of lines that each of all SMs gets a cycle at most, where rows begin inside of them: none
+# merge.
 LINES = 60.0
+
+# DRAM and the clock.
+DRAM_SHARE = 0.82  # of DRAM's peak
+DRAM_SHARPNESS = 5.0  # loads from DRAM and what SMs do overlap over a whole call
 CLOCK_SHARE = 1.0  # of the boost clock, under load
 LAUNCH_US = 2.0
-PROLOGUE = 1500.0  # cycles before a CTA's first product: barriers, descriptors, first loads
-BETWEEN = 450.0  # cycles of a tile beside its products and stores
-STORE = {
-    "registers": 6.0,
-    "wide": 31.0,
-    "staged": 42.0,
-}  # bytes a cycle in which a CTA's outputs leave
-BEHIND = 0.4  # of a store, what pingpong does not hide
-CUT = 0.4  # of a wave that stream_k costs beside its sums
-COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by whoever is last
+
+# A tile and a call, in cycles.
+PROLOGUE = 1500.0  # before a CTA's first MMA: barriers, descriptors, first loads
+BETWEEN = 450.0  # of a tile, beside its MMAs and stores
+# Bytes a cycle in which a CTA's outputs leave.
+STORE = {"registers": 6.0, "wide": 31.0, "staged": 42.0}
+BEHIND = 0.4  # the share of a store that pingpong does not hide
+
+# Partial sums.
+CUT = 0.4  # of a wave: what stream-K costs beside its sums
+COMBINE = 5000.0  # cycles until partial sums are written, counted, and read by the last CTA
 SUMS = 20.0  # bytes a cycle in which one SM writes or reads them
+
 MMA_SHARE = 0.62  # of wgmma's rate that mma.sync reaches on sm_90
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """`us` a call; `waves` of tiles over the SMs; the share of the time that products, L2 and
-    latency each would need alone, and the share of the GPU that does useful work
-    (`wave_efficiency`).
+    """How long a call takes, and what bounds it.
+
+    Attributes:
+        us: the time of a call.
+        waves: waves of tiles over the SMs.
+        wave_efficiency: the share of the GPU's work that is wanted.
+        tensor, l2, latency: the shares of a k tile's time that MMAs, L2 and latency would need
+            alone.
+        store: the share of a tile's time that its stores take.
     """
 
     us: float
@@ -89,22 +100,48 @@ def resident(f: Footprint, machine: Machine) -> int:
 
 
 def wave_efficiency(f: Footprint, workload: Workload, machine: Machine) -> float:
-    """Outputs wanted over outputs that all SMs could compute in as many waves."""
-    rows, columns, places, waves = _waves(f, workload, machine)
-    del rows, columns
-    rounds = waves if f.stream_k else math.ceil(waves) / f.split_k
-    computed = rounds * places * _cluster(f) / f.cluster_k * f.tile_m * f.tile_n
+    """Outputs that are wanted, over outputs that all SMs could compute in as many waves."""
+    grid = _grid(f, workload, machine)
+    rounds = grid.waves if f.stream_k else math.ceil(grid.waves) / f.split_k
+    computed = rounds * grid.places * _cluster(f) / f.cluster_k * f.tile_m * f.tile_n
     return workload.M * workload.N / computed
 
 
-def _waves(f: Footprint, workload: Workload, machine: Machine) -> tuple[int, int, float, float]:
-    """Rows and columns of cluster tiles, clusters at a time on all SMs, and waves of them."""
+@dataclass(frozen=True)
+class _Grid:
+    """How tiles lie over the GPU.
+
+    Attributes:
+        rows, columns: of cluster tiles.
+        places: clusters that all SMs could run at a time.
+        waves: of clusters, split-K partitions counted.
+        together: CTAs of an SM that cover each other's waits.
+        busy: SMs that have work.
+    """
+
+    rows: int
+    columns: int
+    places: float
+    waves: float
+    together: int
+    busy: int
+
+
+def _grid(f: Footprint, workload: Workload, machine: Machine) -> _Grid:
     rows = math.ceil(workload.M / (f.tile_m * f.cluster_m))
     columns = math.ceil(workload.N / (f.tile_n * f.cluster_n))
     sms, cluster = min(f.sms or machine.sms, machine.sms), _cluster(f)
-    at_once = clusters.at_once(sms, cluster) * max(1, resident(f, machine))
-    places = max(at_once, machine.sms / cluster)
-    return rows, columns, places, rows * columns * f.split_k / at_once
+    ctas_per_sm = max(1, resident(f, machine))
+    at_once = clusters.at_once(sms, cluster) * ctas_per_sm
+    tiles = rows * columns * cluster * f.split_k
+    return _Grid(
+        rows,
+        columns,
+        places=max(at_once, machine.sms / cluster),
+        waves=rows * columns * f.split_k / at_once,
+        together=min(ctas_per_sm, math.ceil(tiles / machine.sms)),
+        busy=min(machine.sms, f.sms or machine.sms, tiles),
+    )
 
 
 def _cluster(f: Footprint) -> int:
@@ -113,76 +150,131 @@ def _cluster(f: Footprint) -> int:
 
 
 def predict(f: Footprint, workload: Workload, machine: Machine) -> Prediction:
-    """How long a config takes, by the model. Without bounds on what it takes: whoever asks has
-    pruned.
+    """How long a config takes, by the model.
+
+    It checks nothing: a config that cannot run is pruned before.
     """
-    size, out_size = (
-        2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype)
-    )
-    rows, columns, _, waves = _waves(f, workload, machine)
-    pieces = f.split_k * f.cluster_k
-    tiles = rows * columns * _cluster(f) * f.split_k
-    together = max(1, resident(f, machine))  # CTAs of an SM that cover each other's waits
-    together = min(together, math.ceil(tiles / machine.sms))
-    busy = min(machine.sms, f.sms or machine.sms, tiles)
-
-    products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
-    operands = (workload.M + workload.N) * workload.K * size
-    lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)
-    touched = operands + workload.M * workload.N * out_size
-    held = touched <= HELD * machine.l2_bytes
-    share = L2_SHARE_HELD if held else L2_SHARE
-    rows_a, rows_b = f.tile_m / f.cluster_n, f.tile_n / f.cluster_m  # that a CTA loads itself
-    l2 = ((1 + lean) * rows_a + (1 - lean) * rows_b) * f.tile_k * size
-    l2 /= min(L2_PORT, share * machine.l2_bytes_per_clock / busy)
-    if f.gpc_local and waves <= 1:
-        l2 = (f.tile_m + f.tile_n) * f.tile_k * size / GATHERED
-    drained = 0.0 if f.in_flight else DRAIN / f.groups / together
-    if f.stages == 1:
-        waited = (LATENCY + l2 + products + drained) / together
-    else:
-        waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / together
-    step = _soft_max(SHARPNESS, products + drained, l2, waited) + SLOT
-    if max(f.cache_lines) > 1:
-        asked = (rows_a * f.cache_lines[0] + rows_b * f.cache_lines[1]) * f.tile_k * size
-        step = max(step, asked / (LINES * machine.sms / busy))
-
-    steps = math.ceil(math.ceil(workload.K / f.tile_k) / pieces)
-    stored = (
-        f.tile_m
-        * f.tile_n
-        / f.cluster_k
-        * out_size
-        / STORE[f.store]
-        * (BEHIND if f.pingpong else 1.0)
-    )
-    tile = steps * step + (stored + BETWEEN) / together
-    shared = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
-    combined = COMBINE + (1 + shared) * f.tile_m * f.tile_n * 4 / SUMS if shared else 0.0
-    if f.split_k > 1:
-        tile += combined
-    if f.cluster_k > 1:
-        tile += clusters.exchange(f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k))
-    rounds = (
-        math.ceil(waves)
-        if f.persistent or together == 1
-        else max(1.0, math.ceil(waves * together) / together)
-    )
-    if f.stream_k:
-        rounds = waves + CUT + combined / tile
-    start = PROLOGUE + (clusters.TOGETHER if _cluster(f) > 1 else 0.0)
-    cycles = rounds * together * tile + start * (1 if f.persistent else rounds)
-    dram = 0.0 if held else touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
+    grid, traffic = _grid(f, workload, machine), _traffic(workload, machine)
+    k_tile = _k_tile(f, workload, machine, grid, traffic)
+    tile = _tile(f, workload, grid, traffic, k_tile)
+    cycles = _cycles(f, grid, tile)
+    dram = 0.0 if traffic.fits_l2 else traffic.touched / (DRAM_SHARE * machine.dram_gbs) / 1e3
     us = _soft_max(DRAM_SHARPNESS, cycles / (CLOCK_SHARE * machine.boost_mhz), dram) + LAUNCH_US
     return Prediction(
         us=us,
-        waves=waves,
+        waves=grid.waves,
         wave_efficiency=wave_efficiency(f, workload, machine),
-        tensor=min(1.0, products / step),
-        l2=min(1.0, l2 / step),
-        latency=min(1.0, waited / step),
-        store=stored / together / tile,
+        tensor=min(1.0, k_tile.products / k_tile.cycles),
+        l2=min(1.0, k_tile.l2 / k_tile.cycles),
+        latency=min(1.0, k_tile.waited / k_tile.cycles),
+        store=tile.stored / grid.together / tile.cycles,
     )
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """The bytes of a call: of an element of A and B, and of C; all that it touches; and whether L2
+    holds them.
+    """
+
+    size: int
+    out_size: int
+    touched: int
+    fits_l2: bool
+
+
+def _traffic(workload: Workload, machine: Machine) -> _Traffic:
+    size, out_size = (
+        2 if name in ("bfloat16", "float16") else 4 for name in (workload.dtype, workload.out_dtype)
+    )
+    operands = (workload.M + workload.N) * workload.K * size
+    touched = operands + workload.M * workload.N * out_size
+    return _Traffic(size, out_size, touched, fits_l2=touched <= HELD * machine.l2_bytes)
+
+
+@dataclass(frozen=True)
+class _KTile:
+    """The cycles of one k tile in a CTA, and those of what bounds it: MMAs, L2, waits."""
+
+    cycles: float
+    products: float
+    l2: float
+    waited: float
+
+
+def _k_tile(
+    f: Footprint, workload: Workload, machine: Machine, grid: _Grid, traffic: _Traffic
+) -> _KTile:
+    products = 2 * f.tile_m * f.tile_n * f.tile_k / (_rate(f, workload, machine) * f.issue)
+    l2 = _l2_cycles(f, workload, machine, grid, traffic)
+    drained = 0.0 if f.in_flight else DRAIN / f.groups / grid.together
+    if f.stages == 1:
+        waited = (LATENCY + l2 + products + drained) / grid.together
+    else:
+        waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / grid.together
+    cycles = _soft_max(SHARPNESS, products + drained, l2, waited) + BARRIERS
+    if max(f.lines) > 1:
+        rows_a, rows_b = _own_rows(f)
+        requested = (rows_a * f.lines[0] + rows_b * f.lines[1]) * f.tile_k * traffic.size
+        cycles = max(cycles, requested / (LINES * machine.sms / grid.busy))
+    return _KTile(cycles, products, l2, waited)
+
+
+def _l2_cycles(
+    f: Footprint, workload: Workload, machine: Machine, grid: _Grid, traffic: _Traffic
+) -> float:
+    """Cycles until L2 has sent the operands of a k tile."""
+    if f.gathered and grid.waves <= 1:
+        return (f.tile_m + f.tile_n) * f.tile_k * traffic.size / GATHERED
+    rows_a, rows_b = _own_rows(f)
+    lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)
+    share = L2_SHARE_HELD if traffic.fits_l2 else L2_SHARE
+    weighed = ((1 + lean) * rows_a + (1 - lean) * rows_b) * f.tile_k * traffic.size
+    return weighed / min(L2_PORT, share * machine.l2_bytes_per_clock / grid.busy)
+
+
+def _own_rows(f: Footprint) -> tuple[float, float]:
+    """Rows of A and columns of B that a CTA loads itself; others of its cluster load the rest."""
+    return f.tile_m / f.cluster_n, f.tile_n / f.cluster_m
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The cycles of an output tile, of its stores, and of combining its partial sums."""
+
+    cycles: float
+    stored: float
+    combined: float
+
+
+def _tile(
+    f: Footprint, workload: Workload, grid: _Grid, traffic: _Traffic, k_tile: _KTile
+) -> _Tile:
+    k_tiles = math.ceil(math.ceil(workload.K / f.tile_k) / (f.split_k * f.cluster_k))
+    hidden = BEHIND if f.pingpong else 1.0
+    stored = f.tile_m * f.tile_n / f.cluster_k * traffic.out_size / STORE[f.store] * hidden
+    cycles = k_tiles * k_tile.cycles + (stored + BETWEEN) / grid.together
+
+    partitions = f.split_k if f.split_k > 1 else 2 if f.stream_k else 0
+    combined = COMBINE + (1 + partitions) * f.tile_m * f.tile_n * 4 / SUMS if partitions else 0.0
+    if f.split_k > 1:
+        cycles += combined
+    if f.cluster_k > 1:
+        cycles += clusters.exchange(f.tile_m * f.tile_n * 4 * (1 - 1 / f.cluster_k))
+    return _Tile(cycles, stored, combined)
+
+
+def _cycles(f: Footprint, grid: _Grid, tile: _Tile) -> float:
+    """The cycles of a call on the SM that is busy the longest."""
+    together = grid.together
+    if f.stream_k:
+        rounds = grid.waves + CUT + tile.combined / tile.cycles
+    elif f.persistent or together == 1:
+        rounds = math.ceil(grid.waves)
+    else:
+        rounds = max(1.0, math.ceil(grid.waves * together) / together)
+    start = PROLOGUE + (clusters.TOGETHER if _cluster(f) > 1 else 0.0)
+    return rounds * together * tile.cycles + start * (1 if f.persistent else rounds)
 
 
 def _soft_max(sharpness: float, *values: float) -> float:
@@ -196,7 +288,6 @@ def _rate(f: Footprint, workload: Workload, machine: Machine) -> float:
     peak = machine.flops_per_sm_clock.get(workload.dtype, machine.flops_per_sm_clock["float32"])
     if f.math == "mma":
         return peak * (MMA_SHARE if machine.arch >= 90 else 0.9)
+    # m64nNk16 reads A and B from shared memory each time.
     columns = min(f.tile_n, 256)
-    return peak * min(
-        1.0, (columns / 2) / (16 + columns / 4)
-    )  # m64nNk16 reads A and B from shared memory each time
+    return peak * min(1.0, (columns / 2) / (16 + columns / 4))

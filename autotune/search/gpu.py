@@ -1,6 +1,4 @@
-"""The facts that a figure depends on besides the kernel: the GPU, its driver, the software above
-it.
-"""
+"""What a measurement depends on besides the kernel: the GPU, its driver, and the software."""
 
 import functools
 import platform
@@ -17,8 +15,8 @@ CPU = "CPU, interpreted"
 
 @functools.cache
 def current(index: int | None = None) -> Gpu:
-    """The GPU of this index, by default the current one; without any, what the interpreter
-    runs on.
+    """The GPU of this index, by default the current one; where there is none, the CPU on which the
+    interpreter runs.
     """
     triton, dsl = installed("triton"), installed("nvidia-cutlass-dsl")
     if not torch.cuda.is_available():
@@ -48,15 +46,16 @@ def current(index: int | None = None) -> Gpu:
 
 
 def machine(gpu: Gpu) -> machines.Machine | None:
-    """What models know of a GPU; None for the interpreter."""
+    """The rates and sizes of a GPU that the models use; None for the interpreter."""
     if gpu.arch == 0:
         return None
     return machines.of_properties(gpu.name, gpu.arch, gpu.sms)
 
 
 def imagined(name: str) -> Gpu:
-    """A GPU by the name of its machine, "h100", where there is none: for looking ahead. Raises
-    ValueError.
+    """A GPU by the name of its machine, such as "h100", for plans where there is none.
+
+    Raises ValueError for an unknown name.
     """
     found = machines.find(name)
     return Gpu(machines.device_name(found), found.arch, found.sms)

@@ -1,5 +1,5 @@
-"""A second ranker: NVIDIA's nvMatmulHeuristics, which knows tiles, stages and clusters, and none of
-our kernels.
+"""A second ranker: NVIDIA's nvMatmulHeuristics, which models tiles, stages and clusters, and knows
+none of our kernels.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ from ...core.machines import Machine
 from ...core.shapes import LAYOUTS
 from ...core.space import Footprint
 from ..store.records import Workload
-from .prune import Ranker, by_model
+from .candidates import Ranker, by_model
 
 _GPUS = {"A100": "A100_SXM_80GB", "H100": "H100_SXM", "GH200": "H100_SXM", "H200": "H200_SXM"}
 _BY_ARCH = {80: "A100_SXM_80GB", 90: "H100_SXM"}
-# A, compute, and product: H half, T bfloat16, S single.
+# The letters stand for A, for the compute type and for C: H half, T bfloat16, S single.
 _PRECISIONS = {
     ("float16", "float16"): "HSH",
     ("float16", "float32"): "HSS",
@@ -24,7 +24,7 @@ _PRECISIONS = {
     ("tf32", "float32"): "SSS",
 }
 _INSTRUCTION = {"wgmma": (64, 8, 16), "mma": (16, 8, 16), "fma": (1, 1, 1)}
-_LAYOUT = "{}_ROW_MAJOR"  # as ours: A then B, n stored by rows
+_LAYOUT = "{}_ROW_MAJOR"  # its letters are ours: A then B, n stored by rows
 
 
 def ranker() -> Ranker:
@@ -54,7 +54,7 @@ def ranker() -> Ranker:
 class _Library:
     """The library for one GPU and precision.
 
-    Its handle stays: version 0.1.0.27 crashes when it is destroyed, and in `estimateSiliconMetric`.
+    The handle is never destroyed: version 0.1.0.27 crashes at that, and in `estimateSiliconMetric`.
     """
 
     def __init__(self, library: Any, machine: Machine, precision: str) -> None:
@@ -78,7 +78,7 @@ class _Library:
         self._precision = precision.encode("ascii")
 
     def us(self, f: Footprint, workload: Workload) -> float | None:
-        """None where the library has no estimate."""
+        """The library's estimate in µs; None where it has none."""
         interface = self._interface
         problem = interface.makeNvMatmulHeuristicsProblem(
             *workload.shape, self._layouts[workload.layout]

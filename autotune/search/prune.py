@@ -1,10 +1,8 @@
-"""From a space to the configs worth compiling: what each rule takes away, and the rest in the
-model's order.
-"""
+"""From the spaces of kernels to the configs worth compiling: which configs each rule takes away."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,34 +13,19 @@ from ...core.artifact import example
 from ...core.configs import to_text
 from ...core.machines import Machine
 from ...core.problem import Problem
-from ...core.space import Footprint, Space
+from ...core.space import Space
 from ..store.records import Gpu, Workload
 from . import cost_model
+from .candidates import Candidate, Ranker, by_model
 from .gpu import machine as machine_of
-from .target import Subject, registered
+from .target import TuneTarget, registered
 
-# of the best config's share of useful work, below which a config must be the fastest by the model
+# The share of the best config's useful work below which a config is tried only if the ranker
+# predicts it to be the fastest.
 EFFICIENCY = 0.5
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A config worth measuring: its text, that of the config whose compile it shares, what it asks
-    for, the model's opinion, and whether it is what the kernel takes if none is given.
-    """
-
-    subject: Subject
-    config: Any
-    text: str
-    compile_key: str
-    footprint: Footprint
-    predicted_us: float
-    own: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"{self.subject.name}[{self.text}]"
+__all__ = ["Candidate", "Pruned", "PrunedSpace", "Ranker", "by_model", "check", "problem", "prune"]
 
 
 @dataclass(frozen=True)
@@ -55,28 +38,18 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """`ranked`: best first. `left_out` configs are valid, and beyond the number of trials asked
-    for.
+class PrunedSpace:
+    """The valid configs of several kernels at one workload.
+
+    Attributes:
+        generated: the number of configs that the kernels' spaces have.
+        pruned: the rules that took configs away, the busiest first.
+        candidates: the others, in the order in which the spaces generate them.
     """
 
     generated: int
     pruned: tuple[Pruned, ...]
-    ranked: tuple[Candidate, ...]
-    left_out: int = 0
-
-    @property
-    def valid(self) -> int:
-        return len(self.ranked) + self.left_out
-
-
-# Times a candidate's footprint at a workload on a machine, in µs: lower is better, only the order
-# counts.
-Ranker = Callable[[Footprint, Workload, Machine], float]
-
-
-def by_model(f: Footprint, workload: Workload, machine: Machine) -> float:
-    return cost_model.predict(f, workload, machine).us
+    candidates: tuple[Candidate, ...]
 
 
 def problem(workload: Workload) -> Problem:
@@ -87,83 +60,111 @@ def problem(workload: Workload) -> Problem:
     return example(dtype, out_dtype, workload.layout, workload.shape, tf32=workload.dtype == "tf32")
 
 
-def plan(
-    subjects: Sequence[Subject],
-    workload: Workload,
-    gpu: Gpu,
-    *,
-    trials: int | None = None,
-    ranker: Ranker = by_model,
-) -> Plan:
-    """What a sweep of these kernels would try, the best first: `trials` of each, its own config in
-    any case.
+def prune(
+    targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu, ranker: Ranker = by_model
+) -> PrunedSpace:
+    """The configs of these kernels that can run at a workload and may be the fastest there.
 
     Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is
     missing.
     """
-    machine, given = machine_of(gpu), problem(workload)
-    generated, reasons, examples = 0, Counter[str](), dict[str, str]()
-    kept: list[tuple[Candidate, float]] = []
+    machine, shape = machine_of(gpu), problem(workload)
+    reasons = _Reasons()
+    measurable: list[_Rated] = []
+    for target in targets:
+        check(target, workload, gpu)
+        space = target.load().space(shape, machine)
+        measurable += _runnable(target, space, workload, machine, ranker, reasons)
+    candidates = tuple(_without_wasteful(measurable, reasons))
+    return PrunedSpace(reasons.generated, reasons.summary(), candidates)
 
-    def drop(reason: str) -> None:
+
+@dataclass(frozen=True)
+class _Rated:
+    """A candidate, and the share of the SMs' work that is wanted."""
+
+    candidate: Candidate
+    efficiency: float
+
+
+class _Reasons:
+    """Counts the configs that were generated, and why some of them are not tried."""
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self._counts, self._examples = Counter[str](), dict[str, str]()
+
+    def add(self, reason: str) -> None:
+        """Counts reasons that differ in their figures as one rule."""
         rule = _NUMBER.sub("#", reason)
-        reasons[rule] += 1
-        examples.setdefault(rule, reason)
+        self._counts[rule] += 1
+        self._examples.setdefault(rule, reason)
 
-    for subject in subjects:
-        check(subject, workload, gpu)
-        space: Space[Any] = subject.load().space(given, machine)
-        for config in space.configs():
-            generated += 1
-            if reason := space.invalid_reason(config):
-                drop(reason)
-                continue
-            f = space.footprint(config)
-            us, efficiency = 0.0, 1.0
-            if machine is not None:
-                us, efficiency = (
-                    ranker(f, workload, machine),
-                    cost_model.wave_efficiency(f, workload, machine),
-                )
-            text, shared = to_text(config), to_text(space.compile_key(config))
-            kept.append(
-                (
-                    Candidate(subject, config, text, shared, f, us, own=config == space.own),
-                    efficiency,
-                )
-            )
-    best = max((efficiency for _, efficiency in kept), default=0.0)
-    wasteful = EFFICIENCY * best
-    quickest = min(
-        (candidate.predicted_us for candidate, efficiency in kept if efficiency >= wasteful),
-        default=0.0,
+    def summary(self) -> tuple[Pruned, ...]:
+        return tuple(
+            Pruned(rule, self._examples[rule], count) for rule, count in self._counts.most_common()
+        )
+
+
+def _runnable(
+    target: TuneTarget,
+    space: Space[Any],
+    workload: Workload,
+    machine: Machine | None,
+    ranker: Ranker,
+    reasons: _Reasons,
+) -> Iterator[_Rated]:
+    """The configs of one kernel that its own rules allow."""
+    for config in space.configs():
+        reasons.generated += 1
+        if pruned_reason := space.invalid_reason(config):
+            reasons.add(pruned_reason)
+            continue
+        footprint = space.footprint(config)
+        predicted_us, efficiency = 0.0, 1.0
+        if machine is not None:
+            predicted_us = ranker(footprint, workload, machine)
+            efficiency = cost_model.wave_efficiency(footprint, workload, machine)
+        candidate = Candidate(
+            target,
+            config,
+            text=to_text(config),
+            compiled_as=to_text(space.compiled_as(config)),
+            footprint=footprint,
+            predicted_us=predicted_us,
+            own=config == space.own,
+        )
+        yield _Rated(candidate, efficiency)
+
+
+def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Candidate]:
+    """The candidates but for those that leave SMs idle and that are not even predicted to be fast.
+
+    A kernel's own config stays: every other one has to beat it.
+    """
+    best = max((each.efficiency for each in rated), default=0.0)
+    least = EFFICIENCY * best
+    fastest_us = min(
+        (each.candidate.predicted_us for each in rated if each.efficiency >= least), default=0.0
     )
-    ranked = []
-    for candidate, efficiency in kept:
-        if efficiency < wasteful and candidate.predicted_us >= quickest and not candidate.own:
-            drop(
-                f"{efficiency:.2f} of the SMs' work is wanted, expected {EFFICIENCY * best:.2f}: "
+    for each in rated:
+        candidate = each.candidate
+        slow = each.efficiency < least and candidate.predicted_us >= fastest_us
+        if slow and not candidate.own:
+            reasons.add(
+                f"{each.efficiency:.2f} of the SMs' work is wanted, expected {least:.2f}: "
                 "half of the best's"
             )
         else:
-            ranked.append(candidate)
-    ranked.sort(key=lambda candidate: candidate.predicted_us)
-    places = Counter[str]()
-    chosen = []
-    for candidate in ranked:
-        places[candidate.subject.name] += 1
-        if trials is None or places[candidate.subject.name] <= trials or candidate.own:
-            chosen.append(candidate)
-    pruned = (Pruned(rule, examples[rule], count) for rule, count in reasons.most_common())
-    return Plan(generated, tuple(pruned), tuple(chosen), len(ranked) - len(chosen))
+            yield candidate
 
 
-def check(subject: Subject, workload: Workload, gpu: Gpu) -> None:
+def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
     """Raises ValueError for a kernel that does not run on a GPU or take a dtype."""
-    if registered(subject.name) != subject:
+    if registered(target.name) != target:
         return
-    record = registry.find(subject.name)
-    name = f"kernel {subject.name!r}"
+    record = registry.find(target.name)
+    name = f"kernel {target.name!r}"
     if gpu.arch == 0:
         if record.dsl != "triton":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What is tuned: a kernel by its name and the module that has it, which workers import for
+"""What is tuned: a kernel, by its name and the module that has it. Workers import the module
 themselves.
 """
 
@@ -18,10 +18,11 @@ _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A kernel under tuning. `module` offers what a rung's module does: `Config`,
-    `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)` and
-    `space(problem, machine)`.
+class TuneTarget:
+    """A kernel that is tuned: its name, and the module that has it.
+
+    The module offers what a rung's module does: `Config`, `unsupported(problem, config)`,
+    `plan(problem, config)`, `precompile(problem, config, arch)` and `space(problem, machine)`.
     """
 
     name: str
@@ -38,26 +39,29 @@ class Subject:
         return fingerprint(self.module)
 
 
-def registered(name: str) -> Subject | None:
-    """A kernel of the registry; None for another name."""
+def registered(name: str) -> TuneTarget | None:
+    """The kernel of the registry with this name; None where there is none."""
     known = name in {n for names in registry.LADDERS.values() for n in names}
-    return Subject(name, registry.module_name(name)) if known else None
+    return TuneTarget(name, registry.module_name(name)) if known else None
 
 
-def of(kernel: str | Subject) -> Subject:
-    """Raises TypeError or ValueError for what is no kernel."""
-    if isinstance(kernel, Subject):
+def of(kernel: str | TuneTarget) -> TuneTarget:
+    """A kernel by its name, or as it is. Raises TypeError or ValueError for what is no kernel."""
+    if isinstance(kernel, TuneTarget):
         if not _NAME.fullmatch(kernel.name):
             raise ValueError(f"kernel is {kernel.name!r}, expected a name of a-z, 0-9, _ and .")
         return kernel
     registry.find(kernel)
-    return Subject(kernel, registry.module_name(kernel))
+    return TuneTarget(kernel, registry.module_name(kernel))
+
+
+# The older name of the class.
+Subject = TuneTarget
 
 
 @functools.cache
 def fingerprint(module: str) -> str:
-    """Changes with the source of a kernel: that of its package, and the device code that packages
-    share.
+    """A hash of a kernel's source: of its package, and of the device code that packages share.
 
     Raises ImportError for a module that is not there.
     """

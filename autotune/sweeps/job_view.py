@@ -1,5 +1,5 @@
-"""What one job sees of a store: what it is to measure anew is not there for it, and its leases can
-be undone.
+"""What one job sees of a store: trials that it is to measure anew are hidden from it, and its
+leases can be undone.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from typing import Protocol
 from ..store.leases import Claim
 from ..store.records import Facts, Status, Trial, Winner, Workload
 
-SETTLED: tuple[Status, ...] = (
-    "ok",
-    "wrong",
-    "refused",
-)  # what `retry_failed` does not measure anew
+# The statuses of trials that `retry_failed` does not measure anew.
+SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")
 
 Identity = tuple[str, Workload, str, str, str]  # as `Trial.identity`
 
 
-class Memory(Protocol):
-    """What a job asks of a store. The arguments of `claim` and `release` are `records.Facts`."""
+class TrialStore(Protocol):
+    """What a job needs of a store. The arguments of `claim` and `release` are `records.Facts`."""
 
     def trials(self, *, workload: Workload) -> list[Trial]: ...
     def winners(self, *, workload: Workload) -> list[Winner]: ...
@@ -34,77 +31,81 @@ class Memory(Protocol):
 class JobView:
     """A store as one job sees it.
 
-    Without `resume` the job sees only the trials that came of it; with `retry_failed` all but those
-    that had failed before it began. Its results take their places. One thread may use a view.
+    Without `resume` the job sees only its own trials; with `retry_failed` it sees all trials but
+    those that had failed before it began. Its results replace them. One thread may use a view.
     """
 
     def __init__(
-        self, memory: Memory, workload: Workload, *, resume: bool = True, retry_failed: bool = False
+        self,
+        store: TrialStore,
+        workload: Workload,
+        *,
+        resume: bool = True,
+        retry_failed: bool = False,
     ) -> None:
-        self._memory, self._workload, self._resume = memory, workload, resume
-        self._came: dict[Identity, Trial] = {}
+        self._store, self._workload, self._resume = store, workload, resume
+        self._own: dict[Identity, Trial] = {}
         self._failed: dict[Identity, Trial] = {}
-        self._holding: dict[Identity, Facts] = {}
+        self._held: dict[Identity, Facts] = {}
         self._deaths = Counter[Identity]()
         if resume and retry_failed:
-            before = memory.trials(workload=workload)
+            before = store.trials(workload=workload)
             self._failed = {
                 trial.identity: trial for trial in before if trial.status not in SETTLED
             }
 
     def trials(self, *, workload: Workload) -> list[Trial]:
         if not self._resume:
-            return list(self._came.values())
-        found = self._memory.trials(workload=workload)
+            return list(self._own.values())
+        found = self._store.trials(workload=workload)
         return [trial for trial in found if not self._is_hidden(trial)]
 
     def winners(self, *, workload: Workload) -> list[Winner]:
-        return self._memory.winners(workload=workload)
+        return self._store.winners(workload=workload)
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
         """As `Store.claim`, of what this job sees."""
         identity = _identity(facts)
-        if identity in self._came:
-            return Claim(known=self._came[identity])
-        self._holding[identity] = facts  # before it is, for an interrupt between the two
-        claim = self._memory.claim(*facts, again=again or not self._resume)
+        if identity in self._own:
+            return Claim(known=self._own[identity])
+        # This is noted before the lease is taken: an interrupt may come between the two.
+        self._held[identity] = facts
+        claim = self._store.claim(*facts, again=again or not self._resume)
         if claim.known is not None and self._is_hidden(claim.known):
-            claim = self._memory.claim(*facts, again=True)
+            claim = self._store.claim(*facts, again=True)
         if not claim.granted:
-            del self._holding[identity]
+            del self._held[identity]
         return dataclasses.replace(
             claim, worker_deaths=claim.worker_deaths + self._deaths[identity]
         )
 
     def release(self, *facts: *Facts) -> None:
         """Gives a lease back that was not used."""
-        self._memory.release(*facts)
-        self._holding.pop(_identity(facts), None)
+        self._store.release(*facts)
+        self._held.pop(_identity(facts), None)
 
     def release_all(self) -> None:
         """Gives back what is still held."""
-        for facts in list(self._holding.values()):
+        for facts in list(self._held.values()):
             self.release(*facts)
 
     def worker_died(self) -> None:
-        """The worker that asked for the leases is gone: they are given back, and its death is noted
-        with each.
-        """
-        self._deaths.update(list(self._holding))
+        """Gives back the leases of a worker that is gone, and notes its death with each."""
+        self._deaths.update(list(self._held))
         self.release_all()
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
-        """Stores a trial and ends its lease; whether it is new to the store."""
-        added = self._memory.add(
+        """Stores a trial and ends its lease; returns whether it is new to the store."""
+        added = self._store.add(
             trial, replace=replace or not self._resume or trial.identity in self._failed
         )
-        self._came[trial.identity] = trial
+        self._own[trial.identity] = trial
         self._failed.pop(trial.identity, None)
-        self._holding.pop(trial.identity, None)
+        self._held.pop(trial.identity, None)
         return added
 
     def crown(self, winner: Winner) -> None:
-        self._memory.crown(winner)
+        self._store.crown(winner)
 
     def _is_hidden(self, trial: Trial) -> bool:
         return self._failed.get(trial.identity) == trial

@@ -24,12 +24,17 @@ class Failure:
 
 @dataclass
 class Sweep:
-    """What came of a sweep: an outcome by workload and GPU model, what could not be tuned, seconds,
-    the store.
+    """What came of a sweep.
 
-    `unsaved`: how many results are not in the store's file, because it could not be written any
-    more; `rescued` is the export that has them, for `outblas cache import`, None where nothing is
-    missing or no file could be written at all.
+    Attributes:
+        outcomes: one for each workload and GPU model.
+        failures: the workloads that could not be tuned.
+        seconds: the time of the sweep.
+        store: the file of the store.
+        unsaved: how many results are not in the store's file, because it could not be written any
+            more.
+        rescued: the export that has them, for `outblas cache import`; None where nothing is missing
+            or no file could be written at all.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -40,7 +45,7 @@ class Sweep:
     rescued: Path | None = None
 
     def add(self, outcome: Outcome) -> None:
-        """Keeps what came of a workload, among the failures too where it failed."""
+        """Adds the outcome of a workload, to the failures too where it failed."""
         self.outcomes.append(outcome)
         if outcome.failure:
             self.failures.append(Failure(outcome.job.workload, outcome.failure))
@@ -66,7 +71,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def share(self) -> float | None:
-        """For the next workload; None: as long as it takes."""
+        """The seconds for the next workload; None where it may take as long as it needs."""
         with self._lock:
             turns = max(1, math.ceil(self._left / self._workers))
             self._left -= 1
@@ -75,8 +80,8 @@ class Budget:
             return max(LEAST_SECONDS, (self._end - time.monotonic()) / turns)
 
 
-def _serial(report: Report) -> Report:
-    """One call at a time; a report that raises is not heard again."""
+def one_at_a_time(report: Report) -> Report:
+    """A report that is called by one thread at a time, and not again after it raised."""
     lock, broken = threading.Lock(), threading.Event()
 
     def tell(progress: Progress) -> None:

@@ -18,32 +18,32 @@ from typing import Any
 from ..measure.compile_pool import Compilers, default_workers
 from ..measure.isolated import START_SECONDS, Bench, Down
 from ..measure.progress import Progress, Report, Stage, silent
-from ..search.prune import by_model
+from ..search.candidates import by_model
+from ..search.strategy import ModelRanked
 from ..store.leases import Claim
 from ..store.records import Facts, Gpu, Trial, Winner, Workload
 from ..store.store import Store
 from .job_view import JobView
-from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, _serial
+from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, one_at_a_time
 from .tuner import Job, Outcome, tune
 
-RESTARTS = (
-    3  # times a worker may die without a new trial before its workload, or its GPU, is given up
-)
+# How often a worker may die without a new trial before its workload, or its GPU, is given up.
+RESTARTS = 3
 PERIOD = 0.25  # seconds between two snapshots of a workload
 CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a worker asks of the store: a method of `job_view.Memory`."""
+    """What a worker asks of the store: a method of `job_view.TrialStore` with its arguments."""
 
     method: str
     facts: tuple[Any, ...]
     arguments: dict[str, Any]
 
 
-# What a worker sends, in the order in which it came about. A Trial and a Winner are for the store.
-# The clocks of a Progress count from its sending: machines share none.
+# What a worker sends, in the order of events. A Trial and a Winner are for the store. The clocks of
+# a Progress count from its sending, because machines share no clock.
 Message = Trial | Winner | Progress | Question | Outcome
 
 
@@ -94,31 +94,34 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         ray.init(
             address=address, include_dashboard=False, log_to_driver=False, logging_level="error"
         )
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        SystemExit,
-    ) as error:  # Ray ends a process that it cannot connect
-        what = (
-            f"no Ray cluster of this version answers at {address}"
-            if address
-            else "Ray cannot be started"
-        )
-        said = "" if isinstance(error, SystemExit) else f": {_brief(error)}"
-        if "AuthenticationError" in f"{error!r} {error.__cause__}":
-            said = (
-                ", or it wants a token: Ray takes yours to an address only with RAY_AUTH_MODE=token"
-            )
-        raise ConnectionError(what + said) from error
+    except (OSError, RuntimeError, ValueError, SystemExit) as error:
+        # SystemExit: Ray ends a process that it cannot connect.
+        raise ConnectionError(_connection_message(address, error)) from error
     try:
         yield
     finally:
         ray.shutdown()
 
 
+def _connection_message(address: str | None, error: BaseException) -> str:
+    """Why there is no cluster, for people."""
+    if address:
+        message = f"no Ray cluster of this version answers at {address}"
+    else:
+        message = "Ray cannot be started"
+    if "AuthenticationError" in f"{error!r} {error.__cause__}":
+        return (
+            f"{message}, or it wants a token: Ray takes yours to an address only with "
+            "RAY_AUTH_MODE=token"
+        )
+    return message if isinstance(error, SystemExit) else f"{message}: {_brief(error)}"
+
+
 def _check(address: str | None) -> None:
-    """Ray tries for minutes to reach what is not there."""
+    """Raises ValueError for what is no address, ConnectionError where no cluster answers.
+
+    Ray itself would try for minutes to reach what is not there.
+    """
     if address in (None, "auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -146,9 +149,7 @@ def _brief(error: BaseException) -> str:
 
 # On a node.
 class Worker:
-    """The actor: one GPU, with its measuring process and its compilers, which outlive a
-    workload.
-    """
+    """The actor that has one GPU, a measuring process and compilers, which outlive a workload."""
 
     def __init__(self, on_gpu: bool, workers: int | None) -> None:
         import ray
@@ -159,8 +160,8 @@ class Worker:
         )
         self._label = f"{socket.gethostname()}:{visible}"
         self._bench = Bench(visible)
-        self._compilers = Compilers(_share(workers)) if on_gpu else None
-        self._line = _Line()
+        self._compilers = Compilers(_compile_workers(workers)) if on_gpu else None
+        self._line = _DriverLine()
 
     def start(self) -> Gpu | str:
         """The GPU, or why there is none to work with."""
@@ -176,7 +177,7 @@ class Worker:
         """Runs a job. Each `Question` waits for a call of `answer`; the last message is the
         outcome.
         """
-        line = self._line = _Line()
+        line = self._line = _DriverLine()
         threading.Thread(target=self._work, args=(job, line), daemon=True).start()
         while True:
             message = line.sent.get()
@@ -189,20 +190,22 @@ class Worker:
     def answer(self, value: Any) -> None:
         self._line.answers.put(value)
 
-    def _work(self, job: Job, line: _Line) -> None:
+    def _work(self, job: Job, line: _DriverLine) -> None:
         try:
             outcome = tune(
                 job, self._gpu, self._bench, self._compilers, line, line.report, label=self._label
             )
-            outcome.job = replace(job, ranker=by_model)  # a used one may not travel
+            # A ranker that was used, or a user's strategy, may not travel.
+            outcome.job = replace(job, ranker=by_model, strategy=ModelRanked())
             line.sent.put(outcome)
         except BaseException as error:
             line.sent.put(error)
 
 
-class _Line:
-    """The line to the driver, as a `job_view.Memory` whose store is there. The driver holds the
-    leases.
+class _DriverLine:
+    """The connection to the driver: a `job_view.TrialStore` whose store is there.
+
+    The driver holds the leases.
     """
 
     def __init__(self) -> None:
@@ -241,12 +244,13 @@ class _Line:
             self.sent.put(_shifted(progress, -now))
 
     def _ask(self, method: str, *facts: Any, **arguments: Any) -> Any:
+        """Sends a question, and waits for the answer."""
         self.sent.put(Question(method, facts, arguments))
         return self.answers.get()
 
 
 def _shifted(progress: Progress, seconds: float) -> Progress:
-    """A copy, on a clock that is so much ahead."""
+    """A copy of a snapshot, on a clock that is so many seconds ahead."""
     deadline = None if progress.deadline is None else progress.deadline + seconds
     return replace(
         progress,
@@ -256,42 +260,48 @@ def _shifted(progress: Progress, seconds: float) -> Progress:
     )
 
 
-def _share(workers: int | None) -> int:
-    """The compile processes of one GPU of this node."""
+def _compile_workers(workers: int | None) -> int:
+    """How many processes compile for one GPU of this node: its GPUs share those of the node."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    has: dict[str, float] = next(
+    resources: dict[str, float] = next(
         (node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {}
     )
-    carried = workers or min(default_workers(), int(has.get("CPU", 0)) or default_workers())
-    return max(1, int(carried / max(1.0, has.get("GPU", 1.0))))
+    cpus = int(resources.get("CPU", 0)) or default_workers()
+    on_node = workers or min(default_workers(), cpus)
+    return max(1, int(on_node / max(1.0, resources.get("GPU", 1.0))))
 
 
 # On the driver.
 @dataclass(eq=False)
 class _Task:
-    """A job on its way: the store as it sees it, with the leases of the worker that has it; how
-    many trials of a GPU were new to the store; and how many workers have died of it since the last
-    trial.
+    """A job on its way.
+
+    Attributes:
+        view: the store as the job sees it, with the leases of the worker that has it.
+        new: how many trials of a GPU were new to the store.
+        deaths: how many workers have died of it since the last trial.
+        started: whether a worker has had it, and its share of the budget is fixed.
     """
 
     job: Job
     view: JobView
     new: Counter[Gpu] = field(default_factory=Counter)
     deaths: int = 0
-    begun: bool = False
+    started: bool = False
     deadline: float | None = None
 
 
 @dataclass(eq=False)
 class _Hand:
-    """An actor, from its hiring on: it has no GPU until it has started. `tries`: before it, none of
-    which started.
+    """An actor, from its start on. It has no GPU until it has started.
+
+    `attempts`: how many actors were started before it in its place, none of which came up.
     """
 
     actor: Any
-    tries: int = 0
+    attempts: int = 0
     gpu: Gpu | None = None
     task: _Task | None = None
 
@@ -301,7 +311,7 @@ def _view(store: Store, job: Job) -> JobView:
 
 
 class _Driver:
-    """Hands out workloads, a whole one at a time, and alone writes to the store."""
+    """Hands out whole workloads to workers. It alone writes to the store."""
 
     def __init__(
         self,
@@ -312,39 +322,40 @@ class _Driver:
         budget: float | None,
         workers: int | None,
     ) -> None:
-        self.ray, self.store, self.tell = ray, store, _serial(report)
+        self.ray, self.store, self.report = ray, store, one_at_a_time(report)
         self.tasks = [_Task(job, _view(store, job)) for job in jobs]
         self.waiting = deque(self.tasks)
         self.found = Sweep()
-        self.awaited: dict[Any, _Hand] = {}  # by what its next message comes from
-        self.reason = ""
+        self.awaited: dict[Any, _Hand] = {}  # by the source of the next message
+        self.reason = ""  # why the last worker was lost
         resources = ray.cluster_resources()
         self.needs = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
-        if (there := int(resources.get(self.needs, 0))) < 1:
+        available = int(resources.get(self.needs, 0))
+        if available < 1:
             raise ValueError("the Ray cluster has neither GPUs nor CPUs")
         on_gpu = self.needs == "GPU"
-        self.hands = min(len(jobs), there)
+        self.hands = min(len(jobs), available)
         self.actor = ray.remote(num_gpus=int(on_gpu), num_cpus=int(not on_gpu), max_concurrency=2)(
             Worker
         )
         self.arguments = on_gpu, workers
         self.budget = Budget(budget, len(jobs), self.hands)
-        self.alone = time.monotonic()  # since when no worker has been there
-        self.end = None if budget is None else self.alone + budget
+        self.last_seen = time.monotonic()  # when a worker was there
+        self.end = None if budget is None else self.last_seen + budget
 
     def run(self) -> Sweep:
         for task in self.waiting:
-            self.tell(Progress(task.job.workload))
+            self.report(Progress(task.job.workload))
         try:
             for _ in range(self.hands):
-                self._hire()
+                self._spawn()
             while self.awaited and (
                 self.waiting or any(hand.task for hand in self.awaited.values())
             ):
                 ready, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=1.0)
                 for source in ready:
-                    self._hear(source, self.awaited.pop(source))
-                self._lose_patience()
+                    self._on_message(source, self.awaited.pop(source))
+                self._check_timeout()
         finally:
             for hand in self.awaited.values():
                 self._dismiss(hand)
@@ -353,15 +364,16 @@ class _Driver:
         self._give_up_waiting()
         return self.found
 
-    def _hire(self, tries: int = 0) -> None:
+    def _spawn(self, attempts: int = 0) -> None:
+        """Starts a worker. Its first message says which GPU it has."""
         actor = self.actor.remote(*self.arguments)
-        self.awaited[actor.start.remote()] = _Hand(actor, tries)
+        self.awaited[actor.start.remote()] = _Hand(actor, attempts)
 
     def _dismiss(self, hand: _Hand) -> None:
         with contextlib.suppress(Exception):
             self.ray.kill(hand.actor)
 
-    def _hear(self, source: Any, hand: _Hand) -> None:
+    def _on_message(self, source: Any, hand: _Hand) -> None:
         """Takes the next message of a worker."""
         errors = self.ray.exceptions
         try:
@@ -398,7 +410,7 @@ class _Driver:
         elif isinstance(message, Winner):
             self.store.crown(message)
         elif isinstance(message, Progress):
-            self.tell(_shifted(message, time.monotonic()))
+            self.report(_shifted(message, time.monotonic()))
         else:
             hand.actor.answer.remote(self._answer(message, task))
 
@@ -406,55 +418,57 @@ class _Driver:
         return getattr(task.view, question.method)(*question.facts, **question.arguments)
 
     def _hand_out(self, hand: _Hand) -> None:
-        """The next workload for a worker; the GPU of one that is not needed any more is free for
-        others.
+        """Gives a worker the next workload. Where there is none, the worker ends, and its GPU is
+        free for others.
         """
         if not self.waiting:
             self._dismiss(hand)
             return
         task = hand.task = self.waiting.popleft()
         now = time.monotonic()
-        if not task.begun:
-            seconds, task.begun = self.budget.share(), True
+        if not task.started:
+            seconds, task.started = self.budget.share(), True
             task.deadline = None if seconds is None else now + seconds
         left = None if task.deadline is None else max(LEAST_SECONDS, task.deadline - now)
-        # What is measured anew is the view's to say: what came of a workload before its worker died
-        # is known.
+        # The view decides what is measured anew: the trials of a worker that died count as known.
         job = replace(task.job, seconds=left, resume=True, retry_failed=False)
         self.awaited[hand.actor.tune.options(num_returns="streaming").remote(job)] = hand
 
     def _lost(self, hand: _Hand, reason: str) -> None:
-        """A worker is gone: its workload goes back to the queue, and another worker is hired."""
+        """Puts the workload of a worker that is gone back into the queue, and starts another."""
         self._dismiss(hand)
         self.reason = reason
         task = hand.task
         if task is None:
-            if hand.tries < RESTARTS and self.waiting:
-                self._hire(hand.tries + 1)
+            if hand.attempts < RESTARTS and self.waiting:
+                self._spawn(hand.attempts + 1)
             return
         task.deaths += 1
         task.view.worker_died()
         if task.deaths > RESTARTS:
             self._fail(task, f"{task.deaths} workers died in a row, the last with: {reason}")
         else:
-            self._tell(task, "waiting", f"its worker died: {reason}")
+            self._report_stage(task, "waiting", f"its worker died: {reason}")
             self.waiting.appendleft(task)
         if self.waiting:
-            self._hire()
+            self._spawn()
 
-    def _lose_patience(self) -> None:
-        """A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to
+    def _check_timeout(self) -> None:
+        """Gives up where no worker has been there for long, and none is to come.
+
+        A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to
         nothing may not.
         """
         now = time.monotonic()
         if any(hand.gpu for hand in self.awaited.values()):
-            self.alone = now
-        if now - self.alone < START_SECONDS:
+            self.last_seen = now
+        waited = now - self.last_seen
+        if waited < START_SECONDS:
             return
         if not self.ray.cluster_resources().get(self.needs):
             self.reason = f"no {self.needs} is left"
         elif self.end is not None and now > self.end:
-            self.reason = f"none was free for {now - self.alone:.0f} s"
+            self.reason = f"none was free for {waited:.0f} s"
         else:
             return
         for hand in self.awaited.values():
@@ -467,7 +481,9 @@ class _Driver:
 
     def _fail(self, task: _Task, reason: str) -> None:
         self.found.failures.append(Failure(task.job.workload, reason))
-        self._tell(task, "failed", reason)
+        self._report_stage(task, "failed", reason)
 
-    def _tell(self, task: _Task, stage: Stage, message: str) -> None:
-        self.tell(Progress(task.job.workload, stage=stage, deadline=task.deadline, message=message))
+    def _report_stage(self, task: _Task, stage: Stage, message: str) -> None:
+        self.report(
+            Progress(task.job.workload, stage=stage, deadline=task.deadline, message=message)
+        )

@@ -1,18 +1,22 @@
 """The screen of a workload: each config is measured once, by this driver or by another that shares
 the store.
 
-A config is measured under a lease (`leases`), which an interrupt gives back. Whoever dies from
-outside while it is measured (SIGKILL of a worker, of a driver, a node that is lost) says nothing
-about it:
+A config is measured under a lease (`leases`), which an interrupt gives back. Where a process is
+killed from outside while it measures a config (SIGKILL of a worker, of a driver, a node that is
+lost), that says nothing about the config:
 
-    its measuring worker or compiler is killed    it is tried again at once (a compile: by
-                                                  `Compilers`), again at the end, and then left
-                                                  unmeasured
-    a driver died with it                         it is tried at the end a cluster's worker died
-    with it               it is tried at the end; after two deaths it is left unmeasured its machine
-    went down with it                 it is tried at the end; after two losses it is recorded as a
-    crash another driver is measuring it                it is waited for at the end, as long as that
-    driver lives
+    event                                        what becomes of the config
+    ------------------------------------------   ----------------------------------------------
+    its measuring worker or compiler is killed   it is tried again at once (a compile: by
+                                                 `Compilers`), again at the end, and then left
+                                                 unmeasured
+    a driver died with it                        it is tried at the end
+    a cluster's worker died with it              it is tried at the end; after two deaths it is
+                                                 left unmeasured
+    its machine went down with it                it is tried at the end; after two losses it is
+                                                 recorded as a crash
+    another driver is measuring it               it is waited for at the end, as long as that
+                                                 driver lives
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from ..store.leases import Claim
 from ..store.records import Facts, Gpu, Status, Trial, Workload, now
 from .job_view import JobView
 
-MOST_KILLS = 3  # of the workers of one config in one sweep: at first, at once again, at the end
+# Kills of the workers of one config in one sweep: at first, at once again, and at the end.
+MOST_KILLS = 3
 MOST_WORKER_DEATHS = 2  # on a cluster, of different workers
 MOST_MACHINE_LOSSES = 2
 POLL_SECONDS = 0.2  # between two looks at what others are measuring
@@ -55,8 +60,12 @@ class Unmeasured:
 
 @dataclass(eq=False)
 class Attempt:
-    """A config on its way through the screen; `kills`: how often its worker was killed from
-    outside.
+    """A config on its way through the screen.
+
+    Attributes:
+        built: its compile; None where nothing is compiled ahead.
+        compiled_again: whether `built` is the second compile, after the first was killed.
+        kills: how often its worker was killed from outside, and `reason` of the last time.
     """
 
     candidate: Candidate
@@ -69,9 +78,12 @@ class Attempt:
 class Screen:
     """Measures the configs of one workload on one GPU.
 
-    `best_us` tells the best time so far; `taken` hears of each trial, with whether it was measured
-    here; `left_out` of each config that stays unmeasured. `stopped` says that nobody wants the
-    answer any more.
+    Callbacks:
+        best_us: returns the best time so far.
+        taken: is called with each trial, and with whether it was measured here.
+        left_out: is called with each config that stays unmeasured.
+        waiting: is called with the number of configs that others have, now and then.
+        stopped: returns whether nobody wants the result any more.
     """
 
     def __init__(
@@ -88,26 +100,17 @@ class Screen:
         waiting: Callable[[int], None],
         stopped: Callable[[], bool],
     ) -> None:
-        self.view, self.bench, self.compilers, self.gpu, self.workload = (
-            view,
-            bench,
-            compilers,
-            gpu,
-            workload,
-        )
-        self.best_us, self.taken, self.left_out, self.waiting, self.stopped = (
-            best_us,
-            taken,
-            left_out,
-            waiting,
-            stopped,
-        )
+        self.view, self.bench, self.compilers = view, bench, compilers
+        self.gpu, self.workload = gpu, workload
+        self.best_us, self.stopped = best_us, stopped
+        self.taken, self.left_out, self.waiting = taken, left_out, waiting
         self._compiled_again: dict[Built, Built] = {}
 
     def run(self, queue: Iterable[tuple[Candidate, Built | None]], until: float | None) -> None:
-        """Measures the configs as they come, then those that were put off; none is begun after
-        `until`, on the clock of `time.monotonic`. Raises Down where no operands can be made,
-        Abandoned.
+        """Measures the configs as they come, then those that were put off.
+
+        No config that was put off is begun after `until`, on the clock of `time.monotonic`. Raises
+        Down where no operands can be made, Abandoned where the sweep was interrupted.
         """
         put_off: list[Attempt] = []
         for candidate, built in queue:
@@ -117,7 +120,7 @@ class Screen:
         self._run_put_off(put_off, until)
 
     def _run_put_off(self, put_off: list[Attempt], until: float | None) -> None:
-        told = 0.0
+        told = 0.0  # when `waiting` was last called
         while put_off:
             left = []
             for attempt in put_off:
@@ -137,8 +140,8 @@ class Screen:
             self.waiting(0)
 
     def _settle(self, attempt: Attempt, *, at_end: bool) -> bool:
-        """Sees to it that a config has a trial, or is left unmeasured. False where that is for
-        later.
+        """Sees to it that a config has a trial, or is left unmeasured; False where it has to be
+        tried later.
         """
         if attempt.built is not None and not attempt.built.done():
             return False  # it is compiled once more
@@ -162,8 +165,8 @@ class Screen:
         return settled
 
     def _decide(self, attempt: Attempt, claim: Claim, *, at_end: bool) -> tuple[Trial | None, bool]:
-        """The trial of a config whose lease is held, if it has one now, and whether that is the
-        last word.
+        """The trial of a config whose lease is held, if it has one now, and whether the config is
+        settled.
         """
         if claim.machine_losses >= MOST_MACHINE_LOSSES:
             reason = f"the machine went down {claim.machine_losses} times while it was measured"
@@ -174,11 +177,13 @@ class Screen:
             )
         if not at_end and (claim.taken_over or claim.machine_losses or claim.worker_deaths):
             return None, False
-        wrong = compiling.outcome(attempt.built) if attempt.built is not None else None
-        if wrong is not None and wrong[0] != "killed":
-            return self._trial(attempt, wrong[0], wrong[1]), True
-        if wrong is not None:
-            return self._compile_again(attempt, wrong[1]) if at_end else (None, False)
+        failed = compiling.outcome(attempt.built) if attempt.built is not None else None
+        if failed is not None:
+            status, reason = failed
+            if status != "killed":
+                return self._trial(attempt, status, reason), True
+            return self._compile_again(attempt, reason) if at_end else (None, False)
+
         trial = self._measure(attempt)
         if trial is None and attempt.kills >= MOST_KILLS:
             return self._leave_out(
@@ -191,7 +196,7 @@ class Screen:
         return None, True
 
     def _compile_again(self, attempt: Attempt, reason: str) -> tuple[None, bool]:
-        """After a compile that was killed from outside: once more, in the background."""
+        """Compiles a config once more, in the background, after its compiler was killed."""
         if self.compilers is None or attempt.built is None or attempt.compiled_again:
             return self._leave_out(
                 attempt, f"its compiler was killed from outside again and again: {reason}"
@@ -200,20 +205,23 @@ class Screen:
         if again is None:
             candidate = attempt.candidate
             again = self.compilers.submit(
-                candidate.subject, self.workload, candidate.text, self.gpu.arch
+                candidate.target, self.workload, candidate.text, self.gpu.arch
             )
             self._compiled_again[attempt.built] = again
         attempt.built, attempt.compiled_again = again, True
         return None, False
 
     def _measure(self, attempt: Attempt) -> Trial | None:
-        """None where the worker was killed from outside: at its first try twice, later once."""
+        """Measures a config; None where the worker was killed from outside.
+
+        At the first attempt it is tried twice, later once.
+        """
         for _ in range(1 if attempt.kills else 2):
             self._open()  # what fails here is not the config's fault
             try:
                 found = self.bench.screen(
                     self.workload,
-                    (attempt.candidate.subject, attempt.candidate.text),
+                    (attempt.candidate.target, attempt.candidate.text),
                     self.best_us(),
                 )
             except Down as down:
@@ -261,13 +269,13 @@ class Screen:
         )
 
     def _facts(self, attempt: Attempt) -> Facts:
-        """What makes a trial of it, as stores ask for it."""
-        subject = attempt.candidate.subject
-        return self.gpu, self.workload, subject.name, subject.fingerprint, attempt.candidate.text
+        """What tells the trial of this config from others, as stores ask for it."""
+        target, text = attempt.candidate.target, attempt.candidate.text
+        return self.gpu, self.workload, target.name, target.fingerprint, text
 
 
 def say_waiting(progress: Progress, count: int) -> None:
-    """In the message of a progress: how many configs are with others."""
+    """Says in the message of a progress how many configs others have."""
     progress.message = (
         f"waits for {count} configs that others measure or that are compiled once more"
         if count

@@ -1,4 +1,6 @@
-"""One workload on one GPU: compile ahead, measure each config once, then let the fastest race."""
+"""One workload on one GPU: compile ahead, measure each config once, then let the fastest take turns
+with each other.
+"""
 
 import statistics
 import time
@@ -13,26 +15,38 @@ from ..measure.isolated import Bench, Down
 from ..measure.prefetch import Ahead
 from ..measure.progress import Progress, Report, silent
 from ..measure.race import Race
-from ..search.prune import Candidate, Plan, Ranker, by_model, plan
-from ..search.target import Subject
+from ..search.candidates import Candidate, Ranker, by_model
+from ..search.plan import Plan, batches
+from ..search.prune import prune
+from ..search.strategy import ModelRanked, Search, Strategy
+from ..search.target import TuneTarget
 from ..store.records import Finalist, Gpu, Trial, Winner, Workload, now
-from .job_view import JobView, Memory
+from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
-SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
+SCREEN_SHARE = 0.75  # of the budget; the finals have the rest
+
+# What tells a trial apart on one GPU: the kernel, its source, and the config as text.
+_Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Job:
     """What to tune: kernels that compete, one workload, and how far to go.
 
-    `trials`: as many configs of each kernel, the best by `ranker`; None: all that are valid.
-    `top_k` go to the finals.
-    `seconds`: for all of it; None: until it is done. Without `resume` all is measured anew, with
-    `retry_failed` what has failed.
+    Attributes:
+        targets: the kernels.
+        trials: how many configs of each kernel to measure, the first that `strategy` proposes;
+            None: all that are valid.
+        top_k: how many configs go to the finals.
+        seconds: for all of it; None: until it is done.
+        resume: whether results of the store count; without it all is measured anew.
+        ranker: predicts times, for `strategy` and for pruning.
+        retry_failed: whether configs that have failed are measured anew.
+        strategy: which configs are measured, and in which order.
     """
 
-    subjects: tuple[Subject, ...]
+    targets: tuple[TuneTarget, ...]
     workload: Workload
     trials: int | None = None
     top_k: int = 8
@@ -40,16 +54,27 @@ class Job:
     resume: bool = True
     ranker: Ranker = by_model
     retry_failed: bool = False
+    strategy: Strategy = field(default_factory=ModelRanked)
+
+    @property
+    def subjects(self) -> tuple[TuneTarget, ...]:
+        """The older name of `targets`."""
+        return self.targets
 
 
 @dataclass
 class Outcome:
-    """What came of a job: its plan, all trials of it, in the store before or new, and the winners
-    by kernel.
+    """What came of a job.
 
-    `unmeasured`: configs of which nothing is known, because something else went wrong; the next
-    sweep tries them again. `failure` says why the job could not go on, if it could not, `unlocked`
-    why the GPU was measured without its lock.
+    Attributes:
+        plan: what was to be measured.
+        trials: all trials of the plan, in the store before or new; `new` counts the new ones.
+        winners: the fastest config of each kernel.
+        finished: whether everything in the plan has a trial.
+        failure: why the job could not go on, if it could not.
+        unmeasured: configs of which nothing is known, because something else went wrong; the next
+            sweep tries them again.
+        unlocked: why the GPU was measured without its lock.
     """
 
     job: Job
@@ -66,7 +91,7 @@ class Outcome:
     @property
     def winner(self) -> Winner | None:
         """The fastest of all kernels."""
-        return max(self.winners, key=lambda w: w.ratio, default=None)
+        return max(self.winners, key=lambda winner: winner.ratio, default=None)
 
 
 def tune(
@@ -74,19 +99,19 @@ def tune(
     gpu: Gpu,
     bench: Bench,
     compilers: Compilers | None,
-    memory: Memory,
+    store: TrialStore,
     report: Report = silent,
     *,
     label: str = "",
     stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the
+    """Runs a job. Every trial is in `store` as soon as it is over: whoever kills this loses the
     one that runs.
 
     `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for
-    others.
+    others. StrategyError is raised for what the job's strategy does wrong.
     """
-    return _Tuning(job, gpu, bench, compilers, memory, report, label, stopped).run()
+    return _Tuning(job, gpu, bench, compilers, store, report, label, stopped).run()
 
 
 class _Tuning:
@@ -96,46 +121,47 @@ class _Tuning:
         gpu: Gpu,
         bench: Bench,
         compilers: Compilers | None,
-        memory: Memory,
+        store: TrialStore,
         report: Report,
         label: str,
         stopped: Callable[[], bool],
     ) -> None:
         self.job, self.gpu, self.bench, self.stopped = job, gpu, bench, stopped
-        self.memory = JobView(
-            memory, job.workload, resume=job.resume, retry_failed=job.retry_failed
-        )
+        self.store = JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
         self.compilers = compilers if gpu.arch else None
-        self.sources = {subject.name: subject.fingerprint for subject in job.subjects}
+        self.sources = {target.name: target.fingerprint for target in job.targets}
+
         self.progress = Progress(job.workload, gpu=label or gpu.name)
         self.say: Callable[[], None] = lambda: report(self.progress)
-        self.begun = time.monotonic()
+        started = time.monotonic()
+        self.until: float | None = None  # when the screen ends
         if job.seconds is not None:
-            self.progress.deadline = self.begun + job.seconds
-        made = plan(job.subjects, job.workload, gpu, trials=job.trials, ranker=job.ranker)
-        self.outcome = Outcome(job, gpu, made)
+            self.progress.deadline = started + job.seconds
+            self.until = started + SCREEN_SHARE * job.seconds
+
+        space = prune(job.targets, job.workload, gpu, job.ranker)
+        self.search = Search(
+            job.workload, gpu, space.candidates, trials=job.trials, until=self.until
+        )
+        self.outcome = Outcome(job, gpu, Plan.before_proposals(space))
         self.best: Trial | None = None
+        self.screen = Screen(
+            self.store,
+            self.bench,
+            self.compilers,
+            self.gpu,
+            job.workload,
+            best_us=lambda: self.best.us if self.best else None,
+            taken=self._take,
+            left_out=self._leave_out,
+            waiting=self._wait,
+            stopped=self.stopped,
+        )
 
     def run(self) -> Outcome:
         progress, outcome = self.progress, self.outcome
-        progress.stage, progress.valid = "preparing", len(outcome.plan.ranked)
-        self.say()
-        known = self._known()
-        missing = []
-        for candidate in outcome.plan.ranked:
-            found = known.get(self._identity(candidate))
-            if found is None:
-                missing.append(candidate)
-            else:
-                outcome.trials.append(found)
-                self._note(found)
-        progress.known = len(outcome.trials)
         try:
-            if missing:
-                progress.cublas_us = self.bench.open(self.job.workload)
-                progress.stage = "screening"
-                self.say()
-                self._screen(missing)
+            self._measure_proposals()
             if not self._decided():
                 self._finals()
             progress.stage = "done"
@@ -147,46 +173,76 @@ class _Tuning:
         self.say()
         return outcome
 
-    def _identity(self, candidate: Candidate) -> tuple[str, str, str]:
-        return candidate.subject.name, self.sources[candidate.subject.name], candidate.text
-
-    def _known(self) -> dict[tuple[str, str, str], Trial]:
-        found = (t for t in self.memory.trials(workload=self.job.workload) if t.gpu == self.gpu)
-        return {(t.kernel, t.source, t.config): t for t in found}
-
     # Screening.
+    def _measure_proposals(self) -> None:
+        """Measures what the strategy proposes, batch by batch, until it ends or the budget does."""
+        outcome, progress = self.outcome, self.progress
+        proposals = batches(self.job.strategy, self.search)
+        progress.stage = "preparing"
+        batch = next(proposals, ())
+        self._extend_plan(batch)
+        self.say()
+
+        stored = self._stored_trials()
+        while batch:
+            missing = self._take_stored(batch, stored)
+            if missing:
+                if progress.stage == "preparing":
+                    progress.cublas_us = self.bench.open(self.job.workload)
+                    progress.stage = "screening"
+                elif self._late():
+                    break
+                self.say()
+                self._screen(missing)
+            batch = next(proposals, ())
+            self._extend_plan(batch)
+        outcome.finished = len(outcome.trials) == len(outcome.plan.ranked)
+
+    def _extend_plan(self, batch: Sequence[Candidate]) -> None:
+        self.outcome.plan = self.outcome.plan.extended(batch)
+        self.progress.valid = len(self.outcome.plan.ranked)
+
+    def _late(self) -> bool:
+        return self.until is not None and time.monotonic() > self.until
+
+    def _stored_trials(self) -> dict[_Key, Trial]:
+        """The trials of this GPU that count as known."""
+        found = self.store.trials(workload=self.job.workload)
+        return {(t.kernel, t.source, t.config): t for t in found if t.gpu == self.gpu}
+
+    def _take_stored(
+        self, batch: Sequence[Candidate], stored: dict[_Key, Trial]
+    ) -> list[Candidate]:
+        """Takes the trials that are known of a batch, and returns the candidates without one."""
+        missing = []
+        for candidate in batch:
+            name = candidate.target.name
+            trial = stored.get((name, self.sources[name], candidate.text))
+            if trial is None:
+                missing.append(candidate)
+            else:
+                self.outcome.trials.append(trial)
+                self.progress.known += 1
+                self._note(trial)
+        return missing
+
     def _screen(self, missing: Sequence[Candidate]) -> None:
-        """Measures configs as their compiles end: the kernels' own, which any other has to beat,
-        then the best by the model.
+        """Measures configs as their compiles end: the kernels' own first, which any other has to
+        beat, then the others in the strategy's order.
         """
         ordered = sorted(missing, key=lambda candidate: not candidate.own)
-        seconds = self.job.seconds
-        until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
-        queue = Ahead(ordered, self.compilers, self.job.workload, self.gpu.arch, until)
-        screen = Screen(
-            self.memory,
-            self.bench,
-            self.compilers,
-            self.gpu,
-            self.job.workload,
-            best_us=lambda: self.best.us if self.best else None,
-            taken=self._take,
-            left_out=self._leave_out,
-            waiting=self._wait,
-            stopped=self.stopped,
-        )
-        screen.run(self._followed(queue), until)
-        self.outcome.finished = len(self.outcome.trials) == len(self.outcome.plan.ranked)
+        queue = Ahead(ordered, self.compilers, self.job.workload, self.gpu.arch, self.until)
+        self.screen.run(self._followed(queue), self.until)
 
     def _followed(self, queue: Ahead) -> Iterator[tuple[Candidate, Built | None]]:
-        """What comes out of the queue, with its lengths in the progress."""
+        """Yields what comes out of the queue, and keeps its lengths in the progress."""
         for candidate, built in queue:
             self.progress.compiling, self.progress.compiled = queue.compiling, queue.ready
             yield candidate, built
         self.progress.compiling = self.progress.compiled = 0
 
     def _take(self, trial: Trial, new: bool) -> None:
-        """A trial of the screen, of this driver or of another."""
+        """Takes a trial of the screen, of this driver or of another."""
         self.outcome.new += new
         self.outcome.trials.append(trial)
         self.progress.screened += 1
@@ -203,93 +259,97 @@ class _Tuning:
         self.say()
 
     def _note(self, trial: Trial) -> None:
+        """Tells the strategy and the progress of a trial."""
+        self.search.record(trial)
         if not trial.ok:
             self.progress.failures[trial.status] += 1
         elif trial.us is not None and (self.best is None or trial.us < (self.best.us or 0.0)):
             self.best = trial
             self.progress.best_ratio = trial.ratio
-            self.progress.best = f"{trial.kernel}[{self._brief(trial.kernel, trial.config)}]"
+            self.progress.best = self._label(trial.kernel, trial.config)
 
-    def _brief(self, kernel: str, config: str) -> str:
-        candidates = (
-            c for c in self.outcome.plan.ranked if c.subject.name == kernel and c.text == config
-        )
-        return next((brief(c.config) for c in candidates), config)
+    def _label(self, kernel: str, config: str) -> str:
+        candidate = self.search.find(kernel, config)
+        return f"{kernel}[{config if candidate is None else brief(candidate.config)}]"
 
     def _decided(self) -> bool:
-        """Whether an earlier sweep has had the finals of these trials: then its winners are this
-        one's.
+        """Whether an earlier sweep has had the finals of these trials: its winners are then those
+        of this sweep.
         """
-        earlier = (
-            {w.kernel: w for w in self._earlier()}
-            if self.job.resume and not self.outcome.new
-            else {}
-        )
-        wanted = [subject.name for subject in self.job.subjects]
-        if not all(
-            name in earlier and earlier[name].screened >= self._screened() for name in wanted
-        ):
+        if not self.job.resume or self.outcome.new:
             return False
-        self.outcome.winners = [earlier[name] for name in wanted]
+        earlier = {winner.kernel: winner for winner in self._earlier_winners()}
+        names = [target.name for target in self.job.targets]
+        screened = self._screened()
+        if not all(name in earlier and earlier[name].screened >= screened for name in names):
+            return False
+
+        self.outcome.winners = [earlier[name] for name in names]
         best = self.outcome.winner
         assert best is not None
-        self.progress.best, self.progress.best_ratio = (
-            f"{best.kernel}[{self._brief(best.kernel, best.config)}]",
-            best.ratio,
-        )
+        self.progress.best = self._label(best.kernel, best.config)
+        self.progress.best_ratio = best.ratio
         return True
 
-    def _earlier(self) -> list[Winner]:
+    def _earlier_winners(self) -> list[Winner]:
         """Winners of earlier sweeps on this GPU, of these kernels as they are."""
-        found = (w for w in self.memory.winners(workload=self.job.workload) if w.gpu == self.gpu)
-        return [w for w in found if self.sources.get(w.kernel) == w.source]
+        found = self.store.winners(workload=self.job.workload)
+        return [
+            winner
+            for winner in found
+            if winner.gpu == self.gpu and self.sources.get(winner.kernel) == winner.source
+        ]
 
     def _screened(self) -> int:
-        return sum(t.status not in compiling.UNBUILT for t in self.outcome.trials)
+        """The number of configs that could be compiled, and were measured."""
+        return sum(trial.status not in compiling.UNBUILT for trial in self.outcome.trials)
 
     # Finals.
     def _finals(self) -> None:
-        rivals = self._rivals()
-        if not rivals:
+        finalists = self._finalists()
+        if not finalists:
             return
         self.progress.stage = "finals"
         self.say()
-        race = Finals(self.job.workload, self.bench, self.progress, self.say).run(rivals)
+        race = Finals(self.job.workload, self.bench, self.progress, self.say).run(finalists)
         if race.alive and race.rounds >= 2:
-            self._crown(race)
+            self._record_winners(race)
 
-    def _rivals(self) -> list[Candidate]:
-        """The fastest of the screen, the best of each kernel, and winners of before: their screen
-        may have been unlucky.
+    def _finalists(self) -> list[Candidate]:
+        """The fastest candidates of the screen, the best of each kernel, and earlier winners.
+
+        An earlier winner may have had an unlucky screen, or not have been proposed this time. It
+        takes part in either case, because the winner of these finals replaces it in the store.
         """
-        by_text = {(c.subject.name, c.text): c for c in self.outcome.plan.ranked}
-        right = sorted(
-            (t for t in self.outcome.trials if t.ok and t.us is not None), key=lambda t: t.us or 0.0
-        )
-        chosen = [(t.kernel, t.config) for t in right[: self.job.top_k]]
-        for subject in self.job.subjects:
-            chosen += [(t.kernel, t.config) for t in right if t.kernel == subject.name][:1]
-        chosen += [(w.kernel, w.config) for w in self._earlier()]
-        return [by_text[key] for key in dict.fromkeys(chosen) if key in by_text]
+        timed = [trial for trial in self.outcome.trials if trial.ok and trial.us is not None]
+        timed.sort(key=lambda trial: trial.us or 0.0)
+        chosen = [(trial.kernel, trial.config) for trial in timed[: self.job.top_k]]
+        for target in self.job.targets:
+            chosen += [(t.kernel, t.config) for t in timed if t.kernel == target.name][:1]
+        chosen += [(winner.kernel, winner.config) for winner in self._earlier_winners()]
 
-    def _crown(self, race: Race[Candidate]) -> None:
+        found = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(chosen))
+        return [candidate for candidate in found if candidate is not None]
+
+    def _record_winners(self, race: Race[Candidate]) -> None:
         order = race.order()
-        finalists = tuple(_finalist(race, rival) for rival in order)
-        for subject in self.job.subjects:
-            own = [rival for rival in order if rival.subject == subject]
-            if own:
-                winner = self._winner(race, own, finalists)
-                self.memory.crown(winner)
+        finalists = tuple(_finalist(race, candidate) for candidate in order)
+        for target in self.job.targets:
+            of_kernel = [candidate for candidate in order if candidate.target == target]
+            if of_kernel:
+                winner = self._winner(race, of_kernel, finalists)
+                self.store.crown(winner)
                 self.outcome.winners.append(winner)
 
     def _winner(
-        self, race: Race[Candidate], own: Sequence[Candidate], finalists: tuple[Finalist, ...]
+        self, race: Race[Candidate], order: Sequence[Candidate], finalists: tuple[Finalist, ...]
     ) -> Winner:
-        best, rival = own[0], own[1] if len(own) > 1 else None
-        lead = race.lead(best, rival) if rival is not None else None
+        """The winner of one kernel, whose candidates are in `order`, the fastest first."""
+        best, second = order[0], order[1] if len(order) > 1 else None
+        lead = race.lead(best, second) if second is not None else None
         spread = race.against_base(best)
         rounds = len(race.times[best])
-        name = best.subject.name
+        name = best.target.name
         return Winner(
             gpu=self.gpu,
             workload=self.job.workload,
@@ -302,12 +362,12 @@ class _Tuning:
             ratio_low=spread.low,
             ratio_high=spread.high,
             rounds=rounds,
-            runner_up=rival.text if rival is not None else "",
+            runner_up=second.text if second is not None else "",
             lead=lead.median if lead is not None else None,
             lead_low=lead.sure_low if lead is not None else None,
             lead_high=lead.sure_high if lead is not None else None,
-            confidence=race.confidence(best, own),
-            separated=race.ahead(best, own),
+            confidence=race.confidence(best, order),
+            separated=race.ahead(best, order),
             screened=self._screened(),
             valid=self.outcome.plan.valid,
             finalists=finalists,
@@ -315,12 +375,12 @@ class _Tuning:
         )
 
 
-def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
-    spread = race.against_base(rival)
+def _finalist(race: Race[Candidate], candidate: Candidate) -> Finalist:
+    spread = race.against_base(candidate)
     return Finalist(
-        kernel=rival.subject.name,
-        config=rival.text,
-        us=statistics.median(race.times[rival]),
+        kernel=candidate.target.name,
+        config=candidate.text,
+        us=statistics.median(race.times[candidate]),
         ratio=spread.median,
         ratio_low=spread.low,
         ratio_high=spread.high,

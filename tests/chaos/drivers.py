@@ -79,7 +79,7 @@ def command(arguments: list[str], acknowledged: str | None = None) -> int:
 
     if acknowledged is not None:
         acknowledge(Path(acknowledged))
-    sweeping.subject_of = lambda name: SUBJECT  # type: ignore[assignment]
+    sweeping.target_of = lambda name: SUBJECT  # type: ignore[assignment]
     sys.argv = ["outblas", *arguments]
     app(arguments)  # ends with SystemExit
     return 0

@@ -143,6 +143,7 @@ _OPTIONS = {
         "shapes",
         "sms",
         "store",
+        "strategy",
         "top_k",
         "trials",
     )

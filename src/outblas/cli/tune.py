@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
 
-from ..core.shapes import LAYOUTS, to_text
-from ..report.text import confidence
-from . import interrupts
+from ..core.shapes import LAYOUTS
+from . import interrupts, tune_preview, tune_result
 from .common import (
     NO_GPU,
     JsonOption,
@@ -26,24 +22,17 @@ from .common import (
     check_given,
     check_one_of,
     check_writable,
-    console,
     give,
-    note,
     parse_shapes,
     split,
-    table,
     usage_errors,
 )
 
 if TYPE_CHECKING:
-    from ..autotune.measure.progress import Progress
-    from ..autotune.search.target import Subject
-    from ..autotune.store.records import Gpu, Winner, Workload
-    from ..autotune.sweeps.outcome import Sweep
+    from ..autotune.search.strategy import Strategy
+    from ..autotune.store.records import Workload
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal
-SHOWN = 10
 
 
 def tune(
@@ -63,12 +52,12 @@ def tune(
     layout: LayoutOption = "nt",
     budget: Annotated[
         str | None,
-        typer.Option(help="For all of it, 5s a shape at least: 20m, 8h. Default: until done."),
+        typer.Option(help="Time for all of it, 5s a shape at least: 20m, 8h. Default: until done."),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Configs of each kernel at a shape, the ranker's best. All by default."
+            min=1, help="Configs of each kernel at a shape, the strategy's first. Default: all."
         ),
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Configs in the finals.")] = 8,
@@ -79,7 +68,16 @@ def tune(
     engine: Annotated[
         str, typer.Option(help="local, or ray: one task a shape on a cluster.")
     ] = "local",
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster.")] = None,
+    address: Annotated[str | None, typer.Option(help="The address of the Ray cluster.")] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "ranked: the ranker's best configs first; grid, random, random:SEED, or "
+                "module:Class, a Strategy of your own."
+            )
+        ),
+    ] = "ranked",
     ranker: Annotated[
         str, typer.Option(help="model, or heuristics: NVIDIA's nvMatmulHeuristics.")
     ] = "model",
@@ -141,15 +139,26 @@ def tune(
         _check_preview(dry_run, explain, gpu)
         _check_gpus(gpus, preview=dry_run or explain is not None)
         _check_ranker(ranker)
+        search_strategy = _strategy(strategy)
         _check_store(store)
         workloads = _workloads(explain, shapes, dtype, out_dtype, layout)
         _check_kernels(kernels)
         if explain is not None:
-            value = _explain(workloads, _gpu(gpu, gpus), store, quiet=json)
+            value = tune_preview.explain(
+                workloads, tune_preview.gpu_of(gpu, gpus), store, quiet=json
+            )
         elif dry_run:
-            target = _gpu(gpu, gpus)
-            subjects = _subjects(kernels, target, workloads[0].dtype)
-            value = _dry_run(subjects, workloads, target, trials, ranker, quiet=json)
+            preview_gpu = tune_preview.gpu_of(gpu, gpus)
+            targets = tune_preview.targets_of(kernels, preview_gpu, workloads[0].dtype)
+            value = tune_preview.dry_run(
+                targets,
+                workloads,
+                preview_gpu,
+                trials=trials,
+                ranker=ranker,
+                strategy=search_strategy,
+                quiet=json,
+            )
         else:
             value = _interruptible_sweep(
                 kernels,
@@ -161,6 +170,7 @@ def tune(
                 gpus=gpus or "0",
                 engine=engine,
                 address=address,
+                strategy=search_strategy,
                 ranker=ranker,
                 store=store,
                 resume=resume,
@@ -172,7 +182,7 @@ def tune(
 
 def _check_engine(engine: str, address: str | None, gpus: str | None) -> None:
     """Raises ValueError, as all below, before anything is started."""
-    from ..autotune.sweeps.sweep import ENGINES
+    from ..autotune.sweeps.options import ENGINES
 
     check_one_of("--engine", engine, ENGINES)
     if engine == "ray" and gpus is not None:
@@ -210,9 +220,21 @@ def _check_gpus(gpus: str | None, *, preview: bool) -> None:
 
 
 def _check_ranker(ranker: str) -> None:
-    from ..autotune.sweeps.sweep import RANKERS
+    from ..autotune.sweeps.options import RANKERS
 
     check_one_of("--ranker", ranker, RANKERS)
+
+
+def _strategy(name: str) -> Strategy:
+    """A strategy by its name; a module of one's own may lie in the current folder."""
+    from ..autotune.search.strategy import strategy_of
+
+    if ":" in name and "" not in sys.path:
+        sys.path.append("")
+    try:
+        return strategy_of(name)
+    except TypeError as error:  # an object that is no strategy is a wrong option here
+        raise ValueError(str(error)) from None
 
 
 def _check_store(store: Path | None) -> None:
@@ -257,141 +279,6 @@ def parse_budget(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
-def _gpu(name: str | None, gpus: str | None) -> Gpu:
-    """The GPU by name, or the present one, or where there is none an H100."""
-    import torch
-
-    from ..autotune.search import gpu
-
-    if name:
-        return gpu.imagined(name)
-    return gpu.current() if torch.cuda.is_available() or gpus == "cpu" else gpu.imagined("h100")
-
-
-def _subjects(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[Subject, ...]:
-    from ..autotune.search.target import of
-    from ..runtime.default_kernel import candidates
-
-    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else candidates(gpu.arch, dtype))
-    return tuple(of(name) for name in names)
-
-
-def _dry_run(
-    subjects: tuple[Subject, ...],
-    workloads: list[Workload],
-    gpu: Gpu,
-    trials: int | None,
-    ranker: str,
-    *,
-    quiet: bool,
-) -> dict[str, Any]:
-    """What a sweep would try, in which order, and what each rule keeps it from trying."""
-    from ..autotune.lookup import short
-    from ..autotune.search import cost_model, prune
-    from ..autotune.search.gpu import machine
-    from ..autotune.sweeps import sweep as sweeping
-
-    found, on = [], machine(gpu)
-    for workload in workloads:
-        plan = prune.plan(subjects, workload, gpu, trials=trials, ranker=sweeping.ranker_of(ranker))
-        ranked = [
-            {
-                "kernel": c.subject.name,
-                "config": c.text,
-                "predicted_us": c.predicted_us,
-                "limits": cost_model.predict(c.footprint, workload, on).limits if on else "",
-            }
-            for c in plan.ranked
-        ]
-        pruned = [
-            {"count": rule.count, "rule": rule.rule, "example": rule.example}
-            for rule in plan.pruned
-        ]
-        counts = {"generated": plan.generated, "valid": plan.valid}
-        found.append({"workload": str(workload), **counts, "pruned": pruned, "ranked": ranked})
-        if quiet:
-            continue
-        said = (
-            f"{plan.generated} configs generated, {plan.valid} valid, {len(plan.ranked)} to be "
-            "measured"
-        )
-        note(f"{workload} on {gpu.name}: {said}.", None)
-        table(
-            "Not tried",
-            ("configs", "reason, for one of them"),
-            [(r.count, r.example) for r in plan.pruned],
-        )
-        rows = [
-            (
-                i,
-                r["kernel"],
-                short(str(r["kernel"]), str(r["config"])),
-                f"{r['predicted_us']:.1f}",
-                r["limits"],
-            )
-            for i, r in enumerate(ranked[:SHOWN], 1)
-        ]
-        table(
-            f"The first {len(rows)} by {ranker}",
-            ("", "kernel", "config", "µs expected", "limits"),
-            rows,
-        )
-    return {"gpu": gpu.name, "plans": found}
-
-
-def _explain(
-    workloads: list[Workload], gpu: Gpu, store: Path | None, *, quiet: bool
-) -> dict[str, Any]:
-    """What `matmul` chooses for packed operands, and every place where it looks."""
-    import os
-
-    from ..autotune import lookup
-    from ..autotune.search import prune
-    from ..runtime import default_kernel
-
-    mode = lookup.mode(None, os.environ.get("OUTBLAS_TUNE"))
-    known = lookup.Knowledge(gpu, store)
-    found = []
-    for workload in workloads:
-        picked, passed = None, []
-        for option in known.choices(workload) if mode != "off" else ():
-            if reason := lookup.refusal(option.kernel, option.config, workload, gpu):
-                passed.append(f"{option.kernel} cannot: {reason}")
-            elif reason := known.objection(option.kernel, workload, prune.problem(workload)):
-                passed.append(f"{option.kernel} had better not: {reason}")
-            else:
-                picked = option
-                break
-        if picked is None:
-            rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
-            why = "OUTBLAS_TUNE=off: by rule" if mode == "off" else "nothing is known: by rule"
-            picked = lookup.Choice(rule, "", why)
-        steps = known.steps(workload) if mode != "off" else []
-        remarks = lookup.remarks(picked.kernel, workload)
-        found.append(
-            {
-                "workload": str(workload),
-                "kernel": picked.kernel,
-                "config": picked.config,
-                "why": picked.why,
-                "steps": [{"place": place, "found": text} for place, text in steps],
-                "passed_over": passed,
-                "remarks": remarks,
-            }
-        )
-        if not quiet:
-            table(f"{workload} on {gpu.name}", ("place", "what is known there"), steps)
-            for line in passed:
-                note(f"passed over: {line}", None)
-            config = (
-                lookup.short(picked.kernel, picked.config) if picked.config else "its own config"
-            )
-            note(f"matmul takes {picked.kernel}, {config or 'its own config'}: {picked.why}.", None)
-            for line in remarks:
-                note(f"{line}.", None)
-    return {"gpu": gpu.name, "mode": mode, "choices": found}
-
-
 def _interruptible_sweep(
     kernels: str | None, workloads: list[Workload], **options: Any
 ) -> dict[str, Any]:
@@ -428,6 +315,7 @@ def _sweep(
     import torch
 
     from ..autotune.sweeps.sweep import sweep
+    from .tune_view import LiveView
 
     if gpus != "cpu" and options["engine"] == "local" and not torch.cuda.is_available():
         typer.echo(
@@ -438,7 +326,7 @@ def _sweep(
         )
         raise typer.Exit(NO_GPU)
     names = split(kernels or "") or _default_kernels(gpus, options["engine"], workloads[0].dtype)
-    with _View(quiet=quiet) as view:
+    with LiveView(quiet=quiet) as view:
         found = sweep(
             names,
             list(dict.fromkeys(w.shape for w in workloads)),
@@ -450,8 +338,8 @@ def _sweep(
             **options,
         )
     if not quiet:
-        _show(found)
-    return _record(found)
+        tune_result.show(found)
+    return tune_result.record(found)
 
 
 def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
@@ -466,151 +354,4 @@ def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
             "--kernels is empty, expected names: this machine has no GPU to choose them by"
         )
     major, minor = torch.cuda.get_device_capability()
-    return list(candidates(10 * major + minor, dtype))
-
-
-class _View:
-    """The live view of a sweep; plain lines now and then where there is no terminal."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._snapshots: dict[Workload, Progress] = {}
-        self._live = Live(
-            console=console, refresh_per_second=4, get_renderable=self._render, transient=True
-        )
-        self._plain = not sys.stdout.isatty()
-        self._last: dict[tuple[Workload, str], float] = {}
-
-    def __enter__(self) -> _View:
-        if not self._quiet and not self._plain:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        from .tune_view import line
-
-        self._snapshots[progress.workload] = progress
-        key, now = (progress.workload, progress.stage), time.monotonic()
-        if (
-            self._plain
-            and progress.stage != "waiting"
-            and now - self._last.get(key, 0.0) > _LINES_EVERY
-        ):
-            self._last[key] = now
-            typer.echo(line(progress), err=True)
-
-    def _render(self) -> Any:
-        from .tune_view import render
-
-        return render(list(self._snapshots.values())) if self._snapshots else Group()
-
-
-def _show(found: Sweep) -> None:
-    from ..autotune.lookup import short
-    from ..autotune.sweeps.sweep import lost_results
-
-    rows = [_row(winner) for winner in found.winners]
-    columns = (
-        "shape",
-        "kernel",
-        "config",
-        "µs",
-        "× cuBLAS",
-        "ahead of the next",
-        "confidence",
-        "measured",
-    )
-    gpus = ", ".join(dict.fromkeys(winner.gpu.name for winner in found.winners))
-    table(f"Winners on {gpus}" if gpus else "Winners", columns, rows)
-    for outcome in found.outcomes:
-        failed = [trial for trial in outcome.trials if not trial.ok]
-        for trial in failed[:SHOWN]:
-            note(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}")
-        if len(failed) > SHOWN:
-            console.print(
-                f"and {len(failed) - SHOWN} more; outblas cache show has all", style="dim"
-            )
-        for left in outcome.unmeasured[:SHOWN]:
-            where = (
-                f"{outcome.job.workload} "
-                f"{left.kernel}[{short(left.kernel, left.config) or 'its own'}]"
-            )
-            note(
-                f"{where}: not measured, and tried again by the next sweep: {left.reason}", "yellow"
-            )
-        if (more := len(outcome.unmeasured) - SHOWN) > 0:
-            note(f"and {more} more that were not measured", "yellow")
-        if outcome.unlocked:
-            note(
-                f"{outcome.job.workload}: measured without the lock on the GPU: {outcome.unlocked}",
-                "yellow",
-            )
-    for failure in found.failures:
-        note(f"! {failure.workload}: {failure.reason}", "yellow")
-    if found.unsaved:
-        note(f"! {lost_results(found.unsaved, found.store, found.rescued)}", "red")
-        note(f"{found.seconds:.0f} s")
-    else:
-        note(f"{found.seconds:.0f} s; trials in {found.store}")
-
-
-def _row(w: Winner) -> tuple[str, ...]:
-    from ..autotune.lookup import short
-
-    lead = "–"
-    if w.lead is not None and w.lead_low is not None and w.lead_high is not None:
-        lead = f"{w.lead - 1:+.2%} ({w.lead_low - 1:+.2%} to {w.lead_high - 1:+.2%})"
-    return (
-        f"{to_text(w.workload.shape)} {w.workload.layout}",
-        w.kernel,
-        short(w.kernel, w.config) or "its own",
-        f"{w.us:.1f}",
-        f"{w.ratio:.3f} ({w.ratio_low:.3f}–{w.ratio_high:.3f})",
-        lead,
-        _confidence(w),
-        f"{w.screened} of {w.valid}, {w.rounds} rounds",
-    )
-
-
-def _confidence(w: Winner) -> str:
-    if w.confidence is None or not w.runner_up:
-        return "–"
-    return confidence(w.confidence, separated=w.separated)
-
-
-def _record(found: Sweep) -> dict[str, Any]:
-    from ..autotune.store.records import to_record
-
-    return {
-        "seconds": found.seconds,
-        "store": str(found.store),
-        "unsaved": found.unsaved,
-        "rescued": None if found.rescued is None else str(found.rescued),
-        "finished": found.finished,
-        "winners": [to_record(winner) for winner in found.winners],
-        "outcomes": [
-            {
-                "workload": str(outcome.job.workload),
-                "gpu": outcome.gpu.name,
-                "generated": outcome.plan.generated,
-                "valid": outcome.plan.valid,
-                "trials": len(outcome.trials),
-                "new": outcome.new,
-                "failed": sum(not trial.ok for trial in outcome.trials),
-                "finished": outcome.finished,
-                "unlocked": outcome.unlocked,
-                "unmeasured": [
-                    {"kernel": left.kernel, "config": left.config, "reason": left.reason}
-                    for left in outcome.unmeasured
-                ],
-            }
-            for outcome in found.outcomes
-        ],
-        "failures": [
-            {"workload": str(failure.workload), "reason": failure.reason}
-            for failure in found.failures
-        ],
-    }
+    return list(rivals(10 * major + minor, dtype))

@@ -1,18 +1,61 @@
 """How a sweep is shown while it runs: blocks in a terminal, lines elsewhere."""
 
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import typer
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ..autotune.measure.progress import Progress
+from ..autotune.store.records import Workload
 from ..core.terminal import printable
+from .common import console
 
 MOST_BLOCKS = 4  # of whole height: with more workloads at a time, each has two lines
 _UUID = 12  # characters of a GPU's UUID that are shown
+_LINES_EVERY = 10.0  # seconds between plain lines, where there is no terminal
+
+
+class LiveView:
+    """The live view of a sweep; plain lines now and then where there is no terminal.
+
+    It is a context manager, and a report: call it with each snapshot.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._snapshots: dict[Workload, Progress] = {}
+        self._live = Live(
+            console=console, refresh_per_second=4, get_renderable=self._render, transient=True
+        )
+        self._plain = not sys.stdout.isatty()
+        self._last: dict[tuple[Workload, str], float] = {}
+
+    def __enter__(self) -> "LiveView":
+        if not self._quiet and not self._plain:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        self._snapshots[progress.workload] = progress
+        if not self._plain or progress.stage == "waiting":
+            return
+        key, now = (progress.workload, progress.stage), time.monotonic()
+        if now - self._last.get(key, 0.0) > _LINES_EVERY:
+            self._last[key] = now
+            typer.echo(line(progress), err=True)
+
+    def _render(self) -> RenderableType:
+        return render(list(self._snapshots.values())) if self._snapshots else Group()
 
 
 def render(snapshots: Sequence[Progress], *, gpu: str = "") -> RenderableType:
@@ -41,26 +84,15 @@ def render(snapshots: Sequence[Progress], *, gpu: str = "") -> RenderableType:
 def line(progress: Progress) -> str:
     """One plain line."""
     p = progress
-    said = [f"{p.workload}{_where(p)}: {p.stage}"]
+    best, failures, message = _best(p), _failures(p.failures), _one_line(p.message)
+    parts = [f"{p.workload}{_where(p)}: {p.stage}"]
     if p.stage in ("done", "failed"):
-        return ", ".join(
-            [*said, *filter(None, (_best(p), _failures(p.failures), _one_line(p.message)))]
-        )
-    if p.valid:
-        said.append(f"{_done(p)} of {p.valid}")
-    if p.stage != "waiting":
-        said += filter(
-            None,
-            (
-                _rounds(p),
-                _queue(p),
-                _best(p),
-                _failures(p.failures),
-                _times(p),
-                _one_line(p.message),
-            ),
-        )
-    return ", ".join(said)
+        parts += [best, failures, message]
+    else:
+        parts.append(f"{_done(p)} of {p.valid}" if p.valid else "")
+        if p.stage != "waiting":
+            parts += [_rounds(p), _queue(p), best, failures, _times(p), message]
+    return ", ".join(filter(None, parts))
 
 
 def _block(p: Progress) -> Iterable[RenderableType]:

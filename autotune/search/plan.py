@@ -1,0 +1,170 @@
+"""From the valid configs of a workload to those that are measured: what a strategy proposes,
+checked.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..store.records import Gpu, Workload
+from .candidates import Candidate, Ranker, by_model
+from .prune import Pruned, PrunedSpace, prune
+from .strategy import ModelRanked, Search, Strategy, StrategyError
+from .target import TuneTarget
+
+# A strategy that draws at random may now and then propose nothing new; so many times in a row it
+# goes in circles.
+MOST_STALE_BATCHES = 100
+_END = object()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep tries for one workload.
+
+    Attributes:
+        generated: the number of configs that the spaces of the kernels have.
+        pruned: why some of them are not tried, with their numbers.
+        ranked: the candidates that are measured, in the order in which the strategy proposed them.
+        left_out: the number of valid configs that are not measured, because the strategy did not
+            propose them, or because they are beyond the number of trials asked for.
+    """
+
+    generated: int
+    pruned: tuple[Pruned, ...]
+    ranked: tuple[Candidate, ...]
+    left_out: int = 0
+
+    @classmethod
+    def before_proposals(cls, space: PrunedSpace) -> "Plan":
+        return cls(space.generated, space.pruned, (), len(space.candidates))
+
+    def extended(self, batch: Sequence[Candidate]) -> "Plan":
+        """This plan with one more batch of a strategy."""
+        return replace(self, ranked=(*self.ranked, *batch), left_out=self.left_out - len(batch))
+
+    @property
+    def valid(self) -> int:
+        return len(self.ranked) + self.left_out
+
+
+def plan(
+    subjects: Sequence[TuneTarget],
+    workload: Workload,
+    gpu: Gpu,
+    *,
+    trials: int | None = None,
+    ranker: Ranker = by_model,
+    strategy: Strategy | None = None,
+) -> Plan:
+    """What a sweep of these kernels would try first: `trials` configs of each, and its own config
+    in any case.
+
+    This is the first batch of the strategy, by default `ModelRanked`, which has one batch alone: a
+    strategy that goes by results may try more.
+
+    Raises ValueError where a kernel cannot take the dtype or the GPU, ImportError where its DSL is
+    missing, StrategyError for a strategy that proposes what is no candidate.
+    """
+    space = prune(subjects, workload, gpu, ranker)
+    search = Search(workload, gpu, space.candidates, trials=trials)
+    first = next(batches(strategy or ModelRanked(), search), ())
+    return Plan.before_proposals(space).extended(first)
+
+
+def batches(strategy: Strategy, search: Search) -> Iterator[tuple[Candidate, ...]]:
+    """The batches that a strategy proposes, without what was proposed before and what is beyond
+    the number of trials. The kernels' own configs are in the first batch.
+
+    Raises StrategyError, as `Strategy` says.
+    """
+    if not search.candidates:
+        return
+    own = [candidate for candidate in search.candidates if candidate.own]
+    proposals = _Proposals(strategy, search)
+    for batch in proposals:
+        if own:
+            missing = [candidate for candidate in own if candidate not in batch]
+            proposals.seen.update(missing)
+            batch, own = [*missing, *batch], []
+        if batch:
+            yield tuple(batch)
+    if own:
+        yield tuple(own)
+
+
+class _Proposals:
+    """Asks a strategy for batches until it ends, or until nothing is left that it could propose."""
+
+    def __init__(self, strategy: Strategy, search: Search) -> None:
+        self._name, self._search = type(strategy).__qualname__, search
+        self._proposed = self._start(strategy)
+        self._allowed = frozenset(search.candidates)
+        self._places = Counter[str]()  # how many configs of a kernel have been proposed
+        self.seen: set[Candidate] = set()
+
+    def _start(self, strategy: Strategy) -> Iterator[Any]:
+        proposed: Any = self._guarded(strategy.propose, self._search)
+        if not isinstance(proposed, Iterable):
+            raise self._error(f"returned {proposed!r}, expected batches of candidates")
+        return iter(proposed)
+
+    def __iter__(self) -> Iterator[list[Candidate]]:
+        stale = 0
+        while not self._used_up():
+            batch = self._ask()
+            if batch is None:
+                return
+            new = self._accepted(batch)
+            stale = 0 if new else stale + 1
+            if stale >= MOST_STALE_BATCHES:
+                raise self._error(f"proposed nothing new {stale} times in a row")
+            yield new
+
+    def _ask(self) -> list[Candidate] | None:
+        """The next batch; None where the strategy has ended."""
+        batch = self._guarded(next, self._proposed, _END)
+        if batch is _END:
+            return None
+        if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
+            raise self._error(f"proposed {batch!r}, expected a list of candidates")
+        listed: list[Any] = self._guarded(list, batch)
+        for candidate in listed:
+            if not isinstance(candidate, Candidate) or candidate not in self._allowed:
+                shown = candidate.label if isinstance(candidate, Candidate) else repr(candidate)
+                raise self._error(f"proposed {shown}, expected one of search.candidates")
+        return listed
+
+    def _accepted(self, batch: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates of a batch that are to be measured."""
+        accepted = []
+        trials = self._search.trials
+        for candidate in batch:
+            if candidate in self.seen:
+                continue
+            self.seen.add(candidate)
+            self._places[candidate.target.name] += 1
+            if trials is None or candidate.own or self._places[candidate.target.name] <= trials:
+                accepted.append(candidate)
+        return accepted
+
+    def _used_up(self) -> bool:
+        """Whether no proposal can be accepted any more."""
+        if len(self.seen) == len(self._allowed):
+            return True
+        trials = self._search.trials
+        kernels = {candidate.target.name for candidate in self._allowed}
+        return trials is not None and all(self._places[kernel] >= trials for kernel in kernels)
+
+    def _guarded(self, function: Any, *arguments: Any) -> Any:
+        """Calls code of the strategy."""
+        try:
+            return function(*arguments)
+        except StrategyError:
+            raise
+        except Exception as error:
+            raise self._error(f"raised {error!r}") from error
+
+    def _error(self, what: str) -> StrategyError:
+        return StrategyError(f"strategy {self._name} {what}, at {self._search.workload}")

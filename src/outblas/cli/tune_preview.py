@@ -1,0 +1,209 @@
+"""`outblas tune --dry-run` and `--explain`: what a sweep would try, and what `matmul` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .common import note, split, table
+
+if TYPE_CHECKING:
+    from ..autotune.lookup import Choice, TuningIndex
+    from ..autotune.search.plan import Plan
+    from ..autotune.search.strategy import Strategy
+    from ..autotune.search.target import TuneTarget
+    from ..autotune.store.records import Gpu, Workload
+
+SHOWN = 10
+
+
+def gpu_of(name: str | None, gpus: str | None) -> Gpu:
+    """The GPU by name, or the present one, or where there is none an H100."""
+    import torch
+
+    from ..autotune.search import gpu
+
+    if name:
+        return gpu.imagined(name)
+    return gpu.current() if torch.cuda.is_available() or gpus == "cpu" else gpu.imagined("h100")
+
+
+def targets_of(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[TuneTarget, ...]:
+    """The kernels by name, or those that `matmul` chooses from on a GPU."""
+    from ..autotune.search.target import of
+    from ..runtime.default_kernel import rivals
+
+    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else rivals(gpu.arch, dtype))
+    return tuple(of(name) for name in names)
+
+
+def dry_run(
+    targets: Sequence[TuneTarget],
+    workloads: Sequence[Workload],
+    gpu: Gpu,
+    *,
+    trials: int | None,
+    ranker: str,
+    strategy: Strategy,
+    quiet: bool,
+) -> dict[str, Any]:
+    """What a sweep would try, in which order, and what each rule keeps it from trying."""
+    from ..autotune.search.plan import plan
+    from ..autotune.sweeps.options import ranker_of
+
+    plans = []
+    for workload in workloads:
+        found = plan(
+            targets, workload, gpu, trials=trials, ranker=ranker_of(ranker), strategy=strategy
+        )
+        record = _plan_record(found, workload, gpu)
+        plans.append(record)
+        if not quiet:
+            _show_plan(found, record, workload, gpu, _order(strategy, ranker))
+    return {"gpu": gpu.name, "plans": plans}
+
+
+def _plan_record(plan: Plan, workload: Workload, gpu: Gpu) -> dict[str, Any]:
+    from ..autotune.search import cost_model
+    from ..autotune.search.gpu import machine
+
+    on = machine(gpu)
+    return {
+        "workload": str(workload),
+        "generated": plan.generated,
+        "valid": plan.valid,
+        "pruned": [
+            {"count": rule.count, "rule": rule.rule, "example": rule.example}
+            for rule in plan.pruned
+        ],
+        "ranked": [
+            {
+                "kernel": candidate.target.name,
+                "config": candidate.text,
+                "predicted_us": candidate.predicted_us,
+                "limits": (
+                    cost_model.predict(candidate.footprint, workload, on).limits if on else ""
+                ),
+            }
+            for candidate in plan.ranked
+        ],
+    }
+
+
+def _show_plan(
+    plan: Plan, record: dict[str, Any], workload: Workload, gpu: Gpu, order: str
+) -> None:
+    from ..autotune.lookup import short
+
+    counts = (
+        f"{plan.generated} configs generated, {plan.valid} valid, {len(plan.ranked)} to be measured"
+    )
+    note(f"{workload} on {gpu.name}: {counts}.", None)
+    table(
+        "Not tried",
+        ("configs", "reason, for one of them"),
+        [(rule.count, rule.example) for rule in plan.pruned],
+    )
+    rows = [
+        (
+            place,
+            each["kernel"],
+            short(each["kernel"], each["config"]),
+            f"{each['predicted_us']:.1f}",
+            each["limits"],
+        )
+        for place, each in enumerate(record["ranked"][:SHOWN], 1)
+    ]
+    table(
+        f"The first {len(rows)} by {order}", ("", "kernel", "config", "µs expected", "limits"), rows
+    )
+
+
+def _order(strategy: Strategy, ranker: str) -> str:
+    """What puts configs in order, in words: a strategy, or the ranker that it goes by."""
+    from ..autotune.search.strategy import ModelRanked
+
+    return ranker if isinstance(strategy, ModelRanked) else type(strategy).__name__
+
+
+@dataclass(frozen=True)
+class _Explanation:
+    """What `matmul` chooses for a workload, the kernels that it passes over, and the places where
+    it looks.
+    """
+
+    choice: Choice
+    passed_over: tuple[str, ...]
+    steps: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...]
+
+
+def explain(
+    workloads: Sequence[Workload], gpu: Gpu, store: Path | None, *, quiet: bool
+) -> dict[str, Any]:
+    """What `matmul` chooses for packed operands, and every place where it looks."""
+    import os
+
+    from ..autotune import lookup
+
+    mode = lookup.mode(None, os.environ.get("OUTBLAS_TUNE"))
+    index = lookup.TuningIndex(gpu, store)
+    choices = []
+    for workload in workloads:
+        found = _explanation(index, workload, looks_up=mode != "off")
+        choices.append(
+            {
+                "workload": str(workload),
+                "kernel": found.choice.kernel,
+                "config": found.choice.config,
+                "why": found.choice.why,
+                "steps": [{"place": place, "found": text} for place, text in found.steps],
+                "passed_over": list(found.passed_over),
+                "remarks": list(found.remarks),
+            }
+        )
+        if not quiet:
+            _show_explanation(found, workload, gpu)
+    return {"gpu": gpu.name, "mode": mode, "choices": choices}
+
+
+def _explanation(index: TuningIndex, workload: Workload, *, looks_up: bool) -> _Explanation:
+    from ..autotune import lookup
+    from ..autotune.search import prune
+    from ..runtime import default_kernel
+
+    gpu = index.gpu
+    choice, passed_over = None, []
+    for option in index.choices(workload) if looks_up else ():
+        if reason := lookup.unsupported_reason(option.kernel, option.config, workload, gpu):
+            passed_over.append(f"{option.kernel} cannot: {reason}")
+        elif reason := index.pruned_reason(option.kernel, workload, prune.problem(workload)):
+            passed_over.append(f"{option.kernel} had better not: {reason}")
+        else:
+            choice = option
+            break
+    if choice is None:
+        rule = default_kernel.by_rule(prune.problem(workload), gpu.arch, gpu.sms)
+        why = "nothing is known: by rule" if looks_up else "OUTBLAS_TUNE=off: by rule"
+        choice = lookup.Choice(rule, "", why)
+    return _Explanation(
+        choice,
+        tuple(passed_over),
+        steps=tuple(index.steps(workload)) if looks_up else (),
+        remarks=tuple(lookup.remarks(choice.kernel, workload)),
+    )
+
+
+def _show_explanation(found: _Explanation, workload: Workload, gpu: Gpu) -> None:
+    from ..autotune.lookup import short
+
+    table(f"{workload} on {gpu.name}", ("place", "what is known there"), found.steps)
+    for line in found.passed_over:
+        note(f"passed over: {line}", None)
+    choice = found.choice
+    config = short(choice.kernel, choice.config) if choice.config else ""
+    note(f"matmul takes {choice.kernel}, {config or 'its own config'}: {choice.why}.", None)
+    for line in found.remarks:
+        note(f"{line}.", None)
