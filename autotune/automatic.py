@@ -54,9 +54,9 @@ def _choices(
 ) -> list[tuple[str, str]]:
     """The choices for a product on the GPU of this index, which may be tuned before."""
     index, transposed = lookup.tuning_index(device), False
-    if PRODUCTION in rivals(index.gpu.arch, workload.dtype):
+    if PRODUCTION in candidates(index.gpu.arch, workload.dtype):
         # The production kernel computes a C stored by columns as C^T.
-        problem, transposed = operands.oriented(problem)
+        problem, transposed = operands.with_row_major_output(problem)
         workload = of_problem(problem) or workload
     if tune_first and not _is_tuned(index, workload) and workload not in _given_up:
         index = _tune_first(workload, device) or index
@@ -218,7 +218,7 @@ def _sweep(
         **options,
     )
     lookup.clear_cache()
-    dispatch.forget()
+    dispatch.clear_cache()
     if found.unsaved and not options.get("allow_unsaved"):
         warnings.warn(lost_results(found.unsaved, found.store, found.rescued), stacklevel=3)
     if found.winners:

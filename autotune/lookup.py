@@ -16,7 +16,8 @@ from ..core.ownership import shown
 from ..core.problem import Problem
 from ..core.shapes import to_text
 from ..core.space import Footprint, Space
-from ..runtime.default_kernel import MODES, PRODUCTION, Mode, pruned_reason
+from ..runtime import default_kernel
+from ..runtime.default_kernel import MODES, PRODUCTION, Mode
 from .search import cost_model
 from .search.gpu import machine as machine_of
 from .search.target import registered
@@ -95,9 +96,10 @@ class TuningIndex:
         """
         from .search import prune
 
-        reason = spared(kernel, problem)
+        reason = default_kernel.pruned_reason(kernel, problem)
         if reason and any(entry.workload == workload for entry in self.entries):
-            return reason if spared(kernel, prune.problem(workload)) is None else None
+            packed = prune.problem(workload)
+            return reason if default_kernel.pruned_reason(kernel, packed) is None else None
         return reason
 
     def steps(self, workload: Workload) -> list[tuple[str, str]]:

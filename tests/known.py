@@ -21,7 +21,7 @@ H200 = gpu.imagined("h200")
 PCIE = Gpu("NVIDIA H100 PCIe", 90, 114)
 A100 = gpu.imagined("a100")
 SQUARE = stored.WORKLOAD
-Know = Callable[..., Knowledge]
+Know = Callable[..., TuningIndex]
 CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
 
 
@@ -45,7 +45,7 @@ def knowing(tmp_path: Path) -> Know:
     shipped.
     """
 
-    def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> Knowledge:
+    def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> TuningIndex:
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:

@@ -14,7 +14,7 @@ from typing import Any
 from outblas.autotune.measure import supervisor
 from outblas.autotune.search import gpu
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import Workload
+from outblas.autotune.store.records import Trial, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import Sweep, sweep
 

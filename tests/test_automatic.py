@@ -89,8 +89,8 @@ def taken(on_gpu: Problem, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
             return kernel, config
 
         monkeypatch.setattr(lookup, "tuning_index", lambda index: known)
-        monkeypatch.setattr(dispatch, "_launcher", launcher)
-        return dispatch._best_launcher(on_gpu, tune, nothing=False)
+        monkeypatch.setattr(launcher, "named_launcher", named)
+        return launcher.best_launcher(on_gpu, tune, no_product=False)
 
     return taken
 

@@ -33,12 +33,12 @@ def know(tmp_path: Path) -> Know:
     return knowing(tmp_path)
 
 
-def configs(known: Knowledge, asked: Workload = SQUARE) -> list[int]:
+def configs(known: TuningIndex, asked: Workload = SQUARE) -> list[int]:
     """The numbers of the choices' configs."""
     return [CONFIGS.index(choice.config) for choice in known.choices(asked)]
 
 
-def kernels(known: Knowledge) -> list[str]:
+def kernels(known: TuningIndex) -> list[str]:
     return [choice.kernel for choice in known.choices(SQUARE)]
 
 
@@ -256,7 +256,7 @@ def path(path: Path) -> Path:
     return path
 
 
-def read(store: Path) -> Knowledge:
+def read(store: Path) -> TuningIndex:
     """With the tables beside it."""
     return TuningIndex(H100, store, store.parent)
 

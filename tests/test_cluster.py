@@ -14,8 +14,8 @@ import pytest
 import tuned
 from sweeps import soon
 
-from outblas.autotune import Store, StrategyError, TuneTarget, sweep
-from outblas.autotune.measure.progress import silent
+from outblas.autotune import Progress, Store, StrategyError, Sweep, TuneTarget, sweep
+from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.sweeps import ray_engine
 
 pytestmark = [
@@ -66,7 +66,7 @@ def run(
     report: Report = silent,
     *,
     shapes: int = 1,
-    kernel: str | Subject = TUNED,
+    kernel: str | TuneTarget = TUNED,
     **options,
 ) -> Sweep:
     return sweep(

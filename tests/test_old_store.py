@@ -79,6 +79,6 @@ def test_lookups_choose_its_configs(old_store, tmp_path):
     """What `matmul` asks for at a workload that was tuned then."""
     with Store(old_store, read_only=True) as store:
         gpu = store.winners()[0].gpu
-    choice = lookup.Knowledge(gpu, old_store, tables=tmp_path / "no tables").choices(FEW_ROWS)[0]
+    choice = lookup.TuningIndex(gpu, old_store, tables=tmp_path / "no tables").choices(FEW_ROWS)[0]
     assert choice.kernel == "hopper.gemm"
     assert config_of(choice.kernel, choice.config) == config_of("hopper.gemm", GEMM_FEW_ROWS[0][1])

@@ -31,10 +31,10 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "TABLES", tmp_path)
     lookup.clear_cache()
-    dispatch.forget()
+    dispatch.clear_cache()
     yield tmp_path / "tuning.sqlite"
     lookup.clear_cache()
-    dispatch.forget()
+    dispatch.clear_cache()
 
 
 def operands(

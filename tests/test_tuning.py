@@ -5,6 +5,7 @@ that goes down.
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from outblas.autotune.measure import race as finals
 from outblas.autotune.measure.isolated import Abandoned
 from outblas.autotune.measure.progress import silent
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import Trial, now
+from outblas.autotune.store.records import Gpu, Trial, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.tuner import Job, Outcome

@@ -11,13 +11,10 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from outblas.autotune import Strategy
 from outblas.core.configs import to_text
-from outblas.core.machines import Machine
 from outblas.core.problem import Launch, Problem
-from outblas.core.space import Space
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 

@@ -28,7 +28,7 @@ class Candidate:
         target: the kernel.
         config: the kernel's `Config`.
         text: the config as text, as stores have it.
-        compiled_as: the text of the config whose compile it shares.
+        compile_key: the text of the config whose compile it shares.
         footprint: what the config asks of an SM, and how it cuts the problem.
         predicted_us: the ranker's prediction in µs; 0 in the interpreter, of which nothing is
             known.
@@ -38,7 +38,7 @@ class Candidate:
     target: TuneTarget
     config: Any
     text: str
-    compiled_as: str
+    compile_key: str
     footprint: Footprint
     predicted_us: float
     own: bool = False

@@ -213,9 +213,11 @@ def _k_tile(
     else:
         waited = (LATENCY + products) / max(1.0, f.stages - f.in_flight) / grid.together
     cycles = _soft_max(SHARPNESS, products + drained, l2, waited) + BARRIERS
-    if max(f.lines) > 1:
+    if max(f.cache_lines) > 1:
         rows_a, rows_b = _own_rows(f)
-        requested = (rows_a * f.lines[0] + rows_b * f.lines[1]) * f.tile_k * traffic.size
+        requested = (
+            (rows_a * f.cache_lines[0] + rows_b * f.cache_lines[1]) * f.tile_k * traffic.size
+        )
         cycles = max(cycles, requested / (LINES * machine.sms / grid.busy))
     return _KTile(cycles, products, l2, waited)
 
@@ -224,7 +226,7 @@ def _l2_cycles(
     f: Footprint, workload: Workload, machine: Machine, grid: _Grid, traffic: _Traffic
 ) -> float:
     """Cycles until L2 has sent the operands of a k tile."""
-    if f.gathered and grid.waves <= 1:
+    if f.gpc_local and grid.waves <= 1:
         return (f.tile_m + f.tile_n) * f.tile_k * traffic.size / GATHERED
     rows_a, rows_b = _own_rows(f)
     lean = LARGER * (workload.M / (workload.M + workload.N) - 0.5)

@@ -129,7 +129,7 @@ def _runnable(
             target,
             config,
             text=to_text(config),
-            compiled_as=to_text(space.compiled_as(config)),
+            compile_key=to_text(space.compile_key(config)),
             footprint=footprint,
             predicted_us=predicted_us,
             own=config == space.own,

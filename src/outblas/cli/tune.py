@@ -354,4 +354,4 @@ def _default_kernels(gpus: str, engine: str, dtype: str) -> list[str]:
             "--kernels is empty, expected names: this machine has no GPU to choose them by"
         )
     major, minor = torch.cuda.get_device_capability()
-    return list(rivals(10 * major + minor, dtype))
+    return list(candidates(10 * major + minor, dtype))

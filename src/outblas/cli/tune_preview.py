@@ -33,9 +33,9 @@ def gpu_of(name: str | None, gpus: str | None) -> Gpu:
 def targets_of(kernels: str | None, gpu: Gpu, dtype: str) -> tuple[TuneTarget, ...]:
     """The kernels by name, or those that `matmul` chooses from on a GPU."""
     from ..autotune.search.target import of
-    from ..runtime.default_kernel import rivals
+    from ..runtime.default_kernel import candidates
 
-    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else rivals(gpu.arch, dtype))
+    names = split(kernels or "") or (["portable"] if gpu.arch == 0 else candidates(gpu.arch, dtype))
     return tuple(of(name) for name in names)
 
 
