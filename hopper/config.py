@@ -1,0 +1,3 @@
+"""The configuration of the Hopper rungs, from where users import it."""
+
+from .core.config import HopperConfig as HopperConfig
