@@ -272,6 +272,27 @@ def test_a_config_that_is_proposed_twice_is_measured_once(store):
     assert outcome.finished
 
 
+def test_proposals_beyond_the_trials_of_one_kernel_keep_nobody_from_another(monkeypatch):
+    """More batches in a row than may be stale have configs that are new, and one too many."""
+    monkeypatch.setenv("FAULTY_CONFIGS", str(MOST_STALE_BATCHES + 50))
+    other = TuneTarget("other", "faulty_kernel")
+    candidates = prune([SUBJECT, other], WORKLOAD, H100).candidates
+
+    def propose(search):
+        for target in (SUBJECT, other):
+            yield from ([each] for each in search.candidates if each.target == target)
+
+    search = Search(WORKLOAD, H100, candidates, trials=2)
+    found = list(batches(Proposing(propose), search))
+    assert [(each.target.name, each.config.number) for batch in found for each in batch] == [
+        ("other", 0),  # its own config, which comes with the first batch
+        ("faulty", 0),
+        ("faulty", 1),
+        ("other", 1),
+        ("other", 2),
+    ]
+
+
 def foreign(search):
     return replace(search.candidates[0], text="number=99")
 

@@ -101,13 +101,14 @@ class _Proposals:
         self._name, self._search = type(strategy).__qualname__, search
         self._proposed = self._start(strategy)
         self._allowed = frozenset(search.candidates)
+        self._kernels = {candidate.target.name for candidate in search.candidates}
         self._places = Counter[str]()  # how many configs of a kernel have been proposed
         self.seen: set[Candidate] = set()
 
     def _start(self, strategy: Strategy) -> Iterator[Any]:
         proposed: Any = self._guarded(strategy.propose, self._search)
         if not isinstance(proposed, Iterable):
-            raise self._error(f"returned {proposed!r}, expected batches of candidates")
+            raise self._error(f"returned {_shown(proposed)}, expected batches of candidates")
         return iter(proposed)
 
     def __iter__(self) -> Iterator[list[Candidate]]:
@@ -116,11 +117,12 @@ class _Proposals:
             batch = self._ask()
             if batch is None:
                 return
-            new = self._accepted(batch)
-            stale = 0 if new else stale + 1
+            seen_before = len(self.seen)
+            accepted = self._accepted(batch)
+            stale = stale + 1 if len(self.seen) == seen_before else 0
             if stale >= MOST_STALE_BATCHES:
                 raise self._error(f"proposed nothing new {stale} times in a row")
-            yield new
+            yield accepted
 
     def _ask(self) -> list[Candidate] | None:
         """The next batch; None where the strategy has ended."""
@@ -128,12 +130,13 @@ class _Proposals:
         if batch is _END:
             return None
         if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
-            raise self._error(f"proposed {batch!r}, expected a list of candidates")
+            raise self._error(f"proposed {_shown(batch)}, expected a list of candidates")
         listed: list[Any] = self._guarded(list, batch)
         for candidate in listed:
             if not isinstance(candidate, Candidate) or candidate not in self._allowed:
-                shown = candidate.label if isinstance(candidate, Candidate) else repr(candidate)
-                raise self._error(f"proposed {shown}, expected one of search.candidates")
+                raise self._error(
+                    f"proposed {_shown(candidate)}, expected one of search.candidates"
+                )
         return listed
 
     def _accepted(self, batch: Sequence[Candidate]) -> list[Candidate]:
@@ -154,8 +157,9 @@ class _Proposals:
         if len(self.seen) == len(self._allowed):
             return True
         trials = self._search.trials
-        kernels = {candidate.target.name for candidate in self._allowed}
-        return trials is not None and all(self._places[kernel] >= trials for kernel in kernels)
+        if trials is None:
+            return False
+        return all(self._places[kernel] >= trials for kernel in self._kernels)
 
     def _guarded(self, function: Any, *arguments: Any) -> Any:
         """Calls code of the strategy."""
@@ -168,3 +172,8 @@ class _Proposals:
 
     def _error(self, what: str) -> StrategyError:
         return StrategyError(f"strategy {self._name} {what}, at {self._search.workload}")
+
+
+def _shown(proposed: object) -> str:
+    """What a strategy proposed, short enough for a message."""
+    return proposed.label if isinstance(proposed, Candidate) else repr(proposed)[:200]

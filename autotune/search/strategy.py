@@ -118,8 +118,9 @@ class Strategy(ABC):
       config has to beat them. A strategy that proposes nothing leaves it at these.
     - A config that is proposed twice is measured once. A config that the store has a result of is
       not measured again: its trial is in `search.measured` like any other.
-    - Of each kernel the first `search.trials` proposals are measured. When they are used up, or
-      when all candidates have been proposed, the strategy is not asked any more.
+    - Of each kernel the first `search.trials` proposals are measured, and its own config in any
+      case. When they are used up, or when all candidates have been proposed, the strategy is not
+      asked any more.
     - A proposal that is not one of `search.candidates`, an exception, and
       `plan.MOST_STALE_BATCHES` batches in a row without a new config raise StrategyError, which
       ends the sweep. What was measured is in the store.
