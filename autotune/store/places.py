@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...core.filesystems import network_filesystem
+from . import exports
 from .records import Trial, Winner
 from .sqlite import StoreError
 
@@ -76,8 +77,6 @@ def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> 
 
     Raises StoreError that names each folder and what was wrong with it.
     """
-    from . import transfer
-
     trials = [record for record in records if isinstance(record, Trial)]
     winners = [record for record in records if isinstance(record, Winner)]
     problems = []
@@ -88,7 +87,7 @@ def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> 
             problems.append(f"{place}: {error.strerror}")
             continue
         try:
-            transfer.export(trials, winners, path)
+            exports.write(path, trials, winners)
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             with contextlib.suppress(OSError):

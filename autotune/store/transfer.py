@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import exports, signed_json, validation
+from .listing import Selection
 from .records import Gpu, Trial, Winner
+from .sqlite import StoreError
+from .store import Store
 from .validation import shown
-
-if TYPE_CHECKING:
-    from .listing import Selection
-    from .store import Store
 
 EXPORT = "outblas-tuning"  # the format of exports that are one JSON object, their version 1
 
@@ -77,8 +75,6 @@ def import_into(store: Store, path: Path) -> tuple[int, int]:
     """
     if not _is_lines(path):
         return store.merge(*_read_first_version(path))
-    from .sqlite import StoreError
-
     new = [0, 0]
     persistent = store.persistent
 
