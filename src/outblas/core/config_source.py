@@ -1,66 +1,126 @@
-"""The defaults of kernels' configs, read from their sources: showing a config needs no DSL, which
-takes seconds to import.
+"""Defaults and old names of kernels' configs, read from their sources: showing or storing a config
+needs no DSL, which takes seconds to import.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from . import registry
-from .configs import items
+from .configs import items, with_current_names
 
 Defaults = dict[str, str]  # by field, as `configs.to_text` writes values
+
+# What reading the source of a kernel's config may raise, where the kernel is not here for one.
+_UNREADABLE = (LookupError, ValueError, OSError, ImportError, SyntaxError)
+
+
+@dataclass(frozen=True)
+class ConfigSource:
+    """A config class as its source has it: fields with their defaults, and old names of fields."""
+
+    defaults: Mapping[str, str]
+    aliases: Mapping[str, str]
+
+
+_EMPTY = ConfigSource({}, {})
 
 
 def brief(kernel: str, config: str) -> str:
     """The fields of a config that differ from the kernel's defaults; the whole text where these
     cannot be read.
     """
-    found = items(config)
     try:
         own = defaults(registry.module_name(kernel), "Config")
-    except (
-        LookupError,
-        ValueError,
-        OSError,
-        ImportError,
-        SyntaxError,
-    ):  # of a kernel that is not here, for one
+    except _UNREADABLE:
         return config
+    config = current_text(kernel, config)
+    found = items(config)
     if any(name not in own for name, _ in found):
         return config
     return ",".join(f"{name}={value}" for name, value in found if value != own[name])
 
 
-@cache
+def current_text(kernel: str, config: str) -> str:
+    """A config's text with the names that the kernel's fields have now, as `configs.to_text` writes
+    it if the text names every field in its order. The text as it is where the source of the
+    kernel's config cannot be read, or where it gives a field by two names with different values.
+    """
+    try:
+        renamed = source(registry.module_name(kernel), "Config").aliases
+        return with_current_names(config, renamed) if renamed else config
+    except _UNREADABLE:
+        return config
+
+
 def defaults(module: str, name: str) -> Defaults:
     """Of the config class that a module calls so: fields with literal defaults, in the class or in
     what it derives from. Raises ValueError for a class that is written in another way, OSError,
     ImportError.
     """
+    return dict(source(module, name).defaults)
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module's syntax tree, and the package that its relative imports start from."""
+
+    name: str
+    package: str
+    tree: ast.Module
+
+
+@cache
+def source(module: str, name: str) -> ConfigSource:
+    """The config class that a module defines, assigns or imports by this name, with what it derives
+    from. Errors are those of `defaults`.
+    """
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"{module} has no source")
-    tree = ast.parse(Path(spec.origin).read_text())
-    for node in tree.body:
+    read = _Module(module, spec.parent or "", ast.parse(Path(spec.origin).read_text()))
+    for node in read.tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            found: Defaults = {}
-            for base in node.bases:
-                found |= _elsewhere(tree, module, base)
-            for field in node.body:
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    found[field.target.id] = str(_literal(field.value))
-            return found
+            return _of_class(read, node)
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [
             name
         ]:
-            return _elsewhere(tree, module, node.value)
-    if (elsewhere := _imported(tree, module, name)) is not None:
-        return defaults(*elsewhere)
+            return _elsewhere(read, node.value)
+    if (imported := _imported(read, name)) is not None:
+        return source(*imported)
     raise ValueError(f"{module} has no class {name}")
+
+
+def _of_class(module: _Module, node: ast.ClassDef) -> ConfigSource:
+    found = _EMPTY
+    for base in node.bases:
+        inherited = _elsewhere(module, base)
+        found = ConfigSource(
+            {**found.defaults, **inherited.defaults}, {**found.aliases, **inherited.aliases}
+        )
+    for statement in node.body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        field = statement.target.id
+        if field == "ALIASES":
+            found = replace(found, aliases={**found.aliases, **_aliases(statement.value)})
+        elif "ClassVar" not in ast.unparse(statement.annotation):
+            found = replace(
+                found, defaults={**found.defaults, field: str(_literal(statement.value))}
+            )
+    return found
+
+
+def _aliases(value: ast.expr | None) -> dict[str, str]:
+    renamed = _literal(value)
+    if not isinstance(renamed, dict):
+        raise ValueError(f"ALIASES is {renamed!r}, expected a dict of names")
+    return renamed
 
 
 def _literal(value: ast.expr | None) -> object:
@@ -69,29 +129,24 @@ def _literal(value: ast.expr | None) -> object:
     return ast.literal_eval(value)
 
 
-def _elsewhere(tree: ast.Module, module: str, value: ast.expr) -> Defaults:
-    """The defaults of a class that is named by an expression: `Name`, or `module.Name`."""
+def _elsewhere(module: _Module, value: ast.expr) -> ConfigSource:
+    """The class that is named by an expression: `Name`, or `module.Name`."""
     first, _, rest = ast.unparse(value).partition(".")
-    elsewhere = _imported(tree, module, first)
-    if elsewhere is None and rest:
-        raise ValueError(f"{module} does not say where {first} is from")
-    if elsewhere is None:
-        return defaults(module, first)
-    place, original = elsewhere
-    return defaults(f"{place}.{original}", rest) if rest else defaults(place, original)
+    imported = _imported(module, first)
+    if imported is None:
+        if rest:
+            raise ValueError(f"{module.name} does not say where {first} is from")
+        return source(module.name, first)
+    package, name = imported
+    return source(f"{package}.{name}", rest) if rest else source(package, name)
 
 
-def _imported(tree: ast.Module, module: str, name: str) -> tuple[str, str] | None:
-    """The module from which `module`, whose source is `tree`, imports `name`, and what it is called
-    there; None if it does not.
-    """
-    spec = importlib.util.find_spec(module)
-    is_package = spec is not None and spec.submodule_search_locations is not None
-    package = module if is_package else module.rpartition(".")[0]
-    for node in tree.body:
+def _imported(module: _Module, name: str) -> tuple[str, str] | None:
+    """The module and the name in it from which a module imports `name`; None where it does not."""
+    for node in module.tree.body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    relative = "." * node.level + (node.module or "")
-                    return importlib.util.resolve_name(relative, package), alias.name
+                    start = "." * node.level + (node.module or "")
+                    return importlib.util.resolve_name(start, module.package), alias.name
     return None

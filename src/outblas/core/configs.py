@@ -1,9 +1,16 @@
-"""Kernel configs as text: `tile_m=128,stages=4`, the form of the command line and of operator
-arguments.
+"""Kernel configs as text: `tile_m=128,stages=4`, the form of the command line, of operator
+arguments and of tuning stores.
+
+A field that was renamed stays readable: its config class lists the old name in
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"old_name": "new_name"}
+
+`from_text` takes either name; `to_text` and `brief` write the new one alone, so that the text of
+`to_text` is the canonical one of its config.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -47,15 +54,44 @@ def items(text: str) -> list[tuple[str, str]]:
     ]
 
 
+def aliases(kind: type) -> Mapping[str, str]:
+    """The old names of renamed fields of a config class, and the names that they have now."""
+    found: Mapping[str, str] = getattr(kind, "ALIASES", {})
+    return found
+
+
+def with_current_names(text: str, renamed: Mapping[str, str]) -> str:
+    """The config's text with each old name of `renamed` replaced by the one that the field has now.
+
+    Values and order stay. A field that is given by both names with one value is written once.
+    Raises ValueError where the two values differ.
+    """
+    values: dict[str, str] = {}
+    given_as: dict[str, str] = {}  # by the field's name now, the name in the text
+    for item in filter(None, text.split(",")):
+        given, separator, value = item.partition("=")
+        name = renamed.get(given, given) if separator else given
+        other = given_as.setdefault(name, given)
+        if other != given and values[name] != separator + value:
+            raise ValueError(
+                f"config has {item!r} and {other + values[name]!r}, expected one of them: "
+                f"{given} and {other} are two names of one field"
+            )
+        values[name] = separator + value
+    return ",".join(name + value for name, value in values.items())
+
+
 @lru_cache(maxsize=1024)
 def from_text(kind: type[ConfigT], text: str) -> ConfigT:
-    """A config of type `kind`; fields that `text` does not name keep their defaults.
+    """A config of type `kind`; fields that `text` does not name keep their defaults. Old names of
+    renamed fields (`ALIASES` of the class) are taken too.
 
-    Raises ValueError for an unknown field or a value of the wrong type.
+    Raises ValueError for an unknown field, a value of the wrong type, and a field that is given by
+    its old and its new name with different values.
     """
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, int | bool | str] = {}
-    for item in filter(None, text.split(",")):
+    for item in filter(None, with_current_names(text, aliases(kind)).split(",")):
         name, separator, value = item.partition("=")
         if not separator or name not in fields:
             raise ValueError(
