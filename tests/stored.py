@@ -16,7 +16,7 @@ H200 = Gpu("NVIDIA H200", 90, 132)
 WORKLOAD = Workload(4096, 4096, 4096)
 FINALIST = Finalist(
     kernel="hopper.hilbert",
-    config="tile_m=128,slots=4",
+    config="tile_m=128,sms=4",
     us=200.5,
     ratio=1.047,
     ratio_low=1.04,
@@ -40,7 +40,7 @@ def trial(i=0, **changes):
         "workload": WORKLOAD,
         "kernel": "hopper.hilbert",
         "source": "abc",
-        "config": f"tile_m=128,slots={i},order=hilbert,phases=False",
+        "config": f"tile_m=128,sms={i},order=hilbert,phases=False",
         "status": "ok",
         "us": 100.0 + i,
         "ratio": 1.01,

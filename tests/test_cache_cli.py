@@ -31,7 +31,7 @@ def home(path, tmp_path, monkeypatch):
             trial(3, workload=OTHER, gpu=H200, kernel="simt.naive"),
         ):
             store.add(each)
-        store.crown(winner(config="tile_m=128,slots=2"))
+        store.crown(winner(config="tile_m=128,sms=2"))
     for i in range(2):
         cache.fetch(
             {"i": i},
@@ -120,8 +120,8 @@ def test_export_ship(home):
     (entry,) = read_table(path).entries
     assert entry.workload == WORKLOAD
     assert entry.config in (
-        "slots=2",
-        "tile_m=128,slots=2",
+        "sms=2",
+        "tile_m=128,sms=2",
     )  # the whole where the kernel cannot be loaded
     invoke("export", home / "folder", "--ship")
     assert (home / "folder" / path.name).exists()
@@ -316,8 +316,8 @@ def test_the_first_are_shown_unless_more_are_asked_for(many):
 def test_a_listing_loads_no_kernel(monkeypatch):
     """DSLs take seconds to import."""
     monkeypatch.setattr(registry, "load", lambda name: pytest.fail(f"{name} is loaded"))
-    assert "slots=2" in shown("ls")
-    assert "slots=1" in shown("show", "4096")
+    assert "sms=2" in shown("ls")
+    assert "sms=1" in shown("show", "4096")
 
 
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in registry.ladder()])

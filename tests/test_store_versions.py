@@ -554,7 +554,7 @@ def test_the_log_is_there_as_soon_as_a_store_is_open(path):
 
 ALTERED = {
     "a figure": "UPDATE trials SET us = us * 2 WHERE id = 3",
-    "a config": "UPDATE trials SET config = replace(config, 'slots=2', 'slots=29') WHERE id = 3",
+    "a config": "UPDATE trials SET config = replace(config, 'sms=2', 'sms=29') WHERE id = 3",
     "a status": "UPDATE trials SET status = 'wrong', us = NULL, ratio = NULL, ratio_low = NULL, "
     "ratio_high = NULL WHERE id = 3",
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import validation
+from .config_aliases import current_text, spellings
 from .records import CIRCUMSTANTIAL, Gpu, Trial, Winner, Workload, age, latest_date
 
 T = TypeVar("T")
@@ -297,15 +298,42 @@ def _insert(
 
 
 def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
-    """The valid record of a row's identity."""
-    found = select(connection, table, {name: row[name] for name in KEYS[table]})
+    """The valid record of a row's identity, whichever names of fields its config is stored with."""
+    found = _of_identity(connection, table, row)
     if not found:
         return None
     gpus, _ = gpus_of(select(connection, "gpus", {"key": row["gpu"]}))
-    try:
-        return parse(table, found[0], gpus)
-    except ValueError:
-        return None
+    for each in found:
+        with contextlib.suppress(ValueError):
+            return parse(table, each, gpus)
+    return None
+
+
+def _of_identity(connection: sqlite3.Connection, table: str, row: Row) -> list[sqlite3.Row]:
+    """The rows of a row's identity: one, or one for each spelling of its config. That with the
+    current names of fields is the first.
+    """
+    identity = {name: row[name] for name in KEYS[table]}
+    if "config" not in identity:
+        return select(connection, table, identity)
+    texts = spellings(row["kernel"], row["config"])
+    return [
+        each for text in texts for each in select(connection, table, identity | {"config": text})
+    ]
+
+
+def is_superseded(connection: sqlite3.Connection, row: sqlite3.Row) -> bool:
+    """Whether a row of a trial has old names of config fields, and another row has the same trial
+    with the current ones. Programs of two versions that share a store may leave both.
+    """
+    kernel, config = row["kernel"], row["config"]
+    if type(kernel) is not str or type(config) is not str:
+        return False
+    current = current_text(kernel, config)
+    if current == config:
+        return False
+    identity = {name: row[name] for name in KEYS["trials"]}
+    return bool(select(connection, "trials", identity | {"config": current}))
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
@@ -329,12 +357,16 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
     def add(connection: sqlite3.Connection) -> bool:
         _delete(connection, "leases", row)
         _put_gpu(connection, row["gpu"], trial.gpu)
-        if _insert(connection, "trials", row, "IGNORE"):  # most are new: nothing is looked up
+        texts = spellings(row["kernel"], row["config"])
+        # Most trials are new: where no field was renamed, nothing is looked up.
+        if len(texts) == 1 and _insert(connection, "trials", row, "IGNORE"):
             return True
         if not replace:
             found = there(connection, "trials", row)
             if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
                 return False
+        for text in texts[1:]:
+            _delete(connection, "trials", row | {"config": text})
         _insert(connection, "trials", row)
         return True
 
@@ -386,7 +418,10 @@ def remove_probe(connection: sqlite3.Connection) -> None:
 
 
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
-    """The key of a trial's row, and of one of `leases`."""
+    """The key of a trial's row, and of one of `leases`; the config with the current names of its
+    fields.
+    """
+    config = current_text(kernel, config)
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
 
 

@@ -371,9 +371,14 @@ class Store:
     ) -> Iterator[Trial | Winner]:
         if workload is not None:
             wanted = {**wanted, **vars(workload)}
-        found, gpu_rows = self._read(
-            lambda c: (queries.select(c, table, wanted), queries.select(c, "gpus"))
-        )
+
+        def rows(connection: sqlite3.Connection) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
+            found = queries.select(connection, table, wanted)
+            if table == "trials":
+                found = [row for row in found if not queries.is_superseded(connection, row)]
+            return found, queries.select(connection, "gpus")
+
+        found, gpu_rows = self._read(rows)
         gpus, _ = queries.gpus_of(gpu_rows)
         for row in found:
             with contextlib.suppress(ValueError):

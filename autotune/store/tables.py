@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import signed_json, table_version_2, validation
+from .config_aliases import current_text
 from .records import Gpu, Winner, Workload, age, latest_date, now
 from .validation import Fields, shown
 
@@ -58,6 +59,7 @@ def read_table(source: Path | str) -> Table:
     listed = table_version_2.entries(content) if content["version"] == 2 else _entries(content)
     entries: dict[tuple[Workload, str], Entry] = {}
     for place, fields in listed:
+        fields["config"] = current_text(fields["kernel"], fields["config"])
         entry = Entry(**fields)
         if entry.place in entries:
             raise ValueError(
@@ -145,9 +147,9 @@ def _table_at(
 
 def _entry(winner: Winner) -> Entry:
     names = [field.name for field in dataclasses.fields(Entry)]
-    return Entry(
-        **{name: getattr(winner, name) for name in names} | {"when": (winner.when or now())[:10]}
-    )
+    fields = {name: getattr(winner, name) for name in names}
+    fields["config"] = current_text(winner.kernel, winner.config)
+    return Entry(**fields | {"when": (winner.when or now())[:10]})
 
 
 def _write(path: Path, table: Table) -> None:
