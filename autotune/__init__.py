@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .measure.progress import Progress
     from .search.prune import plan
     from .search.target import Subject
-    from .store.records import Finalist, Gpu, Trial, Winner, Workload
+    from .store.records import BestConfig, Finalist, Gpu, Trial, Winner, Workload
     from .store.store import Store, StoreError
     from .sweeps.outcome import Failure, Sweep
     from .sweeps.sweep import sweep
@@ -20,7 +20,7 @@ _PLACES = {
     "automatic": ("tune",),
     "measure.progress": ("Progress",),
     "search.prune": ("plan",),
-    "store.records": ("Finalist", "Gpu", "Trial", "Winner", "Workload"),
+    "store.records": ("BestConfig", "Finalist", "Gpu", "Trial", "Winner", "Workload"),
     "store.store": ("Store", "StoreError"),
     "search.target": ("Subject",),
     "sweeps.outcome": ("Failure", "Sweep"),
@@ -28,6 +28,7 @@ _PLACES = {
     "sweeps.tuner": ("Outcome",),
 }
 __all__ = [
+    "BestConfig",
     "Failure",
     "Finalist",
     "Gpu",

@@ -15,7 +15,7 @@ from ..runtime.default_kernel import PRODUCTION, rivals
 from . import lookup
 from .lookup import HERE, Knowledge
 from .search.target import Subject
-from .store.records import Winner, Workload
+from .store.records import BestConfig, Workload
 
 FIRST_SECONDS = (
     60.0  # for a shape that OUTBLAS_TUNE=on meets, unless OUTBLAS_TUNE_BUDGET says otherwise
@@ -92,7 +92,7 @@ def tune(
     trials: int | None = None,
     top_k: int = 8,
     retry_failed: bool = False,
-) -> Winner:
+) -> BestConfig:
     """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
 
     Args:
@@ -177,7 +177,7 @@ def _sweep(
     *,
     retry_failed: bool = False,
     allow_unsaved: bool = False,
-) -> Winner:
+) -> BestConfig:
     from .sweeps.sweep import lost_results, sweep
 
     major, minor = torch.cuda.get_device_capability(index)

@@ -45,7 +45,7 @@ def knowing(tmp_path):
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:
-                store.crown(each)
+                store.record_best(each)
         ship(shipped, folder)
         return Knowledge(of, folder.with_suffix(".sqlite"), folder)
 

@@ -247,7 +247,7 @@ class Driver:
     def winners(self, *, workload):
         return []
 
-    def crown(self, winner):
+    def record_best(self, winner):
         raise NotImplementedError
 
     def claim(self, *facts, again=False):

@@ -8,7 +8,7 @@ import pytest
 
 import outblas
 from outblas import autotune
-from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
+from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
 from outblas.autotune.store.store import Store
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
@@ -75,7 +75,7 @@ def winner(**changes):
         "finalists": (FINALIST, FINALIST),
         "when": "2026-02-01T00:00:00+00:00",
     }
-    return Winner(**fields | changes)
+    return BestConfig(**fields | changes)
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def fill(path, count=3):
     with Store(path) as store:
         for each in trials:
             store.add(each)
-        store.crown(winner())
+        store.record_best(winner())
     return trials
 
 

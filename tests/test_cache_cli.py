@@ -31,7 +31,7 @@ def home(path, tmp_path, monkeypatch):
             trial(3, workload=OTHER, gpu=H200, kernel="simt.naive"),
         ):
             store.add(each)
-        store.crown(winner(config="tile_m=128,sms=2"))
+        store.record_best(winner(config="tile_m=128,sms=2"))
     for i in range(2):
         cache.fetch(
             {"i": i},
@@ -341,7 +341,7 @@ def test_defaults_are_read_from_the_source(kernel):
 
 def test_results_of_the_interpreter_are_not_shipped(home):
     with Store() as store:
-        store.crown(winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0)))
+        store.record_best(winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0)))
     result = invoke("export", "--ship")
     assert "1 winners of the interpreter are left out" in result.stderr
     assert [path.name for path in (home / "tables").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]

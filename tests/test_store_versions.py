@@ -262,7 +262,7 @@ def test_what_others_add_costs_nothing(path, change, version):
         assert store.trials() == TRIALS
         assert store.add(trial(100))
         assert store.add(trial(0, us=1.0), replace=True)
-        store.crown(winner(ratio=1.2))
+        store.record_best(winner(ratio=1.2))
         assert len(store.trials()) == 101
         assert store.verify() == []
     assert not set_aside(path)
@@ -580,7 +580,7 @@ def test_an_altered_row_is_no_record(path, what):
 def test_an_altered_winner_is_not_looked_up(path):
     fill(path, 1)
     with Store(path) as store:
-        store.crown(winner())
+        store.record_best(winner())
         assert [each.config for each in store.tuned(H100)] == [winner().config]
     sql(path, "UPDATE winners SET us = us / 2")
     with Store(path, read_only=True) as store:

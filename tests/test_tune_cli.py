@@ -86,12 +86,12 @@ def on_h100(path, monkeypatch):
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     monkeypatch.setattr(lookup, "TABLES", path.parent)
 
-    def crowned(**changes):
+    def recorded(**changes):
         with Store(path) as store:
-            store.crown(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
+            store.record_best(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
         return f"--gpu h100 --store {path}"
 
-    return crowned
+    return recorded
 
 
 def test_explain(on_h100):

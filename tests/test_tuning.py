@@ -187,7 +187,9 @@ def test_measuring_without_the_lock_comes_with_the_outcome(tune):
 
 def test_winners_of_before_race_again(tune, store):
     winner = tune(FakeBench(), 5, top_k=1).winner
-    store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
+    store.record_best(
+        replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00")
+    )
     bench, other = FakeBench(), FakeBench()
     tune(bench, 6, top_k=1)
     assert bench.configs("screen") == [5]

@@ -17,11 +17,11 @@ from typing import Any, Self, TypeVar
 from ...core import cache
 from . import places, queries, salvage, sqlite
 from .queries import Operation
-from .records import Trial, Winner
+from .records import BestConfig, Trial
 from .sqlite import StoreError
 
 T = TypeVar("T")
-Record = Trial | Winner
+Record = Trial | BestConfig
 
 # Seconds to wait for others' writes, once they have taken longer than `sqlite.BUSY_SECONDS`.
 IMPATIENT_SECONDS = 1.0

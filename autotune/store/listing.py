@@ -11,7 +11,7 @@ from typing import Any
 from ...core.shapes import Shape
 from . import queries, validation
 from .config_aliases import current_text
-from .records import Gpu, Trial, TunedConfig, Winner, Workload, age, latest_date
+from .records import BestConfig, Gpu, Trial, TunedConfig, Workload, age, latest_date
 
 _WORKLOAD = "M, N, K, dtype, out_dtype, layout"
 
@@ -162,7 +162,7 @@ def browse(
 
 def stream(
     connection: sqlite3.Connection, wanted: Selection
-) -> tuple[Iterator[Trial], Iterator[Winner]]:
+) -> tuple[Iterator[Trial], Iterator[BestConfig]]:
     """The trials and the winners in the order in which they came. Both are of one moment as long as
     the connection has a transaction.
     """
@@ -178,7 +178,7 @@ def stream(
 
 def _valid(
     connection: sqlite3.Connection, table: str, found: sqlite3.Cursor, gpus: dict[str, Gpu]
-) -> Iterator[Trial | Winner]:
+) -> Iterator[Trial | BestConfig]:
     for row in found:
         if table == "trials" and queries.is_superseded(connection, row):
             continue

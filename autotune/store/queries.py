@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from . import validation
 from .config_aliases import current_text, spellings
-from .records import CIRCUMSTANTIAL, Gpu, Trial, Winner, Workload, age, latest_date
+from .records import CIRCUMSTANTIAL, BestConfig, Gpu, Trial, Workload, age, latest_date
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -29,9 +29,9 @@ _PLACE = (
     "source",
 )  # by kernel and workload first, as rows are looked up
 KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
-_PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] = {
+_PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | BestConfig]] = {
     "trials": validation.trial_of,
-    "winners": validation.winner_of,
+    "winners": validation.best_config_of,
 }
 
 PROBE = 1 << 18  # bytes: the results of some minutes
@@ -197,7 +197,7 @@ def select(
     return [row for row in found if all(row[name] == value for name, value in asked.items())]
 
 
-def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial | BestConfig:
     """Raises ValueError that names the row and the field."""
     place = f"{table}[{row['id']}]"
     record = _PARSERS[table](_fields(table, row), place, gpus)
@@ -241,13 +241,14 @@ def _fields(table: str, row: validation.Columns) -> validation.Fields:
     return fields
 
 
-def _row(record: Trial | Winner) -> dict[str, Any]:
+def _row(record: Trial | BestConfig) -> dict[str, Any]:
     """The columns of a record. Raises ValueError."""
-    fields = validation.checked_fields(record, type(record).__name__.lower())
+    table = "trials" if isinstance(record, Trial) else "winners"
+    fields = validation.checked_fields(record, table[:-1])
     fields |= fields.pop("workload")
     if "finalists" in fields:
         fields["finalists"] = json.dumps(fields["finalists"])
-    return fields | {"digest": digest("trials" if isinstance(record, Trial) else "winners", fields)}
+    return fields | {"digest": digest(table, fields)}
 
 
 def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
@@ -297,7 +298,7 @@ def _insert(
     return done.rowcount == 1
 
 
-def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
+def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | BestConfig | None:
     """The valid record of a row's identity, whichever names of fields its config is stored with."""
     found = _of_identity(connection, table, row)
     if not found:
@@ -380,13 +381,13 @@ def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
     return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
 
 
-def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
+def recording_best(winner: BestConfig, *, only_newer: bool = False) -> Operation[bool]:
     """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one
     that is there stays if it is as new. Raises ValueError, at once.
     """
     row = _row(winner)
 
-    def crown(connection: sqlite3.Connection) -> bool:
+    def record_best(connection: sqlite3.Connection) -> bool:
         if only_newer:
             found, latest = there(connection, "winners", row), latest_date()
             if found and (
@@ -396,7 +397,7 @@ def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
         _put(connection, "winners", row, winner.gpu)
         return True
 
-    return crown
+    return record_best
 
 
 def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:

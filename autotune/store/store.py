@@ -16,7 +16,7 @@ from .durable_file import DurableFile, Record
 from .leases import Claim
 from .listing import Selection, Summary
 from .queries import Operation
-from .records import Gpu, Trial, TunedConfig, Winner, Workload
+from .records import BestConfig, Gpu, Trial, TunedConfig, Workload
 from .sqlite import StoreError
 
 __all__ = ["Store", "StoreError"]
@@ -60,14 +60,18 @@ class Store(DurableFile):
             )
         return added
 
-    def crown(self, winner: Winner) -> None:
-        """Stores a winner, in place of that of its GPU, workload, kernel and source.
+    def record_best(self, best: BestConfig) -> None:
+        """Stores a best config, in place of that of its GPU, workload, kernel and source.
 
-        Raises ValueError for a winner that could not be read again.
+        Raises ValueError for one that could not be read again.
         """
-        self._write(queries.crowning(winner), [winner])
+        self._write(queries.recording_best(best), [best])
 
-    def merge(self, trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
+    def crown(self, winner: BestConfig) -> None:
+        """The former name of `record_best`, which programs may still use."""
+        self.record_best(winner)
+
+    def merge(self, trials: Iterable[Trial], winners: Iterable[BestConfig]) -> tuple[int, int]:
         """Stores trials as `add` does, and winners that are newer than those here; returns how many
         of each are new.
 
@@ -75,14 +79,14 @@ class Store(DurableFile):
         one that could not be read again.
         """
         trials, winners = list(trials), list(winners)
-        adding = [queries.adding(trial) for trial in trials]
-        crowning = [queries.crowning(winner, only_newer=True) for winner in winners]
+        additions = [queries.adding(trial) for trial in trials]
+        recordings = [queries.recording_best(winner, only_newer=True) for winner in winners]
 
-        def merging(connection: sqlite3.Connection) -> tuple[int, int]:
-            new = sum([add(connection) for add in adding])
-            return new, sum([crown(connection) for crown in crowning])
+        def merge(connection: sqlite3.Connection) -> tuple[int, int]:
+            new = sum([add(connection) for add in additions])
+            return new, sum([record(connection) for record in recordings])
 
-        return self._write(merging, [*trials, *winners])
+        return self._write(merge, [*trials, *winners])
 
     def prune(
         self,
@@ -130,13 +134,13 @@ class Store(DurableFile):
         kernel: str | None = None,
         workload: Workload | None = None,
         gpu_name: str | None = None,
-    ) -> list[Winner]:
+    ) -> list[BestConfig]:
         """By date. Rows that are no valid winners are left out."""
         found = self._records("winners", {"kernel": kernel}, workload)
         return [
             record
             for record in found
-            if isinstance(record, Winner) and (gpu_name is None or record.gpu.name == gpu_name)
+            if isinstance(record, BestConfig) and (gpu_name is None or record.gpu.name == gpu_name)
         ]
 
     def _records(
@@ -177,7 +181,7 @@ class Store(DurableFile):
 
     def stream(
         self,
-        consume: Callable[[Iterator[Trial], Iterator[Winner]], T],
+        consume: Callable[[Iterator[Trial], Iterator[BestConfig]], T],
         wanted: Selection | None = None,
     ) -> T:
         """What `consume` makes of all trials and winners of one moment, which come one at a time.

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import signed_json, table_version_2, validation
 from .config_aliases import current_text
-from .records import Gpu, Winner, Workload, age, latest_date, now
+from .records import BestConfig, Gpu, Workload, age, latest_date, now
 from .validation import Fields, shown
 
 FORMAT, VERSION = "outblas-table", 3
@@ -21,8 +21,8 @@ TABLES = Path(__file__).parents[1] / "tables"  # where shipped tables lie
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`, `when`
-    to the day.
+    """The best config of a kernel at a workload, as shipped; figures as in `records.BestConfig`,
+    `when` to the day.
     """
 
     workload: Workload
@@ -93,14 +93,14 @@ def own_tables() -> Path:
     return TABLES
 
 
-def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
+def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
     """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the
     highest ratio.
 
     A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with
     nothing written, for a table or a winner that is not valid, and OSError.
     """
-    models: dict[tuple[str, int], list[Winner]] = {}
+    models: dict[tuple[str, int], list[BestConfig]] = {}
     for i, winner in enumerate(winners):
         validation.checked_fields(winner, f"winners[{i}]")
         if winner.gpu.arch == 0:
@@ -145,7 +145,7 @@ def _table_at(
     )
 
 
-def _entry(winner: Winner) -> Entry:
+def _entry(winner: BestConfig) -> Entry:
     names = [field.name for field in dataclasses.fields(Entry)]
     fields = {name: getattr(winner, name) for name in names}
     fields["config"] = current_text(winner.kernel, winner.config)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...core.shapes import parse
 from .config_aliases import current_text
-from .records import STATUSES, Finalist, Gpu, Trial, TunedConfig, Winner, Workload, now
+from .records import STATUSES, BestConfig, Finalist, Gpu, Trial, TunedConfig, Workload, now
 
 TEXT_LIMIT = 4096  # characters of any text
 
@@ -172,7 +172,7 @@ def trial_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Trial:
     return Trial(**_with_current_names(valid))
 
 
-def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
+def best_config_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> BestConfig:
     """A winner from what `fields_of` makes of one; `gpus` by their keys."""
     valid = _placed(checked(fields, _WINNER, place), place, gpus)
     finalists = [
@@ -180,7 +180,7 @@ def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
         for i, each in enumerate(valid["finalists"])
     ]
     valid["finalists"] = tuple(Finalist(**_with_current_names(each)) for each in finalists)
-    return Winner(**_with_current_names(valid, ("config", "runner_up")))
+    return BestConfig(**_with_current_names(valid, ("config", "runner_up")))
 
 
 def holds(row: Columns, names: Iterable[str]) -> bool:
@@ -206,7 +206,7 @@ def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
     return TunedConfig(gpu=gpus[row["gpu"]], workload=workload, **fields)
 
 
-def fields_of(record: Trial | Winner) -> Fields:
+def fields_of(record: Trial | BestConfig) -> Fields:
     """A record as JSON has it: its GPU by key, a reason that is too long cut, dated now if it has
     no date.
     """
@@ -220,13 +220,13 @@ def fields_of(record: Trial | Winner) -> Fields:
     return fields
 
 
-def checked_fields(record: Trial | Winner, place: str) -> Fields:
+def checked_fields(record: Trial | BestConfig, place: str) -> Fields:
     """As `fields_of`, with the current names of the configs' fields. Raises ValueError for a record
     that could not be read again.
     """
     fields = fields_of(record)
     gpus = {fields["gpu"]: gpu_of({**vars(record.gpu)}, f"{place}.gpu")}
-    parse = trial_of if isinstance(record, Trial) else winner_of
+    parse = trial_of if isinstance(record, Trial) else best_config_of
     return fields_of(parse(fields, place, gpus))
 
 

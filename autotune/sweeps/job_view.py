@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Protocol
 
 from ..store.leases import Claim
-from ..store.records import Facts, Status, Trial, Winner, Workload
+from ..store.records import BestConfig, Facts, Status, Trial, Workload
 
 SETTLED: tuple[Status, ...] = (
     "ok",
@@ -24,11 +24,11 @@ class Memory(Protocol):
     """What a job asks of a store. The arguments of `claim` and `release` are `records.Facts`."""
 
     def trials(self, *, workload: Workload) -> list[Trial]: ...
-    def winners(self, *, workload: Workload) -> list[Winner]: ...
+    def winners(self, *, workload: Workload) -> list[BestConfig]: ...
     def claim(self, *facts: *Facts, again: bool = False) -> Claim: ...
     def release(self, *facts: *Facts) -> None: ...
     def add(self, trial: Trial, *, replace: bool = False) -> bool: ...
-    def crown(self, winner: Winner) -> None: ...
+    def record_best(self, winner: BestConfig) -> None: ...
 
 
 class JobView:
@@ -58,7 +58,7 @@ class JobView:
         found = self._memory.trials(workload=workload)
         return [trial for trial in found if not self._is_hidden(trial)]
 
-    def winners(self, *, workload: Workload) -> list[Winner]:
+    def winners(self, *, workload: Workload) -> list[BestConfig]:
         return self._memory.winners(workload=workload)
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
@@ -103,8 +103,8 @@ class JobView:
         self._holding.pop(trial.identity, None)
         return added
 
-    def crown(self, winner: Winner) -> None:
-        self._memory.crown(winner)
+    def record_best(self, winner: BestConfig) -> None:
+        self._memory.record_best(winner)
 
     def _is_hidden(self, trial: Trial) -> bool:
         return self._failed.get(trial.identity) == trial

@@ -20,7 +20,7 @@ from ..measure.isolated import START_SECONDS, Bench, Down
 from ..measure.progress import Progress, Report, Stage, silent
 from ..search.prune import by_model
 from ..store.leases import Claim
-from ..store.records import Facts, Gpu, Trial, Winner, Workload
+from ..store.records import BestConfig, Facts, Gpu, Trial, Workload
 from ..store.store import Store
 from .job_view import JobView
 from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, _serial
@@ -44,7 +44,7 @@ class Question:
 
 # What a worker sends, in the order in which it came about. A Trial and a Winner are for the store.
 # The clocks of a Progress count from its sending: machines share none.
-Message = Trial | Winner | Progress | Question | Outcome
+Message = Trial | BestConfig | Progress | Question | Outcome
 
 
 def run(
@@ -214,8 +214,8 @@ class _Line:
         found: list[Trial] = self._ask("trials", workload=workload)
         return found
 
-    def winners(self, *, workload: Workload) -> list[Winner]:
-        found: list[Winner] = self._ask("winners", workload=workload)
+    def winners(self, *, workload: Workload) -> list[BestConfig]:
+        found: list[BestConfig] = self._ask("winners", workload=workload)
         return found
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
@@ -230,7 +230,7 @@ class _Line:
         self.sent.put(trial)
         return True  # the driver counts
 
-    def crown(self, winner: Winner) -> None:
+    def record_best(self, winner: BestConfig) -> None:
         self.sent.put(winner)
 
     def report(self, progress: Progress) -> None:
@@ -390,13 +390,13 @@ class _Driver:
             self._take(message, hand, hand.task)
 
     def _take(
-        self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task
+        self, message: Trial | BestConfig | Progress | Question, hand: _Hand, task: _Task
     ) -> None:
         if isinstance(message, Trial):
             task.new[message.gpu] += task.view.add(message)
             task.deaths = 0
-        elif isinstance(message, Winner):
-            self.store.crown(message)
+        elif isinstance(message, BestConfig):
+            self.store.record_best(message)
         elif isinstance(message, Progress):
             self.tell(_shifted(message, time.monotonic()))
         else:

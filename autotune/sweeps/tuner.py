@@ -15,7 +15,7 @@ from ..measure.progress import Progress, Report, silent
 from ..measure.race import Race
 from ..search.prune import Candidate, Plan, Ranker, by_model, plan
 from ..search.target import Subject
-from ..store.records import Finalist, Gpu, Trial, Winner, Workload, now
+from ..store.records import BestConfig, Finalist, Gpu, Trial, Workload, now
 from .job_view import JobView, Memory
 from .screening import Built, Screen, Unmeasured, say_waiting
 
@@ -57,14 +57,14 @@ class Outcome:
     plan: Plan
     trials: list[Trial] = field(default_factory=list)
     new: int = 0
-    winners: list[Winner] = field(default_factory=list)
+    winners: list[BestConfig] = field(default_factory=list)
     finished: bool = True
     failure: str = ""
     unmeasured: list[Unmeasured] = field(default_factory=list)
     unlocked: str = ""
 
     @property
-    def winner(self) -> Winner | None:
+    def winner(self) -> BestConfig | None:
         """The fastest of all kernels."""
         return max(self.winners, key=lambda w: w.ratio, default=None)
 
@@ -239,7 +239,7 @@ class _Tuning:
         )
         return True
 
-    def _earlier(self) -> list[Winner]:
+    def _earlier(self) -> list[BestConfig]:
         """Winners of earlier sweeps on this GPU, of these kernels as they are."""
         found = (w for w in self.memory.winners(workload=self.job.workload) if w.gpu == self.gpu)
         return [w for w in found if self.sources.get(w.kernel) == w.source]
@@ -256,7 +256,7 @@ class _Tuning:
         self.say()
         race = Finals(self.job.workload, self.bench, self.progress, self.say).run(rivals)
         if race.alive and race.rounds >= 2:
-            self._crown(race)
+            self._record_best(race)
 
     def _rivals(self) -> list[Candidate]:
         """The fastest of the screen, the best of each kernel, and winners of before: their screen
@@ -272,25 +272,25 @@ class _Tuning:
         chosen += [(w.kernel, w.config) for w in self._earlier()]
         return [by_text[key] for key in dict.fromkeys(chosen) if key in by_text]
 
-    def _crown(self, race: Race[Candidate]) -> None:
+    def _record_best(self, race: Race[Candidate]) -> None:
         order = race.order()
         finalists = tuple(_finalist(race, rival) for rival in order)
         for subject in self.job.subjects:
             own = [rival for rival in order if rival.subject == subject]
             if own:
                 winner = self._winner(race, own, finalists)
-                self.memory.crown(winner)
+                self.memory.record_best(winner)
                 self.outcome.winners.append(winner)
 
     def _winner(
         self, race: Race[Candidate], own: Sequence[Candidate], finalists: tuple[Finalist, ...]
-    ) -> Winner:
+    ) -> BestConfig:
         best, rival = own[0], own[1] if len(own) > 1 else None
         lead = race.lead(best, rival) if rival is not None else None
         spread = race.against_base(best)
         rounds = len(race.times[best])
         name = best.subject.name
-        return Winner(
+        return BestConfig(
             gpu=self.gpu,
             workload=self.job.workload,
             kernel=name,

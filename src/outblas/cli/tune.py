@@ -38,7 +38,7 @@ from .common import (
 if TYPE_CHECKING:
     from ..autotune.measure.progress import Progress
     from ..autotune.search.target import Subject
-    from ..autotune.store.records import Gpu, Winner, Workload
+    from ..autotune.store.records import BestConfig, Gpu, Workload
     from ..autotune.sweeps.outcome import Sweep
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -557,7 +557,7 @@ def _show(found: Sweep) -> None:
         note(f"{found.seconds:.0f} s; trials in {found.store}")
 
 
-def _row(w: Winner) -> tuple[str, ...]:
+def _row(w: BestConfig) -> tuple[str, ...]:
     from ..autotune.lookup import short
 
     lead = "–"
@@ -575,7 +575,7 @@ def _row(w: Winner) -> tuple[str, ...]:
     )
 
 
-def _confidence(w: Winner) -> str:
+def _confidence(w: BestConfig) -> str:
     if w.confidence is None or not w.runner_up:
         return "–"
     return confidence(w.confidence, separated=w.separated)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..autotune.search.rank import ranks, spearman
-from ..autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
+from ..autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
 from . import page, tune_tables
 from .tune_chart import draw, drawable
 from .tune_tables import Table, fields, split
@@ -73,7 +73,7 @@ class TuneReport:
     workload: Workload
     gpus: tuple[Gpu, ...]
     trials: tuple[Trial, ...]
-    winner: Winner | None
+    winner: BestConfig | None
     top: tuple[Entry, ...]
     agreement: Agreement | None
     left_out: int = 0
@@ -211,7 +211,7 @@ class TuneReport:
 
 def build(
     trials: Sequence[Trial],
-    winners: Sequence[Winner],
+    winners: Sequence[BestConfig],
     *,
     kernel: str,
     workload: Workload,
@@ -267,10 +267,10 @@ def html(report: TuneReport) -> str:
     return page.page(f"outblas: {report.title}", report.notes(), parts)
 
 
-def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
+def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[Entry]:
     """Every config with figures: the winner, the other finalists, then the rest by the screen."""
     found: dict[str, Entry] = {}
-    finalists: list[Winner | Finalist] = []
+    finalists: list[BestConfig | Finalist] = []
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:

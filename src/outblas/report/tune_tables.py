@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..autotune.store.records import Gpu, Trial, Winner
+from ..autotune.store.records import BestConfig, Gpu, Trial
 from ..core.configs import items
 from .text import NONE, confidence
 
@@ -165,7 +165,7 @@ def _us(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _confidence(w: Winner) -> str:
+def _confidence(w: BestConfig) -> str:
     said = confidence(
         w.confidence, separated=True
     )  # whether it is separated stands beside its lead
