@@ -18,7 +18,7 @@ from sweeps import soon
 
 from outblas.autotune.measure import gpu_lock, isolated
 from outblas.autotune.measure.gpu_lock import GpuLock, LockCancelled
-from outblas.autotune.measure.isolated import Abandoned, Bench
+from outblas.autotune.measure.isolated import Bench, Cancelled
 from outblas.core import cache
 
 pytestmark = [
@@ -208,6 +208,6 @@ def _no_locks(*_, **__):
 def test_a_bench_that_is_abandoned_does_not_wait_for_the_lock():
     bench, other = Bench("0"), Bench("0")
     with bench._locked():
-        threading.Timer(0.2, other.abandon).start()
-        with pytest.raises(Abandoned), other._locked():
+        threading.Timer(0.2, other.cancel).start()
+        with pytest.raises(Cancelled), other._locked():
             pytest.fail("it has the lock")

@@ -17,7 +17,7 @@ from sweeps import WORKLOAD, gone, soon, start
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers, outcome
-from outblas.autotune.measure.isolated import Bench, Down
+from outblas.autotune.measure.isolated import Bench, WorkerDied
 from outblas.autotune.search.target import Subject
 from outblas.core.configs import to_text
 
@@ -107,9 +107,9 @@ def test_an_idle_compile_process_that_is_killed_is_replaced(compilers):
 
 
 def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench):
-    with pytest.raises(Down, match="signal SIGTERM") as down:
+    with pytest.raises(WorkerDied, match="signal SIGTERM") as death:
         screened(bench, "sigterm")
-    assert down.value.status == "killed"
+    assert death.value.status == "killed"
 
 
 # Clocks.
@@ -128,11 +128,11 @@ def test_the_wall_clock_jumps(bench, hours, monkeypatch):
     with ThreadPoolExecutor(1) as thread:
         hung = thread.submit(screened, bench, "hang")
         try:
-            with pytest.raises(Down) as down:
+            with pytest.raises(WorkerDied) as death:
                 hung.result(20)
         finally:
             bench._process.kill() if bench._process else None
-    assert down.value.status == "hang"
+    assert death.value.status == "hang"
 
 
 # Starts.
@@ -144,10 +144,10 @@ def test_a_worker_that_hangs_at_start(tmp_path, monkeypatch):
     with ThreadPoolExecutor(1) as thread:
         described = thread.submit(bench.describe)
         try:
-            with pytest.raises(Down, match="no worker can be started"):
+            with pytest.raises(WorkerDied, match="no worker can be started"):
                 described.result(20)
         finally:
-            bench.abandon()
+            bench.cancel()
 
 
 # The driver's death.

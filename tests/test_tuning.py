@@ -20,7 +20,7 @@ from outblas.autotune.measure import compile_pool as compiling
 from outblas.autotune.measure import finals as racing
 from outblas.autotune.measure import prefetch
 from outblas.autotune.measure import race as finals
-from outblas.autotune.measure.isolated import Abandoned, Down
+from outblas.autotune.measure.isolated import Cancelled, WorkerDied
 from outblas.autotune.measure.progress import silent
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import Subject
@@ -50,7 +50,7 @@ class FakeBench:
     at most.
     """
 
-    down: tuple[str, int | None] | None = None
+    death: tuple[str, int | None] | None = None
     spared: int = 0
     us: float = 50.0
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class FakeBench:
     def race(self, entries, rounds):
         times = [[self._called("race", entry)] * rounds for entry in entries]
         if not self.entered >= set(entries):
-            raise Down("crash", "the worker is another one")
+            raise WorkerDied("crash", "the worker is another one")
         return [100.0] * rounds, times
 
     def forget(self, entries):
@@ -89,14 +89,14 @@ class FakeBench:
         self.sleep(self.seconds)
         self.calls.append((call, config))
         if (
-            self.down in ((call, config), (call, None))
+            self.death in ((call, config), (call, None))
             and self.calls.count((call, config)) > self.spared
             and self.dies
         ):
             self.dies -= 1
             self.restarts += 1
             self.entered.clear()
-            raise Down(self.status, "a bad day")
+            raise WorkerDied(self.status, "a bad day")
         return self.us + (config or 0)
 
     def configs(self, call):
@@ -264,13 +264,13 @@ def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         Timer(0.5, stopped.set).start()
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             tuner.tune(
                 Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set
             )
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Abandoned, RuntimeError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled, RuntimeError])
 def test_whatever_ends_a_sweep_gives_its_lease_back(tune, store, path, error):
     bench = FakeBench()
     bench.screen = Mock(side_effect=error)
@@ -344,7 +344,7 @@ def test_killed_compiles_are_tried_again_and_then_left_unmeasured(tune, store):
 )
 def test_a_killed_finalist_is_not_out_at_once(tune, call, times, left):
     bench = killed_times(times)
-    bench.down = (call, 1)
+    bench.death = (call, 1)
     assert sorted(map(number, tune(bench).winner.finalists)) == left
 
 
@@ -385,7 +385,7 @@ def test_what_has_failed_is_measured_anew(tune, store):
 
 
 def test_two_who_retry_share_what_has_failed(tune, store, path):
-    tune(FakeBench(status="crash", down=("screen", None)), 8)
+    tune(FakeBench(status="crash", death=("screen", None)), 8)
     assert len(store.trials()) == 8
     benches = [FakeBench(seconds=0.02) for _ in range(2)]
     with ThreadPoolExecutor() as threads:

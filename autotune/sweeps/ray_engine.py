@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..measure.compile_pool import Compilers, default_workers
-from ..measure.isolated import START_SECONDS, Bench, Down
+from ..measure.isolated import START_SECONDS, Bench, WorkerDied
 from ..measure.progress import Progress, Report, Stage, silent
 from ..search.prune import by_model
 from ..store.leases import Claim
@@ -166,8 +166,8 @@ class Worker:
         """The GPU, or why there is none to work with."""
         try:
             self._gpu = self._bench.describe()
-        except Down as down:
-            return f"{self._label}: {down}"
+        except WorkerDied as death:
+            return f"{self._label}: {death}"
         if self._on_gpu and self._gpu.arch == 0:
             return f"{self._label}: torch finds no NVIDIA GPU that it can use"
         return self._gpu

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ...core.shapes import Shape
 from ...core.shapes import parse as parse_shapes
 from ..measure.compile_pool import Compilers
-from ..measure.isolated import TRIAL_SECONDS, Bench, Down
+from ..measure.isolated import TRIAL_SECONDS, Bench, WorkerDied
 from ..measure.progress import Progress, Report, silent
 from ..search import prune
 from ..search.prune import Ranker
@@ -299,9 +299,9 @@ def _local(
     def run(job: Job, bench: Bench, gpu: str, compilers: Compilers | None) -> None:
         try:
             model = bench.describe()
-        except Down as down:
+        except WorkerDied as death:
             with lock:
-                found.failures.append(Failure(job.workload, f"GPU {gpu}: {down}"))
+                found.failures.append(Failure(job.workload, f"GPU {gpu}: {death}"))
             return
         if (
             compilers is not None and budget is not None
@@ -338,7 +338,7 @@ def _local(
         except BaseException:  # an interrupt: nothing may go on behind the caller's back
             stop.set()
             for bench in benches:
-                bench.abandon()
+                bench.cancel()
             if compilers is not None:
                 compilers.close()
             for thread in threads:

@@ -9,7 +9,7 @@ from ...core.configs import brief
 from ..measure import compile_pool as compiling
 from ..measure.compile_pool import Compilers
 from ..measure.finals import Finals
-from ..measure.isolated import Bench, Down
+from ..measure.isolated import Bench, WorkerDied
 from ..measure.prefetch import Ahead
 from ..measure.progress import Progress, Report, silent
 from ..measure.race import Race
@@ -83,7 +83,7 @@ def tune(
     """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the
     one that runs.
 
-    `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for
+    `stopped` says that the sweep was interrupted: Cancelled is raised where the job would wait for
     others.
     """
     return _Tuning(job, gpu, bench, compilers, memory, report, label, stopped).run()
@@ -139,9 +139,9 @@ class _Tuning:
             if not self._decided():
                 self._finals()
             progress.stage = "done"
-        except Down as down:  # the worker cannot even make its operands
-            progress.stage, progress.message, outcome.finished = "failed", str(down), False
-            outcome.failure = str(down)
+        except WorkerDied as death:  # the worker cannot even make its operands
+            progress.stage, progress.message, outcome.finished = "failed", str(death), False
+            outcome.failure = str(death)
         outcome.unlocked = self.bench.unlocked
         progress.message = progress.message or outcome.unlocked
         self.say()
