@@ -17,7 +17,7 @@ from sweeps import WORKLOAD, gone, soon, start
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers, outcome
-from outblas.autotune.measure.isolated import Bench, WorkerDied
+from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.search.target import Subject
 from outblas.core.configs import to_text
 
@@ -38,7 +38,7 @@ def _log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench("cpu") as bench:
+    with MeasureWorker("cpu") as bench:
         yield bench
 
 
@@ -140,7 +140,7 @@ def test_a_worker_that_hangs_at_start(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(isolated, "START_SECONDS", 0.5)
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     with ThreadPoolExecutor(1) as thread:
         described = thread.submit(bench.describe)
         try:
@@ -154,8 +154,8 @@ def test_a_worker_that_hangs_at_start(tmp_path, monkeypatch):
 def test_nothing_survives_the_driver(path):
     """Of a worker that holds Python's lock, and a compile with children that ignore signals."""
     code = """
-from test_supervision import submitted, screened, Bench, Compilers
-with Bench("cpu") as bench, Compilers(1) as compilers:
+from test_supervision import submitted, screened, MeasureWorker, Compilers
+with MeasureWorker("cpu") as bench, Compilers(1) as compilers:
     submitted(compilers, "compile-children")
     screened(bench, "gil")
 """

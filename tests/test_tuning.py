@@ -44,7 +44,7 @@ def number_in(config):
 
 
 @dataclass
-class FakeBench:
+class FakeWorker:
     """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at
     that call of that config (of any, for None), but for the first `spared` times, and `dies` times
     at most.
@@ -111,7 +111,7 @@ class FakeCompilers:
     `most`: by how many the bench was behind.
     """
 
-    bench: FakeBench
+    bench: FakeWorker
     seconds: float | None = None
     workers: int = 2
     futures: list[Future[float]] = field(default_factory=list)
@@ -150,7 +150,7 @@ def tune(store, monkeypatch):
 
 def test_three_sweeps_share_a_store(tune, store):
     """What two measure is not what two died of."""
-    benches = [FakeBench(seconds=0.02) for _ in range(3)]
+    benches = [FakeWorker(seconds=0.02) for _ in range(3)]
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(lambda bench: tune(bench, 12, top_k=1), benches))
     assert Counter(trial.status for trial in store.trials()) == {"ok": 12}
@@ -161,7 +161,7 @@ def test_three_sweeps_share_a_store(tune, store):
 
 
 def test_the_fastest_reach_the_finals(tune, store):
-    bench = FakeBench()
+    bench = FakeWorker()
     winner = tune(bench, 10, top_k=3).winner
     assert sorted(bench.configs("screen")) == list(range(10))
     assert sorted(set(bench.configs("race"))) == [0, 1, 2]
@@ -178,7 +178,7 @@ def test_the_fastest_reach_the_finals(tune, store):
 def test_measuring_without_the_lock_comes_with_the_outcome(tune):
     told = []
     outcome = tune(
-        FakeBench(unlocked="no lock can be had"),
+        FakeWorker(unlocked="no lock can be had"),
         report=lambda progress: told.append(progress.message),
     )
     assert outcome.unlocked == "no lock can be had"
@@ -186,11 +186,11 @@ def test_measuring_without_the_lock_comes_with_the_outcome(tune):
 
 
 def test_winners_of_before_race_again(tune, store):
-    winner = tune(FakeBench(), 5, top_k=1).winner
+    winner = tune(FakeWorker(), 5, top_k=1).winner
     store.record_best(
         replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00")
     )
-    bench, other = FakeBench(), FakeBench()
+    bench, other = FakeWorker(), FakeWorker()
     tune(bench, 6, top_k=1)
     assert bench.configs("screen") == [5]
     assert set(bench.configs("race")) == {0, 4}
@@ -200,7 +200,7 @@ def test_winners_of_before_race_again(tune, store):
 
 
 def test_a_sweep_with_nothing_new_keeps_its_winners(tune):
-    first, bench, anew = tune(FakeBench()), FakeBench(), FakeBench()
+    first, bench, anew = tune(FakeWorker()), FakeWorker(), FakeWorker()
     found = tune(bench)
     assert bench.calls == []
     assert (found.new, found.finished) == (0, True)
@@ -210,7 +210,7 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune):
 
 
 def test_each_kernel_has_a_winner(tune):
-    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
+    found = tune(FakeWorker(), top_k=1, subjects=(SUBJECT, Subject("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 
@@ -234,7 +234,7 @@ def test_what_another_measures_is_waited_for(tune, store, path):
     with Store(path) as beside:
         assert beside.claim(*facts(ONE)).granted
         Timer(0.7, beside.add, [theirs]).start()
-        bench = FakeBench()
+        bench = FakeWorker()
         found = tune(bench)
     assert 1 not in bench.configs("screen")
     assert [trial.status for trial in found.trials] == ["ok"] * 3
@@ -245,7 +245,7 @@ def test_what_another_gives_back_is_measured(tune, path):
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         Timer(0.5, beside.release, facts(ONE)).start()
-        bench = FakeBench()
+        bench = FakeWorker()
         assert tune(bench).new == 3
     assert bench.configs("screen") == [0, 2, 1]
 
@@ -253,7 +253,7 @@ def test_what_another_gives_back_is_measured(tune, path):
 def test_a_budget_ends_the_waiting(tune, path):
     with Store(path) as beside:
         beside.claim(*facts(ONE))
-        found = tune(FakeBench(), seconds=1.0)
+        found = tune(FakeWorker(), seconds=1.0)
     assert (found.finished, len(found.trials)) == (False, 2)
     assert found.winner is not None
 
@@ -266,13 +266,13 @@ def test_an_interrupt_ends_the_waiting(store, path, monkeypatch):
         Timer(0.5, stopped.set).start()
         with pytest.raises(Cancelled):
             tuner.tune(
-                Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set
+                Job((SUBJECT,), WORKLOAD), H100, FakeWorker(), None, store, stopped=stopped.is_set
             )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled, RuntimeError])
 def test_whatever_ends_a_sweep_gives_its_lease_back(tune, store, path, error):
-    bench = FakeBench()
+    bench = FakeWorker()
     bench.screen = Mock(side_effect=error)
     with Store(path) as beside:
         with pytest.raises(error):
@@ -283,7 +283,7 @@ def test_whatever_ends_a_sweep_gives_its_lease_back(tune, store, path, error):
 
 def killed_times(count):
     """A worker that is killed from outside whenever it measures config 1, so many times."""
-    bench = FakeBench(("screen", 1), status="killed")
+    bench = FakeWorker(("screen", 1), status="killed")
     bench.dies = count
     return bench
 
@@ -312,12 +312,12 @@ def test_what_is_killed_again_and_again_is_left_unmeasured(tune, store):
     assert not found.finished
     assert found.winner is not None
     assert reports[-1] == {"unmeasured": 1}
-    later = tune(FakeBench())
+    later = tune(FakeWorker())
     assert (later.finished, later.new, later.unmeasured) == (True, 1, [])
 
 
 def test_killed_compiles_are_tried_again_and_then_left_unmeasured(tune, store):
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.5, killed=1)
     assert tune(bench, compilers=compilers).finished
     assert len(compilers.futures) == 4
@@ -358,7 +358,7 @@ def test_machines_that_went_down_are_a_crash(tune, store, path):
                 "UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config]
             )
         store.release(*facts(config))
-    bench = FakeBench()
+    bench = FakeWorker()
     trials = {number(trial): trial for trial in tune(bench, 4).trials}
     assert bench.configs("screen") == [0, 3, 1]
     assert [trials[i].status for i in range(4)] == ["ok", "ok", "crash", "ok"]
@@ -366,14 +366,14 @@ def test_machines_that_went_down_are_a_crash(tune, store, path):
 
 
 def test_what_has_failed_is_measured_anew(tune, store):
-    tune(FakeBench(("screen", 1), status="out of memory"))
-    tune(FakeBench(("screen", 3), status="refused"), 4)
+    tune(FakeWorker(("screen", 1), status="out of memory"))
+    tune(FakeWorker(("screen", 3), status="refused"), 4)
     assert Counter(trial.status for trial in store.trials()) == {
         "ok": 2,
         "out of memory": 1,
         "refused": 1,
     }
-    idle, again, last = FakeBench(), FakeBench(), FakeBench()
+    idle, again, last = FakeWorker(), FakeWorker(), FakeWorker()
     tune(idle, 4)
     assert idle.configs("screen") == []
     found = tune(again, 4, retry_failed=True)
@@ -385,9 +385,9 @@ def test_what_has_failed_is_measured_anew(tune, store):
 
 
 def test_two_who_retry_share_what_has_failed(tune, store, path):
-    tune(FakeBench(status="crash", death=("screen", None)), 8)
+    tune(FakeWorker(status="crash", death=("screen", None)), 8)
     assert len(store.trials()) == 8
-    benches = [FakeBench(seconds=0.02) for _ in range(2)]
+    benches = [FakeWorker(seconds=0.02) for _ in range(2)]
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda bench: tune(bench, 8, top_k=1, retry_failed=True), benches))
     assert sorted(config for bench in benches for config in bench.configs("screen")) == list(
@@ -398,14 +398,14 @@ def test_two_who_retry_share_what_has_failed(tune, store, path):
 
 def test_measuring_anew(tune, store):
     for us in (50.0, 60.0, 70.0, 80.0):
-        found = tune(FakeBench(us=us), resume=False)
+        found = tune(FakeWorker(us=us), resume=False)
         assert [trial.status for trial in found.trials] == ["ok"] * 3
         assert found.new == 3
         assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
 def test_a_workload_that_goes_down_is_said_to_fail(tune):
-    found = tune(FakeBench(("open", None)))
+    found = tune(FakeWorker(("open", None)))
     assert (found.finished, found.trials, found.winner) == (False, [], None)
 
 
@@ -414,14 +414,14 @@ def test_a_finalist_that_fails_takes_nobody_along(tune, call, spared):
     """It passed its screen, and takes the worker down in the finals, and with it all that had
     entered.
     """
-    found = tune(FakeBench((call, 1), spared))
+    found = tune(FakeWorker((call, 1), spared))
     assert found.finished
     assert number(found.winner) == 0
     assert list(map(number, found.winner.finalists)) == [0, 2]
 
 
 def test_a_worker_that_goes_down_at_forgetting(tune):
-    assert tune(FakeBench(("forget", None))).winner is not None
+    assert tune(FakeWorker(("forget", None))).winner is not None
 
 
 class Clock:
@@ -440,20 +440,20 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(tune, monkeypatch):
     clock = Clock()
     for module in (tuner, prefetch, racing):
         monkeypatch.setattr(module, "time", clock)
-    bench = FakeBench(seconds=0.01, sleep=clock.sleep)
+    bench = FakeWorker(seconds=0.01, sleep=clock.sleep)
     found = tune(bench, 1000, seconds=1.0, top_k=2)
     assert 0.75 < clock.now - 1000 < 1.1
     assert not found.finished
     assert 30 < found.new == len(bench.configs("screen")) < 40  # each opens its worker first
     assert found.winner.valid == 1000
     assert found.winner.rounds >= finals.BATCH
-    assert tune(FakeBench(), 1000, top_k=2).new == 1000 - found.new
+    assert tune(FakeWorker(), 1000, top_k=2).new == 1000 - found.new
 
 
 @pytest.mark.timeout(15)
 def test_budget_ends_compiles_too(tune):
     began = time.monotonic()
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench)
     found = tune(bench, compilers=compilers, seconds=1.0)
     assert time.monotonic() - began < 10
@@ -462,7 +462,7 @@ def test_budget_ends_compiles_too(tune):
 
 
 def test_few_are_compiled_ahead(tune):
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.5)
     found = tune(bench, 20, compilers=compilers)
     assert compilers.most <= prefetch.AHEAD * compilers.workers
@@ -474,7 +474,7 @@ def test_configs_that_share_a_compile(tune, monkeypatch):
     whole = faulty_kernel.space
     by_parity = {"compiled_as": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.0)
     assert tune(bench, 6, compilers=compilers).new == 6
     assert len(compilers.futures) == 2

@@ -16,7 +16,7 @@ from sweeps import H100, SUBJECT, WORKLOAD, run, soon
 from outblas.autotune.measure import compile_pool as compilers
 from outblas.autotune.measure import isolated, worker
 from outblas.autotune.measure.compile_pool import STARTS, Compilers, outcome
-from outblas.autotune.measure.isolated import Bench, WorkerDied
+from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.measure.processes import (
     Exit,
     RemoteError,
@@ -70,7 +70,7 @@ def test_what_else_befalls_a_worker():
     """A config that ends its process in Python's own way, and one whose end comes when nothing is
     asked.
     """
-    with Bench("cpu") as bench:
+    with MeasureWorker("cpu") as bench:
         left = screened(bench, "quit")
         assert (left.status, left.reason) == ("failed", "SystemExit: 3")
         assert screened(bench, "exit-idle").status == "ok"
@@ -88,7 +88,7 @@ def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch):
     to import.
     """
     monkeypatch.setenv("SLOW_IMPORT", "4")
-    with Bench("cpu", trial_seconds=3) as bench:
+    with MeasureWorker("cpu", trial_seconds=3) as bench:
         for number in range(2):
             assert (
                 bench.screen(WORKLOAD, (SLOW, to_text(Config(number=number))), None).status == "ok"
@@ -99,7 +99,7 @@ def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch):
 
 def test_a_kernel_whose_import_ends_the_worker_brands_no_config(monkeypatch):
     monkeypatch.setenv("SLOW_IMPORT_CRASHES", "1")
-    with Bench("cpu") as bench:
+    with MeasureWorker("cpu") as bench:
         for _ in range(2):
             with pytest.raises(
                 WorkerDied, match="slow cannot be imported: the worker died: signal SIGABRT"
@@ -204,7 +204,7 @@ STUCK = WorkerTimeout(accepted=False)
 
 @pytest.mark.parametrize("death", [UNNOTICED, STUCK])
 def test_a_worker_that_is_gone_before_a_call(process, death):
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     process.deaths += [death, None, None, death]
     assert bench.describe() == H100
     assert screened(bench).status == "ok"
@@ -228,7 +228,7 @@ def test_a_worker_that_is_gone_before_a_call(process, death):
     ],
 )
 def test_what_the_end_of_a_process_says_about_a_config(process, death, status):
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     bench.open(WORKLOAD)
     process.deaths.append(death)
     with pytest.raises(WorkerDied) as raised:
@@ -252,7 +252,7 @@ def test_what_the_end_of_a_process_says_about_a_config(process, death, status):
 def test_operands_that_take_a_worker_down_are_no_configs_fault(process):
     """As when another process has taken the GPU's memory meanwhile."""
     process.deaths += [WorkerExited(Exit(signal=signal.SIGSEGV), accepted=True)] * 2
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     with pytest.raises(WorkerDied) as death:
         screened(bench)
     assert death.value.status == "killed"
@@ -264,9 +264,9 @@ def test_operands_that_take_a_worker_down_are_no_configs_fault(process):
 def test_a_worker_that_cannot_be_started(process, path):
     process.unready += [True] * 100
     with pytest.raises(WorkerDied, match="no worker can be started: no luck"):
-        Bench("cpu").describe()
+        MeasureWorker("cpu").describe()
     with pytest.raises(WorkerDied) as death:
-        screened(Bench("cpu"))
+        screened(MeasureWorker("cpu"))
     assert death.value.status == "killed"
     (failure,) = run(path).failures
     assert failure.workload == WORKLOAD
@@ -274,7 +274,7 @@ def test_a_worker_that_cannot_be_started(process, path):
 
 def test_who_waits_for_a_worker_is_released(process):
     process.stuck = True
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     released = threading.Event()
 
     def wait():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...core.configs import brief
 from ..search.prune import Candidate
 from ..store.records import Workload
-from .isolated import Bench, WorkerDied
+from .isolated import MeasureWorker, WorkerDied
 from .progress import Progress
 from .race import BATCH, MOST_ROUNDS, Race
 from .worker import Entry
@@ -21,7 +21,7 @@ class Finals:
     """A race of a workload's fastest configs, until it is decided or the budget is spent."""
 
     def __init__(
-        self, workload: Workload, bench: Bench, progress: Progress, say: Callable[[], None]
+        self, workload: Workload, bench: MeasureWorker, progress: Progress, say: Callable[[], None]
     ) -> None:
         self.workload, self.bench, self.progress, self.say = workload, bench, progress, say
         self.entered: dict[Candidate, int] = {}  # by how many workers had gone before

@@ -46,7 +46,7 @@ class WorkerDied(Exception):
         self.status = status
 
 
-class Bench:
+class MeasureWorker:
     """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the
     interpreter.
 
@@ -191,7 +191,7 @@ class Bench:
             self.restarts += 1
         self._open = None
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> MeasureWorker:
         return self
 
     def __exit__(self, *_: object) -> None:

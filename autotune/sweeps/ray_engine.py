@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..measure.compile_pool import Compilers, default_workers
-from ..measure.isolated import START_SECONDS, Bench, WorkerDied
+from ..measure.isolated import START_SECONDS, MeasureWorker, WorkerDied
 from ..measure.progress import Progress, Report, Stage, silent
 from ..search.prune import by_model
 from ..store.leases import Claim
@@ -158,7 +158,7 @@ class Worker:
             str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0]) if on_gpu else "cpu"
         )
         self._label = f"{socket.gethostname()}:{visible}"
-        self._bench = Bench(visible)
+        self._bench = MeasureWorker(visible)
         self._compilers = Compilers(_share(workers)) if on_gpu else None
         self._line = _Line()
 

@@ -25,7 +25,7 @@ from typing import cast
 
 from ..measure import compile_pool as compiling
 from ..measure.compile_pool import Compilers
-from ..measure.isolated import Bench, Cancelled, WorkerDied
+from ..measure.isolated import Cancelled, MeasureWorker, WorkerDied
 from ..measure.progress import Progress
 from ..measure.worker import Screened
 from ..search.prune import Candidate
@@ -77,7 +77,7 @@ class Screen:
     def __init__(
         self,
         view: JobView,
-        bench: Bench,
+        bench: MeasureWorker,
         compilers: Compilers | None,
         gpu: Gpu,
         workload: Workload,

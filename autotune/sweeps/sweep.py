@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ...core.shapes import Shape
 from ...core.shapes import parse as parse_shapes
 from ..measure.compile_pool import Compilers
-from ..measure.isolated import TRIAL_SECONDS, Bench, WorkerDied
+from ..measure.isolated import TRIAL_SECONDS, MeasureWorker, WorkerDied
 from ..measure.progress import Progress, Report, silent
 from ..search import prune
 from ..search.prune import Ranker
@@ -280,10 +280,10 @@ def _local(
     tell = _serial(report)
     stop = threading.Event()
     refused: list[BaseException] = []
-    benches: list[Bench] = []
+    benches: list[MeasureWorker] = []
 
     def drive(gpu: str, compilers: Compilers | None) -> None:
-        with Bench(gpu, trial_seconds=trial_seconds) as bench:
+        with MeasureWorker(gpu, trial_seconds=trial_seconds) as bench:
             benches.append(bench)
             try:
                 while not stop.is_set():
@@ -296,7 +296,7 @@ def _local(
                 refused.append(error)
                 stop.set()
 
-    def run(job: Job, bench: Bench, gpu: str, compilers: Compilers | None) -> None:
+    def run(job: Job, bench: MeasureWorker, gpu: str, compilers: Compilers | None) -> None:
         try:
             model = bench.describe()
         except WorkerDied as death:

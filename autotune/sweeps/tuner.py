@@ -9,7 +9,7 @@ from ...core.configs import brief
 from ..measure import compile_pool as compiling
 from ..measure.compile_pool import Compilers
 from ..measure.finals import Finals
-from ..measure.isolated import Bench, WorkerDied
+from ..measure.isolated import MeasureWorker, WorkerDied
 from ..measure.prefetch import Ahead
 from ..measure.progress import Progress, Report, silent
 from ..measure.race import Race
@@ -72,7 +72,7 @@ class Outcome:
 def tune(
     job: Job,
     gpu: Gpu,
-    bench: Bench,
+    bench: MeasureWorker,
     compilers: Compilers | None,
     memory: Memory,
     report: Report = silent,
@@ -94,7 +94,7 @@ class _Tuning:
         self,
         job: Job,
         gpu: Gpu,
-        bench: Bench,
+        bench: MeasureWorker,
         compilers: Compilers | None,
         memory: Memory,
         report: Report,

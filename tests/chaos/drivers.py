@@ -115,7 +115,7 @@ def acknowledge(path: Path) -> None:
 def pretend_h100() -> None:
     """A sweep compiles ahead where there is a GPU: the CPU measures under the name of one."""
     h100 = gpus.imagined("h100")
-    isolated.Bench.describe = lambda self: h100  # type: ignore[method-assign]
+    isolated.MeasureWorker.describe = lambda self: h100  # type: ignore[method-assign]
     # Only for ["cpu"] alone there are no compilers. The second finds nothing to do, and starts no
     # worker.
     sweeping.visible_gpus = lambda gpus: ["cpu", "cpu"]
