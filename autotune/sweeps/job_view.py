@@ -20,7 +20,7 @@ SETTLED: tuple[Status, ...] = (
 Identity = tuple[str, Workload, str, str, str]  # as `Trial.identity`
 
 
-class Memory(Protocol):
+class TrialStore(Protocol):
     """What a job asks of a store. The arguments of `claim` and `release` are `records.Facts`."""
 
     def trials(self, *, workload: Workload) -> list[Trial]: ...
@@ -39,15 +39,20 @@ class JobView:
     """
 
     def __init__(
-        self, memory: Memory, workload: Workload, *, resume: bool = True, retry_failed: bool = False
+        self,
+        store: TrialStore,
+        workload: Workload,
+        *,
+        resume: bool = True,
+        retry_failed: bool = False,
     ) -> None:
-        self._memory, self._workload, self._resume = memory, workload, resume
+        self._store, self._workload, self._resume = store, workload, resume
         self._came: dict[Identity, Trial] = {}
         self._failed: dict[Identity, Trial] = {}
         self._holding: dict[Identity, Facts] = {}
         self._deaths = Counter[Identity]()
         if resume and retry_failed:
-            before = memory.trials(workload=workload)
+            before = store.trials(workload=workload)
             self._failed = {
                 trial.identity: trial for trial in before if trial.status not in SETTLED
             }
@@ -55,11 +60,11 @@ class JobView:
     def trials(self, *, workload: Workload) -> list[Trial]:
         if not self._resume:
             return list(self._came.values())
-        found = self._memory.trials(workload=workload)
+        found = self._store.trials(workload=workload)
         return [trial for trial in found if not self._is_hidden(trial)]
 
     def winners(self, *, workload: Workload) -> list[BestConfig]:
-        return self._memory.winners(workload=workload)
+        return self._store.winners(workload=workload)
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
         """As `Store.claim`, of what this job sees."""
@@ -67,9 +72,9 @@ class JobView:
         if identity in self._came:
             return Claim(known=self._came[identity])
         self._holding[identity] = facts  # before it is, for an interrupt between the two
-        claim = self._memory.claim(*facts, again=again or not self._resume)
+        claim = self._store.claim(*facts, again=again or not self._resume)
         if claim.known is not None and self._is_hidden(claim.known):
-            claim = self._memory.claim(*facts, again=True)
+            claim = self._store.claim(*facts, again=True)
         if not claim.granted:
             del self._holding[identity]
         return dataclasses.replace(
@@ -78,7 +83,7 @@ class JobView:
 
     def release(self, *facts: *Facts) -> None:
         """Gives a lease back that was not used."""
-        self._memory.release(*facts)
+        self._store.release(*facts)
         self._holding.pop(_identity(facts), None)
 
     def release_all(self) -> None:
@@ -95,7 +100,7 @@ class JobView:
 
     def add(self, trial: Trial, *, replace: bool = False) -> bool:
         """Stores a trial and ends its lease; whether it is new to the store."""
-        added = self._memory.add(
+        added = self._store.add(
             trial, replace=replace or not self._resume or trial.identity in self._failed
         )
         self._came[trial.identity] = trial
@@ -104,7 +109,7 @@ class JobView:
         return added
 
     def record_best(self, winner: BestConfig) -> None:
-        self._memory.record_best(winner)
+        self._store.record_best(winner)
 
     def _is_hidden(self, trial: Trial) -> bool:
         return self._failed.get(trial.identity) == trial

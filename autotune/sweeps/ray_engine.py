@@ -35,7 +35,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Question:
-    """What a worker asks of the store: a method of `job_view.Memory`."""
+    """What a worker asks of the store: a method of `job_view.TrialStore`."""
 
     method: str
     facts: tuple[Any, ...]
@@ -201,7 +201,7 @@ class Worker:
 
 
 class _Line:
-    """The line to the driver, as a `job_view.Memory` whose store is there. The driver holds the
+    """The line to the driver, as a `job_view.TrialStore` whose store is there. The driver holds the
     leases.
     """
 

@@ -16,7 +16,7 @@ from ..measure.race import Race
 from ..search.prune import Candidate, Plan, Ranker, by_model, plan
 from ..search.target import Subject
 from ..store.records import BestConfig, Finalist, Gpu, Trial, Workload, now
-from .job_view import JobView, Memory
+from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
@@ -74,19 +74,19 @@ def tune(
     gpu: Gpu,
     bench: MeasureWorker,
     compilers: Compilers | None,
-    memory: Memory,
+    store: TrialStore,
     report: Report = silent,
     *,
     label: str = "",
     stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Runs a job. Every trial is in `memory` as soon as it is over; whoever kills this loses the
+    """Runs a job. Every trial is in `store` as soon as it is over; whoever kills this loses the
     one that runs.
 
     `stopped` says that the sweep was interrupted: Cancelled is raised where the job would wait for
     others.
     """
-    return _Tuning(job, gpu, bench, compilers, memory, report, label, stopped).run()
+    return _Tuning(job, gpu, bench, compilers, store, report, label, stopped).run()
 
 
 class _Tuning:
@@ -96,15 +96,13 @@ class _Tuning:
         gpu: Gpu,
         bench: MeasureWorker,
         compilers: Compilers | None,
-        memory: Memory,
+        store: TrialStore,
         report: Report,
         label: str,
         stopped: Callable[[], bool],
     ) -> None:
         self.job, self.gpu, self.bench, self.stopped = job, gpu, bench, stopped
-        self.memory = JobView(
-            memory, job.workload, resume=job.resume, retry_failed=job.retry_failed
-        )
+        self.store = JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
         self.compilers = compilers if gpu.arch else None
         self.sources = {subject.name: subject.fingerprint for subject in job.subjects}
         self.progress = Progress(job.workload, gpu=label or gpu.name)
@@ -151,7 +149,7 @@ class _Tuning:
         return candidate.subject.name, self.sources[candidate.subject.name], candidate.text
 
     def _known(self) -> dict[tuple[str, str, str], Trial]:
-        found = (t for t in self.memory.trials(workload=self.job.workload) if t.gpu == self.gpu)
+        found = (t for t in self.store.trials(workload=self.job.workload) if t.gpu == self.gpu)
         return {(t.kernel, t.source, t.config): t for t in found}
 
     # Screening.
@@ -164,7 +162,7 @@ class _Tuning:
         until = None if seconds is None else self.begun + SCREEN_SHARE * seconds
         queue = Ahead(ordered, self.compilers, self.job.workload, self.gpu.arch, until)
         screen = Screen(
-            self.memory,
+            self.store,
             self.bench,
             self.compilers,
             self.gpu,
@@ -241,7 +239,7 @@ class _Tuning:
 
     def _earlier(self) -> list[BestConfig]:
         """Winners of earlier sweeps on this GPU, of these kernels as they are."""
-        found = (w for w in self.memory.winners(workload=self.job.workload) if w.gpu == self.gpu)
+        found = (w for w in self.store.winners(workload=self.job.workload) if w.gpu == self.gpu)
         return [w for w in found if self.sources.get(w.kernel) == w.source]
 
     def _screened(self) -> int:
@@ -279,7 +277,7 @@ class _Tuning:
             own = [rival for rival in order if rival.subject == subject]
             if own:
                 winner = self._winner(race, own, finalists)
-                self.memory.record_best(winner)
+                self.store.record_best(winner)
                 self.outcome.winners.append(winner)
 
     def _winner(
