@@ -337,14 +337,14 @@ class _Driver:
             self.tell(Progress(task.job.workload))
         try:
             for _ in range(self.hands):
-                self._hire()
+                self._spawn()
             while self.awaited and (
                 self.waiting or any(hand.task for hand in self.awaited.values())
             ):
                 ready, _ = self.ray.wait(list(self.awaited), num_returns=1, timeout=1.0)
                 for source in ready:
-                    self._hear(source, self.awaited.pop(source))
-                self._lose_patience()
+                    self._on_message(source, self.awaited.pop(source))
+                self._check_timeout()
         finally:
             for hand in self.awaited.values():
                 self._dismiss(hand)
@@ -353,7 +353,7 @@ class _Driver:
         self._give_up_waiting()
         return self.found
 
-    def _hire(self, tries: int = 0) -> None:
+    def _spawn(self, tries: int = 0) -> None:
         actor = self.actor.remote(*self.arguments)
         self.awaited[actor.start.remote()] = _Hand(actor, tries)
 
@@ -361,7 +361,7 @@ class _Driver:
         with contextlib.suppress(Exception):
             self.ray.kill(hand.actor)
 
-    def _hear(self, source: Any, hand: _Hand) -> None:
+    def _on_message(self, source: Any, hand: _Hand) -> None:
         """Takes the next message of a worker."""
         errors = self.ray.exceptions
         try:
@@ -430,7 +430,7 @@ class _Driver:
         task = hand.task
         if task is None:
             if hand.tries < RESTARTS and self.waiting:
-                self._hire(hand.tries + 1)
+                self._spawn(hand.tries + 1)
             return
         task.deaths += 1
         task.view.worker_died()
@@ -440,9 +440,9 @@ class _Driver:
             self._tell(task, "waiting", f"its worker died: {reason}")
             self.waiting.appendleft(task)
         if self.waiting:
-            self._hire()
+            self._spawn()
 
-    def _lose_patience(self) -> None:
+    def _check_timeout(self) -> None:
         """A full cluster may keep a sweep waiting until its budget is spent; one that has shrunk to
         nothing may not.
         """
