@@ -49,7 +49,7 @@ def knowing(tmp_path: Path) -> Know:
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:
-                store.crown(each)
+                store.record_best(each)
         ship(shipped, folder)
         return TuningIndex(of, folder.with_suffix(".sqlite"), folder)
 

@@ -22,7 +22,7 @@ from unittest import mock
 
 import greenlet
 
-from outblas.autotune.measure.isolated import Abandoned, Down
+from outblas.autotune.measure.isolated import Cancelled, WorkerDied
 from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search import gpu
 from outblas.autotune.store import leases, queries, sqlite
@@ -111,7 +111,7 @@ class World:
         self.scheduler.switch()
         if me.driver.interrupted and me is me.driver.main:
             me.driver.interrupted = False
-            raise Abandoned
+            raise Cancelled
 
     def start(self, host):
         driver = Driver(self, self.machines[host])
@@ -221,7 +221,7 @@ class Driver:
             waiting=lambda count: None,
             stopped=lambda: False,
         )
-        with suppress(Abandoned):
+        with suppress(Cancelled):
             screen.run(queue, None)
         self.finished = True  # its process goes on, and so does its heart
 
@@ -247,7 +247,7 @@ class Driver:
     def winners(self, *, workload):
         return []
 
-    def crown(self, winner):
+    def record_best(self, winner):
         raise NotImplementedError
 
     def claim(self, *facts, again=False):
@@ -278,7 +278,7 @@ class Driver:
         if self.kills_of_worker:
             self.kills_of_worker -= 1
             self.world.measured.remove(found)
-            raise Down(KILLED, "the worker died: signal SIGKILL")
+            raise WorkerDied(KILLED, "the worker died: signal SIGKILL")
         found.end = self.world.now
         return Screened("ok", us=50.0, ratio=2.0, ratio_low=2.0, ratio_high=2.0)
 

@@ -11,7 +11,7 @@ import pytest
 
 import outblas
 from outblas import autotune
-from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
+from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
 from outblas.autotune.store.store import Store
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 90, 132, 700, "570.1", "12.8", "2.11.0", "3.6.0", "4.8.1")
@@ -19,7 +19,7 @@ H200 = Gpu("NVIDIA H200", 90, 132)
 WORKLOAD = Workload(4096, 4096, 4096)
 FINALIST = Finalist(
     kernel="hopper.hilbert",
-    config="tile_m=128,slots=4",
+    config="tile_m=128,sms=4",
     us=200.5,
     ratio=1.047,
     ratio_low=1.04,
@@ -43,7 +43,7 @@ def trial(i: int = 0, **changes: Any) -> Trial:
         "workload": WORKLOAD,
         "kernel": "hopper.hilbert",
         "source": "abc",
-        "config": f"tile_m=128,slots={i},order=hilbert,phases=False",
+        "config": f"tile_m=128,sms={i},order=hilbert,phases=False",
         "status": "ok",
         "us": 100.0 + i,
         "ratio": 1.01,
@@ -78,7 +78,7 @@ def winner(**changes: Any) -> Winner:
         "finalists": (FINALIST, FINALIST),
         "when": "2026-02-01T00:00:00+00:00",
     }
-    return Winner(**fields | changes)
+    return BestConfig(**fields | changes)
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def fill(path: Path, count: int = 3) -> list[Trial]:
     with Store(path) as store:
         for each in trials:
             store.add(each)
-        store.crown(winner())
+        store.record_best(winner())
     return trials
 
 

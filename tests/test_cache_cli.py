@@ -32,7 +32,7 @@ def home(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             trial(3, workload=OTHER, gpu=H200, kernel="simt.naive"),
         ):
             store.add(each)
-        store.crown(winner(config="tile_m=128,slots=2"))
+        store.record_best(winner(config="tile_m=128,sms=2"))
     for i in range(2):
         cache.fetch(
             {"i": i},
@@ -121,8 +121,8 @@ def test_export_ship(home: Path) -> None:
     (entry,) = read_table(path).entries
     assert entry.workload == WORKLOAD
     assert entry.config in (
-        "slots=2",
-        "tile_m=128,slots=2",
+        "sms=2",
+        "tile_m=128,sms=2",
     )  # the whole where the kernel cannot be loaded
     invoke("export", home / "folder", "--ship")
     assert (home / "folder" / path.name).exists()
@@ -317,8 +317,8 @@ def test_the_first_are_shown_unless_more_are_asked_for(many: None) -> None:
 def test_a_listing_loads_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """DSLs take seconds to import."""
     monkeypatch.setattr(registry, "load", lambda name: pytest.fail(f"{name} is loaded"))
-    assert "slots=2" in shown("ls")
-    assert "slots=1" in shown("show", "4096")
+    assert "sms=2" in shown("ls")
+    assert "sms=1" in shown("show", "4096")
 
 
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in registry.ladder()])
@@ -342,7 +342,7 @@ def test_defaults_are_read_from_the_source(kernel) -> None:
 
 def test_results_of_the_interpreter_are_not_shipped(home: Path) -> None:
     with Store() as store:
-        store.crown(winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0)))
+        store.record_best(winner(gpu=Gpu("CPU, interpreted, x86_64", 0, 0)))
     result = invoke("export", "--ship")
     assert "1 winners of the interpreter are left out" in result.stderr
     assert [path.name for path in (home / "tables").iterdir()] == ["NVIDIA_H100_80GB_HBM3.json"]

@@ -252,7 +252,7 @@ def test_first_lookups_among_many_winners_are_quick(know: Know) -> None:
 def path(path: Path) -> Path:
     """Of a store with a winner."""
     with Store(path) as store:
-        store.crown(winner(3))
+        store.record_best(winner(3))
     return path
 
 
@@ -302,7 +302,7 @@ def test_a_store_in_a_folder_that_cannot_be_written(path: Path) -> None:
 
 def test_rows_that_are_no_winners_are_left_out(path: Path) -> None:
     with Store(path) as store:
-        store.crown(winner(1, workload=NEAR))
+        store.record_best(winner(1, workload=NEAR))
     sql(path, "UPDATE winners SET config = '; rm -rf /' WHERE M = 4096")
     assert [k.workload for k in read(path).entries] == [NEAR]
 
@@ -342,5 +342,5 @@ def test_shipped_tables_name_configs_that_exist() -> None:
 def test_a_winner_of_a_wrong_clock_does_not_count_as_the_newest(path: Path) -> None:
     """That of another source, which no newer result replaces."""
     with Store(path) as store:
-        store.crown(winner(1, source="old", when="2099-01-01T00:00:00+00:00"))
+        store.record_best(winner(1, source="old", when="2099-01-01T00:00:00+00:00"))
     assert configs(read(path)) == [3]

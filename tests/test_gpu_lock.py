@@ -19,7 +19,7 @@ from sweeps import soon
 
 from outblas.autotune.measure import gpu_lock, isolated
 from outblas.autotune.measure.gpu_lock import GpuLock, LockCancelled
-from outblas.autotune.measure.isolated import Abandoned, Bench
+from outblas.autotune.measure.isolated import Cancelled, MeasureWorker
 from outblas.core import cache
 
 pytestmark = [
@@ -174,10 +174,10 @@ def test_a_bench_that_measures_without_the_lock_says_so_once(
     folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated, "LOCK_SECONDS", 0.1)
-    bench = Bench("0")
+    bench = MeasureWorker("0")
     with bench._locked():
         assert bench.unlocked == ""
-        other = Bench("0")
+        other = MeasureWorker("0")
         with (
             pytest.warns(RuntimeWarning, match="GPU 0 is measured without its lock"),
             other._locked(),
@@ -193,12 +193,12 @@ def test_a_bench_says_where_locks_cannot_be_had(folder, monkeypatch: pytest.Monk
     monkeypatch.setattr(cache, "unusable_reason", lambda path: f"{path} can be written by others")
     with (
         pytest.warns(RuntimeWarning, match="no lock can be had: .* can be written by others"),
-        Bench("0")._locked(),
+        MeasureWorker("0")._locked(),
     ):
         pass
     monkeypatch.undo()
     monkeypatch.setattr(filelock.FileLock, "acquire", _no_locks)
-    bench = Bench("0")
+    bench = MeasureWorker("0")
     with pytest.warns(RuntimeWarning, match="no lock can be had"), bench._locked():
         pass
 
@@ -211,6 +211,6 @@ def _no_locks(*_, **__) -> None:
 def test_a_bench_that_is_abandoned_does_not_wait_for_the_lock() -> None:
     bench, other = Bench("0"), Bench("0")
     with bench._locked():
-        threading.Timer(0.2, other.abandon).start()
-        with pytest.raises(Abandoned), other._locked():
+        threading.Timer(0.2, other.cancel).start()
+        with pytest.raises(Cancelled), other._locked():
             pytest.fail("it has the lock")

@@ -20,7 +20,7 @@ from outblas.autotune.measure import processes, serve, supervisor
 from outblas.autotune.measure.processes import (
     Deadline,
     RemoteError,
-    WorkerDied,
+    WorkerExited,
     WorkerProcess,
     WorkerStartError,
     WorkerTimeout,
@@ -101,11 +101,11 @@ def test_a_worker_ends_at_any_byte_of_its_answer(end: str, monkeypatch: pytest.M
             if cut == whole:
                 assert scripted(worker, ANSWER, cut, end) is True
                 assert soon(lambda: worker.exit is not None or end in ("hang", "garbage", "close"))
-                with pytest.raises((WorkerDied, WorkerTimeout)) as ended:
+                with pytest.raises((WorkerExited, WorkerTimeout)) as ended:
                     scripted(worker, ANSWER, seconds=0.2)
                 assert not ended.value.accepted
                 return
-            with pytest.raises((WorkerDied, WorkerTimeout)) as ended:
+            with pytest.raises((WorkerExited, WorkerTimeout)) as ended:
                 scripted(worker, ANSWER, cut, end, seconds=0.2)
             assert ended.value.accepted is (cut >= accepted)
             if end != "garbage":  # which may look like the rest of a frame
@@ -135,7 +135,7 @@ def test_late_answers_are_never_taken_for_those_of_the_call() -> None:
             assert scripted(worker, [*strays, *ANSWER]) is True
             assert scripted(worker, [ANSWER[0], *strays, ANSWER[1]]) is True
             assert scripted(worker, [*ANSWER, *strays]) is True
-        with pytest.raises(WorkerDied) as died:
+        with pytest.raises(WorkerExited) as died:
             scripted(worker, late[:3], None, "kill")
         assert not died.value.accepted
 
@@ -157,7 +157,7 @@ def test_an_interrupt_of_the_driver_ends_the_worker(
     with pytest.raises(KeyboardInterrupt):
         worker.call(SECONDS, time.sleep, 1000)
     monkeypatch.undo()
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerExited):
         worker.call(SECONDS, os.getpid)
     assert process is None or gone(process)
 
@@ -189,7 +189,7 @@ def test_results_that_cannot_be_sent_are_errors(worker) -> None:
 )
 def test_how_a_worker_ended(worker, how) -> None:
     how = how if isinstance(how, int) else signal.Signals[how]
-    with pytest.raises(WorkerDied) as died:
+    with pytest.raises(WorkerExited) as died:
         worker.call(SECONDS, chores.end, how)
     assert died.value.accepted
     outside = how in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -202,7 +202,7 @@ def test_how_a_worker_ended(worker, how) -> None:
 def test_a_worker_that_dies_when_nothing_is_asked(worker) -> None:
     worker.call(SECONDS, chores.end_soon, 0.1)
     assert soon(lambda: worker.exit is not None)
-    with pytest.raises(WorkerDied) as died:
+    with pytest.raises(WorkerExited) as died:
         worker.call(SECONDS, os.getpid)
     assert not died.value.accepted
 
@@ -288,7 +288,7 @@ def _script(folder, code):
 def test_a_worker_that_eats_memory_is_ended() -> None:
     with (
         started(memory=200 << 20) as worker,
-        pytest.raises(WorkerDied, match=r"out of memory: it held 0\.\d GiB") as died,
+        pytest.raises(WorkerExited, match=r"out of memory: it held 0\.\d GiB") as died,
     ):
         worker.call(SECONDS, chores.eat, 400)
     assert not died.value.exit.from_outside
@@ -296,7 +296,7 @@ def test_a_worker_that_eats_memory_is_ended() -> None:
 
 def test_what_a_worker_starts_counts_too() -> None:
     code = "import time; x = b'x' * (400 << 20); time.sleep(1000)"
-    with started(memory=200 << 20) as worker, pytest.raises(WorkerDied, match="out of memory"):
+    with started(memory=200 << 20) as worker, pytest.raises(WorkerExited, match="out of memory"):
         worker.call(SECONDS, subprocess.run, [sys.executable, "-S", "-c", code])
 
 
@@ -331,7 +331,7 @@ def test_nothing_is_left_where_a_supervising_process_is_killed(worker, which: st
             os.kill(process, signal.SIGKILL)
 
     threading.Timer(0.2, kill).start()
-    with pytest.raises(WorkerDied) as died:
+    with pytest.raises(WorkerExited) as died:
         worker.call(SECONDS, time.sleep, 1000)
     assert died.value.exit.from_outside
     ended = soon(lambda: all(map(gone, family[: 1 if which == "both" else None])), 5)
@@ -353,9 +353,9 @@ def test_another_thread_ends_a_worker(phase: str) -> None:
         for killed in [threads.submit(worker.kill) for _ in range(2)]:
             killed.result(SECONDS)
         if waiting:
-            with pytest.raises(WorkerDied):
+            with pytest.raises(WorkerExited):
                 waiting.result(SECONDS)
-        with pytest.raises(WorkerStartError if phase == "start" else WorkerDied):
+        with pytest.raises(WorkerStartError if phase == "start" else WorkerExited):
             worker.await_ready(SECONDS) if phase == "start" else worker.call(SECONDS, os.getpid)
 
 

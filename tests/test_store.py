@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
+from outblas import autotune
 from outblas.autotune.store import queries, sqlite, transfer, validation
 from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Trial, Workload, now
 from outblas.autotune.store.store import Store, StoreError
@@ -45,7 +46,7 @@ def test_trials_and_winners_come_back_by_date(path: Path) -> None:
     ]
     with Store(path) as store:
         assert [store.add(each) for each in reversed(trials)] == [True] * 3
-        store.crown(winner())
+        store.record_best(winner())
         assert store.trials() == trials
     with Store(path) as store:
         assert store.trials() == trials
@@ -78,22 +79,22 @@ def test_the_winner_that_was_crowned_last_stays(store: Store) -> None:
     """Whatever the clocks said: that of a machine may have been wrong once."""
     newer = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
     for each in (winner(), newer, winner()):
-        store.crown(each)
+        store.record_best(each)
         assert store.winners() == [each]
-    store.crown(winner(source="def", when=newer.when))
+    store.record_best(winner(source="def", when=newer.when))
     assert store.winners() == [winner(), winner(source="def", when=newer.when)]
 
 
 def test_a_winner_of_a_wrong_clock_does_not_win_for_ever(store: Store) -> None:
     wrong, right = winner(when="2099-01-01T00:00:00+00:00"), winner(ratio=1.2)
-    store.crown(wrong)
-    store.crown(right)
+    store.record_best(wrong)
+    store.record_best(right)
     assert store.winners() == [right]
-    store.crown(wrong)
+    store.record_best(wrong)
     assert store.merge([], [right]) == (0, 1)
     assert store.merge([], [wrong]) == (0, 0)
     assert store.winners() == [right]
-    store.crown(winner(source="old", when=wrong.when))
+    store.record_best(winner(source="old", when=wrong.when))
     assert [each.source for each in store.winners()] == ["old", "abc"]  # as the oldest
 
 
@@ -167,7 +168,7 @@ def test_prune(store: Store) -> None:
         trial(9, when=""),
     ):
         store.add(each)
-    store.crown(winner())
+    store.record_best(winner())
     store.claim(*naive)
     with pytest.raises(ValueError, match="nothing says what to prune"):
         store.prune()

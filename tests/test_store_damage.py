@@ -355,7 +355,7 @@ def test_reading_only_leaves_no_trace(path: Path) -> None:
         assert store.trials() == store.winners() == store.verify() == []
         for write in (
             lambda: store.add(trial()),
-            lambda: store.crown(winner()),
+            lambda: store.record_best(winner()),
             lambda: store.prune(kernel="x"),
         ):
             with pytest.raises(StoreError, match="for reading only"):
@@ -397,7 +397,7 @@ def test_full_disk_costs_no_result(path: Path) -> None:
         with pytest.warns(UserWarning, match="is full; results are kept in memory") as said:
             assert all(store.add(trial(i)) for i in range(1, 200))
         assert len(said) == 1
-        store.crown(winner())
+        store.record_best(winner())
         assert store.claim(H100, WORKLOAD, "k", "s", "x=1").granted
         assert not store.add(trial(150))
         assert store.in_memory

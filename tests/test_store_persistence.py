@@ -125,8 +125,8 @@ def test_unsaved_results_are_counted_by_identity(path: Path) -> None:
         assert store.add(trial(500))
         assert not store.add(trial(500))
         assert store.add(trial(500, us=7.0), replace=True)
-        store.crown(winner())
-        store.crown(winner(ratio=1.1))
+        store.record_best(winner())
+        store.record_best(winner(ratio=1.1))
         assert store.unsaved == before + 2
         leave_room(store, 1_000_000)
         assert store.add(trial(501))
@@ -149,7 +149,7 @@ def full(path):
         with refusing():
             for each in (trial(1), trial(2)):
                 store.add(each)
-            store.crown(winner())
+            store.record_best(winner())
             yield store
             store.close()
 

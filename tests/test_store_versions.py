@@ -267,7 +267,7 @@ def test_what_others_add_costs_nothing(path: Path, change, version: int) -> None
         assert store.trials() == TRIALS
         assert store.add(trial(100))
         assert store.add(trial(0, us=1.0), replace=True)
-        store.crown(winner(ratio=1.2))
+        store.record_best(winner(ratio=1.2))
         assert len(store.trials()) == 101
         assert store.verify() == []
     assert not set_aside(path)
@@ -561,7 +561,7 @@ def test_the_log_is_there_as_soon_as_a_store_is_open(path: Path) -> None:
 
 ALTERED = {
     "a figure": "UPDATE trials SET us = us * 2 WHERE id = 3",
-    "a config": "UPDATE trials SET config = replace(config, 'slots=2', 'slots=29') WHERE id = 3",
+    "a config": "UPDATE trials SET config = replace(config, 'sms=2', 'sms=29') WHERE id = 3",
     "a status": "UPDATE trials SET status = 'wrong', us = NULL, ratio = NULL, ratio_low = NULL, "
     "ratio_high = NULL WHERE id = 3",
 }
@@ -587,7 +587,7 @@ def test_an_altered_row_is_no_record(path: Path, what) -> None:
 def test_an_altered_winner_is_not_looked_up(path: Path) -> None:
     fill(path, 1)
     with Store(path) as store:
-        store.crown(winner())
+        store.record_best(winner())
         assert [each.config for each in store.tuned(H100)] == [winner().config]
     sql(path, "UPDATE winners SET us = us / 2")
     with Store(path, read_only=True) as store:

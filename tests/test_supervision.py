@@ -18,7 +18,7 @@ from sweeps import WORKLOAD, gone, soon, start
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers, outcome
-from outblas.autotune.measure.isolated import Bench, Down
+from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.search.target import Subject
 from outblas.core.configs import to_text
 
@@ -39,7 +39,7 @@ def _log(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench("cpu") as bench:
+    with MeasureWorker("cpu") as bench:
         yield bench
 
 
@@ -110,7 +110,7 @@ def test_an_idle_compile_process_that_is_killed_is_replaced(compilers) -> None:
 def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench) -> None:
     with pytest.raises(Down, match="signal SIGTERM") as down:
         screened(bench, "sigterm")
-    assert down.value.status == "killed"
+    assert death.value.status == "killed"
 
 
 # Clocks.
@@ -129,11 +129,11 @@ def test_the_wall_clock_jumps(bench, hours, monkeypatch: pytest.MonkeyPatch) -> 
     with ThreadPoolExecutor(1) as thread:
         hung = thread.submit(screened, bench, "hang")
         try:
-            with pytest.raises(Down) as down:
+            with pytest.raises(WorkerDied) as death:
                 hung.result(20)
         finally:
             bench._process.kill() if bench._process else None
-    assert down.value.status == "hang"
+    assert death.value.status == "hang"
 
 
 # Starts.
@@ -141,22 +141,22 @@ def test_a_worker_that_hangs_at_start(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(isolated, "START_SECONDS", 0.5)
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     with ThreadPoolExecutor(1) as thread:
         described = thread.submit(bench.describe)
         try:
-            with pytest.raises(Down, match="no worker can be started"):
+            with pytest.raises(WorkerDied, match="no worker can be started"):
                 described.result(20)
         finally:
-            bench.abandon()
+            bench.cancel()
 
 
 # The driver's death.
 def test_nothing_survives_the_driver(path: Path) -> None:
     """Of a worker that holds Python's lock, and a compile with children that ignore signals."""
     code = """
-from test_supervision import submitted, screened, Bench, Compilers
-with Bench("cpu") as bench, Compilers(1) as compilers:
+from test_supervision import submitted, screened, MeasureWorker, Compilers
+with MeasureWorker("cpu") as bench, Compilers(1) as compilers:
     submitted(compilers, "compile-children")
     screened(bench, "gil")
 """

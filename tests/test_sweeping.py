@@ -18,7 +18,7 @@ from sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, gone, run, soon, start, sto
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.compile_pool import Compilers
-from outblas.autotune.measure.isolated import Bench
+from outblas.autotune.measure.isolated import MeasureWorker
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store import transfer
@@ -106,7 +106,7 @@ def test_compiles_that_fail_cost_a_trial_each(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(COMPILED))
     job = Job((SUBJECT,), WORKLOAD, top_k=1)
     with (
-        Bench("cpu") as bench,
+        MeasureWorker("cpu") as bench,
         Compilers(2, timeout=5.0, memory=6 << 30) as compilers,
         Store(path) as store,
     ):

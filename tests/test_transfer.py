@@ -24,10 +24,10 @@ from outblas.autotune.store import exports, signed_json, transfer, validation
 from outblas.autotune.store.records import (
     PRECISIONS,
     STATUSES,
+    BestConfig,
     Finalist,
     Gpu,
     Trial,
-    Winner,
     Workload,
 )
 from outblas.autotune.store.store import Store
@@ -89,7 +89,7 @@ def signed(content: dict[str, Any]) -> str:
 def test_rules_are_those_of_the_records() -> None:
     for rules, record in (
         (validation._TRIAL, Trial),
-        (validation._WINNER, Winner),
+        (validation._WINNER, BestConfig),
         (validation._GPU, Gpu),
         (validation._FINALIST, Finalist),
         (validation.WORKLOAD, Workload),
@@ -218,7 +218,7 @@ trials = st.builds(
     Trial, **places, **figures, **others, status=st.just("ok"), reason=texts
 ) | st.builds(Trial, **places, **others, status=failed, reason=texts)
 winners = st.builds(
-    Winner,
+    BestConfig,
     **places,
     **figures,
     cublas_us=positive,
@@ -260,7 +260,7 @@ RECORDS = {
     ("gpus", H100.key): Gpu,
     ("trials", 0): Trial,
     ("trials", 0, "workload"): Workload,
-    ("winners", 0): Winner,
+    ("winners", 0): BestConfig,
     ("winners", 0, "workload"): Workload,
     ("winners", 0, "finalists", 1): Finalist,
 }
@@ -549,7 +549,7 @@ def test_import_keeps_what_is_there(file: Path) -> None:
     )
     with Store(file.with_name("tuning.sqlite")) as store:
         store.add(own)
-        store.crown(newer)
+        store.record_best(newer)
         assert transfer.import_into(store, file) == (1, 0)
         assert store.trials() == [own, FAILED]
         assert store.winners() == [newer]

@@ -91,10 +91,10 @@ def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     def crowned(**changes: Any) -> str:
         with Store(path) as store:
-            store.crown(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
+            store.record_best(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
         return f"--gpu h100 --store {path}"
 
-    return crowned
+    return recorded
 
 
 def test_explain(on_h100: Callable[..., str]) -> None:

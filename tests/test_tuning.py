@@ -45,7 +45,7 @@ class FakeCompilers:
     `most`: by how many the bench was behind.
     """
 
-    bench: FakeBench
+    bench: FakeWorker
     seconds: float | None = None
     workers: int = 2
     futures: list[Future[float]] = field(default_factory=list)
@@ -91,7 +91,7 @@ def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome
 
 def test_three_sweeps_share_a_store(tune: Callable[..., Outcome], store: Store) -> None:
     """What two measure is not what two died of."""
-    benches = [FakeBench(seconds=0.02) for _ in range(3)]
+    benches = [FakeWorker(seconds=0.02) for _ in range(3)]
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(lambda bench: tune(bench, 12, top_k=1), benches))
     assert Counter(trial.status for trial in store.trials()) == {"ok": 12}
@@ -119,7 +119,7 @@ def test_the_fastest_reach_the_finals(tune: Callable[..., Outcome], store: Store
 def test_measuring_without_the_lock_comes_with_the_outcome(tune: Callable[..., Outcome]) -> None:
     told = []
     outcome = tune(
-        FakeBench(unlocked="no lock can be had"),
+        FakeWorker(unlocked="no lock can be had"),
         report=lambda progress: told.append(progress.message),
     )
     assert outcome.unlocked == "no lock can be had"
@@ -175,7 +175,7 @@ def test_what_another_measures_is_waited_for(
     with Store(path) as beside:
         assert beside.claim(*facts(ONE)).granted
         Timer(0.7, beside.add, [theirs]).start()
-        bench = FakeBench()
+        bench = FakeWorker()
         found = tune(bench)
     assert 1 not in bench.configs("screen")
     assert [trial.status for trial in found.trials] == ["ok"] * 3
@@ -186,7 +186,7 @@ def test_what_another_gives_back_is_measured(tune: Callable[..., Outcome], path:
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         Timer(0.5, beside.release, facts(ONE)).start()
-        bench = FakeBench()
+        bench = FakeWorker()
         assert tune(bench).new == 3
     assert bench.configs("screen") == [0, 2, 1]
 
@@ -194,7 +194,7 @@ def test_what_another_gives_back_is_measured(tune: Callable[..., Outcome], path:
 def test_a_budget_ends_the_waiting(tune: Callable[..., Outcome], path: Path) -> None:
     with Store(path) as beside:
         beside.claim(*facts(ONE))
-        found = tune(FakeBench(), seconds=1.0)
+        found = tune(FakeWorker(), seconds=1.0)
     assert (found.finished, len(found.trials)) == (False, 2)
     assert found.winner is not None
 
@@ -207,9 +207,9 @@ def test_an_interrupt_ends_the_waiting(
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         Timer(0.5, stopped.set).start()
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             tuner.tune(
-                Job((SUBJECT,), WORKLOAD), H100, FakeBench(), None, store, stopped=stopped.is_set
+                Job((SUBJECT,), WORKLOAD), H100, FakeWorker(), None, store, stopped=stopped.is_set
             )
 
 
@@ -228,7 +228,7 @@ def test_whatever_ends_a_sweep_gives_its_lease_back(
 
 def killed_times(count):
     """A worker that is killed from outside whenever it measures config 1, so many times."""
-    bench = FakeBench(("screen", 1), status="killed")
+    bench = FakeWorker(("screen", 1), status="killed")
     bench.dies = count
     return bench
 
@@ -261,7 +261,7 @@ def test_what_is_killed_again_and_again_is_left_unmeasured(
     assert not found.finished
     assert found.winner is not None
     assert reports[-1] == {"unmeasured": 1}
-    later = tune(FakeBench())
+    later = tune(FakeWorker())
     assert (later.finished, later.new, later.unmeasured) == (True, 1, [])
 
 
@@ -297,7 +297,7 @@ def test_a_killed_finalist_is_not_out_at_once(
     tune: Callable[..., Outcome], call: str, times: int, left
 ) -> None:
     bench = killed_times(times)
-    bench.down = (call, 1)
+    bench.death = (call, 1)
     assert sorted(map(number, tune(bench).winner.finalists)) == left
 
 
@@ -313,7 +313,7 @@ def test_machines_that_went_down_are_a_crash(
                 "UPDATE leases SET machine_losses = ? WHERE config = ?", [losses, config]
             )
         store.release(*facts(config))
-    bench = FakeBench()
+    bench = FakeWorker()
     trials = {number(trial): trial for trial in tune(bench, 4).trials}
     assert bench.configs("screen") == [0, 3, 1]
     assert [trials[i].status for i in range(4)] == ["ok", "ok", "crash", "ok"]
@@ -328,7 +328,7 @@ def test_what_has_failed_is_measured_anew(tune: Callable[..., Outcome], store: S
         "out of memory": 1,
         "refused": 1,
     }
-    idle, again, last = FakeBench(), FakeBench(), FakeBench()
+    idle, again, last = FakeWorker(), FakeWorker(), FakeWorker()
     tune(idle, 4)
     assert idle.configs("screen") == []
     found = tune(again, 4, retry_failed=True)
@@ -344,7 +344,7 @@ def test_two_who_retry_share_what_has_failed(
 ) -> None:
     tune(FakeBench(status="crash", down=("screen", None)), 8)
     assert len(store.trials()) == 8
-    benches = [FakeBench(seconds=0.02) for _ in range(2)]
+    benches = [FakeWorker(seconds=0.02) for _ in range(2)]
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda bench: tune(bench, 8, top_k=1, retry_failed=True), benches))
     assert sorted(config for bench in benches for config in bench.configs("screen")) == list(
@@ -355,7 +355,7 @@ def test_two_who_retry_share_what_has_failed(
 
 def test_measuring_anew(tune: Callable[..., Outcome], store: Store) -> None:
     for us in (50.0, 60.0, 70.0, 80.0):
-        found = tune(FakeBench(us=us), resume=False)
+        found = tune(FakeWorker(us=us), resume=False)
         assert [trial.status for trial in found.trials] == ["ok"] * 3
         assert found.new == 3
         assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
@@ -373,7 +373,7 @@ def test_a_finalist_that_fails_takes_nobody_along(
     """It passed its screen, and takes the worker down in the finals, and with it all that had
     entered.
     """
-    found = tune(FakeBench((call, 1), spared))
+    found = tune(FakeWorker((call, 1), spared))
     assert found.finished
     assert number(found.winner) == 0
     assert list(map(number, found.winner.finalists)) == [0, 2]
@@ -401,20 +401,20 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(
     clock = Clock()
     for module in (tuner, prefetch, racing):
         monkeypatch.setattr(module, "time", clock)
-    bench = FakeBench(seconds=0.01, sleep=clock.sleep)
+    bench = FakeWorker(seconds=0.01, sleep=clock.sleep)
     found = tune(bench, 1000, seconds=1.0, top_k=2)
     assert 0.75 < clock.now - 1000 < 1.1
     assert not found.finished
     assert 30 < found.new == len(bench.configs("screen")) < 40  # each opens its worker first
     assert found.winner.valid == 1000
     assert found.winner.rounds >= finals.BATCH
-    assert tune(FakeBench(), 1000, top_k=2).new == 1000 - found.new
+    assert tune(FakeWorker(), 1000, top_k=2).new == 1000 - found.new
 
 
 @pytest.mark.timeout(15)
 def test_budget_ends_compiles_too(tune: Callable[..., Outcome]) -> None:
     began = time.monotonic()
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench)
     found = tune(bench, compilers=compilers, seconds=1.0)
     assert time.monotonic() - began < 10
@@ -437,7 +437,7 @@ def test_configs_that_share_a_compile(
     whole = faulty_kernel.space
     by_parity = {"compile_key": lambda config: replace(config, number=config.number % 2)}
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.0)
     assert tune(bench, 6, compilers=compilers).new == 6
     assert len(compilers.futures) == 2

@@ -17,11 +17,11 @@ from sweeps import H100, SUBJECT, WORKLOAD, run, soon
 from outblas.autotune.measure import compile_pool as compilers
 from outblas.autotune.measure import isolated, worker
 from outblas.autotune.measure.compile_pool import STARTS, Compilers, outcome
-from outblas.autotune.measure.isolated import Bench, Down
+from outblas.autotune.measure.isolated import MeasureWorker, WorkerDied
 from outblas.autotune.measure.processes import (
     Exit,
     RemoteError,
-    WorkerDied,
+    WorkerExited,
     WorkerStartError,
     WorkerTimeout,
 )
@@ -73,7 +73,7 @@ def test_what_else_befalls_a_worker() -> None:
     """A config that ends its process in Python's own way, and one whose end comes when nothing is
     asked.
     """
-    with Bench("cpu") as bench:
+    with MeasureWorker("cpu") as bench:
         left = screened(bench, "quit")
         assert (left.status, left.reason) == ("failed", "SystemExit: 3")
         assert screened(bench, "exit-idle").status == "ok"
@@ -91,7 +91,7 @@ def test_the_import_of_a_kernel_is_no_part_of_a_trial(monkeypatch: pytest.Monkey
     to import.
     """
     monkeypatch.setenv("SLOW_IMPORT", "4")
-    with Bench("cpu", trial_seconds=3) as bench:
+    with MeasureWorker("cpu", trial_seconds=3) as bench:
         for number in range(2):
             assert (
                 bench.screen(WORKLOAD, (SLOW, to_text(Config(number=number))), None).status == "ok"
@@ -104,13 +104,13 @@ def test_a_kernel_whose_import_ends_the_worker_brands_no_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLOW_IMPORT_CRASHES", "1")
-    with Bench("cpu") as bench:
+    with MeasureWorker("cpu") as bench:
         for _ in range(2):
             with pytest.raises(
-                Down, match="slow cannot be imported: the worker died: signal SIGABRT"
-            ) as down:
+                WorkerDied, match="slow cannot be imported: the worker died: signal SIGABRT"
+            ) as death:
                 bench.screen(WORKLOAD, (SLOW, to_text(Config())), None)
-            assert down.value.status == "killed"
+            assert death.value.status == "killed"
         assert bench.restarts == 1  # the second time nothing is started for it
 
 
@@ -153,7 +153,7 @@ class FakeProcess:
     """
 
     unready: ClassVar[list[bool]]
-    deaths: ClassVar[list[WorkerDied | WorkerTimeout | None]]
+    deaths: ClassVar[list[WorkerExited | WorkerTimeout | None]]
     calls: ClassVar[list[Any]]
     stuck: ClassVar[bool]
 
@@ -172,7 +172,7 @@ class FakeProcess:
             return None
         if self.stuck:
             self.ended.wait()
-            raise WorkerDied(Exit(signal=signal.SIGKILL), accepted=True)
+            raise WorkerExited(Exit(signal=signal.SIGKILL), accepted=True)
         if self.deaths and (death := self.deaths.pop(0)) is not None:
             raise death
         if function is worker.describe:
@@ -205,7 +205,7 @@ def process(monkeypatch: pytest.MonkeyPatch):
     return Fresh
 
 
-UNNOTICED = WorkerDied(Exit(signal=signal.SIGKILL), accepted=False)
+UNNOTICED = WorkerExited(Exit(signal=signal.SIGKILL), accepted=False)
 STUCK = WorkerTimeout(accepted=False)
 
 
@@ -223,24 +223,24 @@ def test_a_worker_that_is_gone_before_a_call(process, death) -> None:
     ("death", "status"),
     [
         (WorkerTimeout(accepted=True), "hang"),
-        (WorkerDied(Exit(signal=signal.SIGSEGV), accepted=True), "crash"),
-        (WorkerDied(Exit(signal=signal.SIGABRT), accepted=True), "crash"),
-        (WorkerDied(Exit(status=3), accepted=True), "crash"),
-        (WorkerDied(Exit(detail="it closed its connection"), accepted=True), "crash"),
-        (WorkerDied(Exit(memory=1 << 30), accepted=True), "out of memory"),
-        (WorkerDied(Exit(signal=signal.SIGKILL), accepted=True), "killed"),
-        (WorkerDied(Exit(signal=signal.SIGTERM), accepted=True), "killed"),
-        (WorkerDied(Exit(signal=signal.SIGINT), accepted=True), "killed"),
-        (WorkerDied(Exit(signal=signal.SIGHUP), accepted=True), "killed"),
+        (WorkerExited(Exit(signal=signal.SIGSEGV), accepted=True), "crash"),
+        (WorkerExited(Exit(signal=signal.SIGABRT), accepted=True), "crash"),
+        (WorkerExited(Exit(status=3), accepted=True), "crash"),
+        (WorkerExited(Exit(detail="it closed its connection"), accepted=True), "crash"),
+        (WorkerExited(Exit(memory=1 << 30), accepted=True), "out of memory"),
+        (WorkerExited(Exit(signal=signal.SIGKILL), accepted=True), "killed"),
+        (WorkerExited(Exit(signal=signal.SIGTERM), accepted=True), "killed"),
+        (WorkerExited(Exit(signal=signal.SIGINT), accepted=True), "killed"),
+        (WorkerExited(Exit(signal=signal.SIGHUP), accepted=True), "killed"),
     ],
 )
 def test_what_the_end_of_a_process_says_about_a_config(process, death, status: str) -> None:
     bench = Bench("cpu")
     bench.open(WORKLOAD)
     process.deaths.append(death)
-    with pytest.raises(Down) as down:
+    with pytest.raises(WorkerDied) as raised:
         screened(bench)
-    assert down.value.status == status
+    assert raised.value.status == status
     assert screened(bench).status == "ok"
 
     compile_status = {
@@ -258,30 +258,30 @@ def test_what_the_end_of_a_process_says_about_a_config(process, death, status: s
 
 def test_operands_that_take_a_worker_down_are_no_configs_fault(process) -> None:
     """As when another process has taken the GPU's memory meanwhile."""
-    process.deaths += [WorkerDied(Exit(signal=signal.SIGSEGV), accepted=True)] * 2
-    bench = Bench("cpu")
-    with pytest.raises(Down) as down:
+    process.deaths += [WorkerExited(Exit(signal=signal.SIGSEGV), accepted=True)] * 2
+    bench = MeasureWorker("cpu")
+    with pytest.raises(WorkerDied) as death:
         screened(bench)
-    assert down.value.status == "killed"
-    with pytest.raises(Down) as down:
+    assert death.value.status == "killed"
+    with pytest.raises(WorkerDied) as death:
         bench.open(WORKLOAD)
-    assert down.value.status == "crash"
+    assert death.value.status == "crash"
 
 
 def test_a_worker_that_cannot_be_started(process, path: Path) -> None:
     process.unready += [True] * 100
-    with pytest.raises(Down, match="no worker can be started: no luck"):
-        Bench("cpu").describe()
-    with pytest.raises(Down) as down:
-        screened(Bench("cpu"))
-    assert down.value.status == "killed"
+    with pytest.raises(WorkerDied, match="no worker can be started: no luck"):
+        MeasureWorker("cpu").describe()
+    with pytest.raises(WorkerDied) as death:
+        screened(MeasureWorker("cpu"))
+    assert death.value.status == "killed"
     (failure,) = run(path).failures
     assert failure.workload == WORKLOAD
 
 
 def test_who_waits_for_a_worker_is_released(process) -> None:
     process.stuck = True
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     released = threading.Event()
 
     def wait() -> None:
@@ -291,9 +291,9 @@ def test_who_waits_for_a_worker_is_released(process) -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     assert soon(lambda: len(process.calls) == 1)
-    bench.abandon()
+    bench.cancel()
     assert released.wait(5)
-    with pytest.raises(isolated.Abandoned):
+    with pytest.raises(isolated.Cancelled):
         bench.describe()
 
 

@@ -20,7 +20,7 @@ from . import limits
 from .processes import (
     END_SECONDS,
     RemoteError,
-    WorkerDied,
+    WorkerExited,
     WorkerProcess,
     WorkerStartError,
     WorkerTimeout,
@@ -289,7 +289,7 @@ class _Compiler:
                 if task.begin(process):
                     task.succeed(self._call(process, task))
                 return
-            except (WorkerDied, WorkerTimeout) as gone:
+            except (WorkerExited, WorkerTimeout) as gone:
                 kills += gone.accepted and _killed(gone)
                 deaths += not gone.accepted
                 if kills < ATTEMPTS and deaths < STARTS and (not gone.accepted or _killed(gone)):
@@ -304,12 +304,14 @@ class _Compiler:
                     self._retire()
 
     def _call(self, process: WorkerProcess, task: _Task) -> Any:
-        """Raises WorkerDied and WorkerTimeout after which there is no process, and CompileError."""
+        """What the call returns. Raises WorkerExited and WorkerTimeout, after which there is no
+        process, and CompileError.
+        """
         try:
             found = process.call(self._pool.timeout, task.function, *task.arguments)
         except RemoteError as error:
             raise CompileError("failed", str(error)[:1000]) from None
-        except (WorkerDied, WorkerTimeout):
+        except (WorkerExited, WorkerTimeout):
             self._retire()
             raise
         self._calls += 1
@@ -356,11 +358,11 @@ class _Compiler:
             process.close()
 
 
-def _killed(gone: WorkerDied | WorkerTimeout) -> bool:
-    return isinstance(gone, WorkerDied) and gone.exit.from_outside
+def _killed(gone: WorkerExited | WorkerTimeout) -> bool:
+    return isinstance(gone, WorkerExited) and gone.exit.from_outside
 
 
-def _failure(gone: WorkerDied | WorkerTimeout, timeout: float) -> CompileError:
+def _failure(gone: WorkerExited | WorkerTimeout, timeout: float) -> CompileError:
     """What became of a compile whose process went so."""
     if not gone.accepted:
         return CompileError("killed", f"the compiler's processes end before they begin: {gone}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...core.configs import brief
 from ..search.prune import Candidate
 from ..store.records import Workload
-from .isolated import Bench, Down
+from .isolated import MeasureWorker, WorkerDied
 from .progress import Progress
 from .race import BATCH, MOST_ROUNDS, Race
 from .worker import Entry
@@ -21,7 +21,7 @@ class Finals:
     """A race of a workload's fastest configs, until it is decided or the budget is spent."""
 
     def __init__(
-        self, workload: Workload, bench: Bench, progress: Progress, say: Callable[[], None]
+        self, workload: Workload, bench: MeasureWorker, progress: Progress, say: Callable[[], None]
     ) -> None:
         self.workload, self.bench, self.progress, self.say = workload, bench, progress, say
         self.entered: dict[Candidate, int] = {}  # by how many workers had gone before
@@ -41,8 +41,8 @@ class Finals:
                 race.add(base, times)
                 self._tell(race)
                 self.bench.forget(_entries(before - set(race.alive)))
-            except Down as down:
-                self.progress.message = f"finals: {down}"
+            except WorkerDied as death:
+                self.progress.message = f"finals: {death}"
                 self._remove_faulty(race)
         return race
 
@@ -65,10 +65,10 @@ class Finals:
                 continue
             try:
                 status: str = self.bench.enter(self.workload, (rival.subject, rival.text)).status
-            except Down as down:
-                if self._spared(rival, down):
+            except WorkerDied as death:
+                if self._spared(rival, death):
                     return False
-                status = down.status
+                status = death.status
             if status != "ok":
                 self._remove(race, rival, status)
                 return False
@@ -84,16 +84,16 @@ class Finals:
                 continue
             try:
                 self.bench.race(_entries([rival]), 1)
-            except Down as down:
-                if not self._spared(rival, down):
-                    self._remove(race, rival, down.status)
+            except WorkerDied as death:
+                if not self._spared(rival, death):
+                    self._remove(race, rival, death.status)
 
-    def _spared(self, rival: Candidate, down: Down) -> bool:
+    def _spared(self, rival: Candidate, death: WorkerDied) -> bool:
         """Whether a worker was killed from outside, which is not the rival's fault while it happens
         seldom.
         """
-        self.kills[rival] += down.status == "killed"
-        return down.status == "killed" and self.kills[rival] < MOST_KILLS
+        self.kills[rival] += death.status == "killed"
+        return death.status == "killed" and self.kills[rival] < MOST_KILLS
 
     def _remove(self, race: Race[Candidate], rival: Candidate, status: str) -> None:
         race.remove(rival)

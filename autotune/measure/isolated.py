@@ -15,7 +15,7 @@ from ..search.target import Subject
 from ..store.records import Gpu, Workload
 from . import limits, worker
 from .gpu_lock import GpuLock, LockCancelled
-from .processes import RemoteError, WorkerDied, WorkerProcess, WorkerStartError, WorkerTimeout
+from .processes import RemoteError, WorkerExited, WorkerProcess, WorkerStartError, WorkerTimeout
 from .worker import Entry, Screened
 
 T = TypeVar("T")
@@ -29,15 +29,16 @@ MEMORY_SHARE = 0.5  # of what this process may use of the machine, for a worker
 _NOT_OPEN = f"{worker.NotOpen.__module__}.{worker.NotOpen.__qualname__}"
 
 
-class Abandoned(Exception):
+class Cancelled(Exception):
     """Nobody wants the answer any more: the sweep was interrupted."""
 
 
-class Down(Exception):
-    """The worker did not come back from a call; `status` says how it went.
+class WorkerDied(Exception):
+    """The worker did not come back from a call: it died, hung, or could not be started. `status`
+    says how it went.
 
-    "killed" says nothing about the config: somebody else ended the worker, as the kernel does when
-    memory runs out, or none could be had. Any other is one of `records.Status`.
+    "killed" says nothing about the config: somebody else ended the worker, as Linux does when
+    memory runs out, or no worker could be started. Any other is one of `records.Status`.
     """
 
     def __init__(self, status: str, reason: str) -> None:
@@ -45,7 +46,7 @@ class Down(Exception):
         self.status = status
 
 
-class Bench:
+class MeasureWorker:
     """One worker on one GPU. `visible` is that GPU for CUDA_VISIBLE_DEVICES; "cpu" for the
     interpreter.
 
@@ -64,7 +65,7 @@ class Bench:
         self.cublas_us = 0.0
         self._trial_seconds = trial_seconds
         self._memory = memory or int(MEMORY_SHARE * limits.memory())
-        self._abandoned = False
+        self._cancelled = False
         self._process: WorkerProcess | None = None
         self._owning = threading.Lock()  # of the process: another thread may abandon it
         self._lock: GpuLock | None = None
@@ -73,14 +74,14 @@ class Bench:
         self._unloadable: dict[Subject, str] = {}
 
     def describe(self) -> Gpu:
-        """The GPU it measures on. Raises Down."""
+        """The GPU it measures on. Raises WorkerDied."""
         try:
             return self._call(START_SECONDS, worker.describe)
         except RemoteError as error:
-            raise Down("failed", str(error)) from None
+            raise WorkerDied("failed", str(error)) from None
 
     def open(self, workload: Workload) -> float:
-        """Makes the operands of a workload; returns cuBLAS's µs a call. Raises Down."""
+        """Makes the operands of a workload; returns cuBLAS's µs a call. Raises WorkerDied."""
         if self._open != workload:
             self._open = None
             with self._locked():
@@ -89,20 +90,20 @@ class Bench:
                         START_SECONDS, worker.open_bench, workload, self.on_gpu
                     )
                 except RemoteError as error:
-                    raise Down(
+                    raise WorkerDied(
                         "failed", f"no operands: {error.text if _not_open(error) else error}"
                     ) from None
             self._open = workload
         return self.cublas_us
 
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
-        """Checks and times a config. Raises Down when the worker hung or died; the next call has a
-        fresh one.
+        """Checks and times a config. Raises WorkerDied when the worker hung or died; the next call
+        has a fresh one.
         """
         return self._ask(workload, worker.screen, entry, best_us)
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
-        """Makes a config ready for `race`. Raises Down as `screen`."""
+        """Makes a config ready for `race`. Raises WorkerDied as `screen`."""
         return self._ask(workload, worker.enter, entry)
 
     def _ask(
@@ -112,71 +113,70 @@ class Bench:
             try:
                 self._load(entry[0])
                 self.open(workload)
-            except Down as down:  # before the config was touched
-                raise Down("killed", f"the worker could not be made ready: {down}") from None
+            except WorkerDied as death:  # before the config was touched
+                raise WorkerDied("killed", f"the worker could not be made ready: {death}") from None
             try:
                 with self._locked():
                     found = self._call(self._limit(), function, entry, *arguments)
             except RemoteError as error:
                 if not _not_open(error):  # which `worker` takes for the config's result
                     self.stop()
-                    raise Down("crash", str(error)[:1000]) from None
-                self.restarts += (
-                    self._open is not None
-                )  # the one with the operands died when nothing was asked of it
+                    raise WorkerDied("crash", str(error)[:1000]) from None
+                # The worker with the operands died when nothing was asked of it.
+                self.restarts += self._open is not None
                 self._open = None
                 continue
             if found.lost:
                 self.stop()
             return found
-        raise Down("killed", "the worker died again and again")
+        raise WorkerDied("killed", "the worker died again and again")
 
     def _load(self, subject: Subject) -> None:
-        """Has the worker import a kernel and its DSL, whose time is no config's. Raises Down, from
-        then on at once.
+        """Has the worker import a kernel and its DSL: the time that this takes is no config's.
+
+        Raises WorkerDied; for a kernel that cannot be imported, all further calls raise at once.
         """
         if reason := self._unloadable.get(subject):
-            raise Down("killed", reason)
+            raise WorkerDied("killed", reason)
         if subject in self._loaded and self._process is not None and self._process.exit is None:
             return
         try:
             self._call(START_SECONDS, worker.load, subject)
-        except RemoteError:  # which every trial will say
+        except RemoteError:  # every trial will say so
             pass
-        except Down as down:
-            if down.status == "killed":
+        except WorkerDied as death:
+            if death.status == "killed":
                 raise
-            reason = self._unloadable[subject] = f"{subject.name} cannot be imported: {down}"
-            raise Down("killed", reason) from None
+            reason = self._unloadable[subject] = f"{subject.name} cannot be imported: {death}"
+            raise WorkerDied("killed", reason) from None
         self._loaded.add(subject)
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        """µs a call of cuBLAS and of each entry, by round. Raises Down."""
+        """µs a call of cuBLAS and of each entry, by round. Raises WorkerDied."""
         seconds = self._limit() + rounds * (len(entries) + 1)
         try:
             with self._locked():
                 return self._call(seconds, worker.race, list(entries), rounds)
-        except (
-            RemoteError
-        ) as error:  # of a config, or for want of them: what they leave is not to be trusted
+        except RemoteError as error:
+            # A config raised it, or there were no configs: what it leaves is not to be trusted.
             self.stop()
-            raise Down("crash", str(error)[:1000]) from None
+            raise WorkerDied("crash", str(error)[:1000]) from None
 
     def forget(self, entries: Sequence[Entry]) -> None:
-        """Frees what was kept for configs that are out of the race. Raises Down."""
+        """Frees what was kept for configs that are out of the race. Raises WorkerDied."""
         if self._process is None or self._open is None:
             return
         try:
             self._call(START_SECONDS, worker.forget, list(entries))
         except RemoteError as error:
             self.stop()
-            raise Down("crash", str(error)[:1000]) from None
+            raise WorkerDied("crash", str(error)[:1000]) from None
 
-    def abandon(self) -> None:
-        """Ends the worker from another thread: whoever waits for an answer gets Abandoned, now and
+    def cancel(self) -> None:
+        """Ends the worker from another thread: whoever waits for an answer gets Cancelled, now and
         from now on.
         """
-        self._abandoned = True
+        self._cancelled = True
         with self._owning:
             process = self._process
         if process is not None:
@@ -191,7 +191,7 @@ class Bench:
             self.restarts += 1
         self._open = None
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> MeasureWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -201,7 +201,7 @@ class Bench:
         return self._trial_seconds + TURNS * 10 * self.cublas_us / 1e6
 
     def _call(self, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Raises Down, Abandoned and RemoteError."""
+        """Raises WorkerDied, Cancelled and RemoteError."""
         reason = ""
         for _ in range(STARTS):
             try:
@@ -212,34 +212,32 @@ class Bench:
             except WorkerTimeout as late:
                 reason = "it does not take up calls"
                 if late.accepted:
-                    self._stop_unless_abandoned()
-                    raise Down(
+                    self._stop_unless_cancelled()
+                    raise WorkerDied(
                         "hang", f"not done in {seconds:.0f} s: the worker was killed"
                     ) from None
-            except WorkerDied as died:
+            except WorkerExited as died:
                 reason = str(died)
                 if died.accepted:
-                    self._stop_unless_abandoned()
-                    raise _down(died) from None
-            self._stop_unless_abandoned()
-        raise Down("killed", f"no worker can be started: {reason}")
+                    self._stop_unless_cancelled()
+                    raise _death(died) from None
+            self._stop_unless_cancelled()
+        raise WorkerDied("killed", f"no worker can be started: {reason}")
 
-    def _stop_unless_abandoned(self) -> None:
+    def _stop_unless_cancelled(self) -> None:
         self.stop()
-        if self._abandoned:
-            raise Abandoned
+        if self._cancelled:
+            raise Cancelled
 
     def _ready(self) -> WorkerProcess:
         """The worker, which is started if there is none, and ready for a call. Raises
         WorkerStartError.
         """
-        if (
-            self._process is not None and self._process.exit is not None
-        ):  # it died when nothing was asked of it
-            self.stop()
+        if self._process is not None and self._process.exit is not None:
+            self.stop()  # it died when nothing was asked of it
         with self._owning:
-            if self._abandoned:
-                raise Abandoned
+            if self._cancelled:
+                raise Cancelled
             if self._process is not None:
                 return self._process
             self._loaded.clear()
@@ -253,8 +251,8 @@ class Bench:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Other sweeps on this GPU wait; where the lock cannot be had they do not, which is said
-        once.
+        """Holds the lock on the GPU, so that other sweeps on it wait. Where the lock cannot be had
+        they do not, of which the user is warned once.
         """
         if not self.on_gpu:
             yield
@@ -266,12 +264,12 @@ class Bench:
             return
         self._lock = self._lock or GpuLock(folder / f"gpu-{self.visible.replace('/', '_')}.lock")
         try:
-            with self._lock.hold(LOCK_SECONDS, lambda: self._abandoned) as reason:
+            with self._lock.hold(LOCK_SECONDS, lambda: self._cancelled) as reason:
                 if reason:
                     self._bypass(reason)
                 yield
         except LockCancelled:
-            raise Abandoned from None
+            raise Cancelled from None
 
     def _bypass(self, reason: str) -> None:
         self.unlocked = f"{reason}; figures may be disturbed by other sweeps on GPU {self.visible}"
@@ -282,10 +280,10 @@ def _not_open(error: RemoteError) -> bool:
     return error.name == _NOT_OPEN
 
 
-def _down(died: WorkerDied) -> Down:
+def _death(died: WorkerExited) -> WorkerDied:
     """What the end of a worker says about the config that it was at."""
     if died.exit.memory is not None:
-        return Down(
+        return WorkerDied(
             "out of memory", f"{died} on the host, more than its bound: the worker was killed"
         )
-    return Down("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")
+    return WorkerDied("killed" if died.exit.from_outside else "crash", f"the worker died: {died}")

@@ -89,7 +89,7 @@ class WorkerTimeout(Exception):
         self.accepted = accepted
 
 
-class WorkerDied(Exception):
+class WorkerExited(Exception):
     """The worker ended before it answered. `accepted`: whether it had begun the call."""
 
     def __init__(self, exit: Exit, accepted: bool) -> None:
@@ -225,19 +225,19 @@ class WorkerProcess:
         """What the function returns there, so many seconds after the worker took it up at the
         latest.
 
-        Raises WorkerTimeout, WorkerDied, RemoteError, and what pickling the call raises.
+        Raises WorkerTimeout, WorkerExited, RemoteError, and what pickling the call raises.
         """
         self._number += 1
         body = pickle.dumps((function, arguments))
         try:
             answer = self._exchange(Frame(CALL, self._number, body), seconds)
             found = pickle.loads(answer.body)
-        except (WorkerTimeout, WorkerDied):
+        except (WorkerTimeout, WorkerExited):
             self.kill()
             raise
         except Exception as error:  # what came is no answer
             self.kill()
-            raise WorkerDied(
+            raise WorkerExited(
                 Exit(detail=f"it sent what is no answer: {error}"), accepted=True
             ) from None
         except (
@@ -307,7 +307,7 @@ class WorkerProcess:
                 elif frame.kind in (RESULT, ERROR):
                     return frame
             if ended is not None:
-                raise WorkerDied(ended, accepted)
+                raise WorkerExited(ended, accepted)
             if self._exit is None and not deadline.left:
                 raise WorkerTimeout(accepted)
             outgoing = self._wait(deadline.left, outgoing)

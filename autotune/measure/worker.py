@@ -1,8 +1,9 @@
 """What runs inside the isolated worker: the workload's operands, the oracle, the clocks; one config
 at a time.
 
-Functions here are called by name from the driver (`isolated.Bench`) and return plain values.
-Whatever a config does to this process costs that config: the driver starts another.
+`isolated.MeasureWorker`, on the driver's side, calls the functions here by name; they return plain
+values. Whatever a config does to this process costs that config alone: the driver starts another
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SCREEN_US = 20_000.0  # of a screened turn, at most
 HOPELESS = 1.5  # times the best so far, beyond which one round is enough
 Entry = tuple[Subject, str]  # a kernel, and its config as text
 
-_bench: _Bench | None = None
+_bench: _WorkloadTimer | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Screened:
         return self.status in ("wrong", "device lost")
 
 
-class _Bench:
-    """One workload on this process's device."""
+class _WorkloadTimer:
+    """Checks and times configs at one workload on this process's device."""
 
     def __init__(self, workload: Workload, on_gpu: bool) -> None:
         self.workload = workload
@@ -174,7 +175,7 @@ def open_bench(workload: Workload, on_gpu: bool) -> float:
     if on_gpu:
         torch.cuda.empty_cache()
     try:
-        _bench = _Bench(workload, on_gpu)
+        _bench = _WorkloadTimer(workload, on_gpu)
     except BaseException as error:  # may hold what cannot be sent
         raise NotOpen(brief(error)) from None
     return _bench.cublas_us
@@ -195,8 +196,8 @@ def enter(entry: Entry) -> Screened:
     return _guarded(_enter(entry))
 
 
-def _enter(entry: Entry) -> Callable[[_Bench], Screened]:
-    def run(bench: _Bench) -> Screened:
+def _enter(entry: Entry) -> Callable[[_WorkloadTimer], Screened]:
+    def run(bench: _WorkloadTimer) -> Screened:
         if entry not in bench.calls:
             call = bench.prepare(entry)
             bench.calls[entry] = call, bench._batch(call, bench._rough(call))
@@ -224,13 +225,13 @@ class NotOpen(Exception):
     """This process has no operands: it is another one than that which was asked to make them."""
 
 
-def _opened() -> _Bench:
+def _opened() -> _WorkloadTimer:
     if _bench is None:
         raise NotOpen
     return _bench
 
 
-def _guarded(body: Callable[[_Bench], Screened]) -> Screened:
+def _guarded(body: Callable[[_WorkloadTimer], Screened]) -> Screened:
     bench = _opened()
     try:
         return body(bench)

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import validation
-from .records import Gpu, Trial, Winner
+from .records import BestConfig, Gpu, Trial
 from .validation import Fields, shown
 
 FORMAT, VERSION = "outblas-tuning", 2
 LINE_LIMIT = 64 << 20  # bytes of a line that is read
 BATCH = 1000  # lines that are read and stored together
 
-Record = Trial | Winner
+Record = Trial | BestConfig
 Batch = list[Record]
 
 
 def write(
-    path: Path, trials: Iterable[Trial], winners: Iterable[Winner], *, checked: bool = False
+    path: Path, trials: Iterable[Trial], winners: Iterable[BestConfig], *, checked: bool = False
 ) -> tuple[int, int]:
     """Writes all to one file, which it replaces at once; returns how many trials and winners. Those
     that are `checked` come from a store. Raises ValueError for a record that could not be read
@@ -136,7 +136,7 @@ class _Reader:
             return validation.trial_of(fields, place, self.gpus)
         if kind == "winner":
             self.winners += 1
-            return validation.winner_of(fields, place, self.gpus)
+            return validation.best_config_of(fields, place, self.gpus)
         if type(fields) is not dict or "key" not in fields:
             raise ValueError(f"{place} is {shown(fields)}, expected an object with a key")
         gpu = validation.gpu_of(

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...core.shapes import Shape
 from . import queries, validation
-from .records import Gpu, Trial, TunedConfig, Winner, Workload, age, latest_date
+from .config_aliases import current_text
+from .records import BestConfig, Gpu, Trial, TunedConfig, Workload, age, latest_date
 
 _WORKLOAD = "M, N, K, dtype, out_dtype, layout"
 
@@ -100,6 +101,8 @@ def summaries(connection: sqlite3.Connection) -> list[Summary]:
             if summary.winner is None or age(row["when"], latest) >= summary._won:
                 summary._won = age(row["when"], latest)
                 summary.winner = {name: row[name] for name in WINNER}
+                config = current_text(row["kernel"], row["config"])
+                summary.winner["config"] = config
     return sorted(found.values(), key=lambda summary: summary.place)
 
 
@@ -153,12 +156,13 @@ def browse(
         ORDER BY gpus.name, {_WORKLOAD}, us IS NULL, us, "when", trials.id LIMIT ?"""
     gpus, _ = queries.gpus_of(queries.select(connection, "gpus"))
     found = connection.execute(query, [*values, -1 if limit is None else limit])
-    return [record for record in _valid("trials", found, gpus) if isinstance(record, Trial)], total
+    trials = _valid(connection, "trials", found, gpus)
+    return [record for record in trials if isinstance(record, Trial)], total
 
 
 def stream(
     connection: sqlite3.Connection, wanted: Selection
-) -> tuple[Iterator[Trial], Iterator[Winner]]:
+) -> tuple[Iterator[Trial], Iterator[BestConfig]]:
     """The trials and the winners in the order in which they came. Both are of one moment as long as
     the connection has a transaction.
     """
@@ -166,17 +170,18 @@ def stream(
 
     def records(table: str) -> Iterator[Any]:
         where, values = wanted.where(table)
-        return _valid(
-            table,
-            connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY id", values),
-            gpus,
-        )
+        found = connection.execute(f"SELECT * FROM {table} WHERE {where} ORDER BY id", values)
+        return _valid(connection, table, found, gpus)
 
     return records("trials"), records("winners")
 
 
-def _valid(table: str, found: sqlite3.Cursor, gpus: dict[str, Gpu]) -> Iterator[Trial | Winner]:
+def _valid(
+    connection: sqlite3.Connection, table: str, found: sqlite3.Cursor, gpus: dict[str, Gpu]
+) -> Iterator[Trial | BestConfig]:
     for row in found:
+        if table == "trials" and queries.is_superseded(connection, row):
+            continue
         with contextlib.suppress(ValueError):
             yield queries.parse(table, row, gpus)
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...core.filesystems import network_filesystem
-from .records import Trial, Winner
+from . import exports
+from .records import BestConfig, Trial
 from .sqlite import StoreError
 
 
@@ -70,16 +71,14 @@ def _warn_of_network(folder: Path) -> None:
         )
 
 
-def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> Path:
+def emergency_export(records: Sequence[Trial | BestConfig], folder: Path | None) -> Path:
     """Writes records to a fresh file in the folder, or in the first that can be written of several;
     its path.
 
     Raises StoreError that names each folder and what was wrong with it.
     """
-    from . import transfer
-
     trials = [record for record in records if isinstance(record, Trial)]
-    winners = [record for record in records if isinstance(record, Winner)]
+    winners = [record for record in records if isinstance(record, BestConfig)]
     problems = []
     for place in _folders() if folder is None else iter([folder]):
         try:
@@ -88,7 +87,7 @@ def emergency_export(records: Sequence[Trial | Winner], folder: Path | None) -> 
             problems.append(f"{place}: {error.strerror}")
             continue
         try:
-            transfer.export(trials, winners, path)
+            exports.write(path, trials, winners)
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
             with contextlib.suppress(OSError):

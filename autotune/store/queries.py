@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import validation
-from .records import CIRCUMSTANTIAL, Gpu, Trial, Winner, Workload, age, latest_date
+from .config_aliases import current_text, spellings
+from .records import CIRCUMSTANTIAL, BestConfig, Gpu, Trial, Workload, age, latest_date
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], T]
@@ -28,9 +29,9 @@ _PLACE = (
     "source",
 )  # by kernel and workload first, as rows are looked up
 KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
-_PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | Winner]] = {
+_PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | BestConfig]] = {
     "trials": validation.trial_of,
-    "winners": validation.winner_of,
+    "winners": validation.best_config_of,
 }
 
 PROBE = 1 << 18  # bytes: the results of some minutes
@@ -196,7 +197,7 @@ def select(
     return [row for row in found if all(row[name] == value for name, value in asked.items())]
 
 
-def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial | Winner:
+def parse(table: str, row: validation.Columns, gpus: Mapping[str, Gpu]) -> Trial | BestConfig:
     """Raises ValueError that names the row and the field."""
     place = f"{table}[{row['id']}]"
     record = _PARSERS[table](_fields(table, row), place, gpus)
@@ -240,13 +241,14 @@ def _fields(table: str, row: validation.Columns) -> validation.Fields:
     return fields
 
 
-def _row(record: Trial | Winner) -> dict[str, Any]:
+def _row(record: Trial | BestConfig) -> dict[str, Any]:
     """The columns of a record. Raises ValueError."""
-    fields = validation.checked_fields(record, type(record).__name__.lower())
+    table = "trials" if isinstance(record, Trial) else "winners"
+    fields = validation.checked_fields(record, table[:-1])
     fields |= fields.pop("workload")
     if "finalists" in fields:
         fields["finalists"] = json.dumps(fields["finalists"])
-    return fields | {"digest": digest("trials" if isinstance(record, Trial) else "winners", fields)}
+    return fields | {"digest": digest(table, fields)}
 
 
 def gpus_of(rows: Iterable[sqlite3.Row]) -> tuple[dict[str, Gpu], list[str]]:
@@ -296,16 +298,43 @@ def _insert(
     return done.rowcount == 1
 
 
-def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | Winner | None:
-    """The valid record of a row's identity."""
-    found = select(connection, table, {name: row[name] for name in KEYS[table]})
+def there(connection: sqlite3.Connection, table: str, row: Row) -> Trial | BestConfig | None:
+    """The valid record of a row's identity, whichever names of fields its config is stored with."""
+    found = _of_identity(connection, table, row)
     if not found:
         return None
     gpus, _ = gpus_of(select(connection, "gpus", {"key": row["gpu"]}))
-    try:
-        return parse(table, found[0], gpus)
-    except ValueError:
-        return None
+    for each in found:
+        with contextlib.suppress(ValueError):
+            return parse(table, each, gpus)
+    return None
+
+
+def _of_identity(connection: sqlite3.Connection, table: str, row: Row) -> list[sqlite3.Row]:
+    """The rows of a row's identity: one, or one for each spelling of its config. That with the
+    current names of fields is the first.
+    """
+    identity = {name: row[name] for name in KEYS[table]}
+    if "config" not in identity:
+        return select(connection, table, identity)
+    texts = spellings(row["kernel"], row["config"])
+    return [
+        each for text in texts for each in select(connection, table, identity | {"config": text})
+    ]
+
+
+def is_superseded(connection: sqlite3.Connection, row: sqlite3.Row) -> bool:
+    """Whether a row of a trial has old names of config fields, and another row has the same trial
+    with the current ones. Programs of two versions that share a store may leave both.
+    """
+    kernel, config = row["kernel"], row["config"]
+    if type(kernel) is not str or type(config) is not str:
+        return False
+    current = current_text(kernel, config)
+    if current == config:
+        return False
+    identity = {name: row[name] for name in KEYS["trials"]}
+    return bool(select(connection, "trials", identity | {"config": current}))
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, gpu: Gpu) -> None:
@@ -329,12 +358,16 @@ def adding(trial: Trial, *, replace: bool = False) -> Operation[bool]:
     def add(connection: sqlite3.Connection) -> bool:
         _delete(connection, "leases", row)
         _put_gpu(connection, row["gpu"], trial.gpu)
-        if _insert(connection, "trials", row, "IGNORE"):  # most are new: nothing is looked up
+        texts = spellings(row["kernel"], row["config"])
+        # Most trials are new: where no field was renamed, nothing is looked up.
+        if len(texts) == 1 and _insert(connection, "trials", row, "IGNORE"):
             return True
         if not replace:
             found = there(connection, "trials", row)
             if isinstance(found, Trial) and not _takes_the_place_of(trial, found):
                 return False
+        for text in texts[1:]:
+            _delete(connection, "trials", row | {"config": text})
         _insert(connection, "trials", row)
         return True
 
@@ -348,13 +381,13 @@ def _takes_the_place_of(trial: Trial, known: Trial) -> bool:
     return known.status in CIRCUMSTANTIAL and trial.status in ("ok", "wrong")
 
 
-def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
+def recording_best(winner: BestConfig, *, only_newer: bool = False) -> Operation[bool]:
     """Stores a winner in place of that of its identity; whether it did. With `only_newer` the one
     that is there stays if it is as new. Raises ValueError, at once.
     """
     row = _row(winner)
 
-    def crown(connection: sqlite3.Connection) -> bool:
+    def record_best(connection: sqlite3.Connection) -> bool:
         if only_newer:
             found, latest = there(connection, "winners", row), latest_date()
             if found and (
@@ -364,7 +397,7 @@ def crowning(winner: Winner, *, only_newer: bool = False) -> Operation[bool]:
         _put(connection, "winners", row, winner.gpu)
         return True
 
-    return crown
+    return record_best
 
 
 def _delete(connection: sqlite3.Connection, table: str, row: Row) -> None:
@@ -386,7 +419,10 @@ def remove_probe(connection: sqlite3.Connection) -> None:
 
 
 def identity(gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> dict[str, Any]:
-    """The key of a trial's row, and of one of `leases`."""
+    """The key of a trial's row, and of one of `leases`; the config with the current names of its
+    fields.
+    """
+    config = current_text(kernel, config)
     return {"gpu": gpu.key, **vars(workload), "kernel": kernel, "source": source, "config": config}
 
 

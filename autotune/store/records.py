@@ -173,7 +173,7 @@ class Finalist:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Winner:
+class BestConfig:
     """The best config of one kernel at one workload on one GPU.
 
     `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and
@@ -209,9 +209,12 @@ class Winner:
     when: str = ""
 
 
+Winner = BestConfig  # the former name, which programs may still use
+
+
 @dataclass(frozen=True, kw_only=True)
 class TunedConfig:
-    """What a lookup needs of a winner."""
+    """What a lookup needs of a best config."""
 
     gpu: Gpu
     workload: Workload
@@ -239,6 +242,6 @@ def age(when: str, latest: str) -> str:
     return "" if when > latest else when
 
 
-def to_record(value: Trial | Winner) -> dict[str, Any]:
+def to_record(value: Trial | BestConfig) -> dict[str, Any]:
     """For JSON."""
     return dataclasses.asdict(value)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...core import forks
-from . import queries
+from . import queries, salvage
 from .migrations import VERSION, migrate, version_of
 from .queries import INDEXES, SCHEMA, Operation
 
@@ -153,10 +153,8 @@ def empty() -> sqlite3.Connection:
 
 def copy(source: sqlite3.Connection) -> sqlite3.Connection:
     """What can be read, in memory."""
-    from .salvage import carry
-
     memory = empty()
-    at_once(memory, [lambda target: carry(source, target)])
+    at_once(memory, [lambda target: salvage.carry(source, target)])
     return memory
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import signed_json, table_version_2, validation
-from .records import Gpu, Winner, Workload, age, latest_date, now
+from .config_aliases import current_text
+from .records import BestConfig, Gpu, Workload, age, latest_date, now
 from .validation import Fields, shown
 
 FORMAT, VERSION = "outblas-table", 3
@@ -20,8 +21,8 @@ TABLES = Path(__file__).parents[1] / "tables"  # where shipped tables lie
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The best config of a kernel at a workload, as shipped; figures as in `records.Winner`, `when`
-    to the day.
+    """The best config of a kernel at a workload, as shipped; figures as in `records.BestConfig`,
+    `when` to the day.
     """
 
     workload: Workload
@@ -58,6 +59,7 @@ def read_table(source: Path | str) -> Table:
     listed = table_version_2.entries(content) if content["version"] == 2 else _entries(content)
     entries: dict[tuple[Workload, str], Entry] = {}
     for place, fields in listed:
+        fields["config"] = current_text(fields["kernel"], fields["config"])
         entry = Entry(**fields)
         if entry.place in entries:
             raise ValueError(
@@ -91,14 +93,14 @@ def own_tables() -> Path:
     return TABLES
 
 
-def ship(winners: Iterable[Winner], folder: Path) -> list[Path]:
+def ship(winners: Iterable[BestConfig], folder: Path) -> list[Path]:
     """Writes a table for each model of GPU: of winners at one workload with one kernel, that of the
     highest ratio.
 
     A table that is there keeps its entries of other workloads and kernels. Raises ValueError, with
     nothing written, for a table or a winner that is not valid, and OSError.
     """
-    models: dict[tuple[str, int], list[Winner]] = {}
+    models: dict[tuple[str, int], list[BestConfig]] = {}
     for i, winner in enumerate(winners):
         validation.checked_fields(winner, f"winners[{i}]")
         if winner.gpu.arch == 0:
@@ -143,11 +145,11 @@ def _table_at(
     )
 
 
-def _entry(winner: Winner) -> Entry:
+def _entry(winner: BestConfig) -> Entry:
     names = [field.name for field in dataclasses.fields(Entry)]
-    return Entry(
-        **{name: getattr(winner, name) for name in names} | {"when": (winner.when or now())[:10]}
-    )
+    fields = {name: getattr(winner, name) for name in names}
+    fields["config"] = current_text(winner.kernel, winner.config)
+    return Entry(**fields | {"when": (winner.when or now())[:10]})
 
 
 def _write(path: Path, table: Table) -> None:

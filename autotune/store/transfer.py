@@ -8,20 +8,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import exports, signed_json, validation
-from .records import Gpu, Trial, Winner
+from .listing import Selection
+from .records import BestConfig, Gpu, Trial
+from .sqlite import StoreError
+from .store import Store
 from .validation import shown
-
-if TYPE_CHECKING:
-    from .listing import Selection
-    from .store import Store
 
 EXPORT = "outblas-tuning"  # the format of exports that are one JSON object, their version 1
 
 
-def export(trials: Iterable[Trial], winners: Iterable[Winner], path: Path) -> None:
+def export(trials: Iterable[Trial], winners: Iterable[BestConfig], path: Path) -> None:
     """Writes all to one file, at once. Raises ValueError for a record that `read` would refuse, and
     OSError.
     """
@@ -34,7 +32,7 @@ def export_store(store: Store, path: Path, wanted: Selection | None = None) -> t
     """
     failed: list[OSError] = []
 
-    def consume(trials: Iterable[Trial], winners: Iterable[Winner]) -> tuple[int, int]:
+    def consume(trials: Iterable[Trial], winners: Iterable[BestConfig]) -> tuple[int, int]:
         failed.clear()
         try:
             return exports.write(path, trials, winners, checked=True)
@@ -48,7 +46,7 @@ def export_store(store: Store, path: Path, wanted: Selection | None = None) -> t
     return counts
 
 
-def read(path: Path) -> tuple[list[Trial], list[Winner]]:
+def read(path: Path) -> tuple[list[Trial], list[BestConfig]]:
     """What `export` wrote, now or in its first version. Raises ValueError that names the place of
     the first thing amiss.
     """
@@ -56,7 +54,7 @@ def read(path: Path) -> tuple[list[Trial], list[Winner]]:
         return _read_first_version(path)
     records = list(_checked(path, exports.read(path)))
     trials = [record for record in records if isinstance(record, Trial)]
-    return trials, [record for record in records if isinstance(record, Winner)]
+    return trials, [record for record in records if isinstance(record, BestConfig)]
 
 
 def check(path: Path) -> None:
@@ -77,14 +75,12 @@ def import_into(store: Store, path: Path) -> tuple[int, int]:
     """
     if not _is_lines(path):
         return store.merge(*_read_first_version(path))
-    from .sqlite import StoreError
-
     new = [0, 0]
     persistent = store.persistent
 
     def put(batch: exports.Batch) -> None:
         trials = [record for record in batch if isinstance(record, Trial)]
-        counts = store.merge(trials, [record for record in batch if isinstance(record, Winner)])
+        counts = store.merge(trials, [record for record in batch if isinstance(record, BestConfig)])
         new[:] = [old + more for old, more in zip(new, counts, strict=True)]
         if persistent and not store.persistent:
             raise StoreError(store.warning)
@@ -101,7 +97,7 @@ def _is_lines(path: Path) -> bool:
         return exports.is_lines(path)
 
 
-def _checked(path: Path, records: Iterable[Trial | Winner]) -> Iterator[Trial | Winner]:
+def _checked(path: Path, records: Iterable[Trial | BestConfig]) -> Iterator[Trial | BestConfig]:
     with _errors(path):
         yield from records
 
@@ -115,7 +111,7 @@ def _errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error.strerror or error}") from None
 
 
-def _read_first_version(path: Path) -> tuple[list[Trial], list[Winner]]:
+def _read_first_version(path: Path) -> tuple[list[Trial], list[BestConfig]]:
     """A file that is one JSON object, as exports were."""
     content = signed_json.parse(
         signed_json.text_of(path), EXPORT, {1: ("gpus", "trials", "winners")}
@@ -135,6 +131,6 @@ def _read_first_version(path: Path) -> tuple[list[Trial], list[Winner]]:
         for i, fields in enumerate(content["trials"])
     ]
     return trials, [
-        validation.winner_of(fields, f"winners[{i}]", gpus)
+        validation.best_config_of(fields, f"winners[{i}]", gpus)
         for i, fields in enumerate(content["winners"])
     ]

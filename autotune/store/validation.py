@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from ...core.shapes import parse
-from .records import STATUSES, Finalist, Gpu, Trial, TunedConfig, Winner, Workload, now
+from .config_aliases import current_text
+from .records import STATUSES, BestConfig, Finalist, Gpu, Trial, TunedConfig, Workload, now
 
 TEXT_LIMIT = 4096  # characters of any text
 
@@ -168,17 +169,18 @@ def trial_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Trial:
                 f"{place}.{name} is {valid[name]}, expected null where status is "
                 f"{valid['status']!r}"
             )
-    return Trial(**valid)
+    return Trial(**_with_current_names(valid))
 
 
-def winner_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> Winner:
+def best_config_of(fields: object, place: str, gpus: Mapping[str, Gpu]) -> BestConfig:
     """A winner from what `fields_of` makes of one; `gpus` by their keys."""
     valid = _placed(checked(fields, _WINNER, place), place, gpus)
-    finalists = enumerate(valid["finalists"])
-    found = tuple(
-        Finalist(**checked(each, _FINALIST, f"{place}.finalists[{i}]")) for i, each in finalists
-    )
-    return Winner(**valid | {"finalists": found})
+    finalists = [
+        checked(each, _FINALIST, f"{place}.finalists[{i}]")
+        for i, each in enumerate(valid["finalists"])
+    ]
+    valid["finalists"] = tuple(Finalist(**_with_current_names(each)) for each in finalists)
+    return BestConfig(**_with_current_names(valid, ("config", "runner_up")))
 
 
 def holds(row: Columns, names: Iterable[str]) -> bool:
@@ -200,12 +202,11 @@ def tuned_of(row: Columns, gpus: Mapping[str, Gpu]) -> TunedConfig:
         raise ValueError(
             f"workload is {workload}, expected sizes of which each is {_size.expected}"
         )
-    return TunedConfig(
-        gpu=gpus[row["gpu"]], workload=workload, **{name: row[name] for name in _TUNED}
-    )
+    fields = _with_current_names({name: row[name] for name in _TUNED})
+    return TunedConfig(gpu=gpus[row["gpu"]], workload=workload, **fields)
 
 
-def fields_of(record: Trial | Winner) -> Fields:
+def fields_of(record: Trial | BestConfig) -> Fields:
     """A record as JSON has it: its GPU by key, a reason that is too long cut, dated now if it has
     no date.
     """
@@ -219,12 +220,14 @@ def fields_of(record: Trial | Winner) -> Fields:
     return fields
 
 
-def checked_fields(record: Trial | Winner, place: str) -> Fields:
-    """As `fields_of`. Raises ValueError for a record that could not be read again."""
+def checked_fields(record: Trial | BestConfig, place: str) -> Fields:
+    """As `fields_of`, with the current names of the configs' fields. Raises ValueError for a record
+    that could not be read again.
+    """
     fields = fields_of(record)
     gpus = {fields["gpu"]: gpu_of({**vars(record.gpu)}, f"{place}.gpu")}
-    trial_of(fields, place, gpus) if isinstance(record, Trial) else winner_of(fields, place, gpus)
-    return fields
+    parse = trial_of if isinstance(record, Trial) else best_config_of
+    return fields_of(parse(fields, place, gpus))
 
 
 def checked(fields: object, rules: Mapping[str, _Rule], place: str) -> Fields:
@@ -274,6 +277,12 @@ def _placed(fields: Fields, place: str, gpus: Mapping[str, Gpu]) -> Fields:
         "gpu": gpu,
         "workload": workload_of(checked(fields["workload"], WORKLOAD, place), place),
     }
+
+
+def _with_current_names(fields: Fields, names: Iterable[str] = ("config",)) -> Fields:
+    """Valid fields of a record of one kernel, its configs with the current names of fields."""
+    kernel = fields["kernel"]
+    return fields | {name: current_text(kernel, fields[name]) for name in names}
 
 
 def workload_of(fields: Fields, place: str) -> Workload:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..measure.progress import Progress, Report
-from ..store.records import Winner, Workload
+from ..store.records import BestConfig, Workload
 from .tuner import Outcome
 
 LEAST_SECONDS = 5.0  # of a budget, for a workload
@@ -51,7 +51,7 @@ class Sweep:
             self.failures.append(Failure(outcome.job.workload, outcome.failure))
 
     @property
-    def winners(self) -> list[Winner]:
+    def winners(self) -> list[BestConfig]:
         """The fastest of every workload on every GPU model."""
         found = (outcome.winner for outcome in self.outcomes)
         return [winner for winner in found if winner is not None]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..measure.compile_pool import Compilers, default_workers
-from ..measure.isolated import START_SECONDS, Bench, Down
+from ..measure.isolated import START_SECONDS, MeasureWorker, WorkerDied
 from ..measure.progress import Progress, Report, Stage, silent
 from ..search.candidates import by_model
 from ..search.strategy import ModelRanked
 from ..store.leases import Claim
-from ..store.records import Facts, Gpu, Trial, Winner, Workload
+from ..store.records import BestConfig, Facts, Gpu, Trial, Workload
 from ..store.store import Store
 from .job_view import JobView
 from .outcome import LEAST_SECONDS, Budget, Failure, Sweep, one_at_a_time
@@ -167,8 +167,8 @@ class Worker:
         """The GPU, or why there is none to work with."""
         try:
             self._gpu = self._bench.describe()
-        except Down as down:
-            return f"{self._label}: {down}"
+        except WorkerDied as death:
+            return f"{self._label}: {death}"
         if self._on_gpu and self._gpu.arch == 0:
             return f"{self._label}: torch finds no NVIDIA GPU that it can use"
         return self._gpu
@@ -217,8 +217,8 @@ class _DriverLine:
         found: list[Trial] = self._ask("trials", workload=workload)
         return found
 
-    def winners(self, *, workload: Workload) -> list[Winner]:
-        found: list[Winner] = self._ask("winners", workload=workload)
+    def winners(self, *, workload: Workload) -> list[BestConfig]:
+        found: list[BestConfig] = self._ask("winners", workload=workload)
         return found
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
@@ -233,7 +233,7 @@ class _DriverLine:
         self.sent.put(trial)
         return True  # the driver counts
 
-    def crown(self, winner: Winner) -> None:
+    def record_best(self, winner: BestConfig) -> None:
         self.sent.put(winner)
 
     def report(self, progress: Progress) -> None:
@@ -402,13 +402,13 @@ class _Driver:
             self._take(message, hand, hand.task)
 
     def _take(
-        self, message: Trial | Winner | Progress | Question, hand: _Hand, task: _Task
+        self, message: Trial | BestConfig | Progress | Question, hand: _Hand, task: _Task
     ) -> None:
         if isinstance(message, Trial):
             task.new[message.gpu] += task.view.add(message)
             task.deaths = 0
-        elif isinstance(message, Winner):
-            self.store.crown(message)
+        elif isinstance(message, BestConfig):
+            self.store.record_best(message)
         elif isinstance(message, Progress):
             self.report(_shifted(message, time.monotonic()))
         else:

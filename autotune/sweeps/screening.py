@@ -29,7 +29,7 @@ from typing import cast
 
 from ..measure import compile_pool as compiling
 from ..measure.compile_pool import Compilers
-from ..measure.isolated import Abandoned, Bench, Down
+from ..measure.isolated import Cancelled, MeasureWorker, WorkerDied
 from ..measure.progress import Progress
 from ..measure.worker import Screened
 from ..search.prune import Candidate
@@ -89,7 +89,7 @@ class Screen:
     def __init__(
         self,
         view: JobView,
-        bench: Bench,
+        bench: MeasureWorker,
         compilers: Compilers | None,
         gpu: Gpu,
         workload: Workload,
@@ -125,7 +125,7 @@ class Screen:
             left = []
             for attempt in put_off:
                 if self.stopped():
-                    raise Abandoned
+                    raise Cancelled
                 if until is not None and time.monotonic() > until:
                     return
                 if not self._settle(attempt, at_end=True):
@@ -224,23 +224,23 @@ class Screen:
                     (attempt.candidate.target, attempt.candidate.text),
                     self.best_us(),
                 )
-            except Down as down:
-                if down.status != "killed":
-                    return self._trial(attempt, cast(Status, down.status), str(down))
+            except WorkerDied as death:
+                if death.status != "killed":
+                    return self._trial(attempt, cast(Status, death.status), str(death))
                 attempt.kills += 1
-                attempt.reason = str(down)
+                attempt.reason = str(death)
             else:
                 return self._measured(attempt, found)
         return None
 
     def _open(self) -> None:
-        """Makes the operands, anew where the worker is another. Raises Down."""
+        """Makes the operands, anew where the worker is another. Raises WorkerDied."""
         for tries in range(1, MOST_KILLS + 1):
             try:
                 self.bench.open(self.workload)
                 return
-            except Down as down:
-                if down.status != "killed" or tries == MOST_KILLS:
+            except WorkerDied as death:
+                if death.status != "killed" or tries == MOST_KILLS:
                     raise
 
     def _measured(self, attempt: Attempt, found: Screened) -> Trial:

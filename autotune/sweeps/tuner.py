@@ -11,7 +11,7 @@ from ...core.configs import brief
 from ..measure import compile_pool as compiling
 from ..measure.compile_pool import Compilers
 from ..measure.finals import Finals
-from ..measure.isolated import Bench, Down
+from ..measure.isolated import MeasureWorker, WorkerDied
 from ..measure.prefetch import Ahead
 from ..measure.progress import Progress, Report, silent
 from ..measure.race import Race
@@ -82,14 +82,14 @@ class Outcome:
     plan: Plan
     trials: list[Trial] = field(default_factory=list)
     new: int = 0
-    winners: list[Winner] = field(default_factory=list)
+    winners: list[BestConfig] = field(default_factory=list)
     finished: bool = True
     failure: str = ""
     unmeasured: list[Unmeasured] = field(default_factory=list)
     unlocked: str = ""
 
     @property
-    def winner(self) -> Winner | None:
+    def winner(self) -> BestConfig | None:
         """The fastest of all kernels."""
         return max(self.winners, key=lambda winner: winner.ratio, default=None)
 
@@ -97,7 +97,7 @@ class Outcome:
 def tune(
     job: Job,
     gpu: Gpu,
-    bench: Bench,
+    bench: MeasureWorker,
     compilers: Compilers | None,
     store: TrialStore,
     report: Report = silent,
@@ -119,7 +119,7 @@ class _Tuning:
         self,
         job: Job,
         gpu: Gpu,
-        bench: Bench,
+        bench: MeasureWorker,
         compilers: Compilers | None,
         store: TrialStore,
         report: Report,
@@ -165,9 +165,9 @@ class _Tuning:
             if not self._decided():
                 self._finals()
             progress.stage = "done"
-        except Down as down:  # the worker cannot even make its operands
-            progress.stage, progress.message, outcome.finished = "failed", str(down), False
-            outcome.failure = str(down)
+        except WorkerDied as death:  # the worker cannot even make its operands
+            progress.stage, progress.message, outcome.finished = "failed", str(death), False
+            outcome.failure = str(death)
         outcome.unlocked = self.bench.unlocked
         progress.message = progress.message or outcome.unlocked
         self.say()

@@ -91,7 +91,7 @@ def acknowledge(path: Path) -> None:
     """
     driver = os.environ[kernel.MARK]
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    add, crown = Store.add, Store.crown
+    add, record_best = Store.add, Store.record_best
 
     def tell(kind: str, record: Any) -> None:
         os.write(file, json.dumps({"driver": driver, kind: to_record(record)}).encode() + b"\n")
@@ -103,19 +103,19 @@ def acknowledge(path: Path) -> None:
             tell("trial", trial)
         return added
 
-    @functools.wraps(crown)
-    def crown_and_tell(self: Store, winner: Any, **options: Any) -> Any:
-        found = crown(self, winner, **options)
+    @functools.wraps(record_best)
+    def record_best_and_tell(self: Store, winner: Any, **options: Any) -> Any:
+        found = record_best(self, winner, **options)
         tell("winner", winner)
         return found
 
-    Store.add, Store.crown = add_and_tell, crown_and_tell  # type: ignore[method-assign]
+    Store.add, Store.record_best = add_and_tell, record_best_and_tell  # type: ignore[method-assign]
 
 
 def pretend_h100() -> None:
     """A sweep compiles ahead where there is a GPU: the CPU measures under the name of one."""
     h100 = gpus.imagined("h100")
-    isolated.Bench.describe = lambda self: h100  # type: ignore[method-assign]
+    isolated.MeasureWorker.describe = lambda self: h100  # type: ignore[method-assign]
     # Only for ["cpu"] alone there are no compilers. The second finds nothing to do, and starts no
     # worker.
     sweeping.visible_gpus = lambda gpus: ["cpu", "cpu"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.autotune.store import transfer
-from outblas.autotune.store.records import Finalist, Gpu, Trial, Winner, Workload, to_record
+from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload, to_record
 from outblas.autotune.store.store import Store, StoreError
 
 from . import damages
@@ -51,9 +51,9 @@ def trial(number: int) -> Trial:
     )
 
 
-def winner(number: int) -> Winner:
+def winner(number: int) -> BestConfig:
     figures = {"us": 100 + number / 7, "ratio": 1.04, "ratio_low": 1.03, "ratio_high": 1.05}
-    return Winner(
+    return BestConfig(
         gpu=GPUS[number % 2],
         workload=Workload(16 * (1 + number), 4096, 4096),
         kernel=KERNELS[number % 3],
@@ -80,7 +80,7 @@ def stock(path: str, trials: int, winners: int, killed: bool) -> int:
     for number in range(half, trials):
         store.add(trial(number))
     for number in range(winners):
-        store.crown(winner(number))
+        store.record_best(winner(number))
     if killed:
         os.kill(os.getpid(), signal.SIGKILL)
     store.close()
@@ -143,7 +143,7 @@ class Examination:
         with self._step("writing"), Store(self.path) as store:
             there = self._check(store.trials(), store.winners())
             store.add(trial(100_000), replace=True)
-            store.crown(winner(100_000))
+            store.record_best(winner(100_000))
             store.verify()
             if store.in_memory:
                 self.faults.append(("results stay in memory", str(store.warning)))
@@ -186,9 +186,9 @@ class Examination:
         if not aside:
             self.faults.append(("damaged file not kept", f"there is only {self.path.name}"))
 
-    def _check(self, trials: list[Trial], winners: list[Winner]) -> set[str]:
+    def _check(self, trials: list[Trial], winners: list[BestConfig]) -> set[str]:
         """The keys of what is there; a record that was never stored so is a fault."""
-        records: list[Trial | Winner] = [*trials, *winners]
+        records: list[Trial | BestConfig] = [*trials, *winners]
         new = {_key(trial(99_999)), _key(trial(100_000)), _key(winner(100_000))}
         for record in records:
             key, fields = _key(record), to_record(record)
@@ -290,7 +290,7 @@ def _is_right(row: sqlite3.Row) -> bool:
     )
 
 
-def _key(record: Trial | Winner) -> str:
+def _key(record: Trial | BestConfig) -> str:
     """What makes a trial or a winner of this campaign unique: its config among other facts."""
     table = "trials" if isinstance(record, Trial) else "winners"
     workload = [*vars(record.workload).values()]

@@ -28,7 +28,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..autotune.store.records import Trial, Winner, Workload
+    from ..autotune.store.records import BestConfig, Trial, Workload
 
 
 def tune(
@@ -94,7 +94,7 @@ def tune(
         plotting.save(picture, chart)
 
 
-def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[Winner]]:
+def _load(store: Path | None, source: Path | None) -> tuple[list[Trial], list[BestConfig]]:
     """Raises ValueError for a file that is not there, is something else or has no trials."""
     from ..autotune.store import transfer
     from ..autotune.store.store import Store, StoreError

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from . import registry

@@ -77,7 +77,7 @@ class TuneReport:
     workload: Workload
     gpus: tuple[Gpu, ...]
     trials: tuple[Trial, ...]
-    winner: Winner | None
+    winner: BestConfig | None
     top: tuple[Entry, ...]
     agreement: Agreement | None
     left_out: int = 0
@@ -210,7 +210,7 @@ class TuneReport:
 
 def build(
     trials: Sequence[Trial],
-    winners: Sequence[Winner],
+    winners: Sequence[BestConfig],
     *,
     kernel: str,
     workload: Workload,
@@ -263,7 +263,7 @@ def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
     the screen.
     """
     found: dict[str, Entry] = {}
-    finalists: list[Winner | Finalist] = []
+    finalists: list[BestConfig | Finalist] = []
     if winner is not None:
         finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
     for f in finalists:
