@@ -18,7 +18,7 @@ from ..runtime.default_kernel import PRODUCTION, candidates
 from . import lookup
 from .lookup import HERE, Choice, TuningIndex
 from .search.target import TuneTarget
-from .store.records import Winner, Workload
+from .store.records import BestConfig, Workload
 
 if TYPE_CHECKING:
     from .search.strategy import Strategy
@@ -105,7 +105,7 @@ def tune(
     top_k: int = 8,
     retry_failed: bool = False,
     strategy: str | Strategy | type[Strategy] = "ranked",
-) -> Winner:
+) -> BestConfig:
     """Finds the fastest kernel and config for `outblas.matmul(a, b)`, which takes it from now on.
 
     Args:
@@ -200,7 +200,7 @@ def _sweep(
     device: int,
     kernels: Sequence[str | TuneTarget] | None,
     **options: Unpack[SweepKeywords],
-) -> Winner:
+) -> BestConfig:
     """Tunes one workload on the GPU of this index, and has the result looked up from now on.
 
     Raises RuntimeError where nothing could be measured.

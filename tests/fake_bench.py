@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from faulty_kernel import Config
 
-from outblas.autotune.measure.isolated import Down
+from outblas.autotune.measure.isolated import WorkerDied
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.core.configs import from_text
 
@@ -20,7 +20,7 @@ def number_in(config):
 
 
 @dataclass
-class FakeBench:
+class FakeWorker:
     """Stands for a worker: µs by a config's number, 100 for cuBLAS. Goes `down` with `status` at
     that call of that config (of any, for None), but for the first `spared` times, and `dies` times
     at most.
@@ -54,7 +54,7 @@ class FakeBench:
     def race(self, entries, rounds):
         times = [[self._called("race", entry)] * rounds for entry in entries]
         if not self.entered >= set(entries):
-            raise Down("crash", "the worker is another one")
+            raise WorkerDied("crash", "the worker is another one")
         return [100.0] * rounds, times
 
     def forget(self, entries):
@@ -72,7 +72,7 @@ class FakeBench:
             self.dies -= 1
             self.restarts += 1
             self.entered.clear()
-            raise Down(self.status, "a bad day")
+            raise WorkerDied(self.status, "a bad day")
         return self.us + (config or 0)
 
     def configs(self, call):

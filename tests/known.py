@@ -9,7 +9,7 @@ import stored
 
 from outblas.autotune.lookup import TuningIndex
 from outblas.autotune.search import gpu
-from outblas.autotune.store.records import Gpu, Winner
+from outblas.autotune.store.records import BestConfig, Gpu
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import ship
 from outblas.core.configs import to_text
@@ -25,7 +25,7 @@ Know = Callable[..., TuningIndex]
 CONFIGS = [to_text(PortableConfig(group_m=i)) for i in range(1, 12)]
 
 
-def winner(i: int = 0, ratio: float = 1.0, **changes: Any) -> Winner:
+def winner(i: int = 0, ratio: float = 1.0, **changes: Any) -> BestConfig:
     fields = {
         "gpu": H100,
         "kernel": "portable",
@@ -45,7 +45,9 @@ def knowing(tmp_path: Path) -> Know:
     shipped.
     """
 
-    def made(*here: Winner, shipped: tuple[Winner, ...] = (), of: Gpu = H100) -> TuningIndex:
+    def made(
+        *here: BestConfig, shipped: tuple[BestConfig, ...] = (), of: Gpu = H100
+    ) -> TuningIndex:
         folder = tmp_path / f"tables{len(list(tmp_path.iterdir()))}"
         with Store(folder.with_suffix(".sqlite")) as store:
             for each in here:

@@ -60,7 +60,7 @@ def failed(i: int = 0, **changes: Any) -> Trial:
     return trial(i, **{"status": "hang", "reason": "not done in 30 s"} | none | changes)
 
 
-def winner(**changes: Any) -> Winner:
+def winner(**changes: Any) -> BestConfig:
     fields = vars(FINALIST) | {
         "gpu": H100,
         "workload": WORKLOAD,

@@ -209,7 +209,7 @@ def _no_locks(*_, **__) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_bench_that_is_abandoned_does_not_wait_for_the_lock() -> None:
-    bench, other = Bench("0"), Bench("0")
+    bench, other = MeasureWorker("0"), MeasureWorker("0")
     with bench._locked():
         threading.Timer(0.2, other.cancel).start()
         with pytest.raises(Cancelled), other._locked():

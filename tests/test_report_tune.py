@@ -21,7 +21,7 @@ from typer.testing import Result
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.rank import ranks, spearman
 from outblas.autotune.store import transfer
-from outblas.autotune.store.records import Gpu, Trial, Winner, Workload
+from outblas.autotune.store.records import BestConfig, Gpu, Trial, Workload
 from outblas.autotune.store.store import Store
 from outblas.bench import plotting
 from outblas.cli import tune_view
@@ -57,7 +57,7 @@ SPACE = [
 FIRST, SECOND = config(128, 256, 4), config(128, 256, 3)  # in the finals
 
 
-def winner(**changes: Any) -> Winner:
+def winner(**changes: Any) -> BestConfig:
     finalists = (
         replace(FINALIST, config=FIRST),
         replace(FINALIST, kernel="portable"),
@@ -66,7 +66,7 @@ def winner(**changes: Any) -> Winner:
     return stored.winner(**{"config": FIRST, "runner_up": SECOND, "finalists": finalists} | changes)
 
 
-def build(trials: Sequence[Trial], *winners: Winner, **options: Any) -> model.TuneReport:
+def build(trials: Sequence[Trial], *winners: BestConfig, **options: Any) -> model.TuneReport:
     return model.build(
         trials, winners, **{"kernel": "hopper.hilbert", "workload": WORKLOAD} | options
     )

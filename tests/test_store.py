@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from stored import BARE, H100, H200, OTHER, WORKLOAD, failed, fill, trial, winner
 
-from outblas import autotune
 from outblas.autotune.store import queries, sqlite, transfer, validation
 from outblas.autotune.store.records import CIRCUMSTANTIAL, Gpu, Trial, Workload, now
 from outblas.autotune.store.store import Store, StoreError

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 
 import commands
 import pytest
-from fake_bench import FakeBench, number
+from fake_bench import FakeWorker, number
 from faulty_kernel import Config, notes
 from sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, run
 
@@ -52,7 +52,7 @@ def numbers(candidates):
 
 def measured_order(strategy, store, **options):
     """The numbers of the configs that a sweep measures, in its order, and its outcome."""
-    bench = FakeBench()
+    bench = FakeWorker()
     job = Job((SUBJECT,), WORKLOAD, strategy=strategy, **options)
     outcome = tuner.tune(job, H100, bench, None, store)
     return bench.configs("screen"), outcome
@@ -205,7 +205,7 @@ def test_a_batch_is_compiled_when_the_last_one_is_measured(store):
 
     before = []
     job = Job((SUBJECT,), WORKLOAD, strategy=Proposing(propose))
-    outcome = tuner.tune(job, H100, FakeBench(), Compilers(), store)
+    outcome = tuner.tune(job, H100, FakeWorker(), Compilers(), store)
     assert before == [0, 1, 2]
     assert compiled == [0, 1, 2, 3, 4, 5]
     assert outcome.finished
@@ -231,7 +231,7 @@ def test_failures_are_results_too(store):
         statuses.update({c.config.number: t.status for c, t in search.measured.items()})
         best.append(search.best().config.number)
 
-    bench = FakeBench(("screen", 0), status="crash")
+    bench = FakeWorker(("screen", 0), status="crash")
     job = Job((SUBJECT,), WORKLOAD, strategy=Proposing(propose))
     outcome = tuner.tune(job, H100, bench, None, store)
     assert statuses == {0: "crash", 1: "ok", 2: "ok"}
@@ -243,8 +243,8 @@ def test_an_earlier_winner_takes_part_whatever_is_proposed(store):
     """The winner of a sweep replaces the last one: a few random configs may not do so unseen."""
     _, whole = measured_order(Grid(), store)
     assert number(whole.winner) == 0
-    store.crown(replace(whole.winner, config=to_text(Config(number=1))))
-    bench = FakeBench()
+    store.record_best(replace(whole.winner, config=to_text(Config(number=1))))
+    bench = FakeWorker()
     propose = Proposing(lambda search: [search.candidates[5:6]])
     job = Job((SUBJECT,), WORKLOAD, strategy=propose, resume=False, top_k=1)
     outcome = tuner.tune(job, H100, bench, None, store)
@@ -357,7 +357,7 @@ def test_a_budget_ends_the_proposals(store):
             asked.append(search.seconds_left)
             yield [candidate]
 
-    bench = FakeBench(seconds=0.2)
+    bench = FakeWorker(seconds=0.2)
     job = Job((SUBJECT,), WORKLOAD, strategy=Proposing(propose), seconds=1.0, top_k=1)
     outcome = tuner.tune(job, H100, bench, None, store)
     assert not outcome.finished

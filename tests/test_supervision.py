@@ -108,7 +108,7 @@ def test_an_idle_compile_process_that_is_killed_is_replaced(compilers) -> None:
 
 
 def test_a_worker_killed_from_outside_says_nothing_about_the_config(bench) -> None:
-    with pytest.raises(Down, match="signal SIGTERM") as down:
+    with pytest.raises(WorkerDied, match="signal SIGTERM") as death:
         screened(bench, "sigterm")
     assert death.value.status == "killed"
 

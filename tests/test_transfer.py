@@ -239,7 +239,7 @@ examples = settings(max_examples=40, deadline=None, suppress_health_check=list(H
 @examples
 @given(st.lists(trials, max_size=4), st.lists(winners, max_size=3))
 def test_whatever_is_valid_goes_through_files_and_stores(
-    tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[Winner]
+    tmp_path_factory: pytest.TempPathFactory, tried: list[Trial], won: list[BestConfig]
 ) -> None:
     file = tmp_path_factory.mktemp("found") / "found.json"
     transfer.export(tried, won, file)

@@ -89,7 +89,7 @@ def on_h100(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     monkeypatch.setattr(lookup, "TABLES", path.parent)
 
-    def crowned(**changes: Any) -> str:
+    def recorded(**changes: Any) -> str:
         with Store(path) as store:
             store.record_best(known.winner(4, gpu=gpu.imagined("h100"), ratio=1.1, **changes))
         return f"--gpu h100 --store {path}"

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import faulty_kernel
 import pytest
-from fake_bench import FakeBench, number, number_in
+from fake_bench import FakeWorker, number, number_in
 from faulty_kernel import Config
 from sweeps import H100, SUBJECT, WORKLOAD
 
@@ -23,7 +23,7 @@ from outblas.autotune.measure import compile_pool as compiling
 from outblas.autotune.measure import finals as racing
 from outblas.autotune.measure import prefetch
 from outblas.autotune.measure import race as finals
-from outblas.autotune.measure.isolated import Abandoned
+from outblas.autotune.measure.isolated import Cancelled
 from outblas.autotune.measure.progress import silent
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Trial, now
@@ -74,7 +74,7 @@ def store(path: Path) -> Iterator[Store]:
 @pytest.fixture
 def tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     def tuned(
-        bench: FakeBench,
+        bench: FakeWorker,
         configs: int = 3,
         *,
         on: Gpu = H100,
@@ -102,7 +102,7 @@ def test_three_sweeps_share_a_store(tune: Callable[..., Outcome], store: Store) 
 
 
 def test_the_fastest_reach_the_finals(tune: Callable[..., Outcome], store: Store) -> None:
-    bench = FakeBench()
+    bench = FakeWorker()
     winner = tune(bench, 10, top_k=3).winner
     assert sorted(bench.configs("screen")) == list(range(10))
     assert sorted(set(bench.configs("race"))) == [0, 1, 2]
@@ -127,9 +127,11 @@ def test_measuring_without_the_lock_comes_with_the_outcome(tune: Callable[..., O
 
 
 def test_winners_of_before_race_again(tune: Callable[..., Outcome], store: Store) -> None:
-    winner = tune(FakeBench(), 5, top_k=1).winner
-    store.crown(replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00"))
-    bench, other = FakeBench(), FakeBench()
+    winner = tune(FakeWorker(), 5, top_k=1).winner
+    store.record_best(
+        replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00")
+    )
+    bench, other = FakeWorker(), FakeWorker()
     tune(bench, 6, top_k=1)
     assert bench.configs("screen") == [5]
     assert set(bench.configs("race")) == {0, 4}
@@ -139,7 +141,7 @@ def test_winners_of_before_race_again(tune: Callable[..., Outcome], store: Store
 
 
 def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]) -> None:
-    first, bench, anew = tune(FakeBench()), FakeBench(), FakeBench()
+    first, bench, anew = tune(FakeWorker()), FakeWorker(), FakeWorker()
     found = tune(bench)
     assert bench.calls == []
     assert (found.new, found.finished) == (0, True)
@@ -149,7 +151,7 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]
 
 
 def test_each_kernel_has_a_winner(tune):
-    found = tune(FakeBench(), top_k=1, subjects=(SUBJECT, TuneTarget("other", "faulty_kernel")))
+    found = tune(FakeWorker(), top_k=1, subjects=(SUBJECT, TuneTarget("other", "faulty_kernel")))
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 
@@ -213,11 +215,11 @@ def test_an_interrupt_ends_the_waiting(
             )
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Abandoned, RuntimeError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled, RuntimeError])
 def test_whatever_ends_a_sweep_gives_its_lease_back(
     tune: Callable[..., Outcome], store: Store, path: Path, error
 ) -> None:
-    bench = FakeBench()
+    bench = FakeWorker()
     bench.screen = Mock(side_effect=error)
     with Store(path) as beside:
         with pytest.raises(error):
@@ -268,7 +270,7 @@ def test_what_is_killed_again_and_again_is_left_unmeasured(
 def test_killed_compiles_are_tried_again_and_then_left_unmeasured(
     tune: Callable[..., Outcome], store: Store
 ) -> None:
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.5, killed=1)
     assert tune(bench, compilers=compilers).finished
     assert len(compilers.futures) == 4
@@ -321,8 +323,8 @@ def test_machines_that_went_down_are_a_crash(
 
 
 def test_what_has_failed_is_measured_anew(tune: Callable[..., Outcome], store: Store) -> None:
-    tune(FakeBench(("screen", 1), status="out of memory"))
-    tune(FakeBench(("screen", 3), status="refused"), 4)
+    tune(FakeWorker(("screen", 1), status="out of memory"))
+    tune(FakeWorker(("screen", 3), status="refused"), 4)
     assert Counter(trial.status for trial in store.trials()) == {
         "ok": 2,
         "out of memory": 1,
@@ -342,7 +344,7 @@ def test_what_has_failed_is_measured_anew(tune: Callable[..., Outcome], store: S
 def test_two_who_retry_share_what_has_failed(
     tune: Callable[..., Outcome], store: Store, path: Path
 ) -> None:
-    tune(FakeBench(status="crash", down=("screen", None)), 8)
+    tune(FakeWorker(status="crash", down=("screen", None)), 8)
     assert len(store.trials()) == 8
     benches = [FakeWorker(seconds=0.02) for _ in range(2)]
     with ThreadPoolExecutor() as threads:
@@ -362,7 +364,7 @@ def test_measuring_anew(tune: Callable[..., Outcome], store: Store) -> None:
 
 
 def test_a_workload_that_goes_down_is_said_to_fail(tune: Callable[..., Outcome]) -> None:
-    found = tune(FakeBench(("open", None)))
+    found = tune(FakeWorker(("open", None)))
     assert (found.finished, found.trials, found.winner) == (False, [], None)
 
 
@@ -380,7 +382,7 @@ def test_a_finalist_that_fails_takes_nobody_along(
 
 
 def test_a_worker_that_goes_down_at_forgetting(tune: Callable[..., Outcome]) -> None:
-    assert tune(FakeBench(("forget", None))).winner is not None
+    assert tune(FakeWorker(("forget", None))).winner is not None
 
 
 class Clock:
@@ -423,7 +425,7 @@ def test_budget_ends_compiles_too(tune: Callable[..., Outcome]) -> None:
 
 
 def test_few_are_compiled_ahead(tune: Callable[..., Outcome]) -> None:
-    bench = FakeBench()
+    bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.5)
     found = tune(bench, 20, compilers=compilers)
     assert compilers.most <= prefetch.AHEAD * compilers.workers

@@ -32,7 +32,7 @@ from outblas.core.configs import to_text
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 
-def screened(bench: Bench, fault: str = "") -> Screened:
+def screened(bench: MeasureWorker, fault: str = "") -> Screened:
     return bench.screen(WORKLOAD, (SUBJECT, to_text(Config(fault=fault))), None)
 
 
@@ -211,7 +211,7 @@ STUCK = WorkerTimeout(accepted=False)
 
 @pytest.mark.parametrize("death", [UNNOTICED, STUCK])
 def test_a_worker_that_is_gone_before_a_call(process, death) -> None:
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     process.deaths += [death, None, None, death]
     assert bench.describe() == H100
     assert screened(bench).status == "ok"
@@ -235,7 +235,7 @@ def test_a_worker_that_is_gone_before_a_call(process, death) -> None:
     ],
 )
 def test_what_the_end_of_a_process_says_about_a_config(process, death, status: str) -> None:
-    bench = Bench("cpu")
+    bench = MeasureWorker("cpu")
     bench.open(WORKLOAD)
     process.deaths.append(death)
     with pytest.raises(WorkerDied) as raised:
@@ -285,7 +285,7 @@ def test_who_waits_for_a_worker_is_released(process) -> None:
     released = threading.Event()
 
     def wait() -> None:
-        with pytest.raises(isolated.Abandoned):
+        with pytest.raises(isolated.Cancelled):
             bench.describe()
         released.set()
 

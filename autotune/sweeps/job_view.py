@@ -60,7 +60,7 @@ class JobView:
         found = self._store.trials(workload=workload)
         return [trial for trial in found if not self._is_hidden(trial)]
 
-    def winners(self, *, workload: Workload) -> list[Winner]:
+    def winners(self, *, workload: Workload) -> list[BestConfig]:
         return self._store.winners(workload=workload)
 
     def claim(self, *facts: *Facts, again: bool = False) -> Claim:
@@ -104,8 +104,8 @@ class JobView:
         self._held.pop(trial.identity, None)
         return added
 
-    def crown(self, winner: Winner) -> None:
-        self._store.crown(winner)
+    def record_best(self, winner: BestConfig) -> None:
+        self._store.record_best(winner)
 
     def _is_hidden(self, trial: Trial) -> bool:
         return self._failed.get(trial.identity) == trial

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ..measure.compile_pool import Compilers
-from ..measure.isolated import Bench, Down
+from ..measure.isolated import MeasureWorker, WorkerDied
 from ..measure.progress import Progress, Report
 from ..store.store import Store
 from .options import SweepOptions
@@ -44,7 +44,7 @@ class _Engine:
         self.lock = threading.Lock()  # of `found`
         self.stop = threading.Event()
         self.errors: list[BaseException] = []
-        self.benches: list[Bench] = []
+        self.benches: list[MeasureWorker] = []
 
     def run(self) -> Sweep:
         for job in self.jobs:
@@ -73,7 +73,7 @@ class _Engine:
         except BaseException:  # an interrupt: nothing may go on behind the caller's back
             self.stop.set()
             for bench in self.benches:
-                bench.abandon()
+                bench.cancel()
             if compilers is not None:
                 compilers.close()
             for thread in threads:
@@ -82,7 +82,7 @@ class _Engine:
 
     def _drive(self, gpu: str, compilers: Compilers | None) -> None:
         """Runs jobs on one GPU until none is left."""
-        with Bench(gpu, trial_seconds=self.options.trial_seconds) as bench:
+        with MeasureWorker(gpu, trial_seconds=self.options.trial_seconds) as bench:
             self.benches.append(bench)
             try:
                 while not self.stop.is_set():
@@ -95,10 +95,12 @@ class _Engine:
                 self.errors.append(error)
                 self.stop.set()
 
-    def _run_job(self, job: Job, bench: Bench, gpu: str, compilers: Compilers | None) -> None:
+    def _run_job(
+        self, job: Job, bench: MeasureWorker, gpu: str, compilers: Compilers | None
+    ) -> None:
         try:
             model = bench.describe()
-        except Down as down:
+        except WorkerDied as down:
             with self.lock:
                 self.found.failures.append(Failure(job.workload, f"GPU {gpu}: {down}"))
             return

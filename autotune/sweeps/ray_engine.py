@@ -44,7 +44,7 @@ class Question:
 
 # What a worker sends, in the order of events. A Trial and a Winner are for the store. The clocks of
 # a Progress count from its sending, because machines share no clock.
-Message = Trial | Winner | Progress | Question | Outcome
+Message = Trial | BestConfig | Progress | Question | Outcome
 
 
 def run(
@@ -159,7 +159,7 @@ class Worker:
             str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0]) if on_gpu else "cpu"
         )
         self._label = f"{socket.gethostname()}:{visible}"
-        self._bench = Bench(visible)
+        self._bench = MeasureWorker(visible)
         self._compilers = Compilers(_compile_workers(workers)) if on_gpu else None
         self._line = _DriverLine()
 

@@ -110,7 +110,7 @@ class Screen:
         """Measures the configs as they come, then those that were put off.
 
         No config that was put off is begun after `until`, on the clock of `time.monotonic`. Raises
-        Down where no operands can be made, Abandoned where the sweep was interrupted.
+        Down where no operands can be made, Cancelled where the sweep was interrupted.
         """
         put_off: list[Attempt] = []
         for candidate, built in queue:

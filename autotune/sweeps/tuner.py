@@ -20,7 +20,7 @@ from ..search.plan import Plan, batches
 from ..search.prune import prune
 from ..search.strategy import ModelRanked, Search, Strategy
 from ..search.target import TuneTarget
-from ..store.records import Finalist, Gpu, Trial, Winner, Workload, now
+from ..store.records import BestConfig, Finalist, Gpu, Trial, Workload, now
 from .job_view import JobView, TrialStore
 from .screening import Built, Screen, Unmeasured, say_waiting
 
@@ -108,7 +108,7 @@ def tune(
     """Runs a job. Every trial is in `store` as soon as it is over: whoever kills this loses the
     one that runs.
 
-    `stopped` says that the sweep was interrupted: Abandoned is raised where the job would wait for
+    `stopped` says that the sweep was interrupted: Cancelled is raised where the job would wait for
     others. StrategyError is raised for what the job's strategy does wrong.
     """
     return _Tuning(job, gpu, bench, compilers, store, report, label, stopped).run()
@@ -291,7 +291,7 @@ class _Tuning:
         self.progress.best_ratio = best.ratio
         return True
 
-    def _earlier_winners(self) -> list[Winner]:
+    def _earlier_winners(self) -> list[BestConfig]:
         """Winners of earlier sweeps on this GPU, of these kernels as they are."""
         found = self.store.winners(workload=self.job.workload)
         return [
@@ -338,19 +338,19 @@ class _Tuning:
             of_kernel = [candidate for candidate in order if candidate.target == target]
             if of_kernel:
                 winner = self._winner(race, of_kernel, finalists)
-                self.store.crown(winner)
+                self.store.record_best(winner)
                 self.outcome.winners.append(winner)
 
     def _winner(
         self, race: Race[Candidate], order: Sequence[Candidate], finalists: tuple[Finalist, ...]
-    ) -> Winner:
+    ) -> BestConfig:
         """The winner of one kernel, whose candidates are in `order`, the fastest first."""
         best, second = order[0], order[1] if len(order) > 1 else None
         lead = race.lead(best, second) if second is not None else None
         spread = race.against_base(best)
         rounds = len(race.times[best])
         name = best.target.name
-        return Winner(
+        return BestConfig(
             gpu=self.gpu,
             workload=self.job.workload,
             kernel=name,

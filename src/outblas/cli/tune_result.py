@@ -9,7 +9,7 @@ from ..report.text import confidence
 from .common import console, note, table
 
 if TYPE_CHECKING:
-    from ..autotune.store.records import Winner
+    from ..autotune.store.records import BestConfig
     from ..autotune.sweeps.outcome import Sweep
     from ..autotune.sweeps.tuner import Outcome
 
@@ -69,7 +69,7 @@ def _show_problems(outcome: Outcome) -> None:
         note(f"{workload}: measured without the lock on the GPU: {outcome.unlocked}", "yellow")
 
 
-def _row(winner: Winner) -> tuple[str, ...]:
+def _row(winner: BestConfig) -> tuple[str, ...]:
     from ..autotune.lookup import short
 
     lead = "–"
@@ -87,7 +87,7 @@ def _row(winner: Winner) -> tuple[str, ...]:
     )
 
 
-def _confidence(winner: Winner) -> str:
+def _confidence(winner: BestConfig) -> str:
     if winner.confidence is None or not winner.runner_up:
         return "–"
     return confidence(winner.confidence, separated=winner.separated)

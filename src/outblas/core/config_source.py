@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -81,7 +82,7 @@ def source(module: str, name: str) -> ConfigSource:
     """The config class that a module defines, assigns or imports by this name, with what it derives
     from. Errors are those of `defaults`.
     """
-    spec = importlib.util.find_spec(module)
+    spec = _spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"{module} has no source")
     read = _Module(module, spec.parent or "", ast.parse(Path(spec.origin).read_text()))
@@ -95,6 +96,24 @@ def source(module: str, name: str) -> ConfigSource:
     if (imported := _imported(read, name)) is not None:
         return source(*imported)
     raise ValueError(f"{module} has no class {name}")
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a module is. `importlib.util.find_spec` would import the packages above it, of which
+    `outblas.hopper.gemm` imports a DSL.
+    """
+    package = module.rpartition(".")[0]
+    path: Iterable[str] | None = None
+    if package in sys.modules:
+        path = sys.modules[package].__path__
+    elif package:
+        above = _spec(package)
+        path = above.submodule_search_locations if above else None
+        if path is None:
+            return None
+    places = None if path is None else list(path)
+    specs = (finder.find_spec(module, places) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _of_class(module: _Module, node: ast.ClassDef) -> ConfigSource:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ...autotune.search.rank import ranks, spearman
-from ...autotune.store.records import Finalist, Gpu, Trial, Winner, Workload
+from ...autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload
 from ...core.configs import items
 from ..text import NONE
 
@@ -258,7 +258,7 @@ def build(
     )
 
 
-def _order(trials: Iterable[Trial], winner: Winner | None) -> list[Entry]:
+def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[Entry]:
     """Every config with figures: the winner, the other finalists, then the others by their ratio in
     the screen.
     """

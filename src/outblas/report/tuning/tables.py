@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...autotune.store.records import Gpu, Trial, Winner
+from ...autotune.store.records import BestConfig, Gpu, Trial
 from ..table import Table
 from ..text import NONE, confidence
 from .model import TuneReport, split
@@ -141,7 +141,7 @@ def _us(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def _confidence(w: Winner) -> str:
+def _confidence(w: BestConfig) -> str:
     # Whether the winner is separated from the runner-up stands beside its lead.
     words = confidence(w.confidence, separated=True)
     if words == NONE:
