@@ -22,32 +22,34 @@ import cutlass.cute as cute
 from ..core.registry import Kernel
 from . import store_tuning
 from .core import entry, epilogue_store
-from .core.config import SLAB
+from .core.config import SUBTILE_N
 from .core.records import Cta
 
 
 @dataclass(frozen=True)
 class Config(store_tuning.Config):
-    store_buffers: int = 4
+    epilogue_stages: int = 4
 
 
 class TmaStore(store_tuning.StoreTuning):
     """`store_buffers` subtiles of 8 KiB a consumer: by default all of its half tile, in 16 bits."""
 
-    introduces = frozenset({"store_buffers"})
+    introduces = frozenset({"epilogue_stages"})
 
     @classmethod
     def invalid_reason(cls, config):
         if reason := super().invalid_reason(config):
             return reason
-        if config.store_buffers and (config.tile_n % SLAB or config.instruction_n % SLAB):
+        if config.epilogue_stages and (
+            config.tile_n % SUBTILE_N or config.instruction_n % SUBTILE_N
+        ):
             tile = f"tile_n is {config.tile_n} and mma_n {config.instruction_n}"
-            return f"{tile}, expected multiples of {SLAB} for a staged store"
+            return f"{tile}, expected multiples of {SUBTILE_N} for a staged store"
         return None
 
     @property
     def staged(self):
-        return self.width >= 4 and self.config.store_buffers > 0
+        return self.width >= 4 and self.config.epilogue_stages > 0
 
     def store_operand(self, c):
         return epilogue_store.make_operand(self.config, c) if self.staged else ()

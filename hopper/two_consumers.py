@@ -26,7 +26,7 @@ from .core import entry
 @dataclass(frozen=True)
 class Config(warp_specialized.Config):
     tile_n: int = 256
-    slots: int = 3
+    stages: int = 3
     consumers: int = 2
     producer_registers: int = 24
     consumer_registers: int = 240

@@ -28,13 +28,13 @@ from .core.records import Cta, WarpRole
 
 @dataclass(frozen=True)
 class Config(large_tile.Config):
-    slots: int = 5
+    stages: int = 5
 
 
 class WarpSpecialized(large_tile.LargeTile):
     """Warpgroup 0 is the producer, by its first warp; the others are consumers."""
 
-    introduces = frozenset({"slots", "consumers", "in_flight"})
+    introduces = frozenset({"stages", "consumers", "in_flight"})
     pipeline_type: type[Pipeline] = TokenPipeline
 
     @property

@@ -500,7 +500,7 @@ def test_outblas_is_timed_as_it_is_called(monkeypatch: pytest.MonkeyPatch) -> No
     providers.parse("outblas").prepare(torch.eye(2), torch.eye(2), out)()
     assert asked == [{"out": out}]
     with pytest.raises(ValueError, match="outblas takes no config"):
-        providers.parse("outblas[slots=4]")
+        providers.parse("outblas[stages=4]")
 
 
 def test_torch_compile_compiles_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ BF16 = torch.bfloat16
 OWN = gemm.Config()
 SMALL = (
     "tile_m=64,tile_n=64,consumers=1,producer_registers=0,consumer_registers=0,"
-    "store_buffers=1,slots=8,cluster_m=1"
+    "epilogue_stages=1,stages=8,cluster_m=1"
 )
-ELASTIC = configs.from_text(gemm.Config, f"{SMALL},tile_n=24,elastic=True")
+ELASTIC = configs.from_text(gemm.Config, f"{SMALL},tile_n=24,variable_tile_n=True")
 
 
 def asked(M, N, K, *batch, **changed):
@@ -67,7 +67,7 @@ def asked(M, N, K, *batch, **changed):
 )
 def test_what_does_not_fit_is_refused(problem, config, reason: str, swap: bool) -> None:
     config = configs.from_text(gemm.Config, config) if isinstance(config, str) else config
-    config = replace(config, swap=swap, k_serpentine=False)
+    config = replace(config, swap_ab=swap, k_serpentine=False)
     assert reason in str(gemm.unsupported(problem, config))
     small = replace(problem, M=64, N=64, K=4096, batch=(7,) * len(problem.batch))
     assert gemm.unsupported(small, config) is None
@@ -80,7 +80,7 @@ def test_wide_columns_that_end_beyond_32_bits_are_refused() -> None:
     assert "its tiles may end 2147483647 rows and columns from the first" in str(
         gemm.unsupported(beyond, ELASTIC)
     )
-    assert gemm.unsupported(beyond, replace(ELASTIC, elastic=False, tile_n=32)) is None
+    assert gemm.unsupported(beyond, replace(ELASTIC, variable_tile_n=False, tile_n=32)) is None
 
 
 def test_the_longest_of_what_fits_is_taken() -> None:
@@ -125,8 +125,8 @@ CUTS = (
     "split_k=64",
     "split_k=3",
     "stream_k=True",
-    "elastic=True",
-    "elastic=True,tile_n=24",
+    "variable_tile_n=True",
+    "variable_tile_n=True,tile_n=24",
     "cluster_k=8",
 )
 

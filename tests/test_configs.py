@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 
 from outblas.core import config_source, configs, registry
+from outblas.hopper import gemm, hilbert
+from outblas.hopper.core.config import HopperConfig
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,15 @@ def test_old_names_lead_to_fields_that_there_are(kernel):
     own = config_source.source(registry.module_name(kernel), "Config")
     assert own.aliases == dict(renamed)
     assert own.defaults.keys() == fields
+
+
+@pytest.mark.parametrize("kind", [HopperConfig, hilbert.Config, gemm.Config])
+def test_a_config_is_made_and_read_by_old_names_of_fields(kind: type[HopperConfig]) -> None:
+    config = kind(slots=7, store_buffers=2)  # type: ignore[call-arg]
+    assert config == kind(stages=7, epilogue_stages=2)
+    assert config.slots == 7  # type: ignore[attr-defined]
+    assert replace(config, slots=3) == replace(config, stages=3)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match="has no attribute 'slot'"):
+        _ = config.slot  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="slot"):
+        kind(slot=7)  # type: ignore[call-arg]

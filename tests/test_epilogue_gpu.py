@@ -73,13 +73,13 @@ def test_any_combination(kernel: str | None, examples: int) -> None:
 
 
 # Several tiles a CTA: consumers in turn, slots that carry residuals between those of two tiles,
-# slabs used again, "elastic" ones that overlap but come in other slots.
+# slabs used again, "variable_tile_n" ones that overlap but come in other slots.
 WAYS = {
     "two": "tile_n=256,sms=8",
-    "elastic": "tile_n=160,elastic=True,sms=8",
-    "pingpong": "tile_n=176,pingpong=True,cluster_m=1,slots=4,store_buffers=1,sms=8",
-    "few slots": "tile_m=256,tile_n=128,slots=2,store_buffers=1,sms=8",
-    "registers": "tile_n=128,store_buffers=0,sms=8",
+    "variable_tile_n": "tile_n=160,variable_tile_n=True,sms=8",
+    "pingpong": "tile_n=176,pingpong=True,cluster_m=1,stages=4,epilogue_stages=1,sms=8",
+    "few slots": "tile_m=256,tile_n=128,stages=2,epilogue_stages=1,sms=8",
+    "registers": "tile_n=128,epilogue_stages=0,sms=8",
     "pieces": "tile_n=256,split_k=3,k_serpentine=False,sms=8",
 }
 STEPS = {

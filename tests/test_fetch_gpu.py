@@ -12,11 +12,11 @@ from outblas.hopper import gemm
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90]
 
 WIDE = (
-    "tile_m=128,tile_n=192,tile_k=64,slots=5,consumers=2,pingpong=True,cluster_m=1,store_buffers=1,"
+    "tile_m=128,tile_n=192,tile_k=64,stages=5,consumers=2,pingpong=True,cluster_m=1,epilogue_stages=1,"
     "producer_registers=24,consumer_registers=240"
 )
 ELASTIC = (
-    "tile_m=128,tile_n=200,tile_k=64,slots=4,consumers=2,pingpong=True,cluster_m=1,store_buffers=2,elastic=True,"
+    "tile_m=128,tile_n=200,tile_k=64,stages=4,consumers=2,pingpong=True,cluster_m=1,epilogue_stages=2,variable_tile_n=True,"
     "producer_registers=24,consumer_registers=240"
 )
 SHAPES = {

@@ -33,7 +33,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 OWN = gemm.Config()
 FLAT = torch.empty(1 << 20, dtype=BF16, device="meta")
 SMALL = (
-    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,slots=16,"
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,epilogue_stages=1,stages=16,"
     "cluster_m=1"
 )
 MULTICAST, TMA_STORE = "UTMALDG.2D.MULTICAST", "UTMASTG"
@@ -46,14 +46,14 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
     ("text", "layout", "out_dtype", "has", "lacks"),
     [
         (
-            "tile_n=192,elastic=True",
+            "tile_n=192,variable_tile_n=True",
             "nt",
             "",
             ("HGMMA.64x192x16", "HGMMA.64x184x16", "STSM.16.M88.4"),
             (),
         ),
         (
-            "tile_n=192,elastic=True",
+            "tile_n=192,variable_tile_n=True",
             "nn",
             "",
             ("HGMMA.64x192x16", "HGMMA.64x184x16", TMA_STORE),
@@ -62,8 +62,8 @@ SUMS = "ATOMG.E.ADD.STRONG.GPU"  # counts the pieces of a tile
         ("tile_m=64,pingpong=True", "nt", "", ("HGMMA.64x256x16", TMA_STORE, MULTICAST), (SUMS,)),
         ("split_k=4,k_serpentine=False", "nt", "", (SUMS, "STG.E.128"), ()),
         ("stream_k=True,k_serpentine=False", "nn", "", (SUMS, "STG.E.128"), ()),
-        (f"{SMALL},tile_n=32,swap=True", "nt", "", ("STSM.16.MT88.4",), (MULTICAST, "STG")),
-        (f"{SMALL},tile_n=32,swap=True", "nn", "", ("STSM.16.MT88.4",), (MULTICAST, "STG")),
+        (f"{SMALL},tile_n=32,swap_ab=True", "nt", "", ("STSM.16.MT88.4",), (MULTICAST, "STG")),
+        (f"{SMALL},tile_n=32,swap_ab=True", "nn", "", ("STSM.16.MT88.4",), (MULTICAST, "STG")),
         ("", "nn", "float32", ("HGMMA.64x256x16", "STS.64", TMA_STORE), ("STSM", "STG")),
         (
             f"{SMALL},tile_n=32,cluster_k=4",
@@ -96,13 +96,13 @@ def test_levers_show_in_the_machine_code(
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
-        ((512, 512, 512), f"{SMALL},tile_n=32,slots=8"),
+        ((512, 512, 512), f"{SMALL},tile_n=32,stages=8"),
         (
             (1024, 1024, 1024),
-            "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,slots=8",
+            "tile_m=64,tile_n=128,consumers=1,producer_registers=0,consumer_registers=0,stages=8",
         ),
         ((2048, 2048, 2048), ""),
-        ((16, 4096, 4096), f"{SMALL},tile_n=16,swap=True,cluster_k=2"),
+        ((16, 4096, 4096), f"{SMALL},tile_n=16,swap_ab=True,cluster_k=2"),
     ],
 )
 def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text: str) -> None:
@@ -121,7 +121,7 @@ def test_short_calls_neither_divide_nor_fence(shape: tuple[int, int, int], text:
     [
         "split_k=11,k_serpentine=False",
         "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,split_k=11,k_serpentine=False,"
-        "store_buffers=1",
+        "epilogue_stages=1",
     ],
 )
 def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
@@ -138,7 +138,7 @@ def test_consumers_meet_before_pieces_of_k_are_counted(text: str) -> None:
         ("", 8192, 0),
         ("", 2048, 32768),
         ("", 8191, 32768),  # TMA cannot write it
-        ("tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2", 1024, 0),
+        ("tile_n=128,stages=5,cluster_m=1,epilogue_stages=1,cluster_k=2", 1024, 0),
         (f"{SMALL},tile_n=32", 8192, 4096),
         (f"{SMALL},tile_n=16", 8192, 6144),
     ],
@@ -156,9 +156,11 @@ def test_shared_memory_is_what_the_formula_says(text: str, N: int, slabs: int) -
 
 def test_words_beside_the_barriers_have_room() -> None:
     refused = configs.from_text(
-        gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("slots=16", "slots=61")
+        gemm.Config, f"{SMALL},tile_n=16,tile_k=16".replace("stages=16", "stages=61")
     )
-    assert "slots is 61, expected at most 60" in str(gemm.unsupported(product(64, 64, 64), refused))
+    assert "stages is 61, expected at most 60" in str(
+        gemm.unsupported(product(64, 64, 64), refused)
+    )
 
 
 # ---- the host
@@ -239,7 +241,7 @@ def test_copies_are_said(case: str) -> None:
     assert all("is copied first" in line and "has strides" in line for line in said)
 
 
-@pytest.mark.parametrize("config", [OWN, replace(OWN, swap=True)], ids=["straight", "swapped"])
+@pytest.mark.parametrize("config", [OWN, replace(OWN, swap_ab=True)], ids=["straight", "swapped"])
 @pytest.mark.parametrize("case", ODD)
 def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
     given, which = ODD[case]
@@ -261,7 +263,7 @@ def test_any_strides_are_taken(case: str, config: HopperConfig) -> None:
         else:
             assert after == before
     turned, crossed = canonical.orient(made, config)
-    assert crossed == config.swap
+    assert crossed == config.swap_ab
     a, b = canonical.operand_strides(
         canonical.single_batch(turned)[0] if len(turned.batch) > 1 else turned
     )
@@ -306,8 +308,8 @@ def test_rows_inside_of_lines_are_loaded_for_each_other(size: int) -> None:
     """
     own = heuristic.config(product(size, size, 1024), 132, OWN)
     beside = heuristic.config(product(size, size, 1032), 132, OWN)
-    assert own.group == 1
-    assert beside.group == 2
+    assert own.multicast_size == 1
+    assert beside.multicast_size == 2
     assert beside == heuristic.config(product(size, size, 1024, alignment=(16, 16, 16)), 132, OWN)
 
 
@@ -338,10 +340,10 @@ def test_a_copy_has_the_elements(data: st.DataObject) -> None:
 def test_a_product_is_turned_for_each_of_two_reasons(swap: bool, by_columns: bool) -> None:
     out = torch.empty(128, 64, dtype=BF16, device="meta").t() if by_columns else None
     given = asked(FLAT[: 64 * 256].view(64, 256), FLAT[: 128 * 256].view(128, 256).t(), out)
-    turned, crossed = canonical.orient(given, replace(OWN, swap=swap))
+    turned, crossed = canonical.orient(given, replace(OWN, swap_ab=swap))
     assert crossed == (swap != by_columns)
     assert turned == (transposed(given) if crossed else given)
-    traits = variant(given, replace(OWN, swap=swap)).traits
+    traits = variant(given, replace(OWN, swap_ab=swap)).traits
     assert (traits.by_columns, traits.staged, traits.width) == (swap, True, 8)
 
 
@@ -392,7 +394,7 @@ def test_the_longest_batch_dimension_is_the_kernels() -> None:
 def test_how_c_is_written(given, width, by_columns, staged):
     traits = variant(given).traits
     assert (traits.width, traits.by_columns, traits.staged) == (width, by_columns, staged)
-    unstaged = variant(given, replace(OWN, store_buffers=0)).traits
+    unstaged = variant(given, replace(OWN, epilogue_stages=0)).traits
     assert (unstaged.width, unstaged.staged) == (width, False)
 
 
@@ -405,7 +407,7 @@ def test_how_c_is_written(given, width, by_columns, staged):
     ],
 )
 def test_how_a_swapped_c_is_written(given: Problem, width: int, staged: bool) -> None:
-    made = variant(given, replace(OWN, swap=True))
+    made = variant(given, replace(OWN, swap_ab=True))
     assert (made.traits.width, made.traits.by_columns, made.traits.staged) == (width, True, staged)
     assert made.layout == "nt"
 
@@ -446,7 +448,7 @@ ROWS = replace(product(1, 64, 64), batch=(3,), a=(0, 64, 1), b=(0, 1, 64), out=(
 def test_a_single_row_or_column_is_written_along_its_length(
     given: Problem, swap: bool, strides: tuple[int, ...], width: int, by_columns: bool
 ) -> None:
-    config = replace(OWN, swap=swap)
+    config = replace(OWN, swap_ab=swap)
     assert canonical.output_strides(canonical.orient(given, config)[0]) == strides
     traits = variant(given, config).traits
     assert (traits.width, traits.by_columns, traits.staged) == (width, by_columns, width == 8)
@@ -466,7 +468,7 @@ def test_a_call_hands_over_its_own_tensors(
     handed = []
     monkeypatch.setattr(tile_order, "clusters", lambda *_: 132)
     monkeypatch.setattr(compile, "load", lambda *_: lambda *given: handed.extend(given))
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc_local=False,swap_ab={swap}")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
     assert [id(given) for given in handed[:3]] == [
         id(t) for t in ((b, a, out) if swap else (a, b, out))
@@ -492,7 +494,7 @@ def test_each_index_of_other_batches_is_a_launch(swap, handed):
     a, out = numbered(2, 3, 64, 72), numbered(2, 3, 64, 40)
     b = numbered(3, 2, 40, 72).transpose(0, 1).mT  # so that no stride walks both dimensions
     residual = numbered(2, 3, 64, 40)
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False,swap={swap}")
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc_local=False,swap_ab={swap}")
     given = problem(a, b, out, extra=EpilogueArgs(residual=residual))
     gemm.plan(given, config)(a, b, None, out, 1.0, 0.0, None, residual, None)
     assert len(handed) == 2
@@ -509,7 +511,7 @@ def test_each_index_of_other_batches_is_a_launch(swap, handed):
 
 def test_copies_are_handed_over_in_place_of_operands(handed):
     a, b, out = numbered(64, 63), numbered(63, 40), numbered(64, 40)
-    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc=False")
+    config = configs.from_text(gemm.Config, f"{SMALL},tile_n=16,gpc_local=False")
     gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
     ((first, second, c, *_),) = handed
     assert torch.equal(first, a)
@@ -569,7 +571,7 @@ def test_a_workspace_is_held_until_the_launch_is_enqueued(
     monkeypatch.setattr(compile, "load", lambda *_: run)
     monkeypatch.setattr(workspace, "get_workspace", get_workspace)
     config = configs.from_text(
-        gemm.Config, f"{SMALL},tile_n=16,gpc=False,split_k=4,k_serpentine=False"
+        gemm.Config, f"{SMALL},tile_n=16,gpc_local=False,split_k=4,k_serpentine=False"
     )
     a, b, out = torch.empty(64, 512), torch.empty(40, 512).t(), torch.empty(64, 40)
     launch = gemm.plan(problem(a, b, out), config)
@@ -642,10 +644,10 @@ def test_the_rule_cuts_k_where_few_tiles_are() -> None:
     assert heuristic.config(replace(small, batch_invariant=True), 132, OWN).split_k == 1
     few = product(16, 4096, 4096)
     made = heuristic.config(few, 132, OWN)
-    assert (made.cluster_k, made.split_k, made.swap) == (2, 1, True)
+    assert (made.cluster_k, made.split_k, made.swap_ab) == (2, 1, True)
     assert heuristic.config(replace(few, batch_invariant=True), 132, OWN).cluster_k == 1
     large = heuristic.config(product(8192, 8192, 8192), 132, OWN)
-    assert (large.split_k, large.cluster_k, large.elastic) == (1, 1, True)
+    assert (large.split_k, large.cluster_k, large.variable_tile_n) == (1, 1, True)
 
 
 @pytest.mark.parametrize("size", [1280, 1536, 5120])
@@ -655,7 +657,7 @@ def test_elastic_tiles_begin_anywhere_only_along_rows_of_k(size: int) -> None:
         layout: heuristic.config(example(BF16, None, layout, (size,) * 3), 132, OWN)
         for layout in LAYOUTS
     }
-    swapped = {layout: made.swap for layout, made in rule.items() if made.elastic}
+    swapped = {layout: made.swap_ab for layout, made in rule.items() if made.variable_tile_n}
     assert swapped == {"nn": True, "nt": False, "tt": False}
     assert rule["tn"].tile_n % 64 == 0
 
@@ -725,8 +727,11 @@ def test_another_order_of_k_is_refused_where_rows_must_not_tell(text: str) -> No
             "pingpong with 1 consumers",
         ),
         ("pingpong=True,split_k=2,tile_m=64", "pingpong with 2 consumers and partitions of K"),
-        ("elastic=True,tile_n=20", "expected a multiple of 8 from 24 to 256 and 0 when elastic"),
-        ("elastic=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
+        (
+            "variable_tile_n=True,tile_n=20",
+            "expected a multiple of 8 from 24 to 256 and 0 when variable_tile_n",
+        ),
+        ("variable_tile_n=True,tile_n=192,mma_n=96", "mma_n 96, expected"),
         ("tile_m=64", "consumers is 2, expected 1, 2 or 3 that share tile_m"),
         ("phases=True", "phases is True, expected False"),
         ("cluster_m=3", "cluster_m is 3, expected 1, 2 or 4"),

@@ -19,9 +19,9 @@ from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.variant import example_variant
 
 BF16 = torch.bfloat16
-BASE, TALL = "", "tile_n=192,slots=5,store_buffers=1,cluster_m=1,pingpong=True"
+BASE, TALL = "", "tile_n=192,stages=5,epilogue_stages=1,cluster_m=1,pingpong=True"
 SMALL = (
-    "tile_m=64,consumers=1,cluster_m=1,store_buffers=1,producer_registers=0,consumer_registers=0"
+    "tile_m=64,consumers=1,cluster_m=1,epilogue_stages=1,producer_registers=0,consumer_registers=0"
 )
 STEPS = {"bias": "pairs", "residual": "staged", "aux": "staged"}
 
@@ -82,7 +82,7 @@ def variant(given, text=BASE):
         ),
         (
             {"formats": "e4m3 e5m2 promoted"},
-            "swap=True",
+            "swap_ab=True",
             {"formats": "e5m2 e4m3 promoted", "scale_a": "pairs"},
         ),
     ],
@@ -95,7 +95,7 @@ def test_how_tensors_come(given, text, want):
 @pytest.mark.parametrize(
     ("given", "text", "reason"),
     [
-        ({"activation": "geglu"}, "swap=True", "gated pairs need swap"),
+        ({"activation": "geglu"}, "swap_ab=True", "gated pairs need swap_ab"),
         (
             {"activation": "geglu"},
             "tile_n=80,cluster_m=1",
@@ -104,7 +104,7 @@ def test_how_tensors_come(given, text, want):
         (
             {"formats": "e4m3 e4m3 promoted"},
             BASE,
-            "needs 256 registers for sums and theirs of slots",
+            "needs 256 registers for sums and theirs of stages",
         ),
         (
             {"formats": "e4m3 e4m3 promoted"},
@@ -150,7 +150,7 @@ def test_x_of_one_row_is_no_vector() -> None:
         (
             (8192, 8192, 1024),
             {"formats": "e4m3 e5m2 promoted"},
-            "tile_n=192,slots=5,store_buffers=1",
+            "tile_n=192,stages=5,epilogue_stages=1",
             False,
         ),
     ],
@@ -181,7 +181,7 @@ def test_subtiles_of_the_source_fit_the_stages_that_carry_them():
         config = configs.from_text(gemm.Config, text)
         per_stage = epilogue_load.subtiles_per_stage(config, config, dtype)
         size = epilogue_load.subtile_bytes(config, dtype)
-        assert per_stage * config.sharing * size <= config.slot_bytes
+        assert per_stage * config.warpgroups_per_tile * size <= config.stage_bytes
         subtiles = epilogue_tile.subtiles(config, dtype, config.tile_n)
         stages = epilogue_load.stages_per_tile(config, config, dtype)
         assert stages * per_stage >= len(subtiles)
@@ -198,7 +198,7 @@ def test_subtiles_of_the_source_fit_the_stages_that_carry_them():
         ({"formats": "e4m3 e5m2", "activation": "relu"}, BASE, ("m64n256k32.f32.e4m3.e5m2",)),
         (
             {"formats": "e5m2 e4m3 promoted"},
-            "tile_n=192,slots=5,store_buffers=1",
+            "tile_n=192,stages=5,epilogue_stages=1",
             ("m64n192k32.f32.e5m2.e4m3",),
         ),
     ],

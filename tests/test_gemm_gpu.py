@@ -39,23 +39,27 @@ from outblas.verify.oracle import Exact, Result, against, bounded, exact
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BF16, F16, FP32 = torch.bfloat16, torch.float16, torch.float32
-ONE = "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,cluster_m=1"
+ONE = (
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,epilogue_stages=1,cluster_m=1"
+)
 LEVERS = {
     "own": "",
     "split_k": "split_k=3,k_serpentine=False",
-    "small_split_k": f"{ONE},tile_n=64,slots=8,split_k=7,k_serpentine=False",
+    "small_split_k": f"{ONE},tile_n=64,stages=8,split_k=7,k_serpentine=False",
     "stream_k": "stream_k=True,k_serpentine=False",
-    "small_stream_k": f"{ONE},tile_n=64,slots=8,stream_k=True,k_serpentine=False",
-    "elastic": "tile_n=192,elastic=True",
-    "elastic_by_columns": "tile_m=256,tile_n=200,slots=3,elastic=True,cluster_m=1,cluster_n=2",
-    "elastic_stream_k": f"{ONE},tile_n=40,slots=8,elastic=True,stream_k=True,k_serpentine=False",
-    "elastic_swapped": "tile_n=104,slots=6,cluster_m=1,swap=True,elastic=True",
-    "as_they_come": f"{ONE},tile_n=64,slots=8,gpc=False",
+    "small_stream_k": f"{ONE},tile_n=64,stages=8,stream_k=True,k_serpentine=False",
+    "variable_tile_n": "tile_n=192,variable_tile_n=True",
+    "elastic_by_columns": "tile_m=256,tile_n=200,stages=3,variable_tile_n=True,cluster_m=1,"
+    "cluster_n=2",
+    "elastic_stream_k": f"{ONE},tile_n=40,stages=8,variable_tile_n=True,stream_k=True,"
+    "k_serpentine=False",
+    "elastic_swapped": "tile_n=104,stages=6,cluster_m=1,swap_ab=True,variable_tile_n=True",
+    "as_they_come": f"{ONE},tile_n=64,stages=8,gpc_local=False",
     "pingpong": "tile_m=64,pingpong=True,order=hilbert",
-    "swap": f"{ONE},tile_n=32,slots=16,swap=True",
-    "swap_split_k": f"{ONE},tile_n=16,slots=16,swap=True,split_k=4,k_serpentine=False",
-    "cluster_k": "tile_n=128,slots=5,cluster_m=1,store_buffers=1,cluster_k=2,sms=8",
-    "small_cluster_k": f"{ONE},tile_n=64,slots=8,cluster_m=2,cluster_k=4,jitter=True",
+    "swap": f"{ONE},tile_n=32,stages=16,swap_ab=True",
+    "swap_split_k": f"{ONE},tile_n=16,stages=16,swap_ab=True,split_k=4,k_serpentine=False",
+    "cluster_k": "tile_n=128,stages=5,cluster_m=1,epilogue_stages=1,cluster_k=2,sms=8",
+    "small_cluster_k": f"{ONE},tile_n=64,stages=8,cluster_m=2,cluster_k=4,jitter=True",
     "split_k_of_three": (
         "tile_m=192,tile_n=128,consumers=3,producer_registers=32,"
         "consumer_registers=160,"
@@ -64,7 +68,7 @@ LEVERS = {
     "three_consumers": (
         "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,cluster_m=1"
     ),
-    "from_registers": "store_buffers=0,sms=23",
+    "from_registers": "epilogue_stages=0,sms=23",
 }
 
 
@@ -452,7 +456,7 @@ MIXED = (
     (Case(200, 136, 640, BF16, out_dtype=FP32), "small_split_k"),
     (Case(700, 520, 1544, F16, layout="tn"), "stream_k"),
     (Case(700, 904, 648, BF16, layout="nt"), "small_stream_k"),
-    (Case(384, 1000, 512, BF16, layout="nt"), "elastic"),
+    (Case(384, 1000, 512, BF16, layout="nt"), "variable_tile_n"),
     (Case(2048, 2048, 512, BF16, layout="nt"), "pingpong"),
     (Case(16, 2048, 1024, BF16, layout="nt"), "swap"),
     (Case(9, 2050, 1024, BF16, layout="nt"), "swap_split_k"),

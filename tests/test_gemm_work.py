@@ -27,8 +27,8 @@ from outblas.hopper.gemm import records, tile_scheduler
 BF16 = torch.bfloat16
 OWN = gemm.Config()
 SMALL = (
-    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,store_buffers=1,"
-    "slots=16,cluster_m=1"
+    "tile_m=64,consumers=1,producer_registers=0,consumer_registers=0,epilogue_stages=1,"
+    "stages=16,cluster_m=1"
 )
 
 
@@ -94,7 +94,7 @@ def launch(
         steps = raster.schedule(order, tiles_m, tiles_n, fit, 8, 8)
         table = [Word(tile) for step in steps for tile in step]
     line = tiles_m if table is None else tiles_n
-    wide = min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.elastic else 0
+    wide = min(max(-(-(N - columns * narrow) // 8), 0), columns) if config.variable_tile_n else 0
     params = tile_scheduler.ScheduleParams(
         divmods=tile_scheduler.FastDivmods(*map(Word, (line, tiles_m * tiles_n, clusters, pieces))),
         tiles=Word(tiles),
@@ -153,7 +153,7 @@ def test_every_k_tile_of_every_tile_is_computed_once(arithmetic, data):
         tile_n=draw(st.sampled_from([32, 64])),
         cluster_m=1,
         k_serpentine=False,
-        elastic=kind != "cluster" and draw(st.booleans()),
+        variable_tile_n=kind != "cluster" and draw(st.booleans()),
         cluster_k=draw(st.sampled_from([2, 4])) if kind == "cluster" else 1,
         split_k=draw(st.integers(2, 7)) if kind == "split" else 1,
         stream_k=kind == "stream",
@@ -227,7 +227,7 @@ def check(arithmetic, scheduler, config, rows, columns):
 )
 def test_stream_k_with_few_k_tiles(arithmetic, M, N, K, tiles, clusters):
     config = configs.from_text(
-        gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
+        gemm.Config, f"{SMALL},tile_n=64,stages=8,k_serpentine=False,stream_k=True"
     )
     scheduler = launch(config, M, N, K)
     assert (scheduler.params.tiles, scheduler.params.clusters) == (tiles, clusters)
@@ -236,7 +236,7 @@ def test_stream_k_with_few_k_tiles(arithmetic, M, N, K, tiles, clusters):
 
 def test_the_longest_row_of_k_tiles_is_numbered_in_32_bits(arithmetic):
     config = configs.from_text(
-        gemm.Config, f"{SMALL},tile_n=64,slots=8,k_serpentine=False,stream_k=True"
+        gemm.Config, f"{SMALL},tile_n=64,stages=8,k_serpentine=False,stream_k=True"
     )
     M, K = 64 * 263, bounds.MOST_K_TILES * 64
     check(arithmetic, launch(config, M, 64, K), config, 263, 1)
@@ -259,14 +259,14 @@ def test_ctas_of_a_cluster_have_neighbouring_tiles(arithmetic: Any) -> None:
 @given(tile_n=st.integers(3, 32).map(lambda n: 8 * n), N=st.integers(1, 20_000))
 def test_elastic_columns_cover_the_matrix(arithmetic: Any, tile_n: int, N: int) -> None:
     """In whole steps of 8, unless narrow ones are too wide, of which one fewer would not do."""
-    config = replace(OWN, tile_n=tile_n, elastic=True, cluster_m=1)
+    config = replace(OWN, tile_n=tile_n, variable_tile_n=True, cluster_m=1)
     scheduler = launch(config, 1, N, 64)
     scheduler = replace(scheduler, params=scheduler.params._replace(clusters=Word(1)))
     tiles = [
         arithmetic.current_work(scheduler, config, Word(n))
         for n in range(int(scheduler.params.tiles))
     ]
-    widths = [config.widths[int(work.narrow)] for work in tiles]
+    widths = [config.tile_widths[int(work.narrow)] for work in tiles]
     assert len(tiles) == tile_order.columns(config, N)
     assert set(widths) <= {tile_n, tile_n - 8}
     assert [int(work.column) for work in tiles] == [sum(widths[:n]) for n in range(len(widths))]

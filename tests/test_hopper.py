@@ -76,17 +76,17 @@ def test_every_config_is_valid_or_says_why() -> None:
         ("tile_k=48", "16, 32, 64 or 128"),
         ("mma_n=96", "0 or a multiple of 16 that divides tile_n (256)"),
         ("consumers=3", "1, 2 or 3 that share tile_m (128)"),
-        ("slots=0", "1 to 64"),
-        ("in_flight=1,slots=1", "0 or 1 and fewer than slots (1)"),
+        ("stages=0", "1 to 64"),
+        ("in_flight=1,stages=1", "0 or 1 and fewer than stages (1)"),
         ("in_flight=2", "0 or 1"),
         ("producer_registers=0", "a multiple of 8 from 24 to 168"),
         ("consumer_registers=250", "a multiple of 8 from 168"),
-        ("mma_n=96,tile_n=192,store_buffers=0", "a divisor or a multiple of 64"),
+        ("mma_n=96,tile_n=192,epilogue_stages=0", "a divisor or a multiple of 64"),
         ("consumer_registers=240,consumers=1,tile_n=128", "0 with one consumer"),
         ("group_m=0", "at least 1"),
         ("sms=1", "0 (all) or at least the 2 CTAs"),
         ("cluster_m=3", "1, 2 or 4 CTAs that load tile_n"),
-        ("store_buffers=5", "0 to 4, the epilogue subtiles of a consumer"),
+        ("epilogue_stages=5", "0 to 4, the epilogue subtiles of a consumer"),
     ],
 )
 def test_what_the_last_rung_refuses(text: str, expected: str) -> None:
@@ -105,16 +105,16 @@ def test_what_the_last_rung_refuses(text: str, expected: str) -> None:
             "setmaxnreg 32/240 adds up to 512 over the warpgroups, expected at most 504",
         ),
         (
-            "tile_m=256,store_buffers=1",
+            "tile_m=256,epilogue_stages=1",
             "tile 256x256 needs 256 accumulator registers, expected at most 208",
         ),
         ("order=spiral", "order is 'spiral', expected one of row, column"),
         ("cluster_m=4,cluster_n=4", "a cluster of 4x4 has 16 CTAs, expected at most 8"),
         (
-            "tile_n=240,cluster_m=1,store_buffers=1",
+            "tile_n=240,cluster_m=1,epilogue_stages=1",
             "tile_n is 240 and mma_n 240, expected multiples of 64",
         ),
-        ("slots=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
+        ("stages=4", "the tiles need 263168 bytes of shared memory, expected at most 232448"),
     ],
 )
 def test_which_fields_the_last_rung_refuses_together(text: str, reason: str) -> None:
@@ -124,13 +124,13 @@ def test_which_fields_the_last_rung_refuses_together(text: str, reason: str) -> 
 @pytest.mark.parametrize(
     ("rung", "text", "neutral"),
     [
-        ("tma_wgmma", "slots=2", "1"),
+        ("tma_wgmma", "stages=2", "1"),
         ("large_tile", "consumers=2", "1"),
         ("warp_specialized", "consumer_registers=240", "0"),
         ("two_consumers", "order=hilbert", "column"),
         ("lean_barriers", "cluster_m=2", "1"),
         ("cluster_multicast", "accumulate_flag=True", "False"),
-        ("store_tuning", "store_buffers=2", "0"),
+        ("store_tuning", "epilogue_stages=2", "0"),
     ],
 )
 def test_a_rung_refuses_what_a_later_one_brings(rung: str, text: str, neutral: str) -> None:
@@ -227,7 +227,8 @@ CLAIMS = {
     "gemm": STORED_BY_TMA,
 }
 THREE_CONSUMERS = (
-    "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,store_buffers=2"
+    "tile_m=192,tile_n=128,consumers=3,producer_registers=32,consumer_registers=160,"
+    "epilogue_stages=2"
 )
 LIMITS = {
     "tma_wgmma": {"max_registers": 64, "min_ctas": 8},
@@ -300,7 +301,7 @@ def test_machine_code_of_every_dtype(
         ("cluster_multicast", "cluster_m=1", ("UTMALDG.2D",), (MULTICAST,)),
         ("store_tuning", "reorder_stores=False", ("STG.E.STRONG.SYS",), ("SHFL",)),
         ("store_tuning", "write_through=False", ("STG.E.128",), ("STG.E.128.STRONG.SYS",)),
-        ("hilbert", "in_flight=1,slots=4,store_buffers=2,sms=0", ("UTMASTG.2D", MULTICAST), ()),
+        ("hilbert", "in_flight=1,stages=4,epilogue_stages=2,sms=0", ("UTMASTG.2D", MULTICAST), ()),
         ("hilbert", THREE_CONSUMERS, (), ()),
         ("hilbert", "phases=True,jitter=True", ("CS2R", "NANOSLEEP"), ()),
     ],
@@ -404,8 +405,8 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(
     end: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The producer would announce what never lands, and every CTA would wait for it."""
-    lands = end.Config().slot_bytes
-    monkeypatch.setattr(HopperConfig, "slot_bytes", property(lambda self: lands + 128))
+    lands = end.Config().stage_bytes
+    monkeypatch.setattr(HopperConfig, "stage_bytes", property(lambda self: lands + 128))
     with pytest.raises(
         Exception, match=f"{lands} bytes land in a stage, the config announces {lands + 128}"
     ):
@@ -418,9 +419,9 @@ def test_bytes_that_do_not_match_the_config_fail_the_compile(
     [
         ("tma_wgmma", ""),
         ("tma_wgmma", "tile_n=16,tile_k=16"),
-        ("warp_specialized", "slots=64,tile_m=64,tile_n=16,tile_k=16"),
+        ("warp_specialized", "stages=64,tile_m=64,tile_n=16,tile_k=16"),
         ("hilbert", ""),
-        ("hilbert", "slots=2,store_buffers=3,tile_k=32"),
+        ("hilbert", "stages=2,epilogue_stages=3,tile_k=32"),
     ],
 )
 def test_shared_memory_is_what_the_formula_says(rung: str, text: str) -> None:

@@ -40,11 +40,6 @@ LAYERS = (
 LADDERS = LAYERS[3]
 LAYER_OF = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}
 
-# Circles that are still there. An entry leaves with its circle; none may join.
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset(f"outblas.autotune.store.{name}" for name in ("places", "store", "transfer")),
-)
-
 
 @dataclass(frozen=True)
 class Source:
@@ -158,7 +153,7 @@ def product() -> Edges:
 
 
 def test_no_circle(product: Edges) -> None:
-    assert circles(product) == set(KNOWN_CIRCLES)
+    assert circles(product) == set()
 
 
 def test_imports_run_down(product: Edges) -> None:

@@ -174,7 +174,13 @@ def test_a_long_name_is_cut_off_and_still_its_own() -> None:
         scaled=True,
     )
     config = replace(
-        OWN.config, jitter=True, stream_k=True, pdl=True, elastic=True, pingpong=True, cluster_k=2
+        OWN.config,
+        jitter=True,
+        stream_k=True,
+        pdl=True,
+        variable_tile_n=True,
+        pingpong=True,
+        cluster_k=2,
     )
     names = {
         replace(OWN, config=c, traits=long).name for c in (config, replace(config, in_flight=0))

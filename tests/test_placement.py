@@ -268,8 +268,8 @@ def test_a_plan_takes_the_better_table(monkeypatch: pytest.MonkeyPatch, gpu) -> 
             consumers=1,
             producer_registers=0,
             consumer_registers=0,
-            store_buffers=1,
-            slots=4,
+            epilogue_stages=1,
+            stages=4,
             cluster_m=1,
         ),
     )
@@ -349,7 +349,7 @@ def test_a_call_planned_beside_other_work_gets_its_table_later(crowd, monkeypatc
         consumers=1,
         producer_registers=0,
         consumer_registers=0,
-        slots=8,
+        stages=8,
         cluster_m=1,
     )
     a, b = (torch.randint(-4, 5, (1024, 1024), device=DEVICE).bfloat16() for _ in range(2))

@@ -26,21 +26,21 @@ SMALL = heuristic.shaped(OWN, 64, 1, 1, 1)
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "160"))
 
 COOPERATIVE = OWN
-PINGPONG = replace(OWN, tile_n=192, slots=5, pingpong=True, store_buffers=1)
-THREE = replace(heuristic.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, slots=4)
+PINGPONG = replace(OWN, tile_n=192, stages=5, pingpong=True, epilogue_stages=1)
+THREE = replace(heuristic.shaped(OWN, 192, 3, 1, 1), tile_n=128, in_flight=0, stages=4)
 MULTICAST = replace(OWN, cluster_m=2, cluster_n=2)
-ELASTIC = replace(OWN, tile_n=160, elastic=True)
-CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, store_buffers=1)
+ELASTIC = replace(OWN, tile_n=160, variable_tile_n=True)
+CLUSTER_K = replace(SMALL, tile_n=64, cluster_k=4, epilogue_stages=1)
 SPLIT_K = replace(OWN, split_k=3, k_serpentine=False)
 STREAM_K = replace(OWN, stream_k=True)
 
 # Schedule: config, and what the epilogue has.
 SCHEDULES = {
-    "one consumer": (replace(SMALL, tile_n=64, store_buffers=1), ""),
+    "one consumer": (replace(SMALL, tile_n=64, epilogue_stages=1), ""),
     "cooperative": (COOPERATIVE, ""),
     "cooperative, no group in flight": (replace(COOPERATIVE, in_flight=0), ""),
-    "cooperative, one stage": (replace(COOPERATIVE, slots=1, in_flight=0), ""),
-    "cooperative, registers to memory": (replace(COOPERATIVE, store_buffers=0), ""),
+    "cooperative, one stage": (replace(COOPERATIVE, stages=1, in_flight=0), ""),
+    "cooperative, registers to memory": (replace(COOPERATIVE, epilogue_stages=0), ""),
     "three consumers": (THREE, ""),
     "staggered turns": (COOPERATIVE, "bias"),
     "staggered turns, residual fetched": (COOPERATIVE, "residual"),
@@ -49,7 +49,7 @@ SCHEDULES = {
     "addend fetched": (COOPERATIVE, "addend"),
     "pingpong": (PINGPONG, ""),
     "pingpong, addend fetched": (PINGPONG, "addend"),
-    "pingpong, residual fetched, fp32": (replace(PINGPONG, tile_n=128, slots=6), "residual fp32"),
+    "pingpong, residual fetched, fp32": (replace(PINGPONG, tile_n=128, stages=6), "residual fp32"),
     "pingpong, in a cluster": (replace(PINGPONG, cluster_m=2), "addend"),
     "multicast": (MULTICAST, ""),
     "multicast, residual fetched": (replace(OWN, cluster_m=2), "residual"),
@@ -57,7 +57,7 @@ SCHEDULES = {
     "elastic columns, addend in place": (ELASTIC, "addend in_place"),
     "cluster-K": (CLUSTER_K, ""),
     "cluster-K, two consumers, in a cluster": (
-        replace(OWN, cluster_m=2, cluster_k=2, store_buffers=1),
+        replace(OWN, cluster_m=2, cluster_k=2, epilogue_stages=1),
         "",
     ),
     "split-K": (SPLIT_K, ""),
@@ -76,7 +76,7 @@ def case_of(config, words="", *, rows=2, columns=3, k_tiles=5, clusters=2, matri
     return Case(
         config,
         M=config.tile_m * config.cluster_m * rows,
-        N=N - 8 if config.elastic else N,
+        N=N - 8 if config.variable_tile_n else N,
         k_tiles=k_tiles,
         clusters=clusters,
         matrices=matrices,
@@ -134,7 +134,7 @@ def test_an_arrival_too_many_is_a_fault() -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_runs_clean_in_every_timing(name) -> None:
     config, words = SCHEDULES[name]
-    for k_tiles in (1, 2, config.slots, 2 * config.slots + 1):
+    for k_tiles in (1, 2, config.stages, 2 * config.stages + 1):
         k_tiles = max(k_tiles, config.cluster_k)
         for rows, columns, clusters in ((1, 1, 2), (2, 3, 1), (3, 3, 2)):
             case = case_of(
@@ -177,7 +177,7 @@ def test_a_rung_of_the_ladder_runs_clean(rung) -> None:
     name = rung.removeprefix("hopper.")
     config = importlib.import_module(f"outblas.hopper.{name}").Config()
     M, N = config.tile_m * config.cluster_m * 2, config.tile_n * 2
-    for k_tiles in (1, config.slots, 2 * config.slots + 1):
+    for k_tiles in (1, config.stages, 2 * config.stages + 1):
         for seed in range(3):
             try:
                 simulate_rung(name, config, M, N, k_tiles, 2, seed)
@@ -224,7 +224,7 @@ def sampled(number):
             pingpong=tile[2],
             in_flight=tile[3],
             tile_n=draw.choice((32, 64, 96, 104, 128, 160, 192, 208, 256)),
-            elastic=draw.random() < 0.3,
+            variable_tile_n=draw.random() < 0.3,
             tile_k=draw.choice((64, 64, 128)),
             split_k=cut[0],
             stream_k=cut[1],
@@ -234,13 +234,13 @@ def sampled(number):
         )
         config = heuristic.filled(config)
         if draw.random() < 0.5:
-            config = replace(config, slots=draw.randint(1, config.slots))
+            config = replace(config, stages=draw.randint(1, config.stages))
         config = replace(
             config,
-            in_flight=min(config.in_flight, config.slots - 1),
-            store_buffers=draw.randint(0, config.store_buffers),
+            in_flight=min(config.in_flight, config.stages - 1),
+            epilogue_stages=draw.randint(0, config.epilogue_stages),
         )
-        k_tiles = draw.choice((1, 2, 3, config.slots, config.slots + 1, 2 * config.slots + 1))
+        k_tiles = draw.choice((1, 2, 3, config.stages, config.stages + 1, 2 * config.stages + 1))
         gated = gated_reason(config) if "gated" in words else None
         if Gemm.invalid_reason(config) is None and gated is None and config.cluster_k <= k_tiles:
             return case_of(
@@ -268,7 +268,11 @@ MORE = {
     ),
     "stream-K, five clusters": case_of(STREAM_K, rows=3, columns=4, k_tiles=9, clusters=5),
     "cooperative, one tile": case_of(
-        replace(COOPERATIVE, tile_n=256, store_buffers=1), rows=1, columns=1, k_tiles=9, clusters=1
+        replace(COOPERATIVE, tile_n=256, epilogue_stages=1),
+        rows=1,
+        columns=1,
+        k_tiles=9,
+        clusters=1,
     ),
     "elastic columns, few to a stage": case_of(
         replace(ELASTIC, tile_n=136), "residual", rows=2, k_tiles=9

@@ -51,7 +51,7 @@ CLIMBED = [
 ]
 COUNTED = [
     profile("cublas", 0.70),
-    profile("hopper.persistent", 0.84, resolved="tile_m=128,tile_n=256,slots=3"),
+    profile("hopper.persistent", 0.84, resolved="tile_m=128,tile_n=256,stages=3"),
     profile("hopper.persistent", 0.6, config="order=consecutive"),
     profile("hopper.hilbert", 0.88, 8192),
 ]

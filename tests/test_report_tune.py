@@ -36,7 +36,7 @@ def timed(config: str, ratio: float, predicted: float | None = None, **changes: 
 
 
 def config(m: int, n: int, slots: int) -> str:
-    return f"tile_m={m},tile_n={n},tile_k=64,slots={slots},order=hilbert,group_m=8"
+    return f"tile_m={m},tile_n={n},tile_k=64,stages={slots},order=hilbert,group_m=8"
 
 
 # Sixteen right configs of four tiles, the first the best by the screen, and four that failed.
@@ -117,11 +117,12 @@ def test_spearman_of_what_has_no_order(
 def test_the_best_and_where_their_figures_come_from() -> None:
     report = build(SPACE, winner(), limits=lambda config: config[:8])
     assert lines(report, "best")[:3] == [
-        "1 | tile_m=128, tile_n=256, slots=4 | 200.5 | 1.047 (1.040–1.050) | finals | 1 | tile_m=1",
-        # Slots 3 and 5 are one to the model.
-        "2 | tile_m=128, tile_n=256, slots=3 | 201.0 | 1.045 (1.040–1.050) | finals | 2–3 | "
+        "1 | tile_m=128, tile_n=256, stages=4 | 200.5 | 1.047 (1.040–1.050) | finals | 1 | "
         "tile_m=1",
-        "3 | tile_m=128, tile_n=256, slots=2 | 168.3 | 1.040 | screen | 4 | tile_m=1",
+        # Slots 3 and 5 are one to the model.
+        "2 | tile_m=128, tile_n=256, stages=3 | 201.0 | 1.045 (1.040–1.050) | finals | 2–3 | "
+        "tile_m=1",
+        "3 | tile_m=128, tile_n=256, stages=2 | 168.3 | 1.040 | screen | 4 | tile_m=1",
     ]
     assert "Common to the 10 best: tile_k=64, order=hilbert, group_m=8." in tables.notes(report)
     assert [line.count("|") for line in lines(build(SPACE), "best")] == [5] * 10
@@ -134,7 +135,7 @@ def test_the_winner(report: model.TuneReport) -> None:
         "µs | 200.5, cuBLAS 210.0",
         "lead | 1.0100 (1.0050–1.0200) over the runner-up",
         "confidence | at least 99.0% that it is the fastest of the finalists",
-        "runner-up | slots=3",
+        "runner-up | stages=3",
         "screened | 60 of 80 valid configs",
     ]
     alone = lines(build(SPACE, winner(lead=None, runner_up="", confidence=None)), "Winner")
@@ -162,7 +163,7 @@ def test_tiles_stages_and_failures(report: model.TuneReport) -> None:
         "192 | – | – | failed | –",
         "256 | – | 0.950 | – | –",
     ]
-    assert lines(report, "by slots")[0] == "128×256 | 1.040 | 1.050 | 1.040 | 1.030"
+    assert lines(report, "by stages")[0] == "128×256 | 1.040 | 1.050 | 1.040 | 1.030"
     assert lines(report, "Failures") == ["hang | 3 | not done in 30 s", "crash | 1 | –"]
     assert "20 configs tried: 16 right, 4 failed." in tables.notes(report)
 
@@ -200,7 +201,7 @@ def test_record(report: model.TuneReport) -> None:
         "right": 4,
     }
     assert {"m": 192, "n": 160, "ratio": None, "tried": 3, "right": 0} in value["tiles"]
-    assert value["stages"]["field"] == "slots"
+    assert value["stages"]["field"] == "stages"
     assert list(value["stages"]["lines"][0]["ratios"]) == ["2", "3", "4", "5"]
     assert (value["model"]["configs"], value["model"]["best_place"]) == (16, [1, 1])
     assert value["failures"]["crash"] == {"trials": 1, "reason": "", "config": config(64, 64, 6)}

@@ -222,14 +222,14 @@ def test_a_space_has_only_the_axes_that_a_rung_knows() -> None:
     assert axes("hopper.tma_wgmma") == {"tile_m", "tile_n"}
     assert "cluster_m" not in axes("hopper.lean_barriers")
     assert {"cluster_m", "cluster_n"} <= axes("hopper.cluster_multicast")
-    assert "store_buffers" in axes("hopper.hilbert")
+    assert "epilogue_stages" in axes("hopper.hilbert")
     assert "block_k" not in axes("simt.naive")
     assert {"block_k", "group_m"} <= axes("simt.pipelined")
     assert "stages" in axes("turing.cp_async")
 
 
 @pytest.mark.parametrize(
-    "text", ["slots=2,tile_n=128,store_buffers=2", "sms=132", "cluster_m=2", "store_buffers=1"]
+    "text", ["stages=2,tile_n=128,epilogue_stages=2", "sms=132", "cluster_m=2", "epilogue_stages=1"]
 )
 def test_what_cannot_pay(text: str) -> None:
     """Configs that run, and cannot be the fastest."""

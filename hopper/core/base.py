@@ -86,9 +86,9 @@ class HopperGemm:
     def load_operands(self, a, b, major_a, major_b) -> list[TmaOperand]:
         """Host: what the kernel is given to load A (M, K) and B (N, K)."""
         config = self.config
-        tile = (config.tile_m, config.slot_n, config.tile_k)
-        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.slots)
-        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.slots)
+        tile = (config.tile_m, config.stage_n, config.tile_k)
+        layout_a = hopper_helpers.make_smem_layout_a(major_a, tile, a.element_type, config.stages)
+        layout_b = hopper_helpers.make_smem_layout_b(major_b, tile, b.element_type, config.stages)
         operands = []
         for tensor, layout, rows, (load, multicast) in zip(
             (a, b), (layout_a, layout_b), tile[:2], self.load_operations(), strict=True
@@ -253,13 +253,13 @@ class HopperGemm:
         the bytes that the config announces are not those that land in a stage.
         """
         config = self.config
-        barriers = smem.allocate_array(Int64, 2 * config.slots)
+        barriers = smem.allocate_array(Int64, 2 * config.stages)
         check_stage_bytes(config, dtype, layout_a, layout_b)
         return self.pipeline_type(
             barriers,
-            barriers + config.slots,
-            config.slots,
-            config.slot_bytes,
+            barriers + config.stages,
+            config.stages,
+            config.stage_bytes,
             config.consumers,
             config.cluster,
             config.jitter,
@@ -296,6 +296,6 @@ def check_stage_bytes(config, dtype, layout_a, layout_b):
     landing = sum(
         cute.size_in_bytes(dtype, cute.slice_(layout, ONE_STAGE)) for layout in (layout_a, layout_b)
     )
-    assert landing == config.slot_bytes, (
-        f"{landing} bytes land in a stage, the config announces {config.slot_bytes}"
+    assert landing == config.stage_bytes, (
+        f"{landing} bytes land in a stage, the config announces {config.stage_bytes}"
     )

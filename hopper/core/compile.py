@@ -175,7 +175,7 @@ def compiled(
         log=log,
         threads=cta_threads(ptx),
         smem_bytes=config.shared_memory_bytes,
-        stages=config.slots,
+        stages=config.stages,
         tile=(config.tile_m, config.tile_n, config.tile_k),
     )
 

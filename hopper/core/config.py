@@ -1,23 +1,26 @@
 """The configuration of every Hopper rung, and its budgets as formulas."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
+from ...core.configs import RenamedFields
 from ...device.raster import ORDERS
 
 SHARED_MEMORY = 232448  # bytes one CTA may use on sm_90
 BARRIER_BYTES = 1024  # mbarriers, padded so that the first tile starts at a swizzle boundary
 WARPGROUP = 128
 REGISTERS = 65536  # of one SM
-MOST_SLOTS = BARRIER_BYTES // 16  # two mbarriers each
+MAX_STAGES = BARRIER_BYTES // 16  # two mbarriers each
 # Registers of one thread that may hold accumulators: 255 less addresses and loop state.
 ACCUMULATOR_LIMIT = 208
-MOST_PIECES = 64
-SLAB = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
-SLAB_BYTES = 64 * 128
+MAX_SPLIT_K = 64
+SUBTILE_N = 64  # columns of an epilogue subtile, 64 rows of one consumer (32 columns of fp32)
+SUBTILE_BYTES = 64 * 128
 
 
 @dataclass(frozen=True)
-class HopperConfig:
+class HopperConfig(metaclass=RenamedFields):
     """What a Hopper kernel is made of; sizes are in elements. A rung's own `Config` has the
     defaults of that rung.
 
@@ -26,7 +29,7 @@ class HopperConfig:
         mma_n: columns of one wgmma (0: tile_n).
 
     Pipeline
-        slots: stages of shared memory, each with a k-block of A and one of B.
+        stages: stages of shared memory, each with a k-block of A and one of B.
         consumers: MMA warpgroups, each with tile_m / consumers rows.
         in_flight: wgmma groups that may run on while the next stage is awaited.
         producer_registers, consumer_registers: for setmaxnreg (0: as compiled).
@@ -35,7 +38,7 @@ class HopperConfig:
         order: the order of the tiles, one of `device.raster.ORDERS`.
         group_m, group_n: tiles of a super-group of that order.
         sms: CTAs that share the tiles (0: one on each SM).
-        gpc: where each CTA has one whole tile, the SMs of a GPC have neighbouring ones,
+        gpc_local: where each CTA has one whole tile, the SMs of a GPC have neighbouring ones,
             whatever `order` says (`gpc_placement`).
         cluster_m, cluster_n: CTAs of a cluster that load for each other.
 
@@ -43,13 +46,13 @@ class HopperConfig:
         reorder_stores: lanes of a quad exchange values, so that each writes 16 bytes of a row.
         write_through: stores pass by the L1 cache.
         accumulate_flag: wgmma's flag in place of zeroed accumulators.
-        store_buffers: epilogue subtiles of 64×64 of C that each consumer stages in shared memory
+        epilogue_stages: epilogue subtiles of 64×64 of C that each consumer stages in shared memory
             (0: registers are stored straight to memory).
 
     Production (`hopper.gemm`)
-        swap: computes C^T = B^T A^T. Few rows of C become columns of the tile, which come in
+        swap_ab: computes C^T = B^T A^T. Few rows of C become columns of the tile, which come in
             steps of 8, and tiles may begin at any column where A's rows lie along K.
-        elastic: tiles are tile_n or tile_n - 8 columns wide, so that whole columns of
+        variable_tile_n: tiles are tile_n or tile_n - 8 columns wide, so that whole columns of
             tiles cover N.
         pingpong: consumers multiply a tile each in turn, not halves of the same.
         k_serpentine: every other tile of a CTA walks K backwards; its last k tiles are still in L2.
@@ -65,11 +68,19 @@ class HopperConfig:
         phases: counts the cycles of each role.
     """
 
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "slots": "stages",
+        "swap": "swap_ab",
+        "store_buffers": "epilogue_stages",
+        "elastic": "variable_tile_n",
+        "gpc": "gpc_local",
+    }
+
     tile_m: int = 64
     tile_n: int = 64
     tile_k: int = 64
     mma_n: int = 0
-    slots: int = 1
+    stages: int = 1
     consumers: int = 1
     in_flight: int = 0
     producer_registers: int = 0
@@ -78,15 +89,15 @@ class HopperConfig:
     group_m: int = 16
     group_n: int = 8
     sms: int = 0
-    gpc: bool = False
+    gpc_local: bool = False
     cluster_m: int = 1
     cluster_n: int = 1
     reorder_stores: bool = False
     write_through: bool = False
     accumulate_flag: bool = False
-    store_buffers: int = 0
-    swap: bool = False
-    elastic: bool = False
+    epilogue_stages: int = 0
+    swap_ab: bool = False
+    variable_tile_n: bool = False
     pingpong: bool = False
     k_serpentine: bool = False
     split_k: int = 1
@@ -96,15 +107,23 @@ class HopperConfig:
     jitter: bool = False
     phases: bool = False
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str):
+            """Fields by their old names, for programs that were written before these changed."""
+            if name in self.ALIASES:
+                return getattr(self, self.ALIASES[name])
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
     @property
-    def group(self) -> int:
+    def multicast_size(self) -> int:
         """CTAs of a cluster that load for each other by multicast."""
         return self.cluster_m * self.cluster_n
 
     @property
     def cluster(self) -> int:
         """CTAs of a cluster."""
-        return self.group * self.cluster_k
+        return self.multicast_size * self.cluster_k
 
     @property
     def instruction_n(self) -> int:
@@ -112,7 +131,7 @@ class HopperConfig:
         return self.mma_n or self.tile_n
 
     @property
-    def sharing(self) -> int:
+    def warpgroups_per_tile(self) -> int:
         """Consumers that share a tile: MMA warpgroups per tile."""
         return 1 if self.pingpong else self.consumers
 
@@ -124,28 +143,28 @@ class HopperConfig:
         return self.split_k > 1 or self.stream_k
 
     @property
-    def widths(self) -> tuple[int, ...]:
+    def tile_widths(self) -> tuple[int, ...]:
         """The numbers of columns that tiles may have."""
-        return (self.tile_n, self.tile_n - 8) if self.elastic else (self.tile_n,)
+        return (self.tile_n, self.tile_n - 8) if self.variable_tile_n else (self.tile_n,)
 
     @property
-    def slot_n(self) -> int:
+    def stage_n(self) -> int:
         """Columns of B in a stage: those of a tile, in parts of whole swizzles for the CTAs that
         load it together.
         """
         part = 16 * self.cluster_m
-        return -(-self.tile_n // part) * part if self.elastic else self.tile_n
+        return -(-self.tile_n // part) * part if self.variable_tile_n else self.tile_n
 
     @property
-    def slot_bytes(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of a stage: a k-block of A and one of B, of 16-bit elements."""
-        return (self.tile_m + self.slot_n) * self.tile_k * 2
+        return (self.tile_m + self.stage_n) * self.tile_k * 2
 
     @property
     def shared_memory_bytes(self) -> int:
         """Shared memory of a CTA, each epilogue subtile beside the stages."""
-        subtiles = self.consumers * self.store_buffers * SLAB_BYTES
-        return BARRIER_BYTES + self.slots * self.slot_bytes + subtiles + self.exchange_bytes
+        subtiles = self.consumers * self.epilogue_stages * SUBTILE_BYTES
+        return BARRIER_BYTES + self.stages * self.stage_bytes + subtiles + self.exchange_bytes
 
     @property
     def exchange_bytes(self) -> int:
@@ -153,18 +172,18 @@ class HopperConfig:
         return self.tile_m * self.tile_n * 4 // self.cluster_k * (self.cluster_k - 1)
 
     @property
-    def last(self) -> int:
+    def staggered_k_tiles(self) -> int:
         """k tiles at a tile's end that two consumers multiply one after the other (`gemm`): stages
         hold them meanwhile, all but one, into which the next load goes.
         """
-        return min(3, self.slots - 1)
+        return min(3, self.stages - 1)
 
     @property
     def accumulator_registers(self) -> int:
         """Registers that a thread of a consumer holds for its part of the fp32 tile."""
-        return self.tile_m * self.tile_n // (self.sharing * WARPGROUP)
+        return self.tile_m * self.tile_n // (self.warpgroups_per_tile * WARPGROUP)
 
-    def stored(self, gated: bool) -> "HopperConfig":
+    def epilogue_config(self, gated: bool) -> "HopperConfig":
         """The config of the part of C that a CTA stores. CTAs that share a tile along K have a part
         of its columns each; gated pairs make one column of two of B.
         """
@@ -172,9 +191,13 @@ class HopperConfig:
         return replace(self, tile_n=self.tile_n // parts, cluster_k=1) if parts > 1 else self
 
     @property
-    def slabs(self) -> int:
+    def epilogue_subtiles(self) -> int:
         """Epilogue subtiles of C that one consumer stores."""
-        return self.tile_m // (64 * self.sharing) * -(-self.tile_n // (SLAB * self.cluster_k))
+        return (
+            self.tile_m
+            // (64 * self.warpgroups_per_tile)
+            * -(-self.tile_n // (SUBTILE_N * self.cluster_k))
+        )
 
 
 def compile_key(config: HopperConfig) -> HopperConfig:
@@ -189,8 +212,8 @@ def compile_key(config: HopperConfig) -> HopperConfig:
         group_m=plain.group_m,
         group_n=plain.group_n,
         sms=plain.sms,
-        gpc=plain.gpc,
-        swap=plain.swap,
+        gpc_local=plain.gpc_local,
+        swap_ab=plain.swap_ab,
         split_k=split_k,
     )
 
@@ -211,8 +234,8 @@ def gated_reason(c: HopperConfig) -> str | None:
     """Why tiles of this config cannot hold gated pairs: a stage has as many columns of either half
     of B, of which every CTA that loads it has a part, and a thread both values of a pair.
     """
-    if c.swap or c.elastic or c.cluster_k > 1 or c.mma_n:
-        return "gated pairs need swap and elastic False, cluster_k 1 and mma_n 0"
+    if c.swap_ab or c.variable_tile_n or c.cluster_k > 1 or c.mma_n:
+        return "gated pairs need swap_ab and variable_tile_n False, cluster_k 1 and mma_n 0"
     if c.tile_n % (32 * c.cluster_m):
         return f"tile_n is {c.tile_n}, expected a multiple of {32 * c.cluster_m} for gated pairs"
     return None
@@ -228,7 +251,7 @@ def promoted_reason(c: HopperConfig) -> str | None:
     if 2 * c.accumulator_registers > limit:
         return (
             f"tile {c.tile_m}x{c.tile_n} needs {2 * c.accumulator_registers} registers for "
-            "sums and theirs of slots"
+            "sums and theirs of stages"
         )
     return None
 
@@ -236,19 +259,19 @@ def promoted_reason(c: HopperConfig) -> str | None:
 def _tile_reason(c: HopperConfig) -> str | None:
     if c.tile_m not in (64, 128, 192, 256, 320):
         return f"tile_m is {c.tile_m}, expected 64, 128, 192, 256 or 320 (wgmma has 64 rows)"
-    if c.elastic and (c.tile_n not in range(24, 257, 8) or c.mma_n):
+    if c.variable_tile_n and (c.tile_n not in range(24, 257, 8) or c.mma_n):
         return (
             f"tile_n is {c.tile_n} and mma_n {c.mma_n}, expected a multiple of 8 from 24 to "
-            "256 and 0 when elastic"
+            "256 and 0 when variable_tile_n"
         )
-    if not c.elastic and c.tile_n not in range(16, 513, 16):
+    if not c.variable_tile_n and c.tile_n not in range(16, 513, 16):
         return f"tile_n is {c.tile_n}, expected a multiple of 16 from 16 to 512"
     if c.tile_k not in (16, 32, 64, 128):
         return (
             f"tile_k is {c.tile_k}, expected 16, 32, 64 or 128 (wgmma steps of 16, TMA "
             "boxes of whole swizzles)"
         )
-    if c.elastic:
+    if c.variable_tile_n:
         return None
     if c.mma_n < 0 or c.instruction_n % 16 or c.tile_n % c.instruction_n:
         return (
@@ -267,7 +290,7 @@ def _tile_reason(c: HopperConfig) -> str | None:
 
 
 def _pipeline_reason(c: HopperConfig) -> str | None:
-    if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.sharing):
+    if c.consumers not in (1, 2, 3) or c.tile_m % (64 * c.warpgroups_per_tile):
         return (
             f"consumers is {c.consumers}, expected 1, 2 or 3 that share tile_m ({c.tile_m}) in "
             "multiples of 64 rows"
@@ -277,11 +300,11 @@ def _pipeline_reason(c: HopperConfig) -> str | None:
             f"pingpong with {c.consumers} consumers and partitions of K, expected 2 that take "
             "turns, and whole tiles"
         )
-    if not 1 <= c.slots <= MOST_SLOTS:
-        return f"slots is {c.slots}, expected 1 to {MOST_SLOTS}"
-    if c.in_flight not in (0, 1) or c.in_flight >= c.slots:
+    if not 1 <= c.stages <= MAX_STAGES:
+        return f"stages is {c.stages}, expected 1 to {MAX_STAGES}"
+    if c.in_flight not in (0, 1) or c.in_flight >= c.stages:
         return (
-            f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than slots ({c.slots}), "
+            f"in_flight is {c.in_flight}, expected 0 or 1 and fewer than stages ({c.stages}), "
             "which it keeps occupied"
         )
     producer, consumer = c.producer_registers, c.consumer_registers
@@ -319,7 +342,7 @@ def _schedule_reason(c: HopperConfig) -> str | None:
     if c.sms < 0 or 0 < c.sms < c.cluster:
         return f"sms is {c.sms}, expected 0 (all) or at least the {c.cluster} CTAs of a cluster"
     for name, extent, size in (
-        ("cluster_m", "tile_n", c.slot_n),
+        ("cluster_m", "tile_n", c.stage_n),
         ("cluster_n", "tile_m", c.tile_m),
     ):
         share = getattr(c, name)
@@ -338,8 +361,8 @@ def _schedule_reason(c: HopperConfig) -> str | None:
 
 
 def _production_reason(c: HopperConfig) -> str | None:
-    if not 1 <= c.split_k <= MOST_PIECES:
-        return f"split_k is {c.split_k}, expected 1 to {MOST_PIECES} partitions of K"
+    if not 1 <= c.split_k <= MAX_SPLIT_K:
+        return f"split_k is {c.split_k}, expected 1 to {MAX_SPLIT_K} partitions of K"
     if c.stream_k and c.split_k > 1:
         return (
             f"split_k is {c.split_k} with stream_k, expected 1: either cuts every tile or "
@@ -352,18 +375,18 @@ def _production_reason(c: HopperConfig) -> str | None:
             f"cluster_k is {c.cluster_k}, expected 1, 2, 4 or 8 CTAs with a part of tile_n "
             f"({c.tile_n}) each, in eights"
         )
-    if c.split or c.pingpong or c.elastic or c.mma_n:
+    if c.split or c.pingpong or c.variable_tile_n or c.mma_n:
         return (
             f"cluster_k is {c.cluster_k}, expected 1 with split_k, stream_k, pingpong, "
-            "elastic or mma_n"
+            "variable_tile_n or mma_n"
         )
     return None
 
 
 def _store_reason(c: HopperConfig) -> str | None:
-    if not 0 <= c.store_buffers <= c.slabs:
+    if not 0 <= c.epilogue_stages <= c.epilogue_subtiles:
         return (
-            f"store_buffers is {c.store_buffers}, expected 0 to {c.slabs}, "
+            f"epilogue_stages is {c.epilogue_stages}, expected 0 to {c.epilogue_subtiles}, "
             "the epilogue subtiles of a consumer"
         )
     return None

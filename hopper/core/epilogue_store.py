@@ -71,7 +71,7 @@ def make_operand(config, c) -> StoreOperand:
     shape = subtile_shape(c.element_type)
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, c.element_type)
     buffers = cute.tile_to_shape(
-        atom, (64 * config.consumers, shape[1], config.store_buffers), (0, 1, 2)
+        atom, (64 * config.consumers, shape[1], config.epilogue_stages), (0, 1, 2)
     )
     one = cute.tile_to_shape(atom, shape, (0, 1))
     store, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), c, one, shape)
@@ -97,7 +97,9 @@ def make_writer(config, epilogue: EpilogueSmem, consumer) -> SubtileWriter:
     thread = copy.get_slice(consumer.thread_in_tile)
     tSsC = thread.partition_D(sC)  # (CPY, CPY_M, CPY_N, BUFFER)
     fragment_shape = cute.shape(thread.partition_S(sC))[:3]
-    own = cute.local_tile(sC, (*subtile_shape(dtype), config.store_buffers), (consumer.index, 0, 0))
+    own = cute.local_tile(
+        sC, (*subtile_shape(dtype), config.epilogue_stages), (consumer.index, 0, 0)
+    )
     tCsC, tCgC = cpasync.tma_partition(
         epilogue.atom,
         0,
@@ -118,8 +120,8 @@ def store(consumer, config: cutlass.Constexpr, m, n, timers: PhaseTimers | None)
     columns = config.tile_n // subtile_shape(writer.dtype)[1]
     subtiles = [(i, j) for i in range(rows) for j in range(columns)]
     issuer = consumer.context.warp % 4 == 0
-    for first in cutlass.range_constexpr(0, len(subtiles), config.store_buffers):
-        batch = subtiles[first : first + config.store_buffers]
+    for first in cutlass.range_constexpr(0, len(subtiles), config.epilogue_stages):
+        batch = subtiles[first : first + config.epilogue_stages]
         if issuer:
             wait_stores_read()
         roles.sync_consumer(consumer.index)

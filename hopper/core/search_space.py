@@ -10,7 +10,7 @@ from ...core.space import Axes, Footprint, Space
 from .base import HopperGemm
 from .config import (
     ACCUMULATOR_LIMIT,
-    MOST_SLOTS,
+    MAX_STAGES,
     SHARED_MEMORY,
     WARPGROUP,
     HopperConfig,
@@ -19,17 +19,17 @@ from .config import (
 
 Unsupported = Callable[[Problem], str | None]
 
-_SLOTS = (2, 3, 4, 5, 6, 8)
+_STAGES = (2, 3, 4, 5, 6, 8)
 _SINGLE = ((64, 1, 0, 0), (128, 1, 0, 0))
 _MULTIPLE = ((128, 2, 24, 240), (192, 3, 32, 160), (256, 2, 24, 240))
 _AXES: Axes = {
     ("tile_m", "consumers", "producer_registers", "consumer_registers"): _SINGLE + _MULTIPLE,
     "tile_n": (64, 128, 192, 256),
-    "slots": _SLOTS,
+    "stages": _STAGES,
     "in_flight": (0, 1),
     ("cluster_m", "cluster_n"): ((1, 1), (2, 1), (1, 2)),
     "sms": (0, 128),
-    "store_buffers": (1, 2, 4),
+    "epilogue_stages": (1, 2, 4),
 }
 
 
@@ -62,7 +62,7 @@ def space(
         return (
             None
             if config == own
-            else pruned_reason(config, "slots" in understood, machine, problem)
+            else pruned_reason(config, "stages" in understood, machine, problem)
         )
 
     def describe(config: HopperConfig) -> Footprint:
@@ -88,16 +88,16 @@ def pruned_reason(
             f"{c.accumulator_registers} accumulators a thread spill, expected at most "
             f"{ACCUMULATOR_LIMIT}"
         )
-    if pipelined and c.slots not in (
-        deep := [slots for slots in _SLOTS if slots <= _most_stages(c)][-2:]
+    if pipelined and c.stages not in (
+        deep := [stages for stages in _STAGES if stages <= _most_stages(c)][-2:]
     ):
         return (
-            f"slots is {c.slots}, expected {' or '.join(map(str, deep))}: so many fit, and "
+            f"stages is {c.stages}, expected {' or '.join(map(str, deep))}: so many fit, and "
             "depth costs nothing else"
         )
-    if c.store_buffers == 1 < c.slabs:
+    if c.epilogue_stages == 1 < c.epilogue_subtiles:
         return (
-            f"store_buffers is {c.store_buffers} of {c.slabs} epilogue subtiles, "
+            f"epilogue_stages is {c.epilogue_stages} of {c.epilogue_subtiles} epilogue subtiles, "
             "expected 2: each would wait for the one before"
         )
     if c.sms and c.sms >= machine.sms:
@@ -111,8 +111,8 @@ def pruned_reason(
 
 def _most_stages(c: HopperConfig) -> int:
     """The most stages that fit beside the epilogue stages."""
-    fixed = replace(c, slots=0).shared_memory_bytes
-    return min(MOST_SLOTS, (SHARED_MEMORY - fixed) // c.slot_bytes)
+    fixed = replace(c, stages=0).shared_memory_bytes
+    return min(MAX_STAGES, (SHARED_MEMORY - fixed) // c.stage_bytes)
 
 
 def footprint(gemm: type[HopperGemm], c: HopperConfig) -> Footprint:
@@ -127,7 +127,7 @@ def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprin
         tile_m=c.tile_m,
         tile_n=c.tile_n,
         tile_k=c.tile_k,
-        stages=c.slots,
+        stages=c.stages,
         threads=WARPGROUP * warpgroups,
         registers=c.accumulator_registers + 40,
         shared_memory=c.shared_memory_bytes,
@@ -140,5 +140,5 @@ def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprin
         order=c.order,
         group_m=c.group_m,
         group_n=c.group_n,
-        store="staged" if c.store_buffers else "wide" if c.reorder_stores else "registers",
+        store="staged" if c.epilogue_stages else "wide" if c.reorder_stores else "registers",
     )

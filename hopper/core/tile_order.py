@@ -28,7 +28,7 @@ def columns(config: HopperConfig, N: int) -> int:
     """Columns of tiles. Of variable width, they are as narrow as they may be, and as many are wider
     as it takes to reach N.
     """
-    if not config.elastic:
+    if not config.variable_tile_n:
         return -(-N // config.tile_n)
     narrow = N // (config.tile_n - 8)
     return narrow + (narrow * config.tile_n < N)

@@ -102,7 +102,7 @@ def orient(problem: Problem, config: HopperConfig) -> tuple[Problem, bool]:
     transpose.
     """
     problem, swapped = with_row_major_output(problem)
-    return (transposed(problem), not swapped) if config.swap else (problem, swapped)
+    return (transposed(problem), not swapped) if config.swap_ab else (problem, swapped)
 
 
 def single_batch(problem: Problem) -> tuple[Problem, int]:

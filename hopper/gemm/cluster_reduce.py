@@ -37,10 +37,10 @@ def alloc_smem(smem, config, barriers) -> ClusterReduction:
 @cute.jit
 def init_barriers(reduction: ClusterReduction, config: cutlass.Constexpr):
     """One thread, before anyone waits."""
-    for consumer in cutlass.range_constexpr(config.sharing):
+    for consumer in cutlass.range_constexpr(config.warpgroups_per_tile):
         cute.arch.mbarrier_init(reduction.barriers + consumer, 1)
         cute.arch.mbarrier_init(
-            reduction.barriers + config.sharing + consumer, config.cluster_k - 1
+            reduction.barriers + config.warpgroups_per_tile + consumer, config.cluster_k - 1
         )
 
 
@@ -65,7 +65,7 @@ def reduce(cta: Cta, consumer: Consumer, acc, iteration: Int32, iterations: Int3
     peer_sums = (config.cluster_k - 1) * count * WARPGROUP
     received = reduction.received + consumer.warpgroup_in_tile * peer_sums
     landed = reduction.barriers + consumer.warpgroup_in_tile
-    free = reduction.barriers + config.sharing + consumer.warpgroup_in_tile
+    free = reduction.barriers + config.warpgroups_per_tile + consumer.warpgroup_in_tile
     if lane == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(landed, peer_sums * 4)
     if cutlass.const_expr(not cta.traits.single_wave):
@@ -96,7 +96,7 @@ def send_partials(cta: Cta, acc, received, landed, lane):
         sent = registers(acc, parts, part)
         if own != part:
             sender = own - 1 if own > part else own  # this CTA's number among those that send
-            peer = cta.coord.multicast_rank + part * cta.config.group
+            peer = cta.coord.multicast_rank + part * cta.config.multicast_size
             for v in cutlass.range_constexpr(0, count, VECTOR):
                 vector = tuple(words[sent[v + i]] for i in range(VECTOR))
                 target = aligned(received + (sender * count + v) * WARPGROUP + lane * VECTOR)
@@ -138,7 +138,7 @@ def release_peers(cta: Cta, free, lane, again):
     if peer and again:
         # What was read stays ahead of what the peer sends next.
         cute.arch.fence_acq_rel_cluster()
-        cute.arch.mbarrier_arrive(free, cta.coord.multicast_rank + lane * cta.config.group)
+        cute.arch.mbarrier_arrive(free, cta.coord.multicast_rank + lane * cta.config.multicast_size)
 
 
 def received_vector(pointer):

@@ -9,7 +9,7 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from ..core import compile
-from ..core.config import SLAB_BYTES
+from ..core.config import SUBTILE_BYTES
 from . import epilogue_store, epilogue_tile
 from .canonical import view_of_caller
 from .variant import EPILOGUE_TENSORS, Variant
@@ -139,5 +139,5 @@ def shared_memory(gemm: Any, variant: Variant) -> int:
     columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
     subtile = 64 * columns * variant.out_dtype.itemsize
     apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
-    unused = SLAB_BYTES - (subtile if apart else 0)
-    return config.shared_memory_bytes - config.consumers * config.store_buffers * unused
+    unused = SUBTILE_BYTES - (subtile if apart else 0)
+    return config.shared_memory_bytes - config.consumers * config.epilogue_stages * unused

@@ -49,8 +49,8 @@ def make_reduction(cta: Cta, consumer: Consumer) -> SplitKReduction:
     return SplitKReduction(
         cta.splitk,
         cta.arrived,
-        unit=cta_in_cluster * config.sharing + consumer.warpgroup_in_tile,
-        units=config.cluster * config.sharing,
+        unit=cta_in_cluster * config.warpgroups_per_tile + consumer.warpgroup_in_tile,
+        units=config.cluster * config.warpgroups_per_tile,
     )
 
 
@@ -64,7 +64,7 @@ def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
     thread = mma.get_slice(consumer.warpgroup_in_tile * WARPGROUP)
     tCrA = mma.make_fragment_A(thread.partition_A(operands.sA))
     # All columns of a stage, of which a tile has the first.
-    whole = tiled_mma(cta, config.mma_n or config.slot_n)
+    whole = tiled_mma(cta, config.mma_n or config.stage_n)
     tCrB = whole.make_fragment_B(whole.get_slice(0).partition_B(operands.sB))
     shape = mma.partition_shape_C((config.tile_m, width))
     acc = cute.make_rmem_tensor(shape, Float32)
@@ -77,7 +77,7 @@ def make_tile_mma(cta: Cta, consumer: Consumer, width: int) -> TileMma:
 
 def tiled_mma(cta: Cta, columns: int):
     """wgmma of the consumers that share a tile, `columns` wide."""
-    operands, shape = cta.operands, (cta.config.sharing, 1, 1)
+    operands, shape = cta.operands, (cta.config.warpgroups_per_tile, 1, 1)
     return hopper_helpers.make_trivial_tiled_mma(
         *operands.dtypes, *operands.majors, Float32, shape, (64, columns)
     )
@@ -123,7 +123,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
     config = cta.config
     consumer = make_consumer(cta, index)
     reduction = make_reduction(cta, consumer)
-    mmas = [make_tile_mma(cta, consumer, width) for width in config.widths]
+    mmas = [make_tile_mma(cta, consumer, width) for width in config.tile_widths]
     state, first, stride = pipeline.initial_state(), Int32(0), 1
     stages_per_tile = cta.scheduler.params.k_tiles + cta.source_stages
     if cutlass.const_expr(config.pingpong):
@@ -138,7 +138,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
         work = tile_scheduler.current_work(cta.scheduler, config, first + iteration * stride)
         if cutlass.const_expr(config.pingpong):
             mma_order_wait(consumer)
-        if cutlass.const_expr(config.elastic):
+        if cutlass.const_expr(config.variable_tile_n):
             if work.narrow == 0:
                 state = compute_tile(
                     cta, consumer, mmas[0], reduction, pipeline, state, work, iteration, iterations
@@ -222,7 +222,10 @@ def multiply(
         state = roles.mma_k_loop_promoted(fragments, mma.partial, pipeline, state, count)
         previous = Int32(0)
     else:
-        in_flight, last = config.in_flight, config.last if cta.traits.staggered_tail else 0
+        in_flight, last = (
+            config.in_flight,
+            config.staggered_k_tiles if cta.traits.staggered_tail else 0,
+        )
         state, previous = roles.mma_k_loop(
             fragments, pipeline, state, count - last, in_flight, True, None
         )

@@ -28,15 +28,17 @@ def subtiles_per_stage(config, epilogue_config, dtype) -> int:
     """Subtiles of each consumer in a stage; none where stages do not begin at whole swizzles."""
     if config.tile_k < 64:
         return 0
-    rows, size = (config.tile_m, config.slot_n), subtile_bytes(epilogue_config, dtype)
-    return int(sum(extent * config.tile_k * 2 // size for extent in rows) // config.sharing)
+    rows, size = (config.tile_m, config.stage_n), subtile_bytes(epilogue_config, dtype)
+    return int(
+        sum(extent * config.tile_k * 2 // size for extent in rows) // config.warpgroups_per_tile
+    )
 
 
 def stages_per_tile(config, epilogue_config, dtype) -> int:
     """Stages in which the source of a tile comes: as many for each, whatever its width."""
     most = max(
         len(epilogue_tile.subtiles(epilogue_config, dtype, width))
-        for width in epilogue_config.widths
+        for width in epilogue_config.tile_widths
     )
     return -(-most // subtiles_per_stage(config, epilogue_config, dtype))
 
@@ -44,11 +46,11 @@ def stages_per_tile(config, epilogue_config, dtype) -> int:
 def subtile_pointer(source: EpilogueSource, index, number: int):
     """Where subtile `number` of stage `index` begins."""
     config, size = source.config, subtile_bytes(source.epilogue_config, source.dtype)
-    bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.slot_n))
+    bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.stage_n))
     in_a = bytes_a // size
     if number < in_a:
         return source.stages + (index * bytes_a + number * size)
-    return source.stages + (config.slots * bytes_a + index * bytes_b + (number - in_a) * size)
+    return source.stages + (config.stages * bytes_a + index * bytes_b + (number - in_a) * size)
 
 
 # ---- the warps that load
@@ -73,7 +75,7 @@ def load(
     for number in cutlass.range_constexpr(stages):
         if cutlass.const_expr(issues):
             pipeline.producer_acquire(state)
-            if cutlass.const_expr(config.elastic):
+            if cutlass.const_expr(config.variable_tile_n):
                 if work.narrow == 0:
                     fill_stage(source, pipeline, state, work, config.tile_n, number)
                 else:
@@ -102,7 +104,7 @@ def fill_stage(
     per = subtiles_per_stage(source.config, epilogue_config, dtype)
     columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
     batch = epilogue_tile.subtiles(epilogue_config, dtype, width)[number * per :][:per]
-    consumers = source.config.sharing
+    consumers = source.config.warpgroups_per_tile
     pipeline.arrive_and_expect_tx(
         state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)
     )
@@ -110,7 +112,10 @@ def fill_stage(
         for n in cutlass.range_constexpr(len(batch)):
             i, start = batch[n]
             sC = subtile_tensor(source, subtile_pointer(source, state.index, consumer * per + n))
-            row = work.m * epilogue_config.tile_m + (i * epilogue_config.sharing + consumer) * 64
+            row = (
+                work.m * epilogue_config.tile_m
+                + (i * epilogue_config.warpgroups_per_tile + consumer) * 64
+            )
             gC = epilogue_tile.tile_of(
                 source.tma.tensor,
                 source.batched,
@@ -193,7 +198,7 @@ def copy_subtile(
     of each.
     """
     subtile = subtile_pointer(source, index, number).toint()
-    for other in cutlass.range_constexpr(1, source.config.sharing):
+    for other in cutlass.range_constexpr(1, source.config.warpgroups_per_tile):
         others = subtile_pointer(source, index, other * per + number).toint()
         subtile = others if consumer.warpgroup_in_tile == other else subtile
     pointer = cute.make_ptr(cutlass.Uint8, subtile, source.stages.memspace, assumed_align=1024)

@@ -93,7 +93,7 @@ class EpilogueTile:
         lane = thread % 32
         row = (
             self.work.m * config.tile_m
-            + (i * config.sharing + self.consumer.warpgroup_in_tile) * 64
+            + (i * config.warpgroups_per_tile + self.consumer.warpgroup_in_tile) * 64
             + thread % WARPGROUP // 32 * 16
             + lane // 4
         )
@@ -120,7 +120,7 @@ def registers(config, width: int, i: int, start: int, columns: int, half: int = 
     """Which accumulators of a tile `width` columns wide hold `columns` columns of row group i, of
     gated pairs in one half of the tile. They lie ((2, 2, V), MMA_M, MMA_N), four to eight columns.
     """
-    mma_n, rows = config.mma_n or width, config.tile_m // (64 * config.sharing)
+    mma_n, rows = config.mma_n or width, config.tile_m // (64 * config.warpgroups_per_tile)
     starts = range(start + half * config.tile_n, start + half * config.tile_n + columns, 8)
     return [
         c % mma_n // 2 + mma_n // 2 * (i + rows * (c // mma_n)) + v
@@ -298,7 +298,7 @@ class EpilogueOps:
             columns = tile.consumer.writer.columns
         self.parts = [
             (i, start, min(columns, width - start))
-            for i in range(config.tile_m // (64 * config.sharing))
+            for i in range(config.tile_m // (64 * config.warpgroups_per_tile))
             for start in range(0, width, columns)
         ]
         self.to_x = {0: list(self.parts), 1: list(self.parts) if gated else []}
@@ -390,7 +390,9 @@ def output_registers(operations: EpilogueOps, width: int):
     operations.compute_outputs()
     tile = operations.tile
     config = tile.epilogue.config
-    outputs = cute.make_rmem_tensor((config.tile_m // (64 * config.sharing) * width // 2,), Float32)
+    outputs = cute.make_rmem_tensor(
+        (config.tile_m // (64 * config.warpgroups_per_tile) * width // 2,), Float32
+    )
     for i, start, columns in operations.parts:
         targets = registers(config, width, i, start, columns)
         for target, source in zip(targets, tile.registers(i, start, columns), strict=True):

@@ -74,16 +74,16 @@ def buffer_count(config, dtype, traits) -> int:
     pipeline's stages, which it has read by then; they fit unless k tiles are few and C's elements
     wide. Not where the epilogue's source or x need buffers, too.
     """
-    count = max(len(subtiles(config, dtype, width)) for width in config.widths)
+    count = max(len(subtiles(config, dtype, width)) for width in config.tile_widths)
     room = count * config.consumers * 64 * subtile_columns(config, dtype) * dtype.width // 8
-    fits = room <= config.slots * config.slot_bytes
+    fits = room <= config.stages * config.stage_bytes
     alone = not traits.source and traits.aux != "staged"
-    return count if traits.single_wave and fits and alone else config.store_buffers
+    return count if traits.single_wave and fits and alone else config.epilogue_stages
 
 
 def overlays_stages(config, dtype, traits) -> bool:
     """Whether buffers lie over the pipeline's stages."""
-    return bool(buffer_count(config, dtype, traits) > config.store_buffers)
+    return bool(buffer_count(config, dtype, traits) > config.epilogue_stages)
 
 
 def make_tma(config, c, aux, source, traits) -> EpilogueTma:
@@ -160,10 +160,10 @@ def wait_mainloop_done(epilogue: Epilogue):
     """
     config = epilogue.config
     overlays = overlays_stages(config, epilogue.dtype, epilogue.traits)
-    if cutlass.const_expr(config.sharing > 1 and overlays):
+    if cutlass.const_expr(config.warpgroups_per_tile > 1 and overlays):
         cute.arch.barrier(
             barrier_id=int(NamedBarrier.ALL_CONSUMERS),
-            number_of_threads=config.sharing * WARPGROUP,
+            number_of_threads=config.warpgroups_per_tile * WARPGROUP,
         )
 
 
@@ -216,7 +216,7 @@ def run_pass(
     """Stores one matrix in rounds of as many subtiles as there are buffers; a round leaves as one
     group of stores.
     """
-    count, together = len(stores.subtiles), tile.epilogue.config.store_buffers
+    count, together = len(stores.subtiles), tile.epilogue.config.epilogue_stages
     states = ()
     if cutlass.const_expr(source is not None):
         states = epilogue_load.stage_states(source, pipeline, state)
@@ -287,7 +287,10 @@ def store_round(
     if consumer.context.warp % 4 == 0:
         for number in cutlass.range_constexpr(first, last):
             i, start = stores.subtiles[number]
-            row = work.m * config.tile_m + (i * config.sharing + consumer.warpgroup_in_tile) * 64
+            row = (
+                work.m * config.tile_m
+                + (i * config.warpgroups_per_tile + consumer.warpgroup_in_tile) * 64
+            )
             gC = tile_of(
                 tma.tensor,
                 epilogue.traits.batched,

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 def subtile_columns(config, dtype) -> int:
     """Columns of an epilogue subtile: a power of two of 16-byte pieces."""
     columns: int = 1024 // dtype.width
-    while columns > min(config.widths):
+    while columns > min(config.tile_widths):
         columns //= 2
     return columns
 
@@ -23,7 +23,10 @@ def subtiles(config, dtype, width: int) -> list[tuple[int, int]]:
     """Row group and first column of each subtile that a consumer stores of a tile `width` columns
     wide.
     """
-    rows, columns = config.tile_m // (64 * config.sharing), subtile_columns(config, dtype)
+    rows, columns = (
+        config.tile_m // (64 * config.warpgroups_per_tile),
+        subtile_columns(config, dtype),
+    )
     return [(i, start) for i in range(rows) for start in subtile_starts(width, columns)]
 
 

@@ -11,7 +11,7 @@ from itertools import product
 from ...core.problem import Problem, with_row_major_output
 from ...device import clusters, l2
 from ..core import tile_order
-from ..core.config import SHARED_MEMORY, SLAB_BYTES, HopperConfig, gated_reason, promoted_reason
+from ..core.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig, gated_reason, promoted_reason
 from . import operand_copies
 
 # The model's constants. Those of a call's start and of GPC-local loads are from time stamps and
@@ -83,13 +83,13 @@ def _candidates(
         shape = shaped(base, tile_m, consumers, cluster_m, cluster_n)
         for width in widths:
             swapped = swap or (any_column == [True] and width % 64 > 0)
-            c = _with_deep_k_tiles(replace(shape, tile_n=width, swap=swapped), problem)
+            c = _with_deep_k_tiles(replace(shape, tile_n=width, swap_ab=swapped), problem)
             yield filled(c)
             if not problem.batch_invariant:
                 yield from _partitioned(c, problem, _tiles(c, M, N, problem), sms)
     if M * N * math.prod(problem.batch) > 128**2 * sms // 2:
         for (*tile, widths_of_tile), swap in product(_VARIABLE_N_TILES, any_column):
-            c = replace(shaped(base, *tile), swap=swap, elastic=True)
+            c = replace(shaped(base, *tile), swap_ab=swap, variable_tile_n=True)
             yield from (filled(replace(c, tile_n=width)) for width in widths_of_tile)
 
 
@@ -147,7 +147,7 @@ def _partitioned(c: HopperConfig, problem: Problem, tiles: int, sms: int) -> Ite
 
 def _with_deep_k_tiles(c: HopperConfig, problem: Problem) -> HopperConfig:
     """Small tiles take 128 terms a k tile, so that loads and barriers are half as many."""
-    small = c.tile_m * c.tile_n < 64 * 128 and c.group == 1
+    small = c.tile_m * c.tile_n < 64 * 128 and c.multicast_size == 1
     deep = small and problem.K >= 8 * 128 and "promoted" not in problem.formats
     return replace(c, tile_k=128) if deep else c
 
@@ -156,23 +156,26 @@ def filled(c: HopperConfig) -> HopperConfig:
     """The config with as many epilogue stages as help, and as many stages as fit beside them. Where
     stages are few, one more counts for more than an epilogue stage.
     """
-    epilogue_stage_bytes = c.consumers * SLAB_BYTES
-    pipeline_bytes, epilogue_bytes = c.slots * c.slot_bytes, c.store_buffers * epilogue_stage_bytes
+    epilogue_stage_bytes = c.consumers * SUBTILE_BYTES
+    pipeline_bytes, epilogue_bytes = (
+        c.stages * c.stage_bytes,
+        c.epilogue_stages * epilogue_stage_bytes,
+    )
     fixed_bytes = c.shared_memory_bytes - pipeline_bytes - epilogue_bytes
 
     def stages_beside(epilogue_stages: int) -> int:
         room = SHARED_MEMORY - fixed_bytes - epilogue_stages * epilogue_stage_bytes
-        return max(1, min(_MOST_STAGES, room // c.slot_bytes))
+        return max(1, min(_MOST_STAGES, room // c.stage_bytes))
 
-    two, one = min(2, c.slabs), min(1, c.slabs)
+    two, one = min(2, c.epilogue_subtiles), min(1, c.epilogue_subtiles)
     prefer_one = stages_beside(one) > stages_beside(two) and stages_beside(two) < 5
     epilogue_stages = one if prefer_one else two
-    return replace(c, slots=stages_beside(epilogue_stages), store_buffers=epilogue_stages)
+    return replace(c, stages=stages_beside(epilogue_stages), epilogue_stages=epilogue_stages)
 
 
 def _tiles(c: HopperConfig, M: int, N: int, problem: Problem) -> int:
     """Cluster tiles of a call."""
-    if c.swap:
+    if c.swap_ab:
         M, N = N, M
     rows, columns = tile_order.cluster_tiles(c, M, N)
     return rows * columns * math.prod(problem.batch)
@@ -185,10 +188,10 @@ def _cycles(
     bytes (`l2.lines`).
     """
     waves = -(-_tiles(c, M, N, problem) * c.split_k // clusters.at_once(sms, c.cluster))
-    N_of_tiles = M if c.swap else N
-    tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.elastic else c.tile_n
+    N_of_tiles = M if c.swap_ab else N
+    tile_n = N_of_tiles / tile_order.columns(c, N_of_tiles) if c.variable_tile_n else c.tile_n
     products = 2 * c.tile_m * max(tile_n, 32) * problem.K / FLOP_PER_CYCLE
-    loads = _load_cycles(c, problem, waves, cache_lines[::-1] if c.swap else cache_lines)
+    loads = _load_cycles(c, problem, waves, cache_lines[::-1] if c.swap_ab else cache_lines)
     # Products and loads overlap: the longer of the two counts, and a little of the other.
     both: float = (products**3 + loads**3) ** (1 / 3)
     tile = both / (c.cluster_k * c.split_k) + TILE_CYCLES
@@ -196,7 +199,7 @@ def _cycles(
         tile += clusters.exchange(c.exchange_bytes)
     if c.split_k > 1:
         tile += REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
-    if c.slots < 4:
+    if c.stages < 4:
         tile *= FEW_STAGES
     if c.consumers == 3:
         tile *= THREE_CONSUMERS

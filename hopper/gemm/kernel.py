@@ -13,7 +13,7 @@ from cutlass.utils import hopper_helpers
 from .. import hilbert, tma_store
 from ..core import epilogue_store as core_epilogue_store
 from ..core.base import check_stage_bytes
-from ..core.config import MOST_SLOTS, WARPGROUP, HopperConfig, invalid_reason
+from ..core.config import MAX_STAGES, WARPGROUP, HopperConfig, invalid_reason
 from ..core.records import TmaOperand, WarpContext, WarpRole
 from . import cluster_reduce, epilogue_load, epilogue_math, epilogue_store, tile_scheduler, tma_load
 from .consumer import consumer_loop
@@ -39,15 +39,15 @@ BESIDE = 4  # stages' barriers, as much as split-K's words and barriers take
 
 @dataclass(frozen=True)
 class Config(hilbert.Config):
-    slots: int = 4
+    stages: int = 4
     in_flight: int = 1
     producer_registers: int = 40
     consumer_registers: int = 232
     order: str = "serpentine"
     group_m: int = 8
     sms: int = 0
-    gpc: bool = True
-    store_buffers: int = 2
+    gpc_local: bool = True
+    epilogue_stages: int = 2
     k_serpentine: bool = True
 
 
@@ -128,14 +128,14 @@ class Gemm(tma_store.TmaStore):
     pipeline_type = GroupPipeline
     introduces = frozenset(
         {
-            "swap",
-            "elastic",
+            "swap_ab",
+            "variable_tile_n",
             "pingpong",
             "k_serpentine",
             "split_k",
             "stream_k",
             "cluster_k",
-            "gpc",
+            "gpc_local",
             "pdl",
         }
     )
@@ -149,21 +149,21 @@ class Gemm(tma_store.TmaStore):
     def invalid_reason(cls, config):
         if config.phases:
             return "phases is True, expected False: a rung of the ladder counts cycles"
-        if config.slots > MOST_SLOTS - BESIDE:
+        if config.stages > MAX_STAGES - BESIDE:
             return (
-                f"slots is {config.slots}, expected at most {MOST_SLOTS - BESIDE}: other words "
+                f"stages is {config.stages}, expected at most {MAX_STAGES - BESIDE}: other words "
                 "lie beside barriers"
             )
         return invalid_reason(config)
 
     @property
     def staged(self):
-        return self.traits.staged and self.config.store_buffers > 0
+        return self.traits.staged and self.config.epilogue_stages > 0
 
     @property
     def epilogue_config(self):
         """The config of what a CTA stores."""
-        return self.config.stored(self.traits.gated)
+        return self.config.epilogue_config(self.traits.gated)
 
     def cluster_coord(self, context: WarpContext) -> ClusterCoord:
         config = self.config
@@ -172,8 +172,8 @@ class Gemm(tma_store.TmaStore):
         if config.cluster > 1:
             rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         m, n = rank % rows, rank // rows % columns
-        k = rank // config.group
-        base = k * config.group
+        k = rank // config.multicast_size
+        base = k * config.multicast_size
         return ClusterCoord(
             cta_m_in_cluster=m,
             cta_n_in_cluster=n,
@@ -192,13 +192,13 @@ class Gemm(tma_store.TmaStore):
         if not self.traits.gated:
             return [operand_a, operand_b]
         config, dtype = self.config, b.element_type
-        half, along_k = config.slot_n // 2, major_b.is_k_major_b()
+        half, along_k = config.stage_n // 2, major_b.is_k_major_b()
         kind = hopper_helpers.get_smem_layout_atom(
             major_b, dtype, config.tile_k if along_k else half
         )
         atom = warpgroup.make_smem_layout_atom(kind, dtype)
         order = (0, 1, 2) if along_k else (1, 0, 2)
-        stages = cute.tile_to_shape(atom, (config.slot_n, config.tile_k, config.slots), order)
+        stages = cute.tile_to_shape(atom, (config.stage_n, config.tile_k, config.stages), order)
         one = cute.tile_to_shape(atom, (half, config.tile_k), order[:2])
         _, (load, multicast) = self.load_operations()
         atom_b, coordinates = cpasync.make_tiled_tma_atom(
@@ -284,7 +284,7 @@ class Gemm(tma_store.TmaStore):
             Int32(0),
             cute.ceil_div(c.shape[1] * (2 if traits.gated else 1), config.tile_n),
         )
-        if cutlass.const_expr(config.elastic):
+        if cutlass.const_expr(config.variable_tile_n):
             columns = c.shape[1] // (config.tile_n - 8)
             columns += 1 if columns * config.tile_n < c.shape[1] else 0
             wide = cutlass.min(
@@ -330,10 +330,10 @@ class Gemm(tma_store.TmaStore):
                 cpasync.prefetch_descriptor(atom)
 
         smem = SmemAllocator()
-        barriers = smem.allocate_array(Int64, 2 * config.slots)
+        barriers = smem.allocate_array(Int64, 2 * config.stages)
         arrived = smem.allocate_array(Int32, 4)
-        reduction_barriers = smem.allocate_array(Int64, 2 * config.sharing)
-        stages = smem.allocate(config.slots * config.slot_bytes, 1024)
+        reduction_barriers = smem.allocate_array(Int64, 2 * config.warpgroups_per_tile)
+        stages = smem.allocate(config.stages * config.stage_bytes, 1024)
         operands = self.mma_operands(stages, dtype, majors, operand_a.layout, operand_b.layout)
         warpgroup_index = cute.arch.make_warp_uniform(tidx // WARPGROUP)
         context = WarpContext(tidx, block, warp, warpgroup_index)
@@ -380,10 +380,10 @@ class Gemm(tma_store.TmaStore):
         dtypes, layouts = (dtype, dtype), (layout_a, layout_b)
         if self.traits.formats:
             dtypes = tuple(FORMATS[name] for name in self.traits.formats.split()[:2])
-            shape = (config.tile_m, config.slot_n, 2 * config.tile_k)
+            shape = (config.tile_m, config.stage_n, 2 * config.tile_k)
             layouts = (
-                hopper_helpers.make_smem_layout_a(majors[0], shape, dtypes[0], config.slots),
-                hopper_helpers.make_smem_layout_b(majors[1], shape, dtypes[1], config.slots),
+                hopper_helpers.make_smem_layout_a(majors[0], shape, dtypes[0], config.stages),
+                hopper_helpers.make_smem_layout_b(majors[1], shape, dtypes[1], config.stages),
             )
         return MmaOperands(
             sA=smem_tensor(stages, dtypes[0], layouts[0]),
@@ -398,11 +398,11 @@ class Gemm(tma_store.TmaStore):
         config = self.config
         return self.pipeline_type(
             barriers,
-            barriers + config.slots,
-            config.slots,
-            config.slot_bytes,
-            config.sharing,
-            config.group,
+            barriers + config.stages,
+            config.stages,
+            config.stage_bytes,
+            config.warpgroups_per_tile,
+            config.multicast_size,
             config.jitter,
             first_rank=coord.multicast_base,
         )

@@ -133,7 +133,7 @@ def workspace_size(config: HopperConfig, grid: TileGrid, launched: int) -> Works
         return None
     cut_tiles = grid.tiles % launched if config.stream_k else grid.tiles
     places = launched + cut_tiles if config.stream_k else grid.work_tiles
-    warpgroups = config.cluster * config.sharing
+    warpgroups = config.cluster * config.warpgroups_per_tile
     return WorkspaceSize(
         floats=places * warpgroups * config.accumulator_registers * WARPGROUP,
         counters=max(cut_tiles, 1) * warpgroups,

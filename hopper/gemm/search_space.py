@@ -70,7 +70,7 @@ def _compile_key(config: HopperConfig) -> HopperConfig:
     """`compile_key` for one problem, where `swap` transposes the product, and `gpc` asks for a
     table where others have none.
     """
-    return replace(compile_key(config), swap=config.swap, gpc=config.gpc)
+    return replace(compile_key(config), swap_ab=config.swap_ab, gpc_local=config.gpc_local)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
             heuristic.shaped(base, tile_m, consumers, *cluster),
             pingpong=pingpong,
             in_flight=in_flight,
-            swap=swap,
+            swap_ab=swap,
             split_k=split_k,
             stream_k=stream_k,
             cluster_k=cluster_k,
@@ -114,7 +114,7 @@ def _configs(base: HopperConfig, problem: Problem, machine: Machine) -> Iterator
             if tile_k == 128 and order == "hilbert":
                 continue
             yield heuristic.filled(
-                replace(shape, tile_n=tile_n, elastic=variable, order=order, tile_k=tile_k)
+                replace(shape, tile_n=tile_n, variable_tile_n=variable, order=order, tile_k=tile_k)
             )
 
 
@@ -131,7 +131,7 @@ def _variable_widths(tile_m: int, M: int, N: int, sms: int) -> list[int]:
     widest = min(256, _MOST_ACCUMULATORS * 256 // tile_m // 8 * 8)
     found = []
     for width in range(widest, 63, -8):
-        c = HopperConfig(tile_m=tile_m, tile_n=width, elastic=True)
+        c = HopperConfig(tile_m=tile_m, tile_n=width, variable_tile_n=True)
         rows, columns = tile_order.cluster_tiles(c, M, N)
         waves = -(-rows * columns // sms)
         found.append((waves * N / columns, -width))
@@ -142,7 +142,7 @@ def pruned_reason(c: HopperConfig, machine: Machine, problem: Problem) -> str | 
     """Why a config that can be built cannot be the fastest, or is another one under
     another name.
     """
-    M, N = (problem.N, problem.M) if c.swap else (problem.M, problem.N)
+    M, N = (problem.N, problem.M) if c.swap_ab else (problem.M, problem.N)
     return _pruned_tile(c, M, N) or _pruned_schedule(c, machine, problem, M, N)
 
 
@@ -157,8 +157,8 @@ def _pruned_tile(c: HopperConfig, M: int, N: int) -> str | None:
     narrower = any(N <= width < c.tile_n and width % granule == 0 for width in _WIDTHS)
     if c.tile_m >= M + 64 or narrower:
         return f"tile is {c.tile_m}x{c.tile_n}, expected no larger than it takes to cover {M}x{N}"
-    if c.slots < 3:
-        return f"slots is {c.slots}, expected at least 3: products wait for loads"
+    if c.stages < 3:
+        return f"stages is {c.stages}, expected at least 3: products wait for loads"
     if (c.cluster_m > 1 and c.tile_m >= M) or (c.cluster_n > 1 and c.tile_n >= N):
         return (
             f"a cluster of {c.cluster_m}x{c.cluster_n} for {M} rows and {N} columns, expected "
@@ -203,19 +203,19 @@ def _pruned_schedule(
 
 def footprint(problem: Problem, cache_lines: tuple[int, int], c: HopperConfig) -> Footprint:
     """What a config does with a GPU, rows and columns being the problem's."""
-    N = problem.M if c.swap else problem.N
+    N = problem.M if c.swap_ab else problem.N
     mean_tile_n = -(-N // tile_order.columns(c, N))
     as_computed = replace(
         footprint_of(c, c.consumers + 1, persistent=True),
-        tile_n=mean_tile_n if c.elastic else c.tile_n,
+        tile_n=mean_tile_n if c.variable_tile_n else c.tile_n,
         split_k=c.split_k,
         stream_k=c.stream_k,
         cluster_k=c.cluster_k,
         pingpong=c.pingpong,
-        gpc_local=c.gpc and not c.split,
+        gpc_local=c.gpc_local and not c.split,
         cache_lines=cache_lines,
     )
-    if not c.swap:
+    if not c.swap_ab:
         return as_computed
     return replace(
         as_computed,

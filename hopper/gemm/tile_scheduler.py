@@ -207,7 +207,7 @@ def tile_coord(scheduler: TileScheduler, config: cutlass.Constexpr, index, parti
     n = n * config.cluster_n + coord.cta_n_in_cluster
 
     column, narrow = n * scheduler.columns, Int32(0)
-    if cutlass.const_expr(config.elastic):
+    if cutlass.const_expr(config.variable_tile_n):
         column -= 8 * cutlass.max(n - params.wide_columns, 0)
         if n >= params.wide_columns:
             narrow = Int32(1)

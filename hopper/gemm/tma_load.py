@@ -48,7 +48,7 @@ def partition_columns(cta: Cta, column, matrix):
     one pair for each half of gated pairs.
     """
     loads, parts = cta.loads, 2 if cta.traits.gated else 1
-    box = (cta.config.slot_n // parts, cta.config.tile_k)
+    box = (cta.config.stage_n // parts, cta.config.tile_k)
     layout = cute.make_layout(loads.multicast_b)
     partitions = []
     for part in range(parts):

@@ -43,7 +43,7 @@ class Variant:
         c, t = self.config, self.traits
         cluster = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}" if c.cluster > 1 else ""
         flags = {
-            "elastic": c.elastic,
+            "elastic": c.variable_tile_n,
             "pingpong": c.pingpong,
             "split": c.split_k > 1,
             "stream": c.stream_k,
@@ -70,7 +70,7 @@ class Variant:
         dtypes = compile.SHORT[self.dtype], compile.SHORT[self.out_dtype]
         parts = [
             "outblas_hopper_gemm",
-            f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.slots}",
+            f"{c.tile_m}x{c.tile_n}x{c.tile_k}x{c.stages}",
             cluster,
             self.layout,
             *dtypes,
@@ -155,7 +155,7 @@ def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
     ]
     width = fitting[0] if fitting else 1
     can_stage = width == widest and (size == 2 or not by_columns)  # stmatrix transposes 16 bits
-    return OutputAccess(width, widest, by_columns, can_stage and config.store_buffers > 0)
+    return OutputAccess(width, widest, by_columns, can_stage and config.epilogue_stages > 0)
 
 
 def _trait_width(output: OutputAccess) -> int:
@@ -173,19 +173,19 @@ def _takes_a_table(
     """
     if grid.tiles_of_matrix > guaranteed:
         return True
-    return single_wave and grid.work_tiles > 1 and config.gpc and not config.split
+    return single_wave and grid.work_tiles > 1 and config.gpc_local and not config.split
 
 
 def _staggers_tail(problem: Problem, config: HopperConfig, traits: Any) -> bool:
     """Whether the second of two consumers of a tile multiplies the tile's last k tiles after the
     first: where there is an epilogue to cover, K is long, and CTAs have several whole tiles.
     """
-    two_consumers = config.sharing == 2 and config.cluster_k == 1
+    two_consumers = config.warpgroups_per_tile == 2 and config.cluster_k == 1
     if not two_consumers or config.split or traits.promoted:
         return False
     if traits.plain or traits.single_wave:
         return False
-    return config.last > 0 and 2 * config.last * config.tile_k < problem.K
+    return config.staggered_k_tiles > 0 and 2 * config.staggered_k_tiles * config.tile_k < problem.K
 
 
 def tensor_view(problem: Problem, name: str) -> View | None:
@@ -246,17 +246,17 @@ def can_load_source(problem: Problem, config: HopperConfig) -> bool:
     of a tile must land before the other consumer multiplies, while the last k tile is still in its
     stage.
     """
-    epilogue_config = config.stored(problem.epilogue.gated)
+    epilogue_config = config.epilogue_config(problem.epilogue.gated)
     dtype = compile.NUMERIC[problem.out_dtype]
     whole_tiles = not config.split and config.cluster_k == 1
-    if not whole_tiles or config.slots == 1:
+    if not whole_tiles or config.stages == 1:
         return False
     if epilogue_load.subtiles_per_stage(config, epilogue_config, dtype) == 0:
         return False
     if not config.pingpong:
         return True
     stages = epilogue_load.stages_per_tile(config, epilogue_config, dtype)
-    return stages + config.in_flight <= config.slots
+    return stages + config.in_flight <= config.stages
 
 
 def epilogue_tensor_view(canonical: CanonicalProblem, traits: Any, name: str) -> TensorView | None:

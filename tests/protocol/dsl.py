@@ -396,8 +396,8 @@ def store_fragment(consumer, fragments, gC, cC, shape, width, cache):
     agent, config = state.machine.agent, state.machine.config
     warpgroup = getattr(consumer, "warpgroup_in_tile", consumer.index)
     if agent.tidx % 128 == 0:
-        for i in range(config.tile_m // (64 * config.sharing)):
-            row = gC.offset[0] + (i * config.sharing + warpgroup) * 64
+        for i in range(config.tile_m // (64 * config.warpgroups_per_tile)):
+            row = gC.offset[0] + (i * config.warpgroups_per_tile + warpgroup) * 64
             stored = [("C", fragments.acc[0])]
             state.machine.stored(agent, ("C", (row, *gC.offset[1:])), stored, gC.box[1])
 

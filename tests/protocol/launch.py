@@ -91,7 +91,7 @@ class Launch(Machine):
         from outblas.hopper.core import compile
         from outblas.hopper.gemm import epilogue_tile
 
-        stored = self.config.stored(self.traits.gated)
+        stored = self.config.epilogue_config(self.traits.gated)
         return epilogue_tile.subtile_columns(stored, compile.NUMERIC[self.case.out_dtype])
 
     def stored(self, agent, target, found, columns=None) -> None:
@@ -162,7 +162,7 @@ class Launch(Machine):
 
     def check_stages(self) -> None:
         """Every stage that was filled has been released."""
-        slots = self.config.slots
+        slots = self.config.stages
         for cta in self.ctas:
             for s in range(slots):
                 full, empty = cta.barriers[8 * s], cta.barriers.get(8 * (slots + s))
@@ -251,7 +251,7 @@ def simulate(
     sums = counters = None
     if config.split:
         cut = tiles % launched if config.stream_k else tiles
-        parts = config.cluster * config.sharing
+        parts = config.cluster * config.warpgroups_per_tile
         places = (launched + cut if config.stream_k else tiles * pieces) * parts
         sums = dsl.GlobalTensor(GlobalMemory(places * config.accumulator_registers * 128))
         counters = dsl.GlobalTensor(GlobalMemory(max(cut, 1) * parts))

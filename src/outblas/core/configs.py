@@ -54,6 +54,22 @@ def items(text: str) -> list[tuple[str, str]]:
     ]
 
 
+class RenamedFields(type):
+    """The metaclass of configs whose constructor takes old names of fields, too.
+
+    `Config(slots=4)` is `Config(stages=4)` where ALIASES has slots, and so is
+    `dataclasses.replace(config, slots=4)`, which hands over the other fields by their new names: an
+    old name counts for more than the new one of the same field.
+    """
+
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        renamed = aliases(cls)
+        if not renamed.keys().isdisjoint(named):
+            old = {renamed[name]: value for name, value in named.items() if name in renamed}
+            named = {name: named[name] for name in named if name not in renamed} | old
+        return super().__call__(*values, **named)
+
+
 def aliases(kind: type) -> Mapping[str, str]:
     """The old names of renamed fields of a config class, and the names that they have now."""
     found: Mapping[str, str] = getattr(kind, "ALIASES", {})
