@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.autotune.measure.race import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
+from outblas.autotune.measure.race import (
+    BATCH,
+    MOST_ROUNDS,
+    RESOLUTION,
+    ROUNDS,
+    SuccessiveElimination,
+)
 
 TIE = {"one": 50.0, "other": 50.0}
 
@@ -18,7 +24,7 @@ def run(us, *, seed=0, noise=0.0, common=(1.0,) * MOST_ROUNDS, until=MOST_ROUNDS
     """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of
     each one's own.
     """
-    dice, race = random.Random(seed), Race(list(us))
+    dice, race = random.Random(seed), SuccessiveElimination(list(us))
 
     def measured(name, round):
         return us.get(name, 100.0) * common[round] * math.exp(dice.gauss(0, noise))
@@ -88,7 +94,7 @@ def test_small_leads_take_more_rounds():
 
 
 def test_a_rival_that_cannot_go_on():
-    race = Race(["one", "other", "broken"])
+    race = SuccessiveElimination(["one", "other", "broken"])
     race.add([100.0] * BATCH, [[50.0] * BATCH, [51.0] * BATCH, [1.0] * BATCH])
     race.remove("broken")
     assert race.leader == "one"

@@ -12,7 +12,7 @@ from ..measure.finals import Finals
 from ..measure.isolated import MeasureWorker, WorkerDied
 from ..measure.prefetch import Ahead
 from ..measure.progress import Progress, Report, silent
-from ..measure.race import Race
+from ..measure.race import SuccessiveElimination
 from ..search.prune import Candidate, Plan, Ranker, by_model, plan
 from ..search.target import Subject
 from ..store.records import BestConfig, Finalist, Gpu, Trial, Workload, now
@@ -270,7 +270,7 @@ class _Tuning:
         chosen += [(w.kernel, w.config) for w in self._earlier()]
         return [by_text[key] for key in dict.fromkeys(chosen) if key in by_text]
 
-    def _record_best(self, race: Race[Candidate]) -> None:
+    def _record_best(self, race: SuccessiveElimination[Candidate]) -> None:
         order = race.order()
         finalists = tuple(_finalist(race, rival) for rival in order)
         for subject in self.job.subjects:
@@ -281,7 +281,10 @@ class _Tuning:
                 self.outcome.winners.append(winner)
 
     def _winner(
-        self, race: Race[Candidate], own: Sequence[Candidate], finalists: tuple[Finalist, ...]
+        self,
+        race: SuccessiveElimination[Candidate],
+        own: Sequence[Candidate],
+        finalists: tuple[Finalist, ...],
     ) -> BestConfig:
         best, rival = own[0], own[1] if len(own) > 1 else None
         lead = race.lead(best, rival) if rival is not None else None
@@ -313,7 +316,7 @@ class _Tuning:
         )
 
 
-def _finalist(race: Race[Candidate], rival: Candidate) -> Finalist:
+def _finalist(race: SuccessiveElimination[Candidate], rival: Candidate) -> Finalist:
     spread = race.against_base(rival)
     return Finalist(
         kernel=rival.subject.name,
