@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.autotune.measure.race import BATCH, MOST_ROUNDS, RESOLUTION, ROUNDS, Race
+from outblas.autotune.measure.race import (
+    BATCH,
+    MOST_ROUNDS,
+    RESOLUTION,
+    ROUNDS,
+    SuccessiveElimination,
+)
 
 TIE = {"one": 50.0, "other": 50.0}
 
@@ -22,11 +28,11 @@ def run(
     noise: float = 0.0,
     common: Sequence[float] = (1.0,) * MOST_ROUNDS,
     until: int = MOST_ROUNDS,
-) -> Race[str]:
+) -> SuccessiveElimination[str]:
     """A race as a sweep runs it. `common` is a factor on all times of a round, `noise` the σ of
     each one's own.
     """
-    dice, race = random.Random(seed), Race(list(us))
+    dice, race = random.Random(seed), SuccessiveElimination(list(us))
 
     def measured(name: str, round: int) -> float:
         return us.get(name, 100.0) * common[round] * math.exp(dice.gauss(0, noise))
@@ -96,7 +102,7 @@ def test_small_leads_take_more_rounds() -> None:
 
 
 def test_a_rival_that_cannot_go_on() -> None:
-    race = Race(["one", "other", "broken"])
+    race = SuccessiveElimination(["one", "other", "broken"])
     race.add([100.0] * BATCH, [[50.0] * BATCH, [51.0] * BATCH, [1.0] * BATCH])
     race.remove("broken")
     assert race.leader == "one"

@@ -29,9 +29,8 @@ from .serve import brief
 
 TIMEOUT = 180.0  # seconds of one compile
 START_SECONDS = 300.0  # for a process to import what it needs
-MEMORY = (
-    12 << 30
-)  # bytes that a process may hold with its children, and that each of them may allocate
+# Bytes that a process may hold with its children, and that each of them may allocate.
+MEMORY = 12 << 30
 MEMORY_SHARE = 0.75  # of what this process may use of the machine, where that is less
 TASKS = 100  # compiles of one process: what compilers leak goes with it
 ATTEMPTS = 2  # at a compile whose process is killed from outside
@@ -323,10 +322,8 @@ class _Compiler:
 
     def _ready(self) -> WorkerProcess | None:
         """A process that can take a call; None where none can be started."""
-        if (
-            self._process is not None and self._process.exit is not None
-        ):  # it died when nothing was asked of it
-            self._retire()
+        if self._process is not None and self._process.exit is not None:
+            self._retire()  # it died when nothing was asked of it
         while self._pool.starts.possible():
             try:
                 with self._lock:
@@ -392,7 +389,7 @@ def _import(subject: Subject) -> None:
 
 
 def _compile(subject: Subject, workload: Workload, config: str, arch: int) -> float | _Objection:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     try:
         module = subject.load()
         module.precompile(prune.problem(workload), from_text(module.Config, config), arch)
@@ -402,4 +399,4 @@ def _compile(subject: Subject, workload: Workload, config: str, arch: int) -> fl
         return _Objection("compile crash", "out of memory: the compiler reached its bound")
     except BaseException as error:  # a config may raise anything
         return _Objection("failed", brief(error))
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

@@ -1,5 +1,5 @@
-"""The finals in a worker: rivals take turns with cuBLAS, and one that cannot go on costs the others
-nothing.
+"""The finals in a worker: candidates take turns with cuBLAS, and one that cannot go on costs the
+others nothing.
 """
 
 import time
@@ -11,14 +11,14 @@ from ..search.prune import Candidate
 from ..store.records import Workload
 from .isolated import MeasureWorker, WorkerDied
 from .progress import Progress
-from .race import BATCH, MOST_ROUNDS, Race
+from .race import BATCH, MOST_ROUNDS, SuccessiveElimination
 from .worker import Entry
 
-MOST_KILLS = 2  # of workers by somebody else, while a rival alone ran, before it is out
+MOST_KILLS = 2  # of workers by others, while a candidate alone ran, before it is out
 
 
 class Finals:
-    """A race of a workload's fastest configs, until it is decided or the budget is spent."""
+    """Measures a workload's fastest configs until the best is known or the budget is spent."""
 
     def __init__(
         self, workload: Workload, bench: MeasureWorker, progress: Progress, say: Callable[[], None]
@@ -27,10 +27,12 @@ class Finals:
         self.entered: dict[Candidate, int] = {}  # by how many workers had gone before
         self.kills: Counter[Candidate] = Counter()  # of workers, from outside, while it alone ran
 
-    def run(self, rivals: Sequence[Candidate]) -> Race[Candidate]:
-        """The race as it ended, which may be with nobody alive, or before its first round."""
-        race = Race(list(rivals))
-        for _ in range(MOST_ROUNDS + 4 * len(rivals)):
+    def run(self, candidates: Sequence[Candidate]) -> SuccessiveElimination[Candidate]:
+        """The elimination as it ended, which may be with no candidate alive, or before the first
+        round.
+        """
+        race = SuccessiveElimination(list(candidates))
+        for _ in range(MOST_ROUNDS + 4 * len(candidates)):
             if not self._all_entered(race):
                 continue
             if not race.alive or race.over or self._late(race):
@@ -46,60 +48,66 @@ class Finals:
                 self._remove_faulty(race)
         return race
 
-    def _late(self, race: Race[Candidate]) -> bool:
+    def _late(self, race: SuccessiveElimination[Candidate]) -> bool:
         deadline = self.progress.deadline
         return deadline is not None and race.rounds >= BATCH and time.monotonic() > deadline
 
-    def _tell(self, race: Race[Candidate]) -> None:
+    def _tell(self, race: SuccessiveElimination[Candidate]) -> None:
         self.progress.rounds = race.rounds
         self.progress.best = f"{race.leader.subject.name}[{brief(race.leader.config)}]"
         self.progress.best_ratio = race.against_base(race.leader).median
         self.say()
 
-    def _all_entered(self, race: Race[Candidate]) -> bool:
-        """Makes those in the race ready in the worker that there is; False if one of them failed,
-        and is out.
+    def _all_entered(self, race: SuccessiveElimination[Candidate]) -> bool:
+        """Makes the candidates that are alive ready in the present worker; False if one of them
+        failed, and is out.
         """
-        for rival in list(race.alive):
-            if self.entered.get(rival) == self.bench.restarts:
+        for candidate in list(race.alive):
+            if self.entered.get(candidate) == self.bench.restarts:
                 continue
             try:
-                status: str = self.bench.enter(self.workload, (rival.subject, rival.text)).status
+                status: str = self.bench.enter(
+                    self.workload, (candidate.subject, candidate.text)
+                ).status
             except WorkerDied as death:
-                if self._spared(rival, death):
+                if self._spared(candidate, death):
                     return False
                 status = death.status
             if status != "ok":
-                self._remove(race, rival, status)
+                self._remove(race, candidate, status)
                 return False
-            self.entered[rival] = self.bench.restarts
-        return all(self.entered[rival] == self.bench.restarts for rival in race.alive)
+            self.entered[candidate] = self.bench.restarts
+        return all(self.entered[candidate] == self.bench.restarts for candidate in race.alive)
 
-    def _remove_faulty(self, race: Race[Candidate]) -> None:
-        """After a race that took the worker down: who does so alone is out."""
-        for rival in list(race.alive):
-            while rival in race.alive and not self._all_entered(race):
+    def _remove_faulty(self, race: SuccessiveElimination[Candidate]) -> None:
+        """After rounds in which the worker died: measures each candidate alone, and takes out those
+        with which the worker dies again.
+        """
+        for candidate in list(race.alive):
+            while candidate in race.alive and not self._all_entered(race):
                 pass
-            if rival not in race.alive:
+            if candidate not in race.alive:
                 continue
             try:
-                self.bench.race(_entries([rival]), 1)
+                self.bench.race(_entries([candidate]), 1)
             except WorkerDied as death:
-                if not self._spared(rival, death):
-                    self._remove(race, rival, death.status)
+                if not self._spared(candidate, death):
+                    self._remove(race, candidate, death.status)
 
-    def _spared(self, rival: Candidate, death: WorkerDied) -> bool:
-        """Whether a worker was killed from outside, which is not the rival's fault while it happens
-        seldom.
+    def _spared(self, candidate: Candidate, death: WorkerDied) -> bool:
+        """Whether a worker was killed from outside, which is not the candidate's fault while it
+        happens seldom.
         """
-        self.kills[rival] += death.status == "killed"
-        return death.status == "killed" and self.kills[rival] < MOST_KILLS
+        self.kills[candidate] += death.status == "killed"
+        return death.status == "killed" and self.kills[candidate] < MOST_KILLS
 
-    def _remove(self, race: Race[Candidate], rival: Candidate, status: str) -> None:
-        race.remove(rival)
-        self.progress.message = f"{rival.label}: {status} in the finals"
+    def _remove(
+        self, race: SuccessiveElimination[Candidate], candidate: Candidate, status: str
+    ) -> None:
+        race.remove(candidate)
+        self.progress.message = f"{candidate.label}: {status} in the finals"
         self.progress.failures[status] += 1
 
 
-def _entries(rivals: Iterable[Candidate]) -> list[Entry]:
-    return [(rival.subject, rival.text) for rival in rivals]
+def _entries(candidates: Iterable[Candidate]) -> list[Entry]:
+    return [(candidate.subject, candidate.text) for candidate in candidates]

@@ -47,11 +47,11 @@ class GpuLock:
         """
         patience = min(seconds, BYPASSED_SECONDS) if self._bypassed else seconds
         time.sleep(max(0.0, min(self._back - time.monotonic(), 2 * QUEUE_SECONDS)))
-        begun, waited = time.monotonic(), False
+        start, waited = time.monotonic(), False
         try:
-            reason = self._acquire(begun + patience, patience, cancelled)
+            reason = self._acquire(start + patience, patience, cancelled)
             self._bypassed = reason != ""
-            waited = time.monotonic() - begun > NEXT_SECONDS / 2
+            waited = time.monotonic() - start > NEXT_SECONDS / 2
             yield reason
         finally:
             self._back = time.monotonic() + 2 * QUEUE_SECONDS if waited else 0.0

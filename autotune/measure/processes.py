@@ -42,9 +42,8 @@ _OUTSIDE = [
     number for number in signal.Signals if number.name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 ]
 _QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may have SIGPIPE end it
-_SUPERVISOR = str(
-    Path(__file__).with_name("supervisor.py")
-)  # started by its path, and not imported
+# The supervisor is started by its path, and not imported.
+_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class WorkerStartError(Exception):
 
 
 class WorkerTimeout(Exception):
-    """A call was not done in time. `accepted`: whether the worker had begun it."""
+    """A call was not done in time. `accepted`: whether the worker had taken it up."""
 
     def __init__(self, accepted: bool) -> None:
         super().__init__("not done in time")
@@ -90,7 +89,7 @@ class WorkerTimeout(Exception):
 
 
 class WorkerExited(Exception):
-    """The worker ended before it answered. `accepted`: whether it had begun the call."""
+    """The worker ended before it answered. `accepted`: whether it had taken up the call."""
 
     def __init__(self, exit: Exit, accepted: bool) -> None:
         super().__init__(str(exit))
@@ -240,9 +239,9 @@ class WorkerProcess:
             raise WorkerExited(
                 Exit(detail=f"it sent what is no answer: {error}"), accepted=True
             ) from None
-        except (
-            BaseException
-        ):  # an interrupt of this process: the answer may yet come, and must not be the next call's
+        except BaseException:
+            # This process was interrupted: the answer may yet come, and must not be taken for that
+            # of the next call.
             self.kill()
             raise
         if answer.kind == ERROR:

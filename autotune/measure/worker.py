@@ -89,9 +89,9 @@ class _WorkloadTimer:
     def _rough(self, call: turn.Call) -> float:
         if self.device == "cuda":
             return turn.rough_us(call)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         call()
-        return (time.perf_counter() - begun) * 1e6
+        return (time.perf_counter() - start) * 1e6
 
     def _batch(self, call: turn.Call, us: float) -> turn.Batch:
         """Like calls for like: all of a workload in CUDA graphs, or none."""

@@ -5,17 +5,20 @@ A driver takes the lease of a config before it measures it, and gives it back wi
 without one when it is interrupted. The store keeps the leases; each is a row with its owner and a
 counter, its beat.
 
-    owner       claim ──── measure ──────────────── add (stores the trial and ends the lease, in one
-                  transaction) └ beat + 1, every BEAT_SECONDS, by a thread of the owner's store,
-                  while it holds a lease
-    interrupted claim ──── release (the config is as if it had never been begun) killed      claim
-    ──── nothing more: another driver's claim finds the owner dead and takes the lease over stopped
-    claim ──── (taken over meanwhile) ──── add: the trial that came first stays, and both leases end
+    measured     claim ──── measure ──── add
+                 `add` stores the trial and ends the lease, in one transaction. Meanwhile a thread
+                 of the owner's store adds 1 to the beat every BEAT_SECONDS.
+    interrupted  claim ──── release
+                 The config is as if nobody had started to measure it.
+    killed       claim ────
+                 The claim of another driver finds the owner dead, and takes the lease over.
+    stopped      claim ──── (another takes the lease over) ──── add
+                 The trial that came first stays, and both leases end.
 
-When is an owner dead? One on this machine is when its process is gone, or another has its number.
-Any other owner, and one that is stopped, is when its beat has not changed for LEASE_SECONDS of the
-time that the observer itself watched, on the observer's monotonic clock. Dates are never compared,
-so that a clock that is set changes nothing.
+An owner on this machine is dead when its process is gone, or when another process has its number.
+Any other owner, and one that is stopped, is dead when its beat has not changed for LEASE_SECONDS of
+the time that the observer itself watched, on the observer's monotonic clock. Dates are never
+compared, so that a clock that is set changes nothing.
 
 A dead owner says nothing against the config that it measured, unless the whole machine went down
 with it: that is counted in `machine_losses`.
@@ -154,9 +157,8 @@ def life(owner: Owner, me: Owner) -> Life:
         return "dead"
     if owner.pid == me.pid:
         return "alive" if owner.nonce in _open_here else "dead"
-    return (
-        "unknown" if state in "Tt" else "alive"
-    )  # a stopped one measures nothing, and may never go on
+    # A stopped process measures nothing, and may never go on.
+    return "unknown" if state in "Tt" else "alive"
 
 
 def _is_hidden(pid: int) -> bool:
@@ -336,9 +338,8 @@ class Heart:
 
     def _run(self, beat: Callable[[], bool], seconds: float) -> None:
         while not self._stopped.wait(seconds):
-            with contextlib.suppress(
-                Exception
-            ):  # a beat that is late costs nothing, and a missing one a lease
+            # A beat that is late costs nothing; one that is missing costs a lease.
+            with contextlib.suppress(Exception):
                 if not beat():
                     return
 

@@ -1,18 +1,20 @@
 """The versions of a store's tables, and the steps that lead from each to the next.
 
 A step is written for the tables of its day: it names tables and columns in full and shares nothing
-with `rows.SCHEMA`, which goes on changing. A published step is never edited. All steps that a file
-needs run in one transaction, so that the file is of its old version or of the newest, whatever
+with `queries.SCHEMA`, which goes on changing. A published step is never edited. All steps that a
+file needs run in one transaction, so that the file is of its old version or of the newest, whatever
 happens meanwhile.
+
+The texts of configs are not migrated when a field is renamed: see `config_aliases`.
 """
 
 import sqlite3
 from collections.abc import Callable, Mapping
 
 VERSION = 2  # of the tables that this code reads and writes
-OLDEST = (
-    1  # that can be migrated, and read as it is: trials and winners have had the same columns since
-)
+# The oldest that can be migrated, and read as it is: trials and winners have had the same columns
+# since, but for their checksum.
+OLDEST = 1
 
 Step = Callable[[sqlite3.Connection], None]
 

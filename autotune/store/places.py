@@ -64,9 +64,8 @@ def _warn_of_network(folder: Path) -> None:
     if kind := network_filesystem(folder):
         warnings.warn(
             f"{folder} is on a network file system ({kind}): processes of one machine may share a "
-            "store there, those of"
-            " several machines may not, since SQLite's write-ahead log needs memory that they "
-            "share",
+            "store there, those of several machines may not, since SQLite's write-ahead log needs "
+            "memory that they share",
             stacklevel=5,
         )
 
@@ -99,9 +98,8 @@ def emergency_export(records: Sequence[Trial | BestConfig], folder: Path | None)
 
 def _folders() -> Iterator[Path]:
     for find in (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir())):
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # a folder that was deleted, a user without a home
+        # The current folder may have been deleted; a user may have no home.
+        with contextlib.suppress(OSError, RuntimeError):
             yield find()
 
 

@@ -22,12 +22,8 @@ Row = Mapping[str, Any]
 
 _WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload))
 _GPU = tuple(field.name for field in dataclasses.fields(Gpu))
-_PLACE = (
-    "kernel",
-    *_WORKLOAD,
-    "gpu",
-    "source",
-)  # by kernel and workload first, as rows are looked up
+# By kernel and workload first, as rows are looked up.
+_PLACE = ("kernel", *_WORKLOAD, "gpu", "source")
 KEYS = {"trials": (*_PLACE, "config"), "winners": _PLACE, "leases": (*_PLACE, "config")}
 _PARSERS: dict[str, Callable[[object, str, Mapping[str, Gpu]], Trial | BestConfig]] = {
     "trials": validation.trial_of,
@@ -183,7 +179,7 @@ def select(
     """The rows that have what is `wanted` and not None, by date: of a winner by its `age`.
 
     What is wanted is compared again with what the rows hold: they are found by an index, which may
-        be damaged.
+    be damaged.
     """
     asked = {name: value for name, value in (wanted or {}).items() if value is not None}
     given = asked

@@ -119,9 +119,8 @@ def _key(gpu: Gpu, type_of_power_limit: str) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-Facts = tuple[
-    Gpu, Workload, str, str, str
-]  # of a trial: its GPU, workload, kernel, source and config
+# Of a trial: its GPU, workload, kernel, source and config.
+Facts = tuple[Gpu, Workload, str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +161,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A config in the finals: medians over rounds in which it, its rivals and cuBLAS took turns."""
+    """A config in the finals: medians over rounds in which the finalists and cuBLAS took turns."""
 
     kernel: str
     config: str
@@ -178,10 +177,10 @@ class BestConfig:
 
     `ratio`: cuBLAS's time over its own, median of `rounds` interleaved rounds, with the 10th and
     90th percentile.
-    `lead`: the time of `runner_up` (a config of the same kernel; "" if it had no rival) over its
+    `lead`: the time of `runner_up` (a config of the same kernel; "" if it was alone) over its
     own, `lead_low` and `lead_high` enclose the true median with 95% confidence, `confidence` bounds
     from below (0: not at all) that with which it is the fastest of its kernel's finalists.
-    `separated`: no rival can be as fast, or none by more than the finals resolve. `screened` of
+    `separated`: no other can be as fast, or none by more than the finals resolve. `screened` of
     `valid` configs (of all kernels) were measured before the finals. `finalists`: of all kernels,
     fastest first.
     """

@@ -25,9 +25,8 @@ State = tuple[int, ...] | None
 APPLICATION = 0x6F757462  # "outb", in the header of the file
 BUSY_SECONDS = 30.0  # to wait for what other processes write
 COPY = ".before-migration"  # the end of the name of a file as it was, until its migration is done
-MOST_GROWTH = (
-    1000  # of a file that was cut off: what its header says of its length may be damaged too
-)
+# Of a file that was cut off: what its header says of its length may be damaged too.
+MOST_GROWTH = 1000
 ATTEMPTS = 3  # at a file that others write to meanwhile
 HEADER = 100  # bytes of a file
 USUAL_PAGE = 4096  # bytes
@@ -51,9 +50,8 @@ def writer(path: Path) -> sqlite3.Connection:
     process at a time.
     """
     with contextlib.suppress(sqlite3.Error):
-        read(
-            path, lambda connection: None
-        )  # refuses a newer version's file before anything touches it
+        # Refuses a newer version's file before anything touches it.
+        read(path, lambda connection: None)
     connection = _connection(f"{path.as_uri()}?mode=rwc")
     try:
         version = _examine(connection, path)
@@ -69,9 +67,8 @@ def writer(path: Path) -> sqlite3.Connection:
         beside(path, COPY).unlink(missing_ok=True)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        version_of(
-            connection
-        )  # SQLite makes its log at the first access, and `read` tells by it who has the file open
+        # SQLite makes its log at the first access, and `read` tells by it who has the file open.
+        version_of(connection)
     except BaseException:
         connection.close()
         raise
@@ -287,9 +284,8 @@ def _with_constants(header: bytes) -> bytes:
     found[:16] = b"SQLite format 3\0"
     if (size := _page_size(header)) < 512 or size & (size - 1):
         found[16:18] = USUAL_PAGE.to_bytes(2, "big")
-    if not (
-        header[18] in (1, 2) and header[19] in (1, 2)
-    ):  # the log is not there, or it would be read
+    # The log is not there, or it would be read.
+    if not (header[18] in (1, 2) and header[19] in (1, 2)):
         found[18:20] = b"\1\1"
     found[20:24] = bytes((0, 64, 32, 32))
     found[44:48] = (4).to_bytes(4, "big")  # the format of the schema

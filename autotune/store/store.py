@@ -104,9 +104,8 @@ class Store(DurableFile):
         with self._mutex:
             removed = self._write(remove)
             if self._file is not None and not self._waiting:
-                with contextlib.suppress(
-                    sqlite3.Error
-                ):  # others are at work, or the disk is full: it stays as large
+                # The file stays as large where others are at work, or the disk is full.
+                with contextlib.suppress(sqlite3.Error):
                     self._file.execute("VACUUM")
                     self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return removed
@@ -226,7 +225,7 @@ class Store(DurableFile):
         return claim
 
     def release(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> None:
-        """Gives the lease of a config back, as if nobody had begun to measure it."""
+        """Gives the lease of a config back, as if nobody had started to measure it."""
         identity = queries.identity(gpu, workload, kernel, source, config)
         with self._mutex:
             if self._leases.held.pop(leases.key_of(identity), None) is not None:

@@ -14,7 +14,7 @@ from ..measure.finals import Finals
 from ..measure.isolated import MeasureWorker, WorkerDied
 from ..measure.prefetch import Ahead
 from ..measure.progress import Progress, Report, silent
-from ..measure.race import Race
+from ..measure.race import SuccessiveElimination
 from ..search.candidates import Candidate, Ranker, by_model
 from ..search.plan import Plan, batches
 from ..search.prune import prune
@@ -331,7 +331,7 @@ class _Tuning:
         found = (self.search.find(kernel, config) for kernel, config in dict.fromkeys(chosen))
         return [candidate for candidate in found if candidate is not None]
 
-    def _record_winners(self, race: Race[Candidate]) -> None:
+    def _record_winners(self, race: SuccessiveElimination[Candidate]) -> None:
         order = race.order()
         finalists = tuple(_finalist(race, candidate) for candidate in order)
         for target in self.job.targets:
@@ -342,7 +342,10 @@ class _Tuning:
                 self.outcome.winners.append(winner)
 
     def _winner(
-        self, race: Race[Candidate], order: Sequence[Candidate], finalists: tuple[Finalist, ...]
+        self,
+        race: SuccessiveElimination[Candidate],
+        order: Sequence[Candidate],
+        finalists: tuple[Finalist, ...],
     ) -> BestConfig:
         """The winner of one kernel, whose candidates are in `order`, the fastest first."""
         best, second = order[0], order[1] if len(order) > 1 else None
@@ -375,7 +378,7 @@ class _Tuning:
         )
 
 
-def _finalist(race: Race[Candidate], candidate: Candidate) -> Finalist:
+def _finalist(race: SuccessiveElimination[Candidate], candidate: Candidate) -> Finalist:
     spread = race.against_base(candidate)
     return Finalist(
         kernel=candidate.target.name,
