@@ -22,6 +22,7 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.job_view import JobView
 
 PLACE = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
+FIGURES = ("us", "ratio", "ratio_low", "ratio_high", "clock_mhz")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 
 CALM = Faults(brief_stops=3, worker_kills=2)
@@ -413,3 +414,31 @@ def test_a_clusters_view_counts_the_workers_that_died(two) -> None:
         driver.worker_died()
         assert two[1].claim(*PLACE).granted
         two[1].release(*PLACE)
+
+
+def test_a_retry_takes_what_another_driver_measured_before_its_lease(
+    two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one measures the config after this one saw its failure, and is done with it when
+    this one asks for the lease.
+    """
+    place = (*PLACE[:4], "sms=1")
+    failed = trial(config="sms=1", status="hang", reason="not done", **dict.fromkeys(FIGURES))
+    measured = trial(config="sms=1", us=50.0)
+    mine, others = two
+    mine.add(failed)
+    view = JobView(mine, WORKLOAD, retry_failed=True)
+    claim = mine.claim
+
+    def late(*facts, again: bool = False) -> Claim:
+        if again:
+            assert others.claim(*place, again=True).granted
+            others.add(measured, replace=True)
+        return claim(*facts, again=again)
+
+    monkeypatch.setattr(mine, "claim", late)
+    found = view.claim(*place)
+    assert not found.granted
+    assert found.known is not None
+    assert found.known.us == 50.0
+    assert others.claim(*place, again=True).granted  # the lease was given back

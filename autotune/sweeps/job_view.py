@@ -72,12 +72,29 @@ class JobView:
         self._held[identity] = facts
         claim = self._store.claim(*facts, again=again or not self._resume)
         if claim.known is not None and self._is_hidden(claim.known):
-            claim = self._store.claim(*facts, again=True)
+            claim = self._claim_hidden(*facts)
         if not claim.granted:
             del self._held[identity]
         return dataclasses.replace(
             claim, worker_deaths=claim.worker_deaths + self._deaths[identity]
         )
+
+    def _claim_hidden(self, *facts: *Facts) -> Claim:
+        """Claims a config whose failure is hidden from this job.
+
+        Between the look at that failure and the grant of the lease, another driver may have
+        measured the config and given its lease back. So the trial is looked at once more while the
+        lease is held, when nobody else can replace it.
+        """
+        claim = self._store.claim(*facts, again=True)
+        if not claim.granted:
+            return claim
+        identity = _identity(facts)
+        for trial in self._store.trials(workload=self._workload):
+            if trial.identity == identity and not self._is_hidden(trial):
+                self._store.release(*facts)
+                return Claim(known=trial)
+        return claim
 
     def release(self, *facts: *Facts) -> None:
         """Gives a lease back that was not used."""
