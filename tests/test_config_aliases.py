@@ -33,8 +33,8 @@ class Config:
     depth: int = 4
     swap_ab: bool = False
 """
-OLD, NEW = "tile=64,ring=5,swap_ab=True", "tile=64,depth=5,swap_ab=True"
-MIDDLE = "tile=64,rings=5,swap_ab=True"
+OLD, NEW = "tile=64,ring=5,swap=True", "tile=64,depth=5,swap_ab=True"
+MIDDLE = "tile=64,rings=5,swap=True"
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +164,7 @@ def test_a_lease_is_of_the_config_and_not_of_its_text(path):
 def test_what_an_older_version_adds_beside_a_trial_is_read_once(path):
     with Store(path) as store:
         store.add(trial(NEW))
-    as_an_older_version(path, trial(OLD, us=1.0), trial("tile=32,ring=5,swap_ab=True"))
+    as_an_older_version(path, trial(OLD, us=1.0), trial("tile=32,ring=5,swap=True"))
     other = trial("tile=32,depth=5,swap_ab=True")
     with Store(path) as store:
         assert store.trials() == [trial(NEW), other]
