@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import faulty_kernel
@@ -44,7 +45,7 @@ class Unreadable(Exception):
         super().__init__(text)
 
 
-RAISED = {
+RAISED: dict[str, Callable[[], BaseException]] = {
     "keyboard-interrupt": KeyboardInterrupt,
     "generator-exit": GeneratorExit,
     "system-exit": lambda: SystemExit(3),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -68,7 +68,9 @@ def by_default(problem: Problem) -> HopperConfig | None:
 def variant(asked: Asked) -> Any:
     """The compile that serves a call: its problem, and its config or None for the rule's."""
     given, config = asked
-    return example_variant(gemm.plan.args[0], given, config or by_rule(given), SMS)
+    return example_variant(
+        cast(functools.partial, gemm.plan).args[0], given, config or by_rule(given), SMS
+    )
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def calls(draw: Any) -> Fused:
         st.sampled_from(["", "row", "column", "matrix"]),
         st.sampled_from(["nn", "nt", "tn", "tt"]),
     )
-    scales = {"alpha": 2.0, "beta": 0.5} if addend else {}
+    scales: dict[str, Any] = {"alpha": 2.0, "beta": 0.5} if addend else {}
     if not addend and dtype != torch.float32 and draw(st.booleans()):
         scales = {"out_dtype": torch.float32}
     return Fused(

@@ -1,13 +1,14 @@
 """hopper.gemm without a GPU: machine code of its levers, what the host hands over, its rule."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import math
 import re
 import weakref
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: An
 
 
 def variant(given, config=OWN):
-    return example_variant(gemm.plan.args[0], given, config)
+    return example_variant(cast(functools.partial, gemm.plan).args[0], given, config)
 
 
 ODD = {
@@ -323,7 +324,7 @@ def test_a_copy_has_the_elements(data: st.DataObject) -> None:
     source = tuple(draw(st.integers(0 if i < len(shape) - 2 else 1, 40)) for i in range(len(shape)))
     room = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, source, strict=True))
     t = torch.arange(room)
-    given = replace(product(*shape[-2:], 8), batch=shape[:-2])
+    given = replace(product(shape[-2], shape[-1], 8), batch=shape[:-2])
     made = operand_copies.copy_strides(given, source, *shape[-2:])
     copy = operand_copies.copy(t, shape, source, made)
     assert copy.stride() == made

@@ -2,9 +2,10 @@
 machine code.
 """
 
+import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -53,7 +54,9 @@ def problem(
 
 
 def variant(given, text=BASE):
-    return example_variant(gemm.plan.args[0], given, configs.from_text(gemm.Config, text))
+    return example_variant(
+        cast(functools.partial, gemm.plan).args[0], given, configs.from_text(gemm.Config, text)
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import precompiled
@@ -385,7 +385,7 @@ def filled(case: Case, places: str) -> Call:
                 t[..., 0 if name == "a" else -1, 0] = 0.0
             for row, column, value in PLACED[name] if name in places else ():
                 at = [
-                    n // 2 if i == 0.5 else i
+                    n // 2 if i == 0.5 else int(i)
                     for i, n in zip((row, column), t.shape[-2:], strict=True)
                 ]
                 t[..., at[0], at[1]] = float(value)
@@ -573,12 +573,13 @@ def test_calls_of_host_threads_do_not_share_partial_sums(kind: str, ahead: Ahead
         for _ in range(THREADS)
     ]
     shared = torch.cuda.Stream()
-    around = {
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "one stream": lambda: torch.cuda.stream(shared),
         "the default stream": nullcontext,
         "streams of threads": stream_of_a_thread,
         "streams that end": external,
-    }[kind]
+    }
+    around = contexts[kind]
     workspace._workspaces.clear()
     torch.cuda.synchronize()
     together = threading.Barrier(THREADS)

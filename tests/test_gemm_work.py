@@ -35,6 +35,10 @@ SMALL = (
 class Word(int):
     """A 32-bit integer that is never more."""
 
+    def __divmod__(self, other: int) -> tuple[Word, Word]:
+        quotient, remainder = divmod(int(self), int(other))
+        return Word(quotient), Word(remainder)
+
 
 def _checked(name: str) -> Any:
     compute = getattr(int, name)
@@ -47,12 +51,6 @@ def _checked(name: str) -> Any:
     return operation
 
 
-def _checked_divmod(self, other: int) -> tuple[Word, Word]:
-    quotient, remainder = divmod(int(self), int(other))
-    return Word(quotient), Word(remainder)
-
-
-Word.__divmod__ = _checked_divmod
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(Word, f"__{_name}__", _checked(f"__{_name}__"))
     setattr(Word, f"__r{_name}__", _checked(f"__r{_name}__"))
@@ -74,7 +72,7 @@ def arithmetic():
 
 def launch(
     config: HopperConfig, M: int, N: int, K: int, batch: int = 0, fit: int = 132, order: str = ""
-) -> SimpleNamespace:
+) -> tile_scheduler.TileScheduler:
     """What the kernel has of a call on a GPU where so many clusters fit, as the host and
     `Gemm.__call__` make it.
     """
@@ -135,10 +133,12 @@ def all_work(arithmetic, scheduler, config):
         )
         for step in range(arithmetic.work_tile_count(one, config)):
             *place, partition = arithmetic.current_work(one, config, Word(step))
+            m, column, narrow, matrix = map(int, place)
             partition = tile_scheduler.KPartition(*map(int, partition))
             if config.cluster_k > 1:
                 partition = partition._replace(index=part, total=config.cluster_k)
-            found.append((cluster, step, tile_scheduler.WorkTile(*map(int, place), partition)))
+            work = tile_scheduler.WorkTile(m, column, narrow, matrix, partition)
+            found.append((cluster, step, work))
     return found
 
 

@@ -6,12 +6,12 @@ import contextlib
 import random
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from triton.runtime.interpreter import InterpretedFunction
@@ -35,7 +35,7 @@ def fused(activation: str | None) -> Callable[..., Any]:
     return lambda x, w, bias, residual: linear(x, w, bias, activation=activation, residual=residual)
 
 
-CASES = {
+CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     f"matmul {a} {b}": (matmul, [a, b])
     for a, b in [
         ((3, 4), (4, 2)),
@@ -291,7 +291,7 @@ def test_random_calls_have_torchs_gradients(dtype) -> None:
             )
             loss = sum((t * t.conj()).sum().real for t in first if t.requires_grad)
             leaves_of_g = [memory, *grown]
-            second = ()
+            second: tuple[torch.Tensor, ...] = ()
             if isinstance(loss, torch.Tensor) and loss.requires_grad:
                 second = torch.autograd.grad(loss, leaves_of_g, materialize_grads=True)
             orders.append([*first, *second])
@@ -307,7 +307,7 @@ def test_of_two_outputs_one_may_have_no_gradient(used, dtype) -> None:
     ours = ops.gemm_aux(a, b, None, bias, residual, 1, 1, activation)
     x = a @ b + bias
     torchs = apply(x, activation, residual), x
-    how = {"allow_unused": True, "materialize_grads": True}
+    how: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
     first, second = (
         torch.autograd.grad(sum(t[i].abs().sum() for i in used), tensors, **how)
         for t in (ours, torchs)
@@ -505,7 +505,7 @@ def test_its_memory_is_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         w.grad = None
         linear(x, w).sum().backward()
-        assert w.grad.data_ptr() == written[-1]
+        assert cast(torch.Tensor, w.grad).data_ptr() == written[-1]
     dispatch.clear_cache()
 
 

@@ -337,7 +337,7 @@ def test_the_command_shows_differences_and_writes_them_when_asked(written) -> No
     before = snapshot.load(written)
     name = "simt.naive sm_80 float32 nn 4096"
     code = replace(before.entries[name].code, registers=7)
-    changed = before.entries | {name: replace(before.entries[name], code=code)}
+    changed = {**before.entries, name: replace(before.entries[name], code=code)}
     snapshot.save(written, replace(before, entries=changed))
     done = commands.invoke("inspect", "simt.naive", "--against", written, code=1)
     row = next(line for line in done.stdout.splitlines() if name in line)

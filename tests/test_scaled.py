@@ -4,6 +4,7 @@ kernel is made of.
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -392,7 +393,7 @@ def test_no_gradient_is_cut_in_silence(name: str) -> None:
     given[name].requires_grad_()
     message = f"{name}.* requires grad, and of scaled_mm only bias and residual have gradients"
     bias = torch.ones(6).bfloat16().requires_grad_()
-    calls = [
+    calls: list[Callable[..., Any]] = [
         scaled_mm,
         torch.ops.outblas.scaled_mm,
         lambda **given: scaled_mm(**given, activation="gelu", bias=bias),

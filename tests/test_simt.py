@@ -294,7 +294,7 @@ def test_configs_travel_between_processes(name: str) -> None:
     assert {field.name for field in fields(config)} == {field.name for field in fields(base)}
 
 
-def specialized(name: str, given: Problem) -> tuple[dict[str, Any], dict[str, str]]:
+def specialized(name: str, given: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constants of a rung's kernel and the types of its arguments."""
     constants = rung(name).constants(own(name), given, 90)
     return constants, dict(rung(name).specialization(own(name), given, constants, 90).signature)

@@ -455,7 +455,7 @@ def test_options_as_a_record_and_as_keywords(path, monkeypatch):
     found = sweep(SUBJECT, 16, options=options, trials=4, **facts)
     assert len(found.outcomes[0].trials) == 4
     with pytest.raises(TypeError, match=r"sweep\(\) got an unexpected keyword argument 'trails'"):
-        sweep(SUBJECT, 16, trails=4, **facts)
+        sweep(SUBJECT, 16, trails=4, **facts)  # type: ignore[call-arg]
 
 
 def test_keywords_are_the_options():

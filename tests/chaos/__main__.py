@@ -206,12 +206,10 @@ def report(options: argparse.Namespace, totals: list[Total], seconds: float) -> 
     print(f"\nseed {options.seed}, scale {options.scale:g}, {seconds:.0f} s\n")
     print(f"{'campaign':10}{'done':>20}{'episodes':>10}{'seconds':>9}{'failures':>10}")
     for total in totals:
-        done, failures = (
-            f"{total.units} {total.module.UNIT}",
-            sum(map(len, total.failures.values())),
-        )
+        done = f"{total.units} {total.module.UNIT}"
+        failed = sum(map(len, total.failures.values()))
         print(
-            f"{total.module.NAME:10}{done:>20}{total.episodes:>10}{total.seconds:>9.0f}{failures:>10}"
+            f"{total.module.NAME:10}{done:>20}{total.episodes:>10}{total.seconds:>9.0f}{failed:>10}"
         )
     for total in totals:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(total.counts.items()))

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def sweep(
     acknowledged: str,
     compiled: bool = True,
     trial_seconds: float = 6.0,
-    shapes: list[list[int]] | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
     **options: Any,
 ) -> int:
     """One sweep of the chaos kernel. `compiled`: as if for an H100, so that configs are compiled
@@ -109,7 +110,8 @@ def acknowledge(path: Path) -> None:
         tell("winner", winner)
         return found
 
-    Store.add, Store.record_best = add_and_tell, record_best_and_tell  # type: ignore[method-assign]
+    Store.add = add_and_tell  # type: ignore[method-assign]
+    Store.record_best = record_best_and_tell  # type: ignore[assignment, method-assign]
 
 
 def pretend_h100() -> None:

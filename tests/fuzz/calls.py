@@ -5,8 +5,9 @@ import functools
 import inspect
 import re
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -152,7 +153,7 @@ def by_operator(spec: dict, t: dict) -> Any:
     alpha, beta = scalar(spec.get("alpha"), 1), scalar(spec.get("beta"), 1)
     activation = spec.get("activation", "")
     if name.startswith("matmul"):
-        more = [dtype_of(spec)] if "out_dtype" in spec else []
+        more: Sequence[Any] = [dtype_of(spec)] if "out_dtype" in spec else []
         found = operator(t["a"], t["b"], *([t["out"]] if "out" in t else []), *more)
     elif name.startswith("addmm"):
         found = operator(t["c"], t["a"], t["b"], *([t["out"]] if "out" in t else []), alpha, beta)
@@ -261,7 +262,7 @@ def plain(spec: dict, t: dict) -> Any:
         )
     elif name == "addmm":
         named |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
-        found = torch.addmm(*positional, **named, **how)
+        found = cast(Callable[..., Any], torch.addmm)(*positional, **named, **how)
     elif name == "linear":
         found = F.linear(*positional, **named)
     else:
@@ -405,7 +406,7 @@ def default_dtype(dtype: torch.dtype):
 
 def setting(spec: dict, ours: bool) -> contextlib.AbstractContextManager:
     name, device = spec.get("setting", ""), spec.get("device", "cpu")
-    return {
+    made: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
         "no_grad": torch.no_grad,
         "inference": torch.inference_mode,
         "autocast": lambda: torch.autocast(device, dtype=torch.bfloat16),
@@ -415,7 +416,8 @@ def setting(spec: dict, ours: bool) -> contextlib.AbstractContextManager:
         "dispatch_mode": PassingDispatch,
         "deterministic": deterministic,
         "batch_invariant": outblas.batch_invariant if ours else contextlib.nullcontext,
-    }.get(name, contextlib.nullcontext)()
+    }
+    return made.get(name, contextlib.nullcontext)()
 
 
 def transformed(spec: dict, t: dict, call: Any) -> Any:
@@ -471,7 +473,7 @@ def make(spec: dict, call: Any) -> Outcome:
             if isinstance(x, Tensor) and spec["tensors"][name].get("kind", "") in MEMORY
         }
         versions = {name: version(x) for name, x in t.items()}
-        tensors.Function.log.clear()
+        tensors.Function.called.clear()
         function = call
         if spec.get("compile"):
             torch._dynamo.reset()
@@ -482,10 +484,11 @@ def make(spec: dict, call: Any) -> Outcome:
                 found = transformed(spec, t, function) if "transform" in spec else function(spec, t)
         except Exception as error:
             outcome.error = error
-        outcome.facts["functions"] = list(tensors.Function.log)
+        outcome.facts["functions"] = list(tensors.Function.called)
         for name, x in t.items():
             if spec["tensors"][name].get("kind") == "cow" and isinstance(x, Tensor):
-                outcome.facts[f"{name} is copy-on-write"] = torch._C._is_cow_tensor(x)
+                lazy = torch._C._is_cow_tensor(x)  # type: ignore[attr-defined]
+                outcome.facts[f"{name} is copy-on-write"] = lazy
         if ours or not (outcome.error is not None and broken(spec, outcome.error)):
             look(spec, t, watched, versions, outcome)
         if outcome.error is None:

@@ -10,12 +10,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
 
 import outblas.hopper
 
 from . import state
 from .arch import Arch, WarpgroupOps
-from .machine import InFlight, Machine, ProtocolFault, Store, Write
+from .machine import InFlight, ProtocolFault, Store, Write
 from .tensors import (
     Allocator,
     GlobalTensor,
@@ -29,6 +30,9 @@ from .tensors import (
 )
 from .values import LANES_OF_ELEMENT, NUMERICS, Numeric, Opaque, Registers, Sum
 
+if TYPE_CHECKING:
+    from .launch import Launch
+
 __all__ = ["GlobalTensor", "Matrix", "Numeric", "Table", "content", "load", "use"]
 
 FOLDER = Path(outblas.hopper.__file__).parent
@@ -36,7 +40,7 @@ FOLDER = Path(outblas.hopper.__file__).parent
 PLAIN = {"core.config", "core.entry"}
 
 
-def use(on: Machine) -> None:
+def use(on: "Launch") -> None:
     """The machine of the launches to come."""
     state.machine = on
 

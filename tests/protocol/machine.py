@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from greenlet import getcurrent, greenlet
 
@@ -36,7 +37,7 @@ class Timing:
 
     def __init__(self, seed: int, slow: dict[str, float] | None = None):
         self.seed, self.random = seed, random.Random(seed)
-        self.scales: dict[object, float] = dict(slow or {})
+        self.scales: dict[Any, float] = dict(slow or {})
 
     def delay(self, kind: str, place: object) -> float:
         if self.seed == 0 and not self.scales:
@@ -311,6 +312,8 @@ class Agent:
     """Threads of a warpgroup that do the same at the same time: a warp, a lane that acts alone, or
     what is left.
     """
+
+    cluster_turn: int  # the turn of the cluster's barrier at which it has arrived
 
     def __init__(self, machine: "Machine", cta: Cta, warpgroup: int, lane: int, threads: int):
         self.machine, self.cta, self.threads = machine, cta, threads

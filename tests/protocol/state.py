@@ -1,5 +1,10 @@
 """The machine of the launch that runs."""
 
-from .machine import Machine
+from __future__ import annotations
 
-machine: Machine
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .launch import Launch
+
+machine: Launch

@@ -89,6 +89,8 @@ class Sum:
 class Registers:
     """Registers of a thread, or a view of some."""
 
+    fetched: object  # what was last copied to them from shared memory
+
     def __init__(self, values, start=0, count=None, owner=None):
         self.values, self.start = values, start
         self.count = len(values) - start if count is None else count
