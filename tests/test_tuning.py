@@ -299,7 +299,7 @@ def test_a_killed_finalist_is_not_out_at_once(
     tune: Callable[..., Outcome], call: str, times: int, left
 ) -> None:
     bench = killed_times(times)
-    bench.death = (call, 1)
+    bench.down = (call, 1)
     assert sorted(map(number, tune(bench).winner.finalists)) == left
 
 
